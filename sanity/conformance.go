@@ -1,0 +1,243 @@
+package sanity
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	csisanity "github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name,
+// from inside one of its instances: it starts the driver on this machine, configured by the
+// environment as in production, and touches only objects that carry the mark of this run. It
+// returns the exit code of the program.
+func Conformance(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	c := &conformance{stdout: stdout, mark: "conformance-" + uuid.NewString()[:8]}
+	err := c.configure(args, stderr)
+	if err == nil {
+		err = c.all(ctx)
+	}
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
+		fmt.Fprintf(stderr, "oxide-conformance: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// conformance is one run against one rack.
+type conformance struct {
+	stdout io.Writer
+	// mark begins the names of everything the run makes, and is the driver's cluster ID.
+	mark string
+	// only is the label filter: which of the access types to run.
+	only string
+
+	run    *Run
+	client *oxide.Client
+	driver *Plugin
+	plugs  atomic.Int64
+	skips  []explainedSkip
+}
+
+func (c *conformance) configure(args []string, stderr io.Writer) error {
+	flags := flag.NewFlagSet("oxide-conformance", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&c.only, "only", "", "run only these of ext4, xfs, btrfs and block, "+
+		"for example 'ext4 || block'")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	var missing []string
+	for _, variable := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_PROJECT"} {
+		if os.Getenv(variable) == "" {
+			missing = append(missing, variable)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is private), "+
+			"and run this as root in an instance of that project", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// all runs the suite from the first question to the rack to the sweep at the end.
+func (c *conformance) all(ctx context.Context) (err error) {
+	if c.run, err = NewRun(c.stdout); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			c.run.Failed()
+		}
+		err = errors.Join(err, c.run.Close())
+	}()
+	host, token := os.Getenv("OXIDE_HOST"), os.Getenv("OXIDE_TOKEN")
+	if c.client, err = newClient(host, token, os.Getenv("OXIDE_CA_FILE")); err != nil {
+		return err
+	}
+	if err := c.mayUseProject(ctx); err != nil {
+		return err
+	}
+	c.run.say("the mark of this run is %s", c.mark)
+	if err := c.startDriver(ctx); err != nil {
+		return err
+	}
+	suite := c.suite(ctx)
+	left, sweep := c.sweep(ctx)
+	if suite == nil && len(left) > 0 {
+		suite = fmt.Errorf("the driver left what it should have deleted (it is swept now):\n  %s",
+			strings.Join(left, "\n  "))
+	}
+	return errors.Join(suite, c.driver.Stop(), sweep)
+}
+
+func (c *conformance) mayUseProject(ctx context.Context) error {
+	project := oxide.NameOrId(os.Getenv("OXIDE_PROJECT"))
+	_, err := c.client.ProjectView(ctx, oxide.ProjectViewParams{Project: project})
+	if err != nil {
+		return fmt.Errorf("see OXIDE_PROJECT on the rack that OXIDE_HOST names: %w", brief(err))
+	}
+	return nil
+}
+
+// brief leaves the headers out of a rack's refusal, which the client's error prints in full.
+func brief(err error) error {
+	var refusal *oxide.HTTPError
+	if errors.As(err, &refusal) && refusal.ErrorResponse != nil {
+		return errors.New(refusal.ErrorResponse.Message)
+	}
+	return err
+}
+
+// startDriver starts the driver as the environment configures it.
+func (c *conformance) startDriver(ctx context.Context) error {
+	env := map[string]string{}
+	for _, entry := range os.Environ() {
+		if key, value, _ := strings.Cut(entry, "="); strings.HasPrefix(key, "OXIDE_") {
+			env[key] = value
+		}
+	}
+	env["OXIDE_CLUSTER_ID"] = c.mark
+	driver, err := c.run.newPlugin(c.run.Dir, &c.plugs, PluginOptions{Env: env})
+	if err != nil {
+		return err
+	}
+	c.driver = driver
+	return driver.Start(ctx)
+}
+
+// suite asks whether the rack can hot-plug and runs csi-sanity accordingly.
+func (c *conformance) suite(ctx context.Context) error {
+	hotplug, err := c.hotplug(ctx)
+	if err != nil {
+		return fmt.Errorf("try to attach a disk: %w", err)
+	}
+	suiteConfig, reporterConfig := GinkgoConfiguration()
+	suiteConfig.LabelFilter = c.only
+	suiteConfig.PollProgressAfter = time.Minute
+	reporterConfig.NoColor = true
+	c.skips = csiSanitySkips
+	if !hotplug {
+		suiteConfig.SkipStrings = []string{skipPattern(attachSkips)}
+		c.sayColdPlug()
+	}
+	RegisterFailHandler(Fail)
+	c.register()
+	auditSuite("conformance", c.skips, c.stdout)
+	var result verdict
+	RunSpecs(&result, "conformance of the rack at "+os.Getenv("OXIDE_HOST"),
+		suiteConfig, reporterConfig)
+	if result.failed {
+		return errors.New("the rack, the driver or this machine does not conform: see above")
+	}
+	return nil
+}
+
+func (c *conformance) sayColdPlug() {
+	c.run.say("this rack refuses to attach a disk to a running instance; not run for that reason:")
+	for _, skip := range attachSkips {
+		c.run.say("  %s", skip.spec)
+	}
+}
+
+// verdict is what RunSpecs needs of a test outside go test.
+type verdict struct{ failed bool }
+
+// Fail notes that the suite failed.
+func (v *verdict) Fail() { v.failed = true }
+
+// register adds csi-sanity once per access type that this machine has the tools for.
+func (c *conformance) register() {
+	for _, combination := range combinations() {
+		if combination.split {
+			continue
+		}
+		if tool := "mkfs." + combination.filesystem; combination.filesystem != "" {
+			if _, err := exec.LookPath(tool); err != nil {
+				c.run.say("%s is not run: %s is not installed", combination.access(), tool)
+				continue
+			}
+		}
+		config := combination.config()
+		config.Address = c.driver.Endpoint
+		config.DialOptions = append(config.DialOptions,
+			grpc.WithChainUnaryInterceptor(withMark(c.mark)))
+		place(config, c.driver.Dir)
+		Describe("csi-sanity over "+combination.access(), Label(combination.access()), func() {
+			csisanity.GinkgoTest(config)
+		})
+	}
+}
+
+// hotplug tries, through the driver, whether the rack attaches a disk to this running instance.
+func (c *conformance) hotplug(ctx context.Context) (can bool, err error) {
+	info, err := c.driver.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return false, err
+	}
+	capability := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{
+			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+	controller := c.driver.Controller()
+	created, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: c.mark + "-hotplug", VolumeCapabilities: []*csi.VolumeCapability{capability},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: gib}})
+	if err != nil {
+		return false, err
+	}
+	id := created.GetVolume().GetVolumeId()
+	_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: id, NodeId: info.GetNodeId(), VolumeCapability: capability,
+		VolumeContext: created.GetVolume().GetVolumeContext()})
+	can = err == nil
+	if status.Code(err) == codes.FailedPrecondition {
+		err = nil
+	}
+	if can {
+		_, err = controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: id, NodeId: info.GetNodeId()})
+	}
+	_, errDelete := controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	return can, errors.Join(err, errDelete)
+}

@@ -1,0 +1,29 @@
+package sanity
+
+import (
+	"fmt"
+	"io"
+
+	. "github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+)
+
+// auditSuite registers what ends the suite: the figures, and the failure for a skip that nothing
+// explains.
+func auditSuite(name string, skips []explainedSkip, out io.Writer) {
+	ReportAfterSuite("every skip is explained", func(report types.Report) {
+		figures, faults := audit(report, skips, fullRun(report.SuiteConfig))
+		fmt.Fprintln(out, figures.figureLine(name))
+		if len(faults) > 0 {
+			Fail(fmt.Sprintf("%d skips are not in order:\n%s", len(faults), bullets(faults)))
+		}
+	})
+}
+
+func bullets(lines []string) string {
+	text := ""
+	for _, line := range lines {
+		text += "  " + line + "\n"
+	}
+	return text
+}
