@@ -161,6 +161,7 @@ func (c *conformance) suite(ctx context.Context) error {
 		c.sayColdPlug()
 	}
 	RegisterFailHandler(Fail)
+	quietCSISanity()
 	c.register()
 	auditSuite("conformance", c.skips, c.stdout)
 	var result verdict

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
 )
 
 // gib is the unit of a disk's size on a rack.
@@ -172,6 +173,12 @@ func describeCSISanity() {
 			suite = csisanity.GinkgoTest(config)
 		})
 	}
+}
+
+// quietCSISanity sends what csi-sanity logs into the report of the spec that logs it.
+func quietCSISanity() {
+	klog.LogToStderr(false)
+	klog.SetOutput(GinkgoWriter)
 }
 
 // startPlugins starts the driver as the combination wants it and tells csi-sanity where.

@@ -25,8 +25,7 @@ type binaries struct {
 // Binary gives the path of a program of this module, which it builds at the first call; with the
 // race detector when this binary has it.
 func (r *Run) Binary(ctx context.Context, program string) (string, error) {
-	variable := strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
-	if ready := os.Getenv(variable); ready != "" {
+	if ready := os.Getenv(binaryVariable(program)); ready != "" {
 		return filepath.Abs(ready)
 	}
 	r.bins.mu.Lock()
@@ -43,6 +42,11 @@ func (r *Run) Binary(ctx context.Context, program string) (string, error) {
 	}
 	r.bins.built[program] = path
 	return path, nil
+}
+
+// binaryVariable is the variable that names a ready binary.
+func binaryVariable(program string) string {
+	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }
 
 func (r *Run) build(ctx context.Context, program, path string) error {

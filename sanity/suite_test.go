@@ -6,11 +6,13 @@ import (
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 )
 
-// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks.
-// Choose a part with -ginkgo.label-filter ('ext4 && split') or -ginkgo.focus.
+// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. The
+// whole suite is run in parts, side by side; a part that is chosen with -ginkgo.label-filter
+// ('ext4 && split') or -ginkgo.focus runs in this process.
 func TestSanity(t *testing.T) {
 	run, err := shareRun()
 	if err != nil {
@@ -24,19 +26,23 @@ func TestSanity(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for _, program := range []string{"oxide-simulator", "oxide-csi-plugin"} {
-		if _, err := run.Binary(t.Context(), program); err != nil {
-			t.Fatal(err)
-		}
+	suite, reporter := GinkgoConfiguration()
+	if fullRun(suite) {
+		runParts(t, run)
+		return
 	}
+	runSpecs(t, suite, reporter)
+}
+
+// runSpecs runs the chosen specs in this process.
+func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
 	RegisterFailHandler(Fail)
+	quietCSISanity()
 	watchSpecs()
 	RegisterSimulated()
 	auditSuite("sanity", csiSanitySkips, os.Stdout)
-
-	suite, reporter := GinkgoConfiguration()
 	suite.PollProgressAfter = time.Minute
-	suite.Timeout = 20 * time.Minute
-	reporter.NoColor = true
+	suite.Timeout = partTimeout
+	reporter.NoColor, reporter.SilenceSkips = true, true
 	RunSpecs(t, "sanity", suite, reporter)
 }

@@ -1,0 +1,132 @@
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/onsi/ginkgo/v2/types"
+	"golang.org/x/sync/errgroup"
+)
+
+// partTimeout ends a part that hangs, after which its processes are still stopped.
+const partTimeout = 15 * time.Minute
+
+// programs are what the parts start.
+var programs = []string{"oxide-simulator", "oxide-csi-plugin", "oxide-conformance"}
+
+// part is a share of the suite that runs as a process of its own, beside others: each brings racks
+// of its own, so they have nothing in common but the machine.
+type part struct{ name, filter string }
+
+// parts cover the whole suite.
+func parts() []part {
+	all := []part{
+		{"our own specs", "!csi-sanity && !conformance"}, {"conformance of a rack", "conformance"},
+	}
+	for _, c := range combinations() {
+		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.labels(), " && ")})
+	}
+	return all
+}
+
+// runParts runs the whole suite: this binary again, once for each part, a few at a time.
+func runParts(t *testing.T, run *Run) {
+	start := time.Now()
+	for _, program := range programs {
+		path, err := run.Binary(t.Context(), program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv(binaryVariable(program), path)
+	}
+	var (
+		// mu guards merged.
+		mu     sync.Mutex
+		merged types.Report
+	)
+	group, ctx := errgroup.WithContext(t.Context())
+	group.SetLimit(min(runtime.NumCPU(), 4))
+	for i, p := range parts() {
+		group.Go(func() error {
+			file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
+			report, output, err := p.run(ctx, file)
+			figures, _ := audit(report, csiSanitySkips, false)
+			run.say("%s: %d passed, %d failed, %d skips explained, %.1fs", p.name,
+				figures.passed, figures.failed, figures.explained, figures.seconds)
+			mu.Lock()
+			defer mu.Unlock()
+			merged.SpecReports = append(merged.SpecReports, report.SpecReports...)
+			if err != nil {
+				t.Errorf("%s: %v\n%s", p.name, err, output)
+			}
+			return nil // the other parts run on
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	merged.RunTime = time.Since(start)
+	figures, faults := audit(merged, csiSanitySkips, true)
+	fmt.Println(figures.figureLine("sanity"))
+	if len(faults) > 0 {
+		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))
+	}
+	if figures.passed == 0 {
+		t.Error("no spec has run")
+	}
+}
+
+// run runs the part and reads its report.
+func (p part) run(ctx context.Context, file string) (types.Report, []byte, error) {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestSanity$",
+		"-test.timeout="+(partTimeout+time.Minute).String(),
+		"-ginkgo.label-filter="+p.filter, "-ginkgo.json-report="+file)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	// When this process is ended, Ginkgo ends the specs and cleans up behind them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	err := cmd.Run()
+	data, errRead := os.ReadFile(file)
+	if errRead != nil {
+		return types.Report{}, output.Bytes(), fmt.Errorf("no report: %w, %w", errRead, err)
+	}
+	var reports []types.Report
+	if errJSON := json.Unmarshal(data, &reports); errJSON != nil || len(reports) != 1 {
+		return types.Report{}, output.Bytes(), fmt.Errorf("read its report: %w, %w", errJSON, err)
+	}
+	return reports[0], output.Bytes(), err
+}
+
+func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
+	var filters []types.LabelFilter
+	for _, p := range parts() {
+		filters = append(filters, types.MustParseLabelFilter(p.filter))
+	}
+	specs := [][]string{nil, {"own"}, {"conformance"}}
+	for _, c := range combinations() {
+		specs = append(specs, c.labels())
+	}
+	for _, labels := range specs {
+		matches := 0
+		for _, filter := range filters {
+			if filter(labels) {
+				matches++
+			}
+		}
+		if matches != 1 {
+			t.Errorf("a spec with the labels %q is in %d parts, want 1", labels, matches)
+		}
+	}
+}
