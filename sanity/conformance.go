@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -54,7 +53,6 @@ type conformance struct {
 	run    *Run
 	client *oxide.Client
 	driver *Plugin
-	plugs  atomic.Int64
 	skips  []explainedSkip
 }
 
@@ -137,7 +135,7 @@ func (c *conformance) startDriver(ctx context.Context) error {
 		}
 	}
 	env["OXIDE_CLUSTER_ID"] = c.mark
-	driver, err := c.run.newPlugin(c.run.Dir, &c.plugs, PluginOptions{Env: env})
+	driver, err := c.run.newPlugin(c.run.Dir, &c.run.plugs, PluginOptions{Env: env})
 	if err != nil {
 		return err
 	}

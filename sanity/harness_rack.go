@@ -137,7 +137,7 @@ func (r *Rack) connect(line string) error {
 		Instances []Instance `json:"instances"`
 	}
 	if err := json.Unmarshal([]byte(line), &said); err != nil {
-		return fmt.Errorf("the simulator's first line is not the JSON it promises: %w: %q", err, line)
+		return fmt.Errorf("the simulator's first line is not what it promises: %w: %q", err, line)
 	}
 	if len(said.Instances) != len(r.options.Instances) {
 		return fmt.Errorf("the simulator has %d instances, %d were asked for: %s",
@@ -183,7 +183,9 @@ func newClient(host, token, caFile string) (*oxide.Client, error) {
 
 // Instance finds an instance by name. The empty name is the first one's.
 func (r *Rack) Instance(name string) Instance {
-	i := slices.IndexFunc(r.Instances, func(i Instance) bool { return name == "" || i.Name == name })
+	i := slices.IndexFunc(r.Instances, func(i Instance) bool {
+		return name == "" || i.Name == name
+	})
 	if i < 0 {
 		panic(fmt.Sprintf("this rack has no instance %q; name it in RackOptions.Instances", name))
 	}

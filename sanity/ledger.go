@@ -145,7 +145,8 @@ func mountsBelow(dir string) ([]string, error) {
 	}
 	var mounts []string
 	for _, info := range infos {
-		mounts = append(mounts, fmt.Sprintf("%s of %s (%s)", info.Mountpoint, info.Source, info.FSType))
+		mounts = append(mounts,
+			fmt.Sprintf("%s of %s (%s)", info.Mountpoint, info.Source, info.FSType))
 	}
 	return mounts, nil
 }

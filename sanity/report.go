@@ -3,6 +3,7 @@ package sanity
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
@@ -21,9 +22,5 @@ func auditSuite(name string, skips []explainedSkip, out io.Writer) {
 }
 
 func bullets(lines []string) string {
-	text := ""
-	for _, line := range lines {
-		text += "  " + line + "\n"
-	}
-	return text
+	return "  " + strings.Join(lines, "\n  ")
 }
