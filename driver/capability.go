@@ -1,0 +1,100 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// supportedFilesystems are those a volume may have; ext4 when the request names none.
+var supportedFilesystems = []string{"ext4", "ext3", "xfs", "btrfs"}
+
+// supportedModes: a disk is attached to one instance at a time, for reading and writing (RFD 595).
+// How many workloads of that one node share it is the node's affair.
+var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+}
+
+// capabilityFault says what is wrong with a volume capability. The zero value is a fine one.
+type capabilityFault struct {
+	malformed   bool // INVALID_ARGUMENT everywhere
+	unsupported bool // INVALID_ARGUMENT of the controller, FAILED_PRECONDITION of the node
+	message     string
+}
+
+func capabilityProblem(c *csi.VolumeCapability) capabilityFault {
+	mode := c.GetAccessMode().GetMode()
+	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
+	switch {
+	case c == nil:
+		return malformed("volume_capability is missing")
+	case c.GetAccessMode() == nil || mode == csi.VolumeCapability_AccessMode_UNKNOWN:
+		return malformed("volume_capability: access_mode is missing")
+	case c.GetBlock() == nil && c.GetMount() == nil:
+		return malformed("volume_capability: access_type is missing; it is block or mount")
+	case !slices.Contains(supportedModes, mode):
+		if known == "" {
+			known = fmt.Sprintf("number %d", mode)
+		}
+		return unsupported("access mode %s is not supported: a disk can be attached to one instance, "+
+			"for writing; use ReadWriteOnce or ReadWriteOncePod (SINGLE_NODE_WRITER)", known)
+	}
+	return mountProblem(c.GetMount())
+}
+
+func mountProblem(m *csi.VolumeCapability_MountVolume) capabilityFault {
+	const mostFlagBytes = 4 << 10
+	total := 0
+	for _, f := range m.GetMountFlags() {
+		total += len(f)
+	}
+	fsType := m.GetFsType()
+	switch {
+	case fsType != "" && !slices.Contains(supportedFilesystems, fsType):
+		return unsupported("fs_type %.40q is not supported; it is one of %s", fsType,
+			strings.Join(supportedFilesystems, ", "))
+	case total > mostFlagBytes:
+		return malformed("mount_flags have %d bytes; CSI allows %d", total, mostFlagBytes)
+	case m.GetVolumeMountGroup() != "":
+		return unsupported("volume_mount_group is not supported; let the CO set the group of the " +
+			"files (Kubernetes: fsGroup)")
+	}
+	return capabilityFault{}
+}
+
+func malformed(message string, args ...any) capabilityFault {
+	return capabilityFault{malformed: true, message: fmt.Sprintf(message, args...)}
+}
+
+func unsupported(message string, args ...any) capabilityFault {
+	return capabilityFault{unsupported: true, message: fmt.Sprintf(message, args...)}
+}
+
+// checkCapabilities answers for the capabilities of a controller's request, all of which have to be
+// ones that volumes have.
+func checkCapabilities(capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return fail(codes.InvalidArgument, ReasonFieldMissing, "volume_capabilities is missing")
+	}
+	for _, c := range capabilities {
+		if err := checkCapability(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkCapability(c *csi.VolumeCapability) error {
+	switch p := capabilityProblem(c); {
+	case p.malformed:
+		return fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+	case p.unsupported:
+		return fail(codes.InvalidArgument, ReasonCapabilityUnsupported, "%s", p.message)
+	}
+	return nil
+}

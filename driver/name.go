@@ -1,0 +1,88 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/json"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// driverName is the driver's name in CSI, and the mark in the description of what it made.
+const driverName = "csi.oxide.computer"
+
+// The keys of volume_context and publish_context.
+const (
+	ctxDiskName    = "diskName"    // both
+	ctxBlockSize   = "blockSize"   // volume_context
+	ctxMkfsOptions = "mkfsOptions" // volume_context
+	ctxSizeBytes   = "sizeBytes"   // publish_context
+	ctxReadOnly    = "readOnly"    // publish_context
+)
+
+const (
+	ownPrefix = "csi-"
+	// ownNameBytes is as much of a disk's name as the guest sees as its NVMe serial.
+	ownNameBytes = 20
+	// base32hex in lower case: it sorts, and every character may stand in a name of the rack.
+	nameAlphabet = "0123456789abcdefghijklmnopqrstuv"
+)
+
+var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding)
+
+// diskName is the name of the disk of the volume that the CO calls csiName. It is a pure function,
+// so that two controllers that create the same volume meet in the rack's rule that names are unique;
+// and it is exactly as long as the serial a guest sees, so that the serial is the whole name.
+func diskName(csiName string) string { return ownName(csiName) }
+
+// snapshotName is the name of the snapshot that the CO calls csiName. Snapshots have names of their
+// own on the rack, so this may equal a disk's.
+func snapshotName(csiName string) string { return ownName(csiName) }
+
+func ownName(csiName string) string {
+	sum := sha256.Sum256([]byte(csiName))
+	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:ownNameBytes-len(ownPrefix)]
+}
+
+// isOwnName says whether a name has the form of those the driver gives.
+func isOwnName(s string) bool {
+	code, ok := strings.CutPrefix(s, ownPrefix)
+	return ok && len(s) == ownNameBytes && strings.Trim(code, nameAlphabet) == ""
+}
+
+// rackID reads a volume, snapshot or node id. What is no UUID names nothing that exists, and must
+// not reach the API, which would take it for an object's name.
+func rackID(id string) (oxide.NameOrId, bool) {
+	if len(id) != len(uuid.Nil.String()) {
+		return "", false
+	}
+	u, err := uuid.Parse(id)
+	return oxide.NameOrId(u.String()), err == nil
+}
+
+// mark is what the driver writes into the description of a disk or snapshot it makes: the CO's name
+// for it, which the rack's name only hashes, and what else a later call has to answer again.
+type mark struct {
+	Name        string `json:"name"`
+	Cluster     string `json:"cluster,omitempty"`
+	MkfsOptions string `json:"mkfsOptions,omitempty"`
+}
+
+func (m mark) description() string {
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // three strings
+	}
+	return driverName + " " + string(text)
+}
+
+// readMark reads a description; ok is false for an object the driver did not make.
+func readMark(description string) (m mark, ok bool) {
+	text, ok := strings.CutPrefix(description, driverName+" ")
+	if !ok || json.Unmarshal([]byte(text), &m) != nil || m.Name == "" {
+		return mark{}, false
+	}
+	return m, true
+}
