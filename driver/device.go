@@ -1,0 +1,230 @@
+//go:build linux
+
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// serialBytes is how much of a disk's name the guest sees: NVMe has 20 bytes for the serial number.
+const serialBytes = 20
+
+// sysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
+const sysfsSectorBytes = 512
+
+// errNoNode says that sysfs shows a device whose node is not (or not yet) in the device directory.
+var errNoNode = errors.New("no device node")
+
+// multipathLeg matches the hidden block devices of an NVMe controller below a multipath head. They
+// carry the head's serial and cannot be opened.
+var multipathLeg = regexp.MustCompile(`^nvme\d+c\d+n\d+$`)
+
+// device is a disk as this node sees it.
+type device struct {
+	Name         string // nvme3n1; says nothing about which disk it is
+	Path         string // its node
+	Serial       string
+	Major, Minor uint32
+	SizeBytes    int64
+	Sequence     uint64 // the kernel's count of devices born; 0 when it does not say
+}
+
+// number is the device number as mountinfo and sysfs write it.
+func (d device) number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+
+// devices finds disks in a sysfs and a device directory, which need not be the kernel's own.
+type devices struct {
+	sysfsRoot, devRoot string
+}
+
+// diskSerial is the serial number under which a guest sees the disk with that name.
+func diskSerial(diskName string) string {
+	return diskName[:min(len(diskName), serialBytes)]
+}
+
+// find waits until exactly one device carries the serial and has its node, at most for wait. It
+// polls: the kernel reports nothing through inotify in sysfs, and udev need not run.
+func (ds devices) find(ctx context.Context, serial string, wait time.Duration) (device, error) {
+	deadline := time.Now().Add(wait)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		found, err := ds.lookup(serial)
+		if err == nil || (!refusedFor(err, ReasonDeviceNotFound) && !errors.Is(err, errNoNode)) {
+			return found, err
+		}
+		left := time.Until(deadline)
+		if left <= 0 {
+			return device{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return device{}, fmt.Errorf("wait for the device with serial %q: %w", serial, ctx.Err())
+		case <-time.After(min(pause, left)):
+		}
+	}
+}
+
+// lookup finds the one device with the serial, now.
+func (ds devices) lookup(serial string) (device, error) {
+	all, err := ds.list()
+	if err != nil {
+		return device{}, err
+	}
+	var found []device
+	seen := make([]string, 0, len(all))
+	for _, d := range all {
+		seen = append(seen, fmt.Sprintf("%s %q", d.Name, d.Serial))
+		if d.Serial == serial {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return device{}, refuse(ReasonDeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
+			" is the disk attached to this instance?", filepath.Join(ds.sysfsRoot, "block"), serial,
+			orNone(seen))
+	case 1:
+		return found[0], ds.checkNode(found[0])
+	}
+	// Never pick one: the other may hold somebody's data.
+	return device{}, refuse(ReasonDeviceNotUnique, "devices %s and %s both have the serial %q;"+
+		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
+}
+
+// checkNode says whether the device's node exists and is the device that sysfs describes.
+func (ds devices) checkNode(d device) error {
+	major, minor, err := blockNumber(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return refuse(ReasonDeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
+			errNoNode, d.Path)
+	}
+	if err != nil {
+		return err
+	}
+	if major != d.Major || minor != d.Minor {
+		return refuse(ReasonDeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
+			errNoNode, d.Name, d.Path, major, minor, d.number())
+	}
+	return nil
+}
+
+// list reads every block device that has a serial number. One that vanishes meanwhile is left out.
+func (ds devices) list() ([]device, error) {
+	dir := filepath.Join(ds.sysfsRoot, "block")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the block devices: %w", err)
+	}
+	var all []device
+	for _, e := range entries {
+		if multipathLeg.MatchString(e.Name()) {
+			continue
+		}
+		d, err := ds.read(e.Name())
+		if errors.Is(err, fs.ErrNotExist) || vanished(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read block device %s: %w", e.Name(), err)
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// read gathers what sysfs says of the block device with that name.
+func (ds devices) read(name string) (device, error) {
+	dir := filepath.Join(ds.sysfsRoot, "block", name)
+	serial, err := os.ReadFile(filepath.Join(dir, "device", "serial"))
+	if err != nil {
+		return device{}, err
+	}
+	number, err := os.ReadFile(filepath.Join(dir, "dev"))
+	if err != nil {
+		return device{}, err
+	}
+	d := device{Name: name, Path: filepath.Join(ds.devRoot, name), Serial: parseSerial(serial)}
+	if d.Major, d.Minor, err = parseDeviceNumber(number); err != nil {
+		return device{}, err
+	}
+	sectors, err := readNumber(filepath.Join(dir, "size"))
+	if err != nil {
+		return device{}, err
+	}
+	if sectors > (1<<63-1)/sysfsSectorBytes {
+		return device{}, fmt.Errorf("size of %d sectors is no size", sectors)
+	}
+	d.SizeBytes = int64(sectors) * sysfsSectorBytes
+	// Older kernels have no diskseq, and a file that is missing says no more than a zero does.
+	d.Sequence, err = optionalNumber(filepath.Join(dir, "diskseq"))
+	return d, err
+}
+
+// withNumber finds the device with that number.
+func (ds devices) withNumber(major, minor uint32) (device, error) {
+	all, err := ds.list()
+	if err != nil {
+		return device{}, err
+	}
+	i := slices.IndexFunc(all, func(d device) bool { return d.Major == major && d.Minor == minor })
+	if i < 0 {
+		return device{}, refuse(ReasonDeviceNotFound, "device %d:%d is no disk of this instance",
+			major, minor)
+	}
+	return all[i], nil
+}
+
+// parseSerial takes a serial as sysfs writes it. Oxide fills the 20 bytes with NULs, NVMe asks for
+// spaces, and sysfs ends the line.
+func parseSerial(b []byte) string {
+	return string(bytes.Trim(b, "\x00 \n\t"))
+}
+
+// parseDeviceNumber takes "259:3\n".
+func parseDeviceNumber(b []byte) (major, minor uint32, err error) {
+	text := strings.TrimSpace(string(b))
+	majorText, minorText, _ := strings.Cut(text, ":")
+	a, err1 := strconv.ParseUint(majorText, 10, 32)
+	i, err2 := strconv.ParseUint(minorText, 10, 32)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, fmt.Errorf("device number %.20q is not major:minor", text)
+	}
+	return uint32(a), uint32(i), nil
+}
+
+func readNumber(path string) (uint64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s holds %.20q, not a number", path, b)
+	}
+	return n, nil
+}
+
+func optionalNumber(path string) (uint64, error) {
+	n, err := readNumber(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	return n, err
+}
+
+func orNone(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, ", ")
+}

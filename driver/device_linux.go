@@ -1,0 +1,192 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// heldDevice is a device with a descriptor open. As long as it is open the kernel cannot give the
+// device's number to another disk.
+type heldDevice struct {
+	device
+	from devices
+	file *os.File
+}
+
+// open opens the device and proves that what was opened is what sysfs described: a block device of
+// that number, that size and that birth.
+func (ds devices) open(d device) (*heldDevice, error) {
+	// O_NONBLOCK keeps a node that is no disk after all (a tape, a FIFO) from holding us up, and
+	// O_DIRECT makes reads come from the device and not from what the kernel remembers of it.
+	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the device with serial %q: %w", d.Serial, err)
+	}
+	h := &heldDevice{device: d, from: ds, file: f}
+	if err := h.prove(); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// Close lets the device go.
+func (h *heldDevice) Close() error { return h.file.Close() }
+
+func (h *heldDevice) fd() int { return int(h.file.Fd()) }
+
+// prove compares the open descriptor with what sysfs said of the device.
+func (h *heldDevice) prove() error {
+	major, minor, err := openNumber(h.fd())
+	if err != nil {
+		return fmt.Errorf("stat %s: %w", h.Path, err)
+	}
+	if major != h.Major || minor != h.Minor {
+		return refuse(ReasonDeviceChanged, "opened %s as device %d:%d, but sysfs says %s for serial"+
+			" %q; try again", h.Path, major, minor, h.number(), h.Serial)
+	}
+	size, err := deviceSize(h.fd())
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", h.Path, err)
+	}
+	if size != h.SizeBytes {
+		return refuse(ReasonDeviceWrongSize, "%s has %d bytes, but sysfs says %d; try again", h.Path,
+			size, h.SizeBytes)
+	}
+	sequence, err := deviceSequence(h.fd())
+	if err != nil {
+		return fmt.Errorf("sequence number of %s: %w", h.Path, err)
+	}
+	if h.Sequence != 0 && sequence != 0 && h.Sequence != sequence {
+		return refuse(ReasonDeviceChanged, "%s is the kernel's disk %d, but sysfs says %d for serial"+
+			" %q; try again", h.Path, sequence, h.Sequence, h.Serial)
+	}
+	return nil
+}
+
+// unchanged proves that the path still leads to the open device and that the device still carries
+// the serial: what a tool did to the path, it did to this disk.
+func (h *heldDevice) unchanged() error {
+	now, err := h.from.lookup(h.Serial)
+	if err != nil {
+		return err
+	}
+	if now.number() != h.number() || now.Sequence != h.Sequence || now.Path != h.Path {
+		return refuse(ReasonDeviceChanged, "serial %q was on %s (%s) and is now on %s (%s)", h.Serial,
+			h.Path, h.number(), now.Path, now.number())
+	}
+	return h.prove()
+}
+
+// claim opens the device exclusively for a moment, which fails as long as it is mounted in any mount
+// namespace or held by another driver (device mapper, md, swap). It is let go again, for mkfs and
+// mount open exclusively themselves.
+func (h *heldDevice) claim() error {
+	f, err := os.OpenFile(h.Path, os.O_RDONLY|os.O_EXCL|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return refuse(ReasonDeviceHeld, "%s is in use on this node: %w", h.Path, err)
+	}
+	if err != nil {
+		return fmt.Errorf("open %s exclusively: %w", h.Path, err)
+	}
+	defer func() { _ = f.Close() }()
+	major, minor, err := openNumber(int(f.Fd()))
+	if err != nil {
+		return fmt.Errorf("stat %s: %w", h.Path, err)
+	}
+	if major != h.Major || minor != h.Minor {
+		return refuse(ReasonDeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
+			h.number())
+	}
+	return nil
+}
+
+// readAt reads n bytes, whole. Both numbers are multiples of the device's block size, as O_DIRECT
+// wants it.
+func (h *heldDevice) readAt(offset, n int64) ([]byte, error) {
+	const page = 4096 // the alignment that any device takes
+	room := make([]byte, n+page)
+	start := int64(-uintptr(unsafe.Pointer(&room[0])) % page)
+	b := room[start : start+n]
+	got, err := h.file.ReadAt(b, offset)
+	if int64(got) < n {
+		return nil, fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
+	}
+	return b, nil
+}
+
+// flush writes what the kernel holds of the device and empties the device's own cache.
+func (h *heldDevice) flush() error { return h.file.Sync() }
+
+// readOnly says whether the kernel refuses writes to the device.
+func (h *heldDevice) readOnly() (bool, error) {
+	n, err := unix.IoctlGetInt(h.fd(), unix.BLKROGET)
+	return n != 0, err
+}
+
+// setReadOnly makes the whole device read-only for every writer, or takes that back. A disk that the
+// rack made read-only stays so.
+func (h *heldDevice) setReadOnly(on bool) error {
+	var n int32
+	if on {
+		n = 1
+	}
+	return ioctl(h.fd(), unix.BLKROSET, unsafe.Pointer(&n))
+}
+
+// blockNumber is the number of the block device at path; another kind of file is an error.
+func blockNumber(path string) (major, minor uint32, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, 0, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return 0, 0, fmt.Errorf("%s is no block device", path)
+	}
+	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
+}
+
+// openNumber is the number of the block device behind a descriptor.
+func openNumber(fd int) (major, minor uint32, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, 0, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return 0, 0, errors.New("no block device")
+	}
+	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
+}
+
+func deviceSize(fd int) (int64, error) {
+	var size uint64
+	err := ioctl(fd, unix.BLKGETSIZE64, unsafe.Pointer(&size))
+	return int64(size), err
+}
+
+// deviceSequence is 0 on kernels before 5.15, which do not count.
+func deviceSequence(fd int) (uint64, error) {
+	var n uint64
+	err := ioctl(fd, unix.BLKGETDISKSEQ, unsafe.Pointer(&n))
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// vanished says that a device went away while its files were read.
+func vanished(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
+}
+
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package driver
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// mkfsOptions is what a StorageClass may ask of mkfs: name=value pairs from a list of allowed ones,
+// never free arguments, so that no option reaches mkfs that overrides a finding or opens a file.
+type mkfsOptions struct {
+	chosen []mkfsChoice
+}
+
+type mkfsChoice struct{ name, value string }
+
+// mkfsRule says what values an option may have and which arguments it becomes, by filesystem.
+type mkfsRule struct {
+	valid string // in words, for the error
+	check func(value string) bool
+	args  map[string]func(value string) []string
+}
+
+var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,12}$`)
+
+var mkfsRules = map[string]mkfsRule{
+	"bytesPerInode": {
+		"a number from 1024 to 67108864", within(1024, 64<<20),
+		map[string]func(string) []string{fsExt3: flag("-i"), fsExt4: flag("-i")},
+	},
+	"inodeSize": {
+		"256, 512, 1024 or 2048", oneOf("256", "512", "1024", "2048"),
+		map[string]func(string) []string{
+			fsExt3: flag("-I"), fsExt4: flag("-I"), fsXFS: setting("-i", "size"),
+		},
+	},
+	"fsBlockSize": {
+		"1024, 2048 or 4096", oneOf("1024", "2048", "4096"),
+		map[string]func(string) []string{
+			fsExt3: flag("-b"), fsExt4: flag("-b"), fsXFS: setting("-b", "size"),
+		},
+	},
+	"reservedPercent": {
+		"a number from 0 to 50", within(0, 50),
+		map[string]func(string) []string{fsExt3: flag("-m"), fsExt4: flag("-m")},
+	},
+	"reflink": {
+		"true or false", oneOf("true", "false"),
+		map[string]func(string) []string{fsXFS: func(value string) []string {
+			return setting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
+		}},
+	},
+	"nodeSize": {
+		"4096, 8192, 16384, 32768 or 65536", oneOf("4096", "8192", "16384", "32768", "65536"),
+		map[string]func(string) []string{fsBtrfs: flag("-n")},
+	},
+	"label": {
+		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen", mkfsLabel.MatchString,
+		map[string]func(string) []string{
+			fsExt3: flag("-L"), fsExt4: flag("-L"), fsXFS: flag("-L"), fsBtrfs: flag("-L"),
+		},
+	},
+}
+
+// parseMkfsOptions reads "bytesPerInode=16384,reservedPercent=0". Empty means none.
+func parseMkfsOptions(s string) (mkfsOptions, error) {
+	var o mkfsOptions
+	if strings.TrimSpace(s) == "" {
+		return o, nil
+	}
+	for pair := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		rule, known := mkfsRules[name]
+		switch {
+		case !known:
+			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %.40q is not allowed; "+
+				"allowed are %s", name, allowedMkfsOptions(""))
+		case !ok || !rule.check(value):
+			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
+				name, rule.valid, value)
+		case o.value(name) != "":
+			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %s is given twice", name)
+		}
+		o.chosen = append(o.chosen, mkfsChoice{name, value})
+	}
+	return o, nil
+}
+
+// String is the canonical form: what parseMkfsOptions reads, sorted.
+func (o mkfsOptions) String() string {
+	words := make([]string, 0, len(o.chosen))
+	for _, c := range o.chosen {
+		words = append(words, c.name+"="+c.value)
+	}
+	slices.Sort(words)
+	return strings.Join(words, ",")
+}
+
+// check says whether every option has a meaning for that filesystem.
+func (o mkfsOptions) check(fsType string) error {
+	for _, c := range o.chosen {
+		if mkfsRules[c.name].args[fsType] == nil {
+			return refuse(ReasonMkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
+				c.name, fsType, allowedMkfsOptions(fsType))
+		}
+	}
+	inode, _ := strconv.Atoi(o.value("inodeSize"))
+	block, _ := strconv.Atoi(o.value("fsBlockSize"))
+	if block == 0 {
+		block = 4096
+	}
+	switch {
+	case fsType == fsXFS && inode > 0 && (inode < 512 || inode > block/2):
+		return refuse(ReasonMkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
+			"its block size, %d", inode, block)
+	case inode > block:
+		return refuse(ReasonMkfsOptions, "mkfsOptions: inodeSize=%d is more than fsBlockSize=%d", inode,
+			block)
+	}
+	return nil
+}
+
+// args are the options as arguments of the filesystem's mkfs.
+func (o mkfsOptions) args(fsType string) []string {
+	var args []string
+	for _, c := range o.chosen {
+		if arg := mkfsRules[c.name].args[fsType]; arg != nil {
+			args = append(args, arg(c.value)...)
+		}
+	}
+	return args
+}
+
+func (o mkfsOptions) value(name string) string {
+	for _, c := range o.chosen {
+		if c.name == name {
+			return c.value
+		}
+	}
+	return ""
+}
+
+// allowedMkfsOptions lists the options of a filesystem, or all of them.
+func allowedMkfsOptions(fsType string) string {
+	var names []string
+	for name, rule := range mkfsRules {
+		if fsType == "" || rule.args[fsType] != nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func flag(name string) func(string) []string {
+	return func(value string) []string { return []string{name, value} }
+}
+
+func setting(group, name string) func(string) []string {
+	return func(value string) []string { return []string{group, name + "=" + value} }
+}
+
+func oneOf(values ...string) func(string) bool {
+	return func(value string) bool { return slices.Contains(values, value) }
+}
+
+// within accepts decimal numbers in their only form: no sign, no leading zero.
+func within(low, high int) func(string) bool {
+	return func(value string) bool {
+		n, err := strconv.Atoi(value)
+		return err == nil && n >= low && n <= high && fmt.Sprint(n) == value
+	}
+}

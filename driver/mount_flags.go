@@ -1,0 +1,229 @@
+package driver
+
+import (
+	"slices"
+	"strings"
+)
+
+// The attributes of a mount as mount_setattr(2) numbers them.
+const (
+	attrReadOnly    = 0x1
+	attrNoSUID      = 0x2
+	attrNoDev       = 0x4
+	attrNoExec      = 0x8
+	attrNoAtime     = 0x10
+	attrStrictAtime = 0x20
+	attrAtimeMask   = 0x70
+	attrNoDirAtime  = 0x80
+	attrNoSymFollow = 0x200000
+)
+
+// mountOptions are mount flags, sorted by what takes them: the mount, or the filesystem.
+type mountOptions struct {
+	Attr uint64 // of the mount
+	// AtimeChosen says that the flags name a way to keep access times.
+	AtimeChosen bool
+	Super       []string // flags that every filesystem knows: ro, sync, dirsync, lazytime
+	Data        []mountDatum
+	// Given says that somebody chose flags. They may be sensitive, so nothing that may quote them,
+	// such as the kernel's messages, may be shown then.
+	Given bool
+}
+
+// mountDatum is an option that only the filesystem understands.
+type mountDatum struct {
+	Key, Value string
+	HasValue   bool
+}
+
+// attrFlags are the flags of the mount itself: what they set and what they clear.
+var attrFlags = map[string]struct{ set, clear uint64 }{
+	"rw": {0, attrReadOnly}, "ro": {attrReadOnly, 0},
+	"suid": {0, attrNoSUID}, "nosuid": {attrNoSUID, 0},
+	"dev": {0, attrNoDev}, "nodev": {attrNoDev, 0},
+	"exec": {0, attrNoExec}, "noexec": {attrNoExec, 0},
+	"atime": {0, attrNoAtime}, "noatime": {attrNoAtime, attrAtimeMask},
+	"relatime": {0, attrAtimeMask}, "norelatime": {0, 0},
+	"strictatime": {attrStrictAtime, attrAtimeMask}, "nostrictatime": {0, attrStrictAtime},
+	"diratime": {0, attrNoDirAtime}, "nodiratime": {attrNoDirAtime, 0},
+	"symfollow": {0, attrNoSymFollow}, "nosymfollow": {attrNoSymFollow, 0},
+}
+
+var (
+	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
+	// ignoredFlags speak to mount(8) and to init systems.
+	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
+	// refusedFlags would do something else than mount this volume's filesystem at this path, or
+	// would bring in another device or file.
+	refusedFlags = []string{
+		"bind", "rbind", "remount", "move", "loop", "offset", "sizelimit", "helper", "source", "subdir",
+		"user", "users", "owner", "group", "shared", "rshared", "private", "rprivate", "slave", "rslave",
+		"unbindable", "runbindable", "device", "journal_dev", "journal_path", "logdev", "rtdev",
+	}
+)
+
+// parseMountFlags reads the mount flags of a volume capability. Its errors name the position of a
+// flag, never the flag.
+func parseMountFlags(flags []string) (mountOptions, error) {
+	var o mountOptions
+	for i, f := range flags {
+		words, ok := splitFlag(f)
+		if !ok {
+			return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d has a quote without its "+
+				"partner, or a NUL", i+1)
+		}
+		for _, word := range words {
+			if !o.add(word) {
+				return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d is not for volumes: bind, "+
+					"remount, move, loop, propagation and user flags, and those that name another device, "+
+					"are refused", i+1)
+			}
+		}
+	}
+	o.Given = len(flags) > 0
+	if o.readOnly() {
+		o.Super = append(o.Super, "ro")
+	}
+	return o, nil
+}
+
+// splitFlag cuts "noatime,context=\"a,b\"" at its commas, but not at those between quotes.
+func splitFlag(flag string) (words []string, ok bool) {
+	var word strings.Builder
+	quoted := false
+	for _, c := range []byte(flag) {
+		switch {
+		case c == 0:
+			return nil, false
+		case c == '"':
+			quoted = !quoted
+		case c == ',' && !quoted:
+			words = append(words, word.String())
+			word.Reset()
+		default:
+			word.WriteByte(c)
+		}
+	}
+	return append(words, word.String()), !quoted
+}
+
+// add takes one flag; false means that a volume may not have it.
+func (o *mountOptions) add(word string) bool {
+	key, value, hasValue := strings.Cut(word, "=")
+	attr, isAttr := attrFlags[word]
+	switch {
+	case slices.Contains(refusedFlags, key):
+		return false
+	case slices.Contains(ignoredFlags, word), key == "comment", strings.HasPrefix(key, "x-"),
+		strings.HasPrefix(key, "X-"):
+	case isAttr:
+		o.Attr = o.Attr&^attr.clear | attr.set
+		o.AtimeChosen = o.AtimeChosen || (attr.set|attr.clear)&attrAtimeMask != 0
+	case slices.Contains(superFlags, word):
+		o.Super = append(o.Super, word)
+	default:
+		o.Data = append(o.Data, mountDatum{key, value, hasValue})
+	}
+	return true
+}
+
+func (o mountOptions) readOnly() bool { return o.Attr&attrReadOnly != 0 }
+
+// setReadOnly makes the filesystem and the mount read-only, whatever the flags say.
+func (o *mountOptions) setReadOnly() {
+	if !o.readOnly() {
+		o.Attr |= attrReadOnly
+		o.Super = append(o.Super, "ro")
+	}
+}
+
+// addData adds an option of the filesystem unless it is there.
+func (o *mountOptions) addData(key string) {
+	if !slices.ContainsFunc(o.Data, func(d mountDatum) bool { return d.Key == key }) {
+		o.Data = append(o.Data, mountDatum{Key: key})
+	}
+}
+
+// Two mounts are alike when their filesystem is and when they agree in the flags that mountinfo
+// always shows: those of the mount, and sync, dirsync and lazytime. What else a filesystem takes is
+// not compared, because it shows there in other words, or not at all when it is the default.
+var (
+	shownMountFlags = []string{
+		"ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow",
+	}
+	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
+)
+
+// shown are the comparable flags with which a mount of these options appears in mountinfo, sorted.
+func (o mountOptions) shown() []string {
+	words := attrWords(o.Attr)
+	for _, f := range shownSuperFlags {
+		on, off := slices.Index(o.Super, f), -1
+		switch f {
+		case "sync":
+			off = slices.Index(o.Super, "async")
+		case "lazytime":
+			off = slices.Index(o.Super, "nolazytime")
+		}
+		if on > off {
+			words = append(words, f)
+		}
+	}
+	slices.Sort(words)
+	return words
+}
+
+// attrWords are the words mountinfo shows for a mount's attributes.
+func attrWords(attr uint64) []string {
+	var words []string
+	for _, w := range []struct {
+		bit  uint64
+		word string
+	}{
+		{attrReadOnly, "ro"}, {attrNoSUID, "nosuid"}, {attrNoDev, "nodev"}, {attrNoExec, "noexec"},
+		{attrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {attrNoSymFollow, "nosymfollow"},
+	} {
+		if attr&w.bit != 0 {
+			words = append(words, w.word)
+		}
+	}
+	if attr&(attrNoAtime|attrStrictAtime) == 0 {
+		words = append(words, "relatime")
+	}
+	return words
+}
+
+// shownFlags picks the comparable flags out of the two lists of a mountinfo line, sorted.
+func shownFlags(mount, super string) []string {
+	var words []string
+	for w := range strings.SplitSeq(mount, ",") {
+		if slices.Contains(shownMountFlags, w) {
+			words = append(words, w)
+		}
+	}
+	for w := range strings.SplitSeq(super, ",") {
+		if slices.Contains(shownSuperFlags, w) {
+			words = append(words, w)
+		}
+	}
+	slices.Sort(words)
+	return words
+}
+
+// publishedFlags are the comparable flags of a publication: those of the staging mount, of which it
+// is a copy, and those of the mount that the publication adds.
+func publishedFlags(staged []string, o mountOptions, readOnly bool) []string {
+	words := slices.Clone(staged)
+	added := attrWords(o.Attr)
+	if o.AtimeChosen {
+		words = slices.DeleteFunc(words, func(w string) bool { return w == "noatime" || w == "relatime" })
+	} else {
+		added = slices.DeleteFunc(added, func(w string) bool { return w == "relatime" })
+	}
+	words = append(words, added...)
+	if readOnly {
+		words = append(words, "ro")
+	}
+	slices.Sort(words)
+	return slices.Compact(words)
+}

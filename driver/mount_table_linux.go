@@ -1,0 +1,171 @@
+package driver
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+var errNotMounted = errors.New("not mounted")
+
+// mountTable is what is mounted in the driver's mount namespace; it is all the node's memory.
+type mountTable []*mountinfo.Info
+
+// readMountTable reads until two readings agree: one alone is not a snapshot, and a mount that is
+// missed here would be a volume detached in use.
+func readMountTable() (mountTable, error) {
+	const path = "/proc/thread-self/mountinfo"
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	for range 20 {
+		now, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read the mount table: %w", err)
+		}
+		if bytes.Equal(before, now) {
+			return parseMountTable(now)
+		}
+		before = now
+	}
+	// On a machine where mounts come and go all the time the last reading has to do: the kernel keeps
+	// the place of a reader, so it misses no mount that was there throughout.
+	return parseMountTable(before)
+}
+
+func parseMountTable(b []byte) (mountTable, error) {
+	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	return infos, nil
+}
+
+// at lists the mounts at path, the topmost last.
+func (t mountTable) at(path string) []*mountinfo.Info {
+	var layers []*mountinfo.Info
+	for _, m := range t {
+		if m.Mountpoint == path {
+			layers = append(layers, m)
+		}
+	}
+	// A mount on top of another one at the same path is its child.
+	top := slices.IndexFunc(layers, func(m *mountinfo.Info) bool {
+		return !slices.ContainsFunc(layers, func(child *mountinfo.Info) bool {
+			return child.Parent == m.ID && child.ID != m.ID
+		})
+	})
+	if top >= 0 && top != len(layers)-1 {
+		layers = append(slices.Delete(slices.Clone(layers), top, top+1), layers[top])
+	}
+	return layers
+}
+
+// top is the mount that one sees at path, or nil.
+func (t mountTable) top(path string) *mountinfo.Info {
+	layers := t.at(path)
+	if len(layers) == 0 {
+		return nil
+	}
+	return layers[len(layers)-1]
+}
+
+// of lists the mounts of the device's filesystem and the publications of its node.
+func (t mountTable) of(d device) mountTable {
+	var found mountTable
+	for _, m := range t {
+		if major, minor, ok := mountedDevice(m); ok && major == d.Major && minor == d.Minor {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// paths are the mount points, for an error.
+func (t mountTable) paths() string {
+	var paths []string
+	for _, m := range t {
+		paths = append(paths, fmt.Sprintf("%q", m.Mountpoint))
+	}
+	return strings.Join(paths, ", ")
+}
+
+// diskNode matches the root of a mount that shows a disk's node: a raw block volume.
+var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
+
+// shownNode is the number of the device whose node the mount shows, if it is a mount of a single
+// node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked at,
+// for to stat every mount of a node may hang on a dead server.
+func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
+	if !diskNode.MatchString(m.Root) {
+		return 0, 0, false
+	}
+	major, minor, err := blockNumber(m.Mountpoint)
+	return major, minor, err == nil
+}
+
+func isNodeMount(m *mountinfo.Info) bool {
+	_, _, ok := shownNode(m)
+	return ok
+}
+
+// mountedDevice is the number of the device that a mount is of.
+func mountedDevice(m *mountinfo.Info) (major, minor uint32, ok bool) {
+	if major, minor, ok := shownNode(m); ok {
+		return major, minor, true
+	}
+	if m.FSType == fsBtrfs {
+		// btrfs numbers its mounts by itself; its source is the device.
+		major, minor, err := blockNumber(m.Source)
+		return major, minor, err == nil
+	}
+	return uint32(m.Major), uint32(m.Minor), m.Major != 0
+}
+
+// sameFilesystem lists the other mounts of the filesystem that m shows, by the number that the
+// kernel gives to it, whether or not the device is still there.
+func (t mountTable) sameFilesystem(m *mountinfo.Info) mountTable {
+	var found mountTable
+	for _, other := range t {
+		if other.ID != m.ID && other.Major == m.Major && other.Minor == m.Minor {
+			found = append(found, other)
+		}
+	}
+	return found
+}
+
+// comparable are the flags of a mount that two mounts are compared by.
+func comparableFlags(m *mountinfo.Info) []string { return shownFlags(m.Options, m.VFSOptions) }
+
+// turnedReadOnly says that the filesystem is read-only although the mount is not: what the kernel
+// makes of one with errors.
+func turnedReadOnly(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.VFSOptions, ","), "ro") &&
+		!slices.Contains(strings.Split(m.Options, ","), "ro")
+}
+
+// canonical is the path as the mount table writes it: links on the way to it resolved. Its last part
+// is left as it is, for that may be a mount that answers no question any more.
+func canonical(path string) (string, error) {
+	path = filepath.Clean(path)
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, filepath.Base(path)), nil
+}
+
+// missing says that an error means that there is no such path.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}

@@ -1,0 +1,92 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// NodeGetVolumeHealth says what this node can see of a volume: whether its device is there, and
+// whether its filesystem was turned read-only by errors. It reads; it tries nothing.
+func (n *Node) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	*csi.NodeGetVolumeHealthResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	}
+	entries, err := n.volumeHealth(req)
+	if err != nil {
+		return nil, nodeError(err)
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
+		VolumeId: req.GetVolumeId(), HealthStatuses: entries,
+	}}, nil
+}
+
+func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeHealth_VolumeHealthEntry,
+	error) {
+	name, known := n.seen.disk(req.GetVolumeId())
+	if !known {
+		return n.healthAt(req)
+	}
+	d, err := n.devices().lookup(diskSerial(name))
+	if refusedFor(err, ReasonDeviceNotFound) {
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	table, err := readMountTable()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range table.of(d) {
+		if !isNodeMount(m) && turnedReadOnly(m) {
+			return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemReadOnly,
+				fmt.Errorf("the filesystem on %s became read-only after errors", d.Path)), nil
+		}
+	}
+	return nil, nil
+}
+
+// healthAt judges by the paths of the request, for a volume that this process has not seen yet.
+func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeHealth_VolumeHealthEntry,
+	error) {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		shown, err := n.volumeAt(req.GetVolumeId(), path)
+		switch {
+		case refusedFor(err, ReasonVolumeNotAtPath):
+			continue
+		case lostDevice(err):
+			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
+		case err != nil:
+			return nil, err
+		case shown.ReadOnly:
+			return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemReadOnly,
+				fmt.Errorf("the filesystem at %q became read-only after errors", path)), nil
+		}
+		return nil, nil
+	}
+	return nil, refuse(ReasonVolumeUnknownToNode, "this node has not staged the volume since the driver "+
+		"started, and the request names no path where it is")
+}
+
+func unhealthy(status csi.VolumeHealthErrorType, reason Reason,
+	err error) []*csi.VolumeHealth_VolumeHealthEntry {
+	return []*csi.VolumeHealth_VolumeHealthEntry{{
+		Status: status, Reason: string(reason), Message: err.Error(),
+	}}
+}
+
+// NodeGetStorageHealth has nothing adverse to report: a node sees its disks, not the rack behind
+// them, and does not guess.
+func (n *Node) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (
+	*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{}, nil
+}

@@ -1,0 +1,71 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// NodeGetCapabilities says what the node service does.
+func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error) {
+	var list []*csi.NodeServiceCapability
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+	} {
+		list = append(list, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{
+			Rpc: &csi.NodeServiceCapability_RPC{Type: t},
+		}})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: list}, nil
+}
+
+// NodeGetInfo says which instance this is and how many volumes it takes.
+func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
+	error) {
+	if n.InstanceID == "" {
+		return nil, fail(codes.FailedPrecondition, ReasonInstanceUnknown, "the driver does not know which "+
+			"instance it runs on; set OXIDE_INSTANCE_ID")
+	}
+	room, err := n.maxVolumes()
+	if err != nil {
+		return nil, nodeError(err)
+	}
+	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: room}
+	if len(n.Topology) > 0 {
+		info.AccessibleTopology = &csi.Topology{Segments: n.Topology}
+	}
+	return info, nil
+}
+
+// maxVolumes is what the rack lets an instance have, less the disks that are not the driver's: the
+// boot disk and disks attached by hand. It is counted on each call, for disks come and go. The
+// cloud-init volume is no NVMe disk and takes no slot.
+func (n *Node) maxVolumes() (int64, error) {
+	all, err := n.devices().list()
+	if err != nil {
+		return 0, fmt.Errorf("count the disks of this instance: %w", err)
+	}
+	foreign := len(slices.DeleteFunc(all, func(d device) bool { return isOwnName(d.Serial) }))
+	limit := n.MaxDisks
+	if limit == 0 {
+		limit = defaultMaxDisks
+	}
+	room := limit - foreign
+	if room < 1 {
+		// 0 would mean "no limit" to the CO. The rack's own refusal is the backstop.
+		n.log().Error("no room for volumes on this instance; the CO is told 1, because 0 means no limit",
+			"max_disks", limit, "foreign_disks", foreign)
+		room = 1
+	}
+	return int64(room), nil
+}

@@ -1,0 +1,320 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+)
+
+// NodePublishVolume shows a staged volume to a workload at the target path: a filesystem as a copy
+// of the staging mount, a block volume as the device's node.
+func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (
+	*csi.NodePublishVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	}
+	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	if problem := capabilityProblem(req.GetVolumeCapability()); problem.malformed {
+		return nil, fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", problem.message)
+	}
+	if req.GetStagingTargetPath() == "" {
+		return nil, fail(codes.FailedPrecondition, ReasonNotStaged, "staging_target_path is missing: the "+
+			"volume has to be staged first")
+	}
+	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	if err := checkNodeCapability(req.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
+	v, err := volumeOf(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
+		req.GetVolumeContext())
+	if err != nil {
+		return nil, nodeError(err)
+	}
+	p := publication{nodeVolume: v, Staging: req.GetStagingTargetPath(), Target: req.GetTargetPath(),
+		ReadOnly: req.GetReadonly() || v.MountFlags.readOnly()}
+	if err := n.publish(p); err != nil {
+		return nil, nodeError(err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publication is a volume at a target path.
+type publication struct {
+	nodeVolume
+	Staging, Target string
+	ReadOnly        bool // for the workload
+}
+
+// publish proves once more which device it is, then shows it. It waits for no device: a volume that
+// is staged has one.
+func (n *Node) publish(p publication) error {
+	ds := n.devices()
+	found, err := ds.lookup(p.serial())
+	if err != nil {
+		return err
+	}
+	held, err := ds.openVolume(found, p.nodeVolume)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = held.Close() }()
+	n.seen.remember(p.ID, p.DiskName)
+	table, err := readMountTable()
+	if err != nil {
+		return err
+	}
+	if p.Target, err = canonical(p.Target); err != nil {
+		return refuse(ReasonPathInvalid, "the directory of target_path, which the CO creates, is not "+
+			"there: %w", err)
+	}
+	if p.nodeVolume.ReadOnly && !p.ReadOnly {
+		return refuse(ReasonDeviceReadOnly, "disk %s is read-only; publish the volume with readonly",
+			p.DiskName)
+	}
+	if p.Block {
+		return held.publishBlock(p, table)
+	}
+	return held.publishMount(p, table)
+}
+
+// publishMount shows the staging mount at the target path.
+func (h *heldDevice) publishMount(p publication, table mountTable) error {
+	staged, err := h.staged(p, table)
+	if err != nil {
+		return err
+	}
+	wanted := publishedFlags(comparableFlags(staged), p.MountFlags, p.ReadOnly)
+	if top := table.top(p.Target); top != nil {
+		return h.checkPublished(top, p, wanted)
+	}
+	if err := checkOthers(p, h.publications(staged, table, p), wanted); err != nil {
+		return err
+	}
+	m, err := cloneMount(staged.Mountpoint, staged.FSType)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	if err := m.prove(h.device); err != nil {
+		return err
+	}
+	set, unset := p.MountFlags.Attr, uint64(0)
+	if p.ReadOnly {
+		set |= attrReadOnly
+	}
+	if p.MountFlags.AtimeChosen {
+		unset = attrAtimeMask
+	}
+	if set|unset != 0 {
+		if err := m.change(set, unset); err != nil {
+			return err
+		}
+	}
+	return m.placeAtNew(p.Target, os.ModeDir)
+}
+
+// staged is the volume's mount at the staging path, proven by the number of its device.
+func (h *heldDevice) staged(p publication, table mountTable) (*mountinfo.Info, error) {
+	path, err := canonical(p.Staging)
+	if err != nil && !missing(err) {
+		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
+	}
+	top := table.top(path)
+	if top == nil {
+		return nil, refuse(ReasonNotStaged, "nothing is mounted at the staging path %q; stage the volume "+
+			"again", p.Staging)
+	}
+	major, minor, ok := mountedDevice(top)
+	if !ok || major != h.Major || minor != h.Minor {
+		return nil, refuse(ReasonNotStaged, "the staging path %q has %s mounted, not %s with serial %q; "+
+			"unstage and stage the volume again", p.Staging, top.Source, h.Path, h.Serial)
+	}
+	if top.FSType != p.FSType {
+		return nil, refuse(ReasonNotStaged, "the volume is staged as %s, but the request is for %s",
+			top.FSType, p.FSType)
+	}
+	if turnedReadOnly(top) && !p.ReadOnly {
+		return nil, refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after errors; "+
+			"look at the kernel's log, then unstage the volume and stage it again", h.Path)
+	}
+	return top, nil
+}
+
+// publications are the other targets where the volume is shown. Mounts of directories inside it are
+// the CO's or a workload's own.
+func (h *heldDevice) publications(staged *mountinfo.Info, table mountTable, p publication) mountTable {
+	var found mountTable
+	for _, m := range table.of(h.device) {
+		if m.Root == staged.Root && m.Mountpoint != staged.Mountpoint && m.Mountpoint != p.Target {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// checkPublished compares what is at the target path with what the request wants there.
+func (h *heldDevice) checkPublished(top *mountinfo.Info, p publication, wanted []string) error {
+	major, minor, ok := mountedDevice(top)
+	switch {
+	case !ok || major != h.Major || minor != h.Minor:
+		return refuse(ReasonPublishedDifferently, "%q has %s mounted, not this volume", p.Target, top.Source)
+	case isNodeMount(top) != p.Block, !p.Block && top.FSType != p.FSType:
+		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another access type "+
+			"or filesystem", p.Target)
+	case p.Block && mountedReadOnly(top) != p.ReadOnly, !p.Block && !slices.Equal(comparableFlags(top),
+		wanted):
+		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another readonly or "+
+			"other mount flags", p.Target)
+	}
+	return nil
+}
+
+// checkOthers applies the table of second publications: only SINGLE_NODE_MULTI_WRITER has them, and
+// all with the same capability.
+func checkOthers(p publication, others mountTable, wanted []string) error {
+	if len(others) == 0 {
+		return nil
+	}
+	if p.Mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
+		return refuse(ReasonPublishedElsewhere, "the volume is already published at %s, and its access "+
+			"mode %s allows one target path", others.paths(), p.Mode)
+	}
+	if p.Block {
+		return nil
+	}
+	for _, m := range others {
+		if !slices.Equal(withoutReadOnly(comparableFlags(m)), withoutReadOnly(wanted)) {
+			return refuse(ReasonPublishedElsewhere, "the volume is already published at %q with other mount "+
+				"flags", m.Mountpoint)
+		}
+	}
+	return nil
+}
+
+func withoutReadOnly(words []string) []string {
+	return slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "ro" })
+}
+
+// publishBlock shows the device's node at the target path.
+//
+// A read-only mount of a node does not stop writes, so a read-only block volume makes the device
+// itself read-only. That is the same for all: read-only and writable publications of one volume
+// exclude each other.
+func (h *heldDevice) publishBlock(p publication, table mountTable) error {
+	if top := table.top(p.Target); top != nil {
+		return h.checkPublished(top, p, nil)
+	}
+	var others mountTable
+	for _, m := range table.of(h.device) {
+		if !isNodeMount(m) {
+			return refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be a block "+
+				"volume", h.Path, m.Mountpoint)
+		}
+		if m.Mountpoint == p.Target {
+			continue
+		}
+		if mountedReadOnly(m) != p.ReadOnly {
+			return refuse(ReasonPublishedElsewhere, "the volume is published at %q with another readonly, "+
+				"and the switch is the device's", m.Mountpoint)
+		}
+		others = append(others, m)
+	}
+	if err := checkOthers(p, others, nil); err != nil {
+		return err
+	}
+	if err := h.switchReadOnly(p.ReadOnly); err != nil {
+		return err
+	}
+	m, err := cloneMount(h.Path, "")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	if err := m.prove(h.device); err != nil {
+		return err
+	}
+	if p.ReadOnly {
+		if err := m.change(attrReadOnly, 0); err != nil {
+			return err
+		}
+	}
+	return m.placeAtNew(p.Target, 0)
+}
+
+// switchReadOnly makes the device what the publication wants it to be.
+func (h *heldDevice) switchReadOnly(readOnly bool) error {
+	if !readOnly {
+		return h.makeWritable()
+	}
+	if err := h.setReadOnly(true); err != nil {
+		return fmt.Errorf("make %s read-only: %w", h.Path, err)
+	}
+	return nil
+}
+
+// placeAtNew creates the target, a directory or a file, and puts the mount there. A target that is
+// there already, left by a publication that was cut off, is used.
+func (m *looseMount) placeAtNew(target string, kind fs.FileMode) error {
+	created, err := createTarget(target, kind)
+	if err != nil {
+		return err
+	}
+	if err := m.place(target); err != nil {
+		if created {
+			err = errors.Join(err, os.Remove(target))
+		}
+		return err
+	}
+	return nil
+}
+
+func createTarget(target string, kind fs.FileMode) (created bool, err error) {
+	if kind.IsDir() {
+		err = os.Mkdir(target, 0o750)
+	} else {
+		var f *os.File
+		if f, err = os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640); err == nil {
+			err = f.Close()
+		}
+	}
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		return false, refuse(ReasonPathInvalid, "create target_path: %w", err)
+	}
+	info, err := os.Lstat(target)
+	if err != nil {
+		return false, refuse(ReasonPathInvalid, "look at target_path: %w", err)
+	}
+	if info.Mode().Type() != kind {
+		return false, refuse(ReasonPathInvalid, "target_path %q is there and is a %s; the volume needs a %s",
+			target, kindName(info.Mode().Type()), kindName(kind))
+	}
+	return false, nil
+}
+
+func kindName(t fs.FileMode) string {
+	switch t {
+	case 0:
+		return "file"
+	case os.ModeDir:
+		return "directory"
+	case os.ModeSymlink:
+		return "symbolic link"
+	}
+	return "special file"
+}

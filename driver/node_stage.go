@@ -1,0 +1,211 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+)
+
+// NodeStageVolume makes the volume's filesystem ready at the staging path, formatting a blank disk
+// once. For a raw block volume it only proves that the device is there.
+func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (
+	*csi.NodeStageVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	}
+	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	if err := checkNodeCapability(req.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
+	v, err := volumeOf(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
+		req.GetVolumeContext())
+	if err != nil {
+		return nil, nodeError(err)
+	}
+	if err := n.stage(ctx, v, req.GetStagingTargetPath()); err != nil {
+		return nil, nodeError(err)
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// stage finds the device, and either sees that the work is done or does it. From here to the end the
+// device stays open, so its number cannot become another disk's.
+func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
+	ds := n.devices()
+	found, err := ds.find(ctx, v.serial(), n.deviceTimeout())
+	if err != nil {
+		return err
+	}
+	held, err := ds.openVolume(found, v)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = held.Close() }()
+	n.seen.remember(v.ID, v.DiskName)
+	if path, err = stagingDirectory(path); err != nil {
+		return err
+	}
+	table, err := readMountTable()
+	if err != nil {
+		return err
+	}
+	if top := table.top(path); top != nil {
+		return checkStaged(top, held.device, v)
+	}
+	if v.Block {
+		return nil
+	}
+	if mounts := table.of(held.device); len(mounts) > 0 {
+		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
+			held.Path, mounts.paths())
+	}
+	return held.mountVolume(v, path)
+}
+
+// stagingDirectory is the staging path as the kernel knows it. The CO creates the directory; one that
+// is missing is made, which is kinder than to fail and leaves nothing that was not asked for.
+func stagingDirectory(path string) (string, error) {
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return "", refuse(ReasonPathInvalid, "staging_target_path has to be a directory: %w", err)
+	}
+	return canonical(path)
+}
+
+// checkStaged compares what is mounted at the staging path with what the request wants there.
+func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
+	at := top.Mountpoint
+	if v.Block {
+		return refuse(ReasonStagedDifferently, "%q has a %s filesystem mounted, but the request is for "+
+			"a block volume", at, top.FSType)
+	}
+	major, minor, ok := mountedDevice(top)
+	if !ok || major != d.Major || minor != d.Minor {
+		return refuse(ReasonStagedDifferently, "%q has %s mounted, not %s with serial %q", at, top.Source,
+			d.Path, d.Serial)
+	}
+	if top.FSType != v.FSType {
+		return refuse(ReasonStagedDifferently, "%q is staged as %s, but the request is for %s", at,
+			top.FSType, v.FSType)
+	}
+	wanted := v.MountFlags
+	if v.ReadOnly {
+		wanted.setReadOnly()
+	}
+	if !slices.Equal(wanted.shown(), comparableFlags(top)) {
+		return refuse(ReasonStagedDifferently, "%q is staged with other mount flags than the request's",
+			at)
+	}
+	if turnedReadOnly(top) {
+		return refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after errors; "+
+			"look at the kernel's log, then unpublish, unstage and stage the volume again", d.Path)
+	}
+	return nil
+}
+
+// mountVolume brings a filesystem onto the device if it is blank, checks and grows what is there,
+// and mounts it at path. It does not stop when the caller does: what it began it ends.
+func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
+	options, err := h.mountOptions(v)
+	if err != nil {
+		return err
+	}
+	found, err := h.inspect()
+	if err != nil {
+		return err
+	}
+	sb := found.Filesystem
+	switch {
+	case found.Blank && v.ReadOnly:
+		return refuse(ReasonDeviceReadOnly, "%s is blank and read-only, so it cannot get a filesystem",
+			h.Path)
+	case found.Blank:
+		if sb, err = h.format(v.FSType, v.Mkfs); err != nil {
+			return err
+		}
+	case sb.Type != v.FSType:
+		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; the "+
+			"driver does not format it", h.Path, sb.Type, v.FSType)
+	default:
+		// The same proofs as before a format: nobody has the disk, and it is still the same one.
+		if err := h.claim(); err != nil {
+			return err
+		}
+		if err := h.unchanged(); err != nil {
+			return err
+		}
+	}
+	if !v.ReadOnly {
+		if err := h.prepare(sb); err != nil {
+			return err
+		}
+	}
+	return h.mountAt(path, v, options)
+}
+
+// mountAt mounts the filesystem, grows it if it does that mounted, and puts it in its place.
+func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions) error {
+	m, err := h.mountLoose(v.FSType, options)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	if !options.readOnly() {
+		if err := m.grow(h.device); err != nil {
+			return err
+		}
+	}
+	return m.place(path)
+}
+
+// mountOptions are the request's mount flags and what each filesystem needs besides.
+func (h *heldDevice) mountOptions(v nodeVolume) (mountOptions, error) {
+	o := v.MountFlags
+	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
+	if v.FSType == fsXFS {
+		// A restored snapshot carries its origin's UUID, and both may be on one node.
+		o.addData("nouuid")
+	}
+	if !v.ReadOnly {
+		return o, h.makeWritable()
+	}
+	// The disk cannot be written, so nothing may try to replay a journal.
+	o.setReadOnly()
+	switch v.FSType {
+	case fsExt3, fsExt4:
+		o.addData("noload")
+	case fsXFS:
+		o.addData("norecovery")
+	case fsBtrfs:
+		o.Data = append(o.Data, mountDatum{Key: "rescue", Value: "nologreplay", HasValue: true})
+	}
+	return o, nil
+}
+
+// makeWritable takes back a read-only switch that a read-only block publication left on the device
+// when the driver died. The caller knows that nobody uses the device. A disk that the rack made
+// read-only stays so, and is refused.
+func (h *heldDevice) makeWritable() error {
+	for range 2 {
+		readOnly, err := h.readOnly()
+		if err != nil {
+			return fmt.Errorf("ask whether %s is read-only: %w", h.Path, err)
+		}
+		if !readOnly {
+			return nil
+		}
+		if err := h.setReadOnly(false); err != nil {
+			return fmt.Errorf("make %s writable: %w", h.Path, err)
+		}
+	}
+	return refuse(ReasonDeviceReadOnly, "%s with serial %q is read-only, so it can only be staged from a "+
+		"disk that the rack calls read-only", h.Path, h.Serial)
+}

@@ -1,0 +1,176 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	mountutils "k8s.io/mount-utils"
+)
+
+// NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume that
+// is not published is a success.
+func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (
+	*csi.NodeUnpublishVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	}
+	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	if err := n.unpublish(req.GetTargetPath()); err != nil {
+		return nil, nodeError(err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (n *Node) unpublish(target string) error {
+	target, err := canonical(target)
+	if missing(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("resolve target_path: %w", err)
+	}
+	table, err := readMountTable()
+	if err != nil {
+		return err
+	}
+	layers := table.at(target)
+	for _, layer := range layers {
+		if err := checkOurs(layer); err != nil {
+			return err
+		}
+	}
+	var raw *heldDevice
+	if top := table.top(target); top != nil && isNodeMount(top) {
+		if raw, err = n.flushRaw(top); err != nil {
+			return err
+		}
+	}
+	if raw != nil {
+		defer func() { _ = raw.Close() }()
+	}
+	if err := unmountAll(target, len(layers)); err != nil {
+		return err
+	}
+	if raw != nil {
+		if err := raw.endReadOnly(); err != nil {
+			return err
+		}
+	}
+	return removeTarget(target)
+}
+
+// checkOurs refuses to take down what the driver does not put up.
+func checkOurs(layer *mountinfo.Info) error {
+	switch layer.FSType {
+	case fsExt3, fsExt4, fsXFS, fsBtrfs:
+		return nil
+	}
+	if isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
+		return nil
+	}
+	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it is left "+
+		"alone", layer.Mountpoint, layer.FSType)
+}
+
+// flushRaw writes out what the kernel holds of a block volume: its workload may have written through
+// the cache and gone. A device that is lost has nothing to flush, and nil is returned.
+func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
+	major, minor, err := blockNumber(top.Mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	d, err := n.devices().withNumber(major, minor)
+	if refusedFor(err, ReasonDeviceNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	held, err := n.devices().open(d)
+	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := held.flush(); err != nil && !lostDevice(err) {
+		_ = held.Close()
+		return nil, refuse(ReasonNodeToolFailed, "flush %s: %w", held.Path, err)
+	}
+	return held, nil
+}
+
+// endReadOnly makes the device writable again when its last read-only publication is gone.
+func (h *heldDevice) endReadOnly() error {
+	readOnly, err := h.readOnly()
+	if err != nil || !readOnly {
+		return err
+	}
+	table, err := readMountTable()
+	if err != nil {
+		return err
+	}
+	if len(table.of(h.device)) > 0 {
+		return nil
+	}
+	if err := h.setReadOnly(false); err != nil {
+		return fmt.Errorf("make %s writable again: %w", h.Path, err)
+	}
+	return nil
+}
+
+// removeTarget removes the directory or file that NodePublishVolume made, if nothing is in it. It
+// never removes a tree: below a path that is mounted after all lie somebody's data.
+func removeTarget(target string) error {
+	info, err := os.Lstat(target)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case mountutils.IsCorruptedMnt(err):
+		return refuse(ReasonStillMounted, "%q does not answer after it was unmounted: %w", target, err)
+	case err != nil:
+		return fmt.Errorf("look at target_path: %w", err)
+	case !info.IsDir() && (!info.Mode().IsRegular() || info.Size() != 0):
+		return refuse(ReasonTargetNotEmpty, "target_path %q is a %s that the driver did not make; remove it "+
+			"by hand", target, kindName(info.Mode().Type()))
+	}
+	err = os.Remove(target)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return refuse(ReasonTargetNotEmpty, "target_path %q is not mounted but not empty; save what is in "+
+			"it and remove it by hand", target)
+	case errors.Is(err, unix.EBUSY):
+		return refuse(ReasonStillMounted, "target_path %q is a mount point in another mount namespace: %w",
+			target, err)
+	case err != nil:
+		return refuse(ReasonNodeToolFailed, "remove target_path: %w", err)
+	}
+	return nil
+}
+
+// lostDevice says that an error comes from a device that does not answer any more. Its mounts are
+// taken down all the same.
+func lostDevice(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
+		errors.Is(err, unix.ENOMEDIUM)
+}
+
+// mountedReadOnly says whether the mount itself, not its filesystem, is read-only.
+func mountedReadOnly(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.Options, ","), "ro")
+}

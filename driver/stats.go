@@ -1,0 +1,135 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// NodeGetVolumeStats says how full the volume at the path is.
+func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (
+	*csi.NodeGetVolumeStatsResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	}
+	if req.GetVolumePath() == "" {
+		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
+	}
+	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is invalid.
+	if !filepath.IsAbs(req.GetVolumePath()) {
+		return nil, fail(codes.NotFound, ReasonVolumeNotAtPath, "volume_path has to be an absolute path")
+	}
+	usage, err := n.usage(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	if err != nil {
+		return nil, nodeError(err)
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
+}
+
+func (n *Node) usage(volumeID, path, staging string) ([]*csi.VolumeUsage, error) {
+	shown, err := n.volumeAt(volumeID, path)
+	if err != nil {
+		return nil, err
+	}
+	if staging != "" && !shown.Block {
+		staged, err := n.shownAt(staging)
+		if err != nil {
+			return nil, err
+		}
+		if staged.Device.number() != shown.Device.number() {
+			return nil, refuse(ReasonVolumeNotAtPath, "%q shows device %s, but %s is staged at %q", path,
+				shown.Device.Name, staged.Device.Name, staging)
+		}
+	}
+	if shown.Block {
+		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: shown.Device.SizeBytes}}, nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return nil, fmt.Errorf("statistics of the filesystem at %q: %w", path, err)
+	}
+	return []*csi.VolumeUsage{
+		{
+			Unit:      csi.VolumeUsage_BYTES,
+			Total:     int64(st.Blocks) * st.Bsize,
+			Available: int64(st.Bavail) * st.Bsize,
+			Used:      int64(st.Blocks-st.Bfree) * st.Bsize,
+		},
+		{
+			// btrfs makes inodes as it needs them and counts none.
+			Unit:      csi.VolumeUsage_INODES,
+			Total:     int64(st.Files),
+			Available: int64(st.Ffree),
+			Used:      int64(st.Files - st.Ffree),
+		},
+	}, nil
+}
+
+// shownVolume is what a path shows of a disk of this instance.
+type shownVolume struct {
+	Device   device
+	Block    bool
+	ReadOnly bool // the filesystem turned read-only
+}
+
+// volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
+func (n *Node) volumeAt(volumeID, path string) (shownVolume, error) {
+	shown, err := n.shownAt(path)
+	if err != nil {
+		return shownVolume{}, err
+	}
+	if name, ok := n.seen.disk(volumeID); ok && diskSerial(name) != shown.Device.Serial {
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, but the "+
+			"volume's is %q", path, shown.Device.Serial, diskSerial(name))
+	}
+	return shown, nil
+}
+
+// shownAt finds the disk of this instance that a path shows: as a mounted filesystem, or as a node.
+func (n *Node) shownAt(path string) (shownVolume, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		err = &os.PathError{Op: "stat", Path: path, Err: err}
+		if missing(err) {
+			return shownVolume{}, refuse(ReasonVolumeNotAtPath, "no volume is at that path: %w", err)
+		}
+		return shownVolume{}, err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		d, err := n.devices().withNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		return shownVolume{Device: d, Block: true}, notAtPath(path, err)
+	}
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return shownVolume{}, fmt.Errorf("resolve volume_path: %w", err)
+	}
+	table, err := readMountTable()
+	if err != nil {
+		return shownVolume{}, err
+	}
+	top := table.top(resolved)
+	if top == nil {
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "nothing is mounted at %q", path)
+	}
+	major, minor, ok := mountedDevice(top)
+	if !ok {
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows a %s filesystem that is on no disk",
+			path, top.FSType)
+	}
+	d, err := n.devices().withNumber(major, minor)
+	return shownVolume{Device: d, ReadOnly: turnedReadOnly(top)}, notAtPath(path, err)
+}
+
+func notAtPath(path string, err error) error {
+	if refusedFor(err, ReasonDeviceNotFound) {
+		return refuse(ReasonVolumeNotAtPath, "%q shows no disk of this instance: %w", path, err)
+	}
+	return err
+}

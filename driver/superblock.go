@@ -1,0 +1,183 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+)
+
+// The filesystems as the kernel names them. ext2 is known so that it can be refused by name.
+const (
+	fsExt2  = "ext2"
+	fsExt3  = "ext3"
+	fsExt4  = "ext4"
+	fsXFS   = "xfs"
+	fsBtrfs = "btrfs"
+)
+
+// superblock is what the first 128 KiB of a disk say of the filesystem on it.
+type superblock struct {
+	Type      string
+	SizeBytes int64 // of the filesystem, which may differ from its device's
+	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays unused.
+	UnitBytes int64
+	// Checked says that the superblock carries a checksum and that it is right.
+	Checked bool
+	// Unclean says why the filesystem wants a check before it is mounted; empty when it does not.
+	Unclean string
+	// Unfinished says that its mkfs has not come to the end.
+	Unfinished bool
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// findSuperblocks looks for the filesystems the driver makes. head is the start of the disk.
+func findSuperblocks(head []byte) []superblock {
+	var found []superblock
+	for _, parse := range []func([]byte) (superblock, bool){extSuperblock, xfsSuperblock,
+		btrfsSuperblock} {
+		if sb, ok := parse(head); ok {
+			found = append(found, sb)
+		}
+	}
+	return found
+}
+
+// The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
+const (
+	extOffset = 1024
+	extBytes  = 1024
+
+	extStateValid = 0x1
+	extStateError = 0x2
+
+	extCompatJournal      = 0x4
+	extIncompatRecover    = 0x4
+	extIncompatJournalDev = 0x8
+	extIncompat64Bit      = 0x80
+	extROMetadataChecksum = 0x400
+	extROOrphanPresent    = 0x10000
+	ext3Incompat          = 0x2 | 0x4 | 0x10 // filetype, needs_recovery, meta_bg
+	ext3ROCompat          = 0x1 | 0x2 | 0x4  // sparse_super, large_file, btree_dir
+)
+
+func extSuperblock(head []byte) (superblock, bool) {
+	if len(head) < extOffset+extBytes {
+		return superblock{}, false
+	}
+	b := head[extOffset : extOffset+extBytes]
+	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	if le16(b[0x38:]) != 0xEF53 || le32(b[0x18:]) > 6 {
+		return superblock{}, false
+	}
+	compat, incompat, roCompat := le32(b[0x5C:]), le32(b[0x60:]), le32(b[0x64:])
+	if incompat&extIncompatJournalDev != 0 {
+		return superblock{}, false
+	}
+	blockBytes := uint64(1024) << le32(b[0x18:])
+	blocks := uint64(le32(b[0x4:]))
+	if incompat&extIncompat64Bit != 0 {
+		blocks |= uint64(le32(b[0x150:])) << 32
+	}
+	sb := superblock{
+		Type:      extType(compat, incompat, roCompat),
+		SizeBytes: product(blocks, blockBytes),
+		UnitBytes: product(uint64(le32(b[0x20:])), blockBytes),
+		Unclean:   extUnclean(b, incompat, roCompat),
+	}
+	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
+		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
+		sb.Checked = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
+	}
+	return sb, true
+}
+
+// extType tells the members of the family apart as blkid does: by the features that the kernel's
+// ext2 and ext3 did not have.
+func extType(compat, incompat, roCompat uint32) string {
+	switch {
+	case incompat&^uint32(ext3Incompat) != 0, roCompat&^uint32(ext3ROCompat) != 0:
+		return fsExt4
+	case compat&extCompatJournal != 0:
+		return fsExt3
+	}
+	return fsExt2
+}
+
+// extUnclean says why e2fsck is wanted. A superblock that is valid, has no error on record, no
+// journal to replay and no orphans leaves e2fsck -p nothing to do but to say so.
+func extUnclean(b []byte, incompat, roCompat uint32) string {
+	state := binary.LittleEndian.Uint16(b[0x3A:])
+	switch {
+	case incompat&extIncompatRecover != 0:
+		return "its journal has to be replayed"
+	case state&extStateError != 0, binary.LittleEndian.Uint32(b[0x194:]) != 0:
+		return "the kernel has recorded errors"
+	case state&extStateValid == 0:
+		return "it was not unmounted cleanly"
+	case binary.LittleEndian.Uint32(b[0xE8:]) != 0, roCompat&extROOrphanPresent != 0:
+		return "it has orphaned inodes"
+	}
+	return ""
+}
+
+// The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
+const xfsMinimumAGBlocks = 64
+
+func xfsSuperblock(head []byte) (superblock, bool) {
+	if len(head) < 512 || !bytes.HasPrefix(head, []byte("XFSB")) {
+		return superblock{}, false
+	}
+	blockBytes := uint64(binary.BigEndian.Uint32(head[4:]))
+	sb := superblock{
+		Type:       fsXFS,
+		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
+		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
+		Unfinished: head[126] != 0,
+	}
+	sector := int(binary.BigEndian.Uint16(head[102:]))
+	if binary.BigEndian.Uint16(head[100:])&0xF == 5 && sector >= 512 && sector <= len(head) {
+		b := bytes.Clone(head[:sector])
+		clear(b[224:228])
+		sb.Checked = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
+	}
+	return sb, true
+}
+
+// The layout of btrfs: include/uapi/linux/btrfs_tree.h.
+const (
+	btrfsOffset = 64 << 10
+	btrfsBytes  = 4096
+)
+
+func btrfsSuperblock(head []byte) (superblock, bool) {
+	if len(head) < btrfsOffset+btrfsBytes {
+		return superblock{}, false
+	}
+	b := head[btrfsOffset : btrfsOffset+btrfsBytes]
+	magic := b[0x40:0x48]
+	// mkfs.btrfs writes this magic until everything else is on the disk.
+	unfinished := bytes.Equal(magic, []byte("!BHRfS_M"))
+	if !unfinished && !bytes.Equal(magic, []byte("_BHRfS_M")) {
+		return superblock{}, false
+	}
+	sb := superblock{
+		Type:       fsBtrfs,
+		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
+		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
+		Unfinished: unfinished,
+	}
+	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
+		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
+	}
+	return sb, true
+}
+
+// product multiplies two counts of a foreign disk; what no disk can have becomes the largest number.
+func product(a, b uint64) int64 {
+	const most = 1<<63 - 1
+	if b != 0 && a > most/b {
+		return most
+	}
+	return int64(a * b)
+}
