@@ -10,8 +10,12 @@ import (
 	"strings"
 )
 
-// edgeBytes is how much of the start and of the end of a disk is read before it is formatted.
-const edgeBytes = 1 << 20
+const (
+	// edgeBytes is how much of the start and of the end of a disk is read before it is formatted.
+	edgeBytes = 1 << 20
+	// headBytes holds the superblocks of the filesystems the driver makes.
+	headBytes = 128 << 10
+)
 
 // content is what a disk holds: one known filesystem, or nothing at all. Everything else is refused.
 type content struct {
@@ -28,19 +32,48 @@ type content struct {
 // A single filesystem whose superblock carries a correct checksum, with no mark of anything else
 // around it, needs no blkid: it is not going to be overwritten, only mounted.
 func (h *heldDevice) inspect() (content, error) {
-	edges, err := h.readEdges()
-	if err != nil {
-		return content{}, refuse(ReasonDeviceUnreadable, "what the disk holds cannot be known: %w", err)
+	unreadable := func(err error) error {
+		return refuse(ReasonDeviceUnreadable, "what the disk holds cannot be known: %w", err)
 	}
-	found := findSuperblocks(edges.head)
-	if len(found) == 1 && found[0].Checked && !found[0].Unfinished && edges.aloneWith(found[0]) {
+	head, err := h.readAt(0, min(h.SizeBytes, headBytes))
+	if err != nil {
+		return content{}, unreadable(err)
+	}
+	found := findSuperblocks(head)
+	var ask func() (signature, error)
+	if len(found) == 0 {
+		// This takes about as long as reading the edges does.
+		ask = inBackground(func() (signature, error) { return blkid(h.file) })
+	} else {
+		ask = func() (signature, error) { return blkid(h.file) }
+	}
+	edges, err := h.readEdges()
+	if err == nil && len(found) == 1 && edges.proves(found[0]) {
 		return content{Filesystem: found[0]}, nil
 	}
-	known, err := blkid(h.file)
+	known, probeErr := ask()
 	if err != nil {
-		return content{}, fmt.Errorf("probe %s: %w", h.Path, err)
+		return content{}, unreadable(err)
+	}
+	if probeErr != nil {
+		return content{}, fmt.Errorf("probe %s: %w", h.Path, probeErr)
 	}
 	return judge(h.Path, edges, found, known)
+}
+
+// inBackground starts f at once; what it returns waits for the result, and has to be called.
+func inBackground[T any](f func() (T, error)) func() (T, error) {
+	var result T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		result, err = f()
+	}()
+	return func() (T, error) {
+		<-done
+		return result, err
+	}
 }
 
 // judge decides from what was read and from what blkid knows.
@@ -110,10 +143,11 @@ func nonZero(b []byte) int {
 	return -1
 }
 
-// aloneWith says that nothing but that filesystem shows at the places where partition tables and
-// RAID members keep their marks. Boot code or an old table before the superblock makes blkid decide.
-func (e edges) aloneWith(sb superblock) bool {
-	if e.size < 2*edgeBytes {
+// proves says that the filesystem is whole by its own account and that nothing else shows at the
+// places where partition tables and RAID members keep their marks. Boot code or an old table before
+// the superblock makes blkid decide.
+func (e edges) proves(sb superblock) bool {
+	if !sb.Checked || sb.Unfinished || e.size < 2*edgeBytes {
 		return false
 	}
 	before := 0

@@ -2,11 +2,6 @@
 
 package driver
 
-import (
-	mountutils "k8s.io/mount-utils"
-	utilexec "k8s.io/utils/exec"
-)
-
 // prepare makes a filesystem that was found fit to be mounted: checked if it asks for it, and, for
 // ext3 and ext4, grown to its device. They grow before the mount, for which the kernel asks no
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow).
@@ -28,12 +23,13 @@ func (h *heldDevice) prepare(sb superblock) error {
 	if !grow {
 		return nil
 	}
-	grown, err := mountutils.NewResizeFs(utilexec.New()).Resize(h.Path, "")
+	// mount-utils would probe the device once more and cannot take every path for it.
+	result, err := runTool(nil, "resize2fs", h.Path)
 	if err != nil {
-		return refuse(ReasonNodeToolFailed, "grow the filesystem on %s: %w", h.Path, err)
+		return err
 	}
-	if !grown {
-		return refuse(ReasonNodeToolFailed, "grow the filesystem on %s: it was not recognised", h.Path)
+	if result.Exit != 0 {
+		return result.failure("resize2fs", h.Path)
 	}
 	return nil
 }

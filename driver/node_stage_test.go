@@ -1,0 +1,482 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+const testSerial = "csi-0123456789abcdef"
+
+func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
+	good := &csi.NodeStageVolumeRequest{
+		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
+		VolumeCapability: volume{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}.capability(),
+		PublishContext:   map[string]string{ctxDiskName: testSerial},
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*csi.NodeStageVolumeRequest)
+		code   codes.Code
+		reason Reason
+	}{
+		{"NS-1 without a volume id", func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "" },
+			codes.InvalidArgument, ReasonVolumeIDMissing},
+		{"NS-1 without a staging path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "" },
+			codes.InvalidArgument, ReasonPathInvalid},
+		{"NS-1 without a capability", func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nil },
+			codes.InvalidArgument, ReasonCapabilityInvalid},
+		{"NS-2 with a relative path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "a/b" },
+			codes.InvalidArgument, ReasonPathInvalid},
+		{"NS-2 at the root directory", func(r *csi.NodeStageVolumeRequest) {
+			r.StagingTargetPath = "/x/.."
+		}, codes.InvalidArgument, ReasonPathInvalid},
+		{"NS-2 with a path longer than Linux has", func(r *csi.NodeStageVolumeRequest) {
+			r.StagingTargetPath = "/" + strings.Repeat("a/", 2048)
+		}, codes.InvalidArgument, ReasonPathInvalid},
+		{"NS-3 for many nodes", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		{"NS-3 with a filesystem volumes do not have", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeCapability.GetMount().FsType = "ntfs"
+		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		{"NS-4 without the disk's name", func(r *csi.NodeStageVolumeRequest) { r.PublishContext = nil },
+			codes.InvalidArgument, ReasonDiskNameMissing},
+		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxSizeBytes] = "-1"
+		}, codes.InvalidArgument, ReasonDeviceWrongSize},
+		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxMkfsOptions: "journalDevice=/dev/sda"}
+		}, codes.InvalidArgument, ReasonMkfsOptions},
+		{"with mkfs options of another filesystem", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxMkfsOptions: "reflink=true"}
+		}, codes.InvalidArgument, ReasonMkfsOptions},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req := proto.Clone(good).(*csi.NodeStageVolumeRequest)
+			c.change(req)
+			_, err := (&Node{SysfsRoot: t.TempDir()}).NodeStageVolume(t.Context(), req)
+			mustFail(t, err, c.code, c.reason)
+		})
+	}
+}
+
+func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
+	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v.Name = "csi-another000000000"
+			err := v.stage()
+			mustFail(t, err, codes.NotFound, ReasonDeviceNotFound)
+			if !strings.Contains(err.Error(), testSerial) {
+				t.Fatalf("the message does not list the serial seen: %v", err)
+			}
+		})
+	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.Remove(filepath.Join(g.dir, "dev", v.disk.Name)))
+		mustFail(t, v.stage(), codes.NotFound, ReasonDeviceNotFound)
+	})
+	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		g.unplug(v.disk)
+		n := g.node()
+		n.DeviceTimeout = time.Minute
+		done := make(chan error)
+		go func() {
+			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			t.Fatalf("the call did not wait: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		g.plug(v.disk)
+		must(t, <-done)
+	})
+	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		g.unplug(v.disk)
+		n := g.node()
+		n.DeviceTimeout = time.Hour
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := n.NodeStageVolume(ctx, v.stageRequest())
+		mustFail(t, err, codes.DeadlineExceeded, ReasonDeadlineExceeded)
+	})
+	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
+		func(t *testing.T) {
+			g := newGuest(t)
+			a, b := g.attach(testSerial, 8*mib), g.attach(testSerial, 8*mib)
+			before := digest(t, a) + digest(t, b)
+			err := g.volume(a, fsExt4).stage()
+			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceNotUnique)
+			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
+				t.Fatalf("the message does not name both: %v", err)
+			}
+			if after := digest(t, a) + digest(t, b); after != before {
+				t.Fatal("a disk was written")
+			}
+		})
+	t.Run("D-35 only the whole serial counts, of the name's first 20 bytes", func(t *testing.T) {
+		g := newGuest(t)
+		g.attach("data-0123456789abcd", 8*mib)
+		v := g.volume(g.attach("data-0123456789abcde", 8*mib), "block")
+		v.Name = "data-0123456789abcdef-and-more"
+		must(t, v.stage())
+	})
+	t.Run("a node that is another device is not opened as the disk's", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		node := filepath.Join(g.dir, "dev", v.disk.Name)
+		must(t, os.Remove(node))
+		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+	})
+	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v.disk.SizeBytes *= 2
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceWrongSize)
+	})
+	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.WriteFile(filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
+			0o444))
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+	})
+}
+
+func TestNodeStageVolumeIsIdempotent(t *testing.T) {
+	for _, fsType := range supportedFilesystems {
+		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v.Flags = []string{"noatime,nodev"}
+			must(t, v.stage())
+			id := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
+			for range 9 {
+				must(t, v.stage())
+			}
+			if again := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+				t.Fatalf("filesystem %s became %s", id, again)
+			}
+			if got := mounts(t, g.dir); len(got) != 1 {
+				t.Fatalf("mounts: %q", got)
+			}
+			must(t, v.unstage())
+			must(t, v.stage())
+			if again := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+				t.Fatalf("filesystem %s became %s after unstage", id, again)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name  string
+		other func(*volume)
+	}{
+		{"filesystem", func(v *volume) { v.FSType = fsXFS }},
+		{"flags", func(v *volume) { v.Flags = []string{"noexec"} }},
+		{"access type", func(v *volume) { v.FSType = "block" }},
+	} {
+		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			must(t, v.stage())
+			c.other(&v)
+			mustFail(t, v.stage(), codes.AlreadyExists, ReasonStagedDifferently)
+		})
+	}
+	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		req := other.stageRequest()
+		req.StagingTargetPath = v.staging()
+		_, err := g.node().NodeStageVolume(t.Context(), req)
+		mustFail(t, err, codes.AlreadyExists, ReasonStagedDifferently)
+	})
+	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		req := v.stageRequest()
+		req.StagingTargetPath += "2"
+		_, err := g.node().NodeStageVolume(t.Context(), req)
+		mustFail(t, err, codes.FailedPrecondition, ReasonDeviceHeld)
+	})
+	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
+			must(t, err)
+			defer func() { _ = holder.Close() }()
+			before := digest(t, v.disk)
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+			if digest(t, v.disk) != before {
+				t.Fatal("the disk was written")
+			}
+		})
+	t.Run("NS-12 staging a block volume mounts nothing", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		before := digest(t, v.disk)
+		must(t, v.stage())
+		if got := mounts(t, g.dir); len(got) != 0 || digest(t, v.disk) != before {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+}
+
+func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
+	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
+		must(t, v.stage())
+		table, err := readMountTable()
+		must(t, err)
+		top := table.top(v.staging())
+		if got := comparableFlags(top); !slices.Equal(got,
+			[]string{"noatime", "nodev", "nosuid", "sync"}) {
+			t.Fatalf("flags are %q", got)
+		}
+		if !strings.Contains(top.VFSOptions, "data=journal") {
+			t.Fatalf("the filesystem's option is missing: %s", top.VFSOptions)
+		}
+		must(t, v.stage())
+		must(t, v.unstage())
+		for _, flag := range []string{"canary=1", "bind,canary", `context="canary`} {
+			v.Flags = []string{flag}
+			if err := v.stage(); err == nil || strings.Contains(err.Error(), "canary") {
+				t.Fatalf("stage with flag %q: %v", flag, err)
+			}
+		}
+		if strings.Contains(g.log.String(), "canary") {
+			t.Fatal("a flag stands in the log")
+		}
+		if got := mounts(t, g.dir); len(got) != 0 {
+			t.Fatalf("NS-11 mounts left: %q", got)
+		}
+	})
+	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
+		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
+		stage, publish := v.stageRequest(), v.publishRequest("")
+		stage.StagingTargetPath, publish.StagingTargetPath = long, long
+		publish.TargetPath = long + "-pod"
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), stage)
+		must(t, err)
+		_, err = n.NodePublishVolume(t.Context(), publish)
+		must(t, err)
+		_, err = n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+			TargetPath: publish.TargetPath})
+		must(t, err)
+		_, err = n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+			StagingTargetPath: long})
+		must(t, err)
+	})
+	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.MkdirAll(g.path("real"), 0o755))
+		must(t, os.Symlink(g.path("real"), g.path("link")))
+		req := v.stageRequest()
+		req.StagingTargetPath = g.path("link/staging")
+		for range 2 {
+			_, err := g.node().NodeStageVolume(t.Context(), req)
+			must(t, err)
+		}
+		if got := mounts(t, g.dir); !slices.Equal(got, []string{g.path("real/staging")}) {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.WriteFile(v.staging(), nil, 0o600))
+		mustFail(t, v.stage(), codes.InvalidArgument, ReasonPathInvalid)
+	})
+	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v.Context = map[string]string{ctxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
+		must(t, v.stage())
+		out := run(t, "dumpe2fs", "-h", v.disk.Loop)
+		for _, want := range []string{"volume name:   data", "Inode size:\t          512",
+			"Block size:               2048", "Reserved block count:     0"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("dumpe2fs does not say %q:\n%s", want, out)
+			}
+		}
+	})
+	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
+		must(t, err)
+		must(t, v.stage())
+	})
+	t.Run("D-2 a static volume needs nothing but the disk's name", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach("my-data", 8*mib), "")
+		v.Static = true
+		must(t, v.stage())
+	})
+	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
+		for _, fsType := range supportedFilesystems {
+			g := newGuest(t)
+			writable := g.volume(g.attach(testSerial, 512*mib), fsType)
+			must(t, writable.stage())
+			must(t, writable.unstage())
+			g.unplug(writable.disk)
+
+			v := g.volume(g.attachFile(testSerial, writable.disk.File, "--read-only"), fsType)
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceReadOnly)
+			req := v.stageRequest()
+			req.PublishContext[ctxReadOnly] = "true"
+			for range 2 {
+				_, err := g.node().NodeStageVolume(t.Context(), req)
+				must(t, err)
+			}
+			publish := v.publishRequest("pod")
+			publish.PublishContext = req.PublishContext
+			_, err := g.node().NodePublishVolume(t.Context(), publish)
+			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceReadOnly)
+			publish.Readonly = true
+			_, err = g.node().NodePublishVolume(t.Context(), publish)
+			must(t, err)
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		}
+	})
+}
+
+func TestRestoredVolumes(t *testing.T) {
+	for _, fsType := range supportedFilesystems {
+		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
+			g := newGuest(t)
+			small := g.volume(g.attach(testSerial, 512*mib), fsType)
+			must(t, small.stage())
+			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+			must(t, small.unstage())
+			g.unplug(small.disk)
+			file := copyDisk(t, small.disk.File)
+			must(t, os.Truncate(file, gib))
+
+			v := g.volume(g.attachFile(testSerial, file), fsType)
+			for range 2 { // the second time there is nothing to grow
+				must(t, v.stage())
+				var st unix.Statfs_t
+				must(t, unix.Statfs(v.staging(), &st))
+				if size := int64(st.Blocks) * st.Bsize; size < gib*85/100 {
+					t.Fatalf("the filesystem has %d bytes of the disk's %d", size, v.disk.SizeBytes)
+				}
+				if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+					t.Fatalf("the data are %q, %v", b, err)
+				}
+				must(t, v.unstage())
+			}
+		})
+		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
+			func(t *testing.T) {
+				g := newGuest(t)
+				origin := g.volume(g.attach(testSerial, 512*mib), fsType)
+				must(t, origin.stage())
+				must(t, origin.unstage())
+				file := copyDisk(t, origin.disk.File)
+				// The origin becomes the newer of the two, which btrfs remembers.
+				must(t, origin.stage())
+				must(t, os.WriteFile(filepath.Join(origin.staging(), "who"), []byte("origin"), 0o600))
+				must(t, origin.unstage())
+
+				restored := g.volume(g.attachFile("csi-restored00000000", file), fsType)
+				must(t, restored.stage())
+				must(t, origin.stage())
+				must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
+				b, err := os.ReadFile(filepath.Join(origin.staging(), "who"))
+				if must(t, err); string(b) != "origin" {
+					t.Fatalf("the origin reads %q", b)
+				}
+				must(t, origin.publish("a"))
+				must(t, restored.publish("b"))
+				must(t, origin.unpublish("a"))
+				must(t, restored.unpublish("b"))
+				must(t, restored.unstage())
+				must(t, origin.unstage())
+			})
+	}
+	t.Run("an ext4 filesystem that was not unmounted is checked, and keeps what was synced",
+		func(t *testing.T) {
+			g := newGuest(t)
+			origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			must(t, origin.stage())
+			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
+			run(t, "sync", "--file-system", origin.staging())
+			file := copyDisk(t, origin.disk.File)
+			head, err := os.ReadFile(file)
+			must(t, err)
+			if sb, ok := extSuperblock(head); !ok || sb.Unclean == "" {
+				t.Fatalf("the copy is clean: %+v", sb)
+			}
+			v := g.volume(g.attachFile("csi-restored00000000", file), fsExt4)
+			must(t, v.stage())
+			if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+				t.Fatalf("the data are %q, %v", b, err)
+			}
+		})
+	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		must(t, v.stage())
+		must(t, v.unstage())
+		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+		if got := mounts(t, g.dir); len(got) != 0 {
+			t.Fatalf("mounts left: %q", got)
+		}
+	})
+	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsXFS)
+		err := v.stage()
+		mustFail(t, err, codes.Internal, ReasonNodeToolFailed)
+		if !strings.Contains(err.Error(), "mkfs.xfs") || len(mounts(t, g.dir)) != 0 {
+			t.Fatal(err)
+		}
+	})
+}
+
+// copyDisk is what a snapshot and a restore make of a disk.
+func copyDisk(t *testing.T, file string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), fmt.Sprintf("copy of %s", filepath.Base(file)))
+	run(t, "cp", "--sparse=always", file, to)
+	return to
+}
