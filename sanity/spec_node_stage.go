@@ -1,0 +1,343 @@
+package sanity
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+)
+
+// longPath is a directory below dir whose path has more than 1,000 bytes.
+func longPath(dir string) string {
+	return filepath.Join(append([]string{dir}, strings.Split(
+		strings.Repeat(strings.Repeat("d", 249)+"/", 4), "/")...)...)
+}
+
+var _ = onNodes("NodeStageVolume", func(s *nodeScene) {
+	describeBadStages(s)
+	describeRepeatedStages(s)
+	describeStagesOfUsedDisks(s)
+	describeStageOptions(s)
+})
+
+// describeBadStages registers what is refused without a look at any device.
+func describeBadStages(s *nodeScene) {
+	type change func(*csi.NodeStageVolumeRequest)
+	mode := func(mode csi.VolumeCapability_AccessMode_Mode) change {
+		return func(req *csi.NodeStageVolumeRequest) {
+			req.VolumeCapability = inMode(mode, mounted())
+		}
+	}
+	DescribeTable("a bad request is refused and says why",
+		func(ctx SpecContext, bad change, code codes.Code, words ...string) {
+			req := &csi.NodeStageVolumeRequest{
+				VolumeId: someUUID, StagingTargetPath: s.a.dir, VolumeCapability: mounted(),
+				PublishContext: map[string]string{"diskName": "csi-0000000000000000"},
+			}
+			bad(req)
+			_, err := s.a.Node().NodeStageVolume(ctx, req)
+			expectRefusal(err, code, words...)
+			Expect(mountsAt(s.a.dir)).To(BeEmpty())
+		},
+		Entry("NS-2 a path that is relative", change(func(req *csi.NodeStageVolumeRequest) {
+			req.StagingTargetPath = "some/path"
+		}), codes.InvalidArgument, "absolute"),
+		Entry("NS-3 a filesystem that the driver does not make",
+			change(func(req *csi.NodeStageVolumeRequest) {
+				req.VolumeCapability = filesystem("ntfs")
+			}), codes.FailedPrecondition, "ntfs"),
+		Entry("NS-3 many nodes that write",
+			mode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER),
+			codes.FailedPrecondition, "MULTI_NODE_MULTI_WRITER"),
+		Entry("NS-3 one node that only reads",
+			mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY),
+			codes.FailedPrecondition, "SINGLE_NODE_READER_ONLY"),
+		Entry("NS-3 a group to mount for", change(func(req *csi.NodeStageVolumeRequest) {
+			req.VolumeCapability.GetMount().VolumeMountGroup = "1000"
+		}), codes.FailedPrecondition),
+		Entry("NS-1 a capability without an access type",
+			change(func(req *csi.NodeStageVolumeRequest) {
+				req.VolumeCapability.AccessType = nil
+			}), codes.InvalidArgument),
+		Entry("NS-4 a disk that neither context names",
+			change(func(req *csi.NodeStageVolumeRequest) { req.PublishContext = nil }),
+			codes.InvalidArgument, "diskName"),
+	)
+}
+
+// describeRepeatedStages registers calls for a volume that is staged or being staged.
+func describeRepeatedStages(s *nodeScene) {
+	DescribeTable("NS-7 a second stage of the same finds that nothing is left to do",
+		func(ctx SpecContext, name string) {
+			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			Expect(p.write(0)).To(Succeed())
+			Expect(p.stage(ctx)).To(Succeed())
+			Expect(mountsAt(p.staging)).To(HaveLen(map[bool]int{true: 0, false: 1}[name == "block"]))
+			Expect(p.holds(0)).To(Succeed(), "it was formatted again")
+		},
+		Entry("NS-7 ext4", "ext4"), Entry("NS-7 ext3", "ext3"), Entry("NS-7 xfs", "xfs"),
+		Entry("NS-7 btrfs", "btrfs"), Entry("NS-12 block, which mounts nothing", "block"))
+
+	It("NS-7 a node service that was killed knows what it staged", func(ctx SpecContext) {
+		n := s.node(ctx, "a", PluginOptions{})
+		p := s.settled(ctx, s.volume(ctx), n, mounted())
+		Expect(p.write(0)).To(Succeed())
+		n.Kill()
+		Expect(n.Start(ctx)).To(Succeed())
+		p.settle(ctx)
+		Expect(mountsAt(p.staging)).To(HaveLen(1))
+		Expect(mountsAt(p.target)).To(HaveLen(1))
+		Expect(p.holds(0)).To(Succeed())
+	})
+
+	DescribeTable("NS-8 what is staged otherwise is not taken for the same",
+		func(ctx SpecContext, capability *csi.VolumeCapability) {
+			p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4", "noatime"))
+			Expect(p.stage(ctx)).To(Succeed())
+			other := *p
+			other.capability = capability
+			expectRefusal(other.stage(ctx), codes.AlreadyExists, p.staging)
+			Expect(p.stage(ctx)).To(Succeed(), "the first one is as it was")
+		},
+		Entry("NS-8 with another filesystem", filesystem("xfs", "noatime")),
+		Entry("NS-8 with other flags", filesystem("ext4", "nodev")),
+		Entry("NS-8 with another access type", raw()),
+	)
+
+	It("NS-8 another volume is not staged over one", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		Expect(p.stage(ctx)).To(Succeed())
+		over := *s.placed(ctx, s.volume(ctx), s.a, mounted())
+		over.staging = p.staging
+		expectRefusal(over.stage(ctx), codes.AlreadyExists, p.staging)
+		Expect(blank(edges(over.device()))).To(BeTrue(), "it was formatted all the same")
+	})
+
+	It("NS-9 a second call for a volume that is being staged is told so", func(ctx SpecContext) {
+		s.switched(ctx, "device_delay", "1s", "0s")
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		expectOneAborted(atOnce(2, p.stage))
+		Expect(mountsAt(p.staging)).To(HaveLen(1))
+	})
+
+	It("NU-6 NP-10 nor is it unstaged or published meanwhile", func(ctx SpecContext) {
+		s.switched(ctx, "device_delay", "1s", "0s")
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		staged := inBackground(func() (any, error) { return nil, p.stage(ctx) })
+		// The call is under way from some moment on; until then both answer that nothing is
+		// there.
+		eventually(ctx, func() error {
+			if err := p.unstage(ctx); codeOf(err) != codes.Aborted {
+				return errNotYet(err)
+			}
+			return nil
+		})
+		expectRefusal(p.publish(ctx), codes.Aborted)
+		staged()
+		Expect(p.publish(ctx)).To(Succeed())
+	})
+
+	It("B-12 a format goes on when its caller has gone, and nobody formats beside it",
+		func(ctx SpecContext) {
+			tools := slowFormat()
+			n := s.node(ctx, "a", PluginOptions{Env: map[string]string{"PATH": tools.path}})
+			p := s.placed(ctx, s.volume(ctx), n, mounted())
+			DeferCleanup(tools.goOn)
+			impatient, leave := context.WithCancel(ctx)
+			failed := inBackground(func() (codes.Code, error) {
+				return codeOf(p.stage(impatient)), nil
+			})
+			eventually(ctx, tools.started)
+			leave()
+			Expect(failed()).To(Equal(codes.Canceled))
+			expectRefusal(p.stage(ctx), codes.Aborted)
+			tools.goOn()
+			eventually(ctx, func() error { return p.stage(ctx) })
+			Expect(tools.runs()).To(Equal(1))
+			Expect(mountsAt(p.staging)).To(HaveLen(1))
+		})
+}
+
+// describeStagesOfUsedDisks registers disks that are not blank.
+func describeStagesOfUsedDisks(s *nodeScene) {
+	at := func(offset int64, mark string) func(device string) {
+		return func(device string) {
+			file, err := os.OpenFile(device, os.O_WRONLY, 0)
+			Expect(err).NotTo(HaveOccurred())
+			defer file.Close()
+			if offset < 0 {
+				offset += gib
+			}
+			_, err = file.WriteAt([]byte(mark), offset)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(file.Sync()).To(Succeed())
+		}
+	}
+	tool := func(name string, args ...string) func(device string) {
+		return func(device string) {
+			out, err := exec.Command(name, append(args, device)...).CombinedOutput()
+			Expect(err).NotTo(HaveOccurred(), "%s", out)
+		}
+	}
+	DescribeTable("NS-10 a disk that holds anything else is left as it is",
+		func(ctx SpecContext, access string, use func(device string)) {
+			p := s.placed(ctx, s.volume(ctx), s.a, filesystem(access))
+			device := p.device()
+			use(device)
+			before := edges(device)
+			expectRefusal(p.stage(ctx), codes.FailedPrecondition, device)
+			Expect(edges(device) == before).To(BeTrue(), "the disk was written")
+			Expect(mountsAt(p.staging)).To(BeEmpty())
+		},
+		Entry("NS-10 another filesystem", "ext4", tool("mkfs.xfs", "-q")),
+		Entry("NS-10 another filesystem of the same family", "ext4", tool("mkfs.ext3", "-q")),
+		Entry("NS-10 swap", "btrfs", tool("mkswap", "-q")),
+		Entry("NS-10 an MBR partition table", "ext4", at(446,
+			"\x00\x01\x01\x00\x83\x02\x03\x04\x00\x08\x00\x00\x00\x10\x00\x00"+
+				strings.Repeat("\x00", 48)+"\x55\xaa")),
+		Entry("NS-10 the copy of a GPT at the end", "ext4", at(-512, "EFI PART")),
+		Entry("NS-10 a LUKS header", "xfs", at(0, "LUKS\xba\xbe\x00\x02")),
+		Entry("NS-10 a logical volume", "ext4", at(512, "LABELONE")),
+		Entry("NS-10 a byte of nobody knows what at the start", "ext4", at(700_000, "x")),
+		Entry("NS-10 a byte of nobody knows what at the end", "btrfs", at(-700_000, "x")),
+	)
+
+	It("E-1 a filesystem that an administrator made by hand is used", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4"))
+		tool("mkfs.ext4", "-q", "-L", "by-hand")(p.device())
+		p.settle(ctx)
+		out, err := exec.Command("e2label", p.device()).Output()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(out)).To(Equal("by-hand\n"))
+	})
+}
+
+// describeStageOptions registers what a caller can choose, and what must not leak of it.
+func describeStageOptions(s *nodeScene) {
+	It("NS-15 mount flags apply and are never logged", func(ctx SpecContext) {
+		p := s.settled(ctx, s.volume(ctx), s.a,
+			filesystem("ext4", "noatime", "nosuid", "stripe=4711", "x-canary-flag"))
+		for _, path := range []string{p.staging, p.target} {
+			Expect(mountsAt(path)).To(HaveLen(1))
+			Expect(mountsAt(path)[0].Options).To(ContainSubstring("noatime"))
+			Expect(mountsAt(path)[0].Options).To(ContainSubstring("nosuid"))
+			Expect(mountsAt(path)[0].VFSOptions).To(ContainSubstring("stripe=4711"))
+		}
+		Expect(s.a.logged()).NotTo(ContainSubstring("stripe"))
+		Expect(s.a.logged()).NotTo(ContainSubstring("canary-flag"))
+	})
+
+	It("NS-11 B-16 a mount that the kernel refuses leaves nothing and tells no flag",
+		func(ctx SpecContext) {
+			p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4", "canaryoption=4711"))
+			err := p.stage(ctx)
+			expectRefusal(err, codes.Internal)
+			Expect(err.Error()).NotTo(ContainSubstring("canaryoption"))
+			Expect(s.a.logged()).NotTo(ContainSubstring("canaryoption"))
+			Expect(mountsAt(p.staging)).To(BeEmpty())
+			p.capability = filesystem("ext4")
+			p.settle(ctx)
+		})
+
+	It("NS-11 a format that fails leaves nothing, and the next one succeeds",
+		func(ctx SpecContext) {
+			tools := toolsWith("mke2fs", `echo "no good" >&2; exit 1`)
+			n := s.node(ctx, "a", PluginOptions{Env: map[string]string{"PATH": tools}})
+			p := s.placed(ctx, s.volume(ctx), n, mounted())
+			expectRefusal(p.stage(ctx), codes.Internal, "mke2fs", "no good")
+			Expect(mountsAt(p.staging)).To(BeEmpty())
+			p.node = s.a
+			p.settle(ctx)
+		})
+
+	It("B-14 B-15 B-16 secrets that nobody asked for are ignored and never logged",
+		func(ctx SpecContext) {
+			p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+			p.secrets = map[string]string{"password": "canary-secret"}
+			p.settle(ctx)
+			p.capability = filesystem("xfs")
+			err := p.stage(ctx)
+			expectRefusal(err, codes.AlreadyExists)
+			Expect(err.Error()).NotTo(ContainSubstring("canary-secret"))
+			Expect(s.a.logged()).NotTo(ContainSubstring("canary-secret"))
+			p.capability = mounted()
+		})
+
+	It("B-4 paths may be as long as the system takes", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		p.staging, p.target = longPath(p.staging), longPath(filepath.Dir(p.target))
+		Expect(os.MkdirAll(p.staging, 0o750)).To(Succeed())
+		Expect(os.MkdirAll(filepath.Dir(p.target), 0o750)).To(Succeed())
+		p.settle(ctx)
+		Expect(p.write(0)).To(Succeed())
+		p.leave(ctx)
+	})
+
+	It("OF-8 finds a disk whose name is longer than its serial", func(ctx SpecContext) {
+		disk := s.rackDisk(ctx, fresh("a-disk-with-a-name-longer-than-a-serial"), s.rack.Project)
+		// A static volume has nothing but the disk's UUID.
+		p := s.placed(ctx, &csi.Volume{VolumeId: disk.Id}, s.a, mounted())
+		p.settle(ctx)
+		Expect(p.write(0)).To(Succeed())
+		Expect(mountsAt(p.staging)[0].Source).To(HaveSuffix(
+			filepath.Base(s.a.device(string(disk.Name)[:20]))))
+	})
+}
+
+// notYet is why something that is awaited is not there.
+type notYet struct{ err error }
+
+func (n notYet) Error() string {
+	if n.err == nil {
+		return "not yet"
+	}
+	return n.err.Error()
+}
+
+func errNotYet(err error) error { return notYet{err} }
+
+// toolsWith is a PATH on which a shell script takes the place of one tool.
+func toolsWith(tool, script string) string {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	Expect(os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"+script+"\n"), 0o755)).
+		To(Succeed())
+	return dir + ":" + os.Getenv("PATH")
+}
+
+// heldTool is a mke2fs that waits until it may go on.
+type heldTool struct{ path, dir string }
+
+func slowFormat() heldTool {
+	GinkgoHelper()
+	real, err := exec.LookPath("mke2fs")
+	Expect(err).NotTo(HaveOccurred())
+	dir := GinkgoT().TempDir()
+	return heldTool{dir: dir, path: toolsWith("mke2fs", `
+echo run >>"`+dir+`/runs"
+while [ ! -e "`+dir+`/go" ]; do sleep 0.01; done
+exec `+real+` "$@"`)}
+}
+
+func (t heldTool) started() error {
+	_, err := os.Stat(filepath.Join(t.dir, "runs"))
+	return err
+}
+
+func (t heldTool) goOn() {
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(t.dir, "go"), nil, 0o600)).To(Succeed())
+}
+
+func (t heldTool) runs() int {
+	GinkgoHelper()
+	text, err := os.ReadFile(filepath.Join(t.dir, "runs"))
+	Expect(err).NotTo(HaveOccurred())
+	return strings.Count(string(text), "run")
+}
