@@ -78,7 +78,7 @@ func (c combination) config() *csisanity.TestConfig {
 		config.IDGen = uuids{}
 	}
 	config.DialOptions = append(config.DialOptions,
-		grpc.WithChainUnaryInterceptor(withFilesystem(c.filesystem)))
+		grpc.WithChainUnaryInterceptor(withFilesystem(c.filesystem), errorRules))
 	config.ControllerDialOptions = config.DialOptions
 	return &config
 }

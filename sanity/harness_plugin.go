@@ -150,6 +150,7 @@ func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	options = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
+		grpc.WithChainUnaryInterceptor(errorRules),
 	}, options...)
 	conn, err := grpc.NewClient(p.Endpoint, options...)
 	if err != nil {
