@@ -1,0 +1,227 @@
+//go:build linux
+
+package driver
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+)
+
+func TestOnlyABlankDiskIsFormatted(t *testing.T) {
+	const smallDisk = 128 * mib
+	noise := make([]byte, 64<<10)
+	for i := range noise {
+		noise[i] = byte(rand.Uint32())
+	}
+	writeAt := func(offset int64, b []byte) func(t *testing.T, d *guestDisk) {
+		return func(t *testing.T, d *guestDisk) {
+			t.Helper()
+			if offset < 0 {
+				offset += d.SizeBytes
+			}
+			f, err := os.OpenFile(d.Loop, os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.WriteAt(b, offset)
+			must(t, err)
+			must(t, f.Close())
+		}
+	}
+	tool := func(args ...string) func(t *testing.T, d *guestDisk) {
+		return func(t *testing.T, d *guestDisk) { run(t, args[0], append(args[1:], d.Loop)...) }
+	}
+	for _, c := range []struct {
+		name string
+		fill func(*testing.T, *guestDisk)
+		says string // the message has it
+	}{
+		{"another filesystem", tool("mkfs.btrfs", "-q"), "btrfs"},
+		{"ext2, which volumes do not have", tool("mke2fs", "-q", "-t", "ext2"), "ext2"},
+		{"vfat", writeAt(0, fatBootSector()), "vfat"},
+		{"swap", tool("mkswap"), "swap"},
+		{"a GPT", writeAt(512, gpt(1)), "offset 512"},
+		{"a GPT with its protective MBR", func(t *testing.T, d *guestDisk) {
+			writeAt(0, mbr(0xEE))(t, d)
+			writeAt(512, gpt(1))(t, d)
+		}, "partition table (gpt)"},
+		{"an MBR", writeAt(0, mbr(0x83)), "partition table (dos)"},
+		{"the backup of a GPT only", writeAt(-512, gpt(smallDisk/512-1)), "offset 134217216"},
+		{"a LUKS header", writeAt(0, []byte("LUKS\xba\xbe\x00\x02")), "offset 0"},
+		{"random bytes at the start", writeAt(0, noise), ""},
+		{"one byte in the first MiB", writeAt(mib-1, []byte{1}), "offset 1048575"},
+		{"one byte in the last MiB", writeAt(-mib, []byte{1}), "offset 133169152"},
+		{"the last byte", writeAt(-1, []byte{1}), "offset 134217727"},
+		{"a btrfs whose mkfs did not end", func(t *testing.T, d *guestDisk) {
+			tool("mkfs.btrfs", "-q")(t, d)
+			writeAt(btrfsOffset+0x40, []byte("!BHRfS_M"))(t, d)
+		}, "unfinished btrfs"},
+		{"ext4 under an old MBR", func(t *testing.T, d *guestDisk) {
+			tool("mke2fs", "-q", "-t", "ext4")(t, d)
+			writeAt(0, mbr(0x83))(t, d)
+		}, ""},
+	} {
+		t.Run("NS-10 "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, smallDisk), fsExt4)
+			c.fill(t, v.disk)
+			before := digest(t, v.disk)
+			err := v.stage()
+			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			if !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the message does not say %q: %v", c.says, err)
+			}
+			if digest(t, v.disk) != before {
+				t.Error("the disk was written")
+			}
+			if got := mounts(t, g.dir); len(got) != 0 {
+				t.Errorf("mounts: %q", got)
+			}
+		})
+	}
+	for _, fsType := range supportedFilesystems {
+		t.Run("a healthy "+fsType+" whose device was cut short is refused, the bytes untouched",
+			func(t *testing.T) {
+				g := newGuest(t)
+				whole := g.volume(g.attach(testSerial, 512*mib), fsType)
+				must(t, whole.stage())
+				must(t, whole.unstage())
+				g.unplug(whole.disk)
+				file := copyDisk(t, whole.disk.File)
+				must(t, os.Truncate(file, 400*mib))
+				v := g.volume(g.attachFile(testSerial, file), fsType)
+				before := digest(t, v.disk)
+				mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemTooLarge)
+				if digest(t, v.disk) != before {
+					t.Error("the disk was written")
+				}
+			})
+	}
+	t.Run("a disk that cannot be read is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		// The loop device keeps its size, and reads beyond the file's end fail.
+		must(t, os.Truncate(v.disk.File, 0))
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceUnreadable)
+	})
+	t.Run("a filesystem without a checksum is mounted when blkid knows it too",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 16*mib), fsExt3) // ext3 has no checksum
+			must(t, v.stage())
+			must(t, v.unstage())
+			writeAt(0, []byte("\xeb\x63 boot code"))(t, v.disk)
+			must(t, v.stage())
+		})
+}
+
+// fatBootSector is enough of a FAT for a probe.
+func fatBootSector() []byte {
+	b := make([]byte, 512)
+	copy(b, "\xeb\x3c\x90mkfs.fat")
+	copy(b[11:], []byte{0, 2, 4, 4, 0, 2, 0, 2, 0, 0, 0xf8, 0xc8, 0, 32, 0, 64, 0, 0, 0, 0, 0, 0, 0x40, 0x0b, 0})
+	copy(b[36:], "\x80\x00\x29\x01\x02\x03\x04NO NAME    FAT16   ")
+	b[510], b[511] = 0x55, 0xAA
+	return b
+}
+
+// mbr is a partition table with one partition of that type.
+func mbr(kind byte) []byte {
+	b := make([]byte, 512)
+	copy(b[446:], []byte{0, 0, 2, 0, kind, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 0x1f, 0, 0})
+	b[510], b[511] = 0x55, 0xAA
+	return b
+}
+
+// gpt is the header of an empty GUID partition table for that sector.
+func gpt(sector uint64) []byte {
+	const last = 128*mib/512 - 1
+	le := binary.LittleEndian
+	b := make([]byte, 512)
+	copy(b, "EFI PART")
+	le.PutUint32(b[8:], 0x10000)
+	le.PutUint32(b[12:], 92)
+	le.PutUint64(b[24:], sector)
+	le.PutUint64(b[32:], last+1-sector)
+	le.PutUint64(b[40:], 34)
+	le.PutUint64(b[48:], last-33)
+	b[56] = 1 // the disk's GUID
+	le.PutUint64(b[72:], 2)
+	if sector != 1 {
+		le.PutUint64(b[72:], last-32)
+	}
+	le.PutUint32(b[80:], 128)
+	le.PutUint32(b[84:], 128)
+	le.PutUint32(b[88:], crc32.ChecksumIEEE(make([]byte, 128*128)))
+	le.PutUint32(b[16:], crc32.ChecksumIEEE(b[:92]))
+	return b
+}
+
+func TestBlkidIsReadExactly(t *testing.T) {
+	for _, c := range []struct {
+		output string
+		want   signature
+		fails  bool
+	}{
+		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: signature{Type: "ext4"}},
+		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: signature{Table: "gpt"}},
+		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: signature{Type: "swap", Table: "dos"}},
+		{output: "", fails: true},
+		{output: "DEVNAME=x\n", fails: true},
+	} {
+		got, err := parseBlkid(c.output)
+		if (err != nil) != c.fails || (err == nil && got != c.want) {
+			t.Errorf("parseBlkid(%q) = %+v, %v, want %+v", c.output, got, err, c.want)
+		}
+	}
+}
+
+func TestBlkidTellsNothingFromAnError(t *testing.T) {
+	blank := filepath.Join(t.TempDir(), "blank")
+	must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
+	for name, want := range map[string]bool{blank: true, t.TempDir(): false} {
+		f, err := os.Open(name)
+		must(t, err)
+		got, err := blkid(f)
+		if want && (err != nil || got.any()) {
+			t.Errorf("a blank file: %+v, %v", got, err)
+		}
+		_ = f.Close()
+	}
+}
+
+func TestTheFirstByteThatIsNotZeroIsFound(t *testing.T) {
+	for _, size := range []int{1, 511, 4096, 4097, 10000} {
+		b := make([]byte, size)
+		if got := nonZero(b); got != -1 {
+			t.Errorf("nonZero of %d zeroes = %d", size, got)
+		}
+		for _, at := range []int{size - 1, size / 2, 0} {
+			b[at] = 7
+			if got := nonZero(b); got != at {
+				t.Errorf("nonZero with byte %d of %d set = %d", at, size, got)
+			}
+		}
+	}
+}
+
+// FuzzJudge holds that no disk with a byte that is not zero is called blank.
+func FuzzJudge(f *testing.F) {
+	f.Add([]byte{}, []byte{}, "", "")
+	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
+	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
+	f.Fuzz(func(t *testing.T, head, tail []byte, kind, table string) {
+		e := edges{head: head, tail: tail, size: 16 * mib}
+		got, err := judge("/dev/x", e, findSuperblocks(head), signature{Type: kind, Table: table})
+		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(tail, "\x00")) == 0
+		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
+			t.Fatalf("called blank: head %q, tail %q, %q, %q", head, tail, kind, table)
+		}
+	})
+}
