@@ -26,7 +26,7 @@ test: ## every test, sanity included
 
 bench: ## measure: driver against the same work by hand, memory, start-up, sizes
 	@tools/prerequisites
-	$(GO) test -count=1 -timeout=$(TIMEOUT) -run '^$$' -bench . -v ./sanity/...
+	$(GO) test -count=1 -timeout=$(TIMEOUT) -run '^$$' -bench . -benchtime=15x -v ./sanity/...
 
 demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 	@tools/prerequisites

@@ -1,14 +1,33 @@
 // oxide-conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT
 // name. It is run as root in an instance of that project, and touches only what it made itself.
+//
+// "oxide-conformance demo" needs no rack: it simulates one and shows the life of a volume on it.
 package main
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 )
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == "demo" {
+		os.Exit(demo())
+	}
 	os.Exit(sanity.Conformance(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// demo runs until the volume is gone again, or until it is interrupted; then it cleans up, too.
+func demo() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := sanity.Demo(ctx, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "oxide-conformance: demo: %v\n", err)
+		return 1
+	}
+	return 0
 }

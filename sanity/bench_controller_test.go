@@ -1,0 +1,230 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sync/errgroup"
+)
+
+// BenchmarkController compares the controller's calls with the requests that they make of the rack,
+// made with Oxide's client alone.
+func BenchmarkController(b *testing.B) {
+	bn := openBench(b)
+	instance := bn.rack.Instance("").ID
+	ctl := bn.driver.Controller()
+	create := duel{name: "create", aim: aimController, theirs: "sdk"}
+	attach := duel{name: "attach", aim: aimController, theirs: "sdk"}
+	detach := duel{name: "detach", aim: aimController, theirs: "sdk"}
+	remove := duel{name: "delete", aim: aimController, theirs: "sdk"}
+	for round := 0; b.Loop(); round++ {
+		ctx := b.Context()
+		var (
+			volume *csi.Volume
+			disk   *oxide.Disk
+		)
+		for _, step := range []struct {
+			duel        *duel
+			driver, sdk func() error
+		}{
+			{&create, func() error {
+				req := createRequest(fmt.Sprint("bench-", round))
+				resp, err := ctl.CreateVolume(ctx, req)
+				volume = resp.GetVolume()
+				return err
+			}, func() (err error) {
+				disk, err = bn.createByHand(ctx, fmt.Sprint("by-hand-", round), gib)
+				return err
+			}},
+			{&attach, func() error {
+				_, err := ctl.ControllerPublishVolume(ctx, publishRequest(volume, instance))
+				return err
+			}, func() error { return bn.attachByHand(ctx, disk.Id) }},
+			{&detach, func() error {
+				_, err := ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, instance))
+				return err
+			}, func() error { return bn.detachByHand(ctx, disk.Id) }},
+			{&remove, func() error {
+				_, err := ctl.DeleteVolume(ctx,
+					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+				return err
+			}, func() error { return bn.deleteByHand(ctx, disk.Id) }},
+		} {
+			must(b, inTurns(round, step.duel.time(&step.duel.driver, step.driver),
+				step.duel.time(&step.duel.byHand, step.sdk)))
+			if step.duel == &attach {
+				_, err := bn.awaitDevice(ctx, fmt.Sprint("by-hand-", round))
+				must(b, err)
+			}
+		}
+	}
+	for _, d := range []*duel{&create, &attach, &detach, &remove} {
+		d.report()
+	}
+}
+
+// time adds what something takes to one side of the duel.
+func (d *duel) time(side *[]time.Duration, do func() error) func() error {
+	return func() error {
+		took, err := timed(do)
+		*side = append(*side, took)
+		return err
+	}
+}
+
+// BenchmarkListVolumes lists 1,000 volumes, and 10,000.
+func BenchmarkListVolumes(b *testing.B) {
+	bn := openBench(b)
+	const small, large = 1000, 10000
+	medians := map[int]time.Duration{}
+	have := 0
+	for _, size := range []int{small, large} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			must(b, bn.fill(b.Context(), have, size))
+			have = size
+			list := duel{name: fmt.Sprint("list-volumes-", size), theirs: "sdk"}
+			for round := 0; b.Loop(); round++ {
+				must(b, inTurns(round, list.time(&list.driver, func() error {
+					return bn.listVolumes(b.Context(), size)
+				}), list.time(&list.byHand, func() error {
+					return bn.listDisks(b.Context(), size)
+				})))
+			}
+			list.report()
+			medians[size] = median(list.driver)
+		})
+	}
+	if medians[small] == 0 || medians[large] == 0 {
+		return // only one of the two was chosen
+	}
+	fmt.Printf("FIGURE list-volumes-growth volumes=%d driver_ms=%.1f aim_ms=%d %s "+
+		"times_the_volumes=%d times_the_duration=%.1f\n",
+		large, ms(medians[large]), aimListMS, reached(ms(medians[large]), aimListMS),
+		large/small, float64(medians[large])/float64(medians[small]))
+}
+
+// fillers is how many calls at once create the volumes of the list.
+const fillers = 16
+
+// fill creates the volumes from one number up to another, through the driver.
+func (bn *bench) fill(ctx context.Context, from, to int) error {
+	bn.run.say("creating %d volumes", to-from)
+	start := time.Now()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(fillers)
+	for i := from; i < to; i++ {
+		group.Go(func() error {
+			_, err := bn.driver.Controller().CreateVolume(ctx, createRequest(fmt.Sprint("list-", i)))
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	took := time.Since(start)
+	fmt.Printf("FIGURE create-volumes volumes=%d seconds=%.1f per_volume_ms=%.2f at_once=%d\n",
+		to-from, took.Seconds(), ms(took)/float64(to-from), fillers)
+	return nil
+}
+
+func (bn *bench) listVolumes(ctx context.Context, want int) error {
+	resp, err := bn.driver.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+	if err == nil && len(resp.GetEntries()) != want {
+		err = fmt.Errorf("ListVolumes shows %d volumes of %d", len(resp.GetEntries()), want)
+	}
+	return err
+}
+
+func (bn *bench) listDisks(ctx context.Context, want int) error {
+	limit := 1000
+	disks, err := bn.sdk.DiskListAllPages(ctx, oxide.DiskListParams{
+		Project: oxide.NameOrId(bn.rack.Project), Limit: &limit,
+	})
+	if err == nil && len(disks) != want {
+		err = fmt.Errorf("the rack lists %d disks of %d", len(disks), want)
+	}
+	return err
+}
+
+// BenchmarkProcess measures the programs themselves: how soon they serve, how much memory they hold
+// when nobody asks for anything, how large their files are.
+func BenchmarkProcess(b *testing.B) {
+	bn := openBench(b)
+	for _, mode := range []string{ModeController, ModeNode, ModeAll} {
+		b.Run(mode, func(b *testing.B) {
+			plugin, err := bn.rack.StartPlugin(b.Context(), PluginOptions{Mode: mode})
+			must(b, err)
+			var starts []time.Duration
+			for b.Loop() {
+				must(b, plugin.Stop())
+				took, err := startUp(b.Context(), plugin)
+				must(b, err)
+				starts = append(starts, took)
+			}
+			_, err = plugin.Identity().Probe(b.Context(), &csi.ProbeRequest{})
+			must(b, err)
+			memory, err := residentMiB(plugin.PID())
+			must(b, err)
+			fmt.Printf("FIGURE process mode=%s start_ms=%.1f rounds=%d idle_rss_mib=%.1f\n",
+				mode, ms(median(starts)), len(starts), memory)
+			must(b, plugin.Stop())
+		})
+	}
+	for _, program := range programs {
+		path, err := bn.run.Binary(b.Context(), program)
+		must(b, err)
+		info, err := os.Stat(path)
+		must(b, err)
+		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program, float64(info.Size())/float64(mib))
+	}
+}
+
+// startUp starts a stopped plugin and times it until its socket takes a connection.
+func startUp(ctx context.Context, plugin *Plugin) (time.Duration, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	serving := make(chan time.Duration, 1)
+	start := time.Now()
+	go func() {
+		for ctx.Err() == nil {
+			conn, err := net.Dial("unix", plugin.socket())
+			if err == nil {
+				serving <- time.Since(start)
+				_ = conn.Close()
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Microsecond):
+			}
+		}
+	}()
+	if err := plugin.Start(ctx); err != nil {
+		return 0, err
+	}
+	return <-serving, nil
+}
+
+// residentMiB is how much memory of a process is in RAM.
+func residentMiB(pid int) (float64, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	fields := strings.Fields(rest)
+	if len(fields) < 2 || fields[1] != "kB" {
+		return 0, fmt.Errorf("process %d does not say its VmRSS", pid)
+	}
+	kib, err := strconv.ParseFloat(fields[0], 64)
+	return kib / 1024, err
+}
