@@ -25,17 +25,17 @@ func (p *placement) size(ctx context.Context) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// accessTable runs a story for every access type.
-func accessTable(text string, story func(ctx SpecContext, access string)) {
-	entries := []any{story}
+// everyAccess are the entries of a table whose story holds for every access type.
+func everyAccess() []TableEntry {
+	var entries []TableEntry
 	for _, name := range accesses {
 		entries = append(entries, Entry(name, name))
 	}
-	DescribeTable(text, entries...)
+	return entries
 }
 
 var _ = onNodes("the life of a volume", func(s *nodeScene) {
-	accessTable("B-38 what a workload wrote is there wherever the volume moves",
+	DescribeTable("B-38 what a workload wrote is there wherever the volume moves",
 		func(ctx SpecContext, name string) {
 			volume := s.volume(ctx)
 			first := s.settled(ctx, volume, s.a, access(name))
@@ -50,9 +50,9 @@ var _ = onNodes("the life of a volume", func(s *nodeScene) {
 			third := s.settled(ctx, volume, s.a, access(name))
 			Expect(third.holds(0)).To(Succeed())
 			Expect(third.holds(1)).To(Succeed())
-		})
+		}, everyAccess())
 
-	accessTable("B-38 the calls of a life cost the rack four requests, whatever is on the disk",
+	DescribeTable("B-38 the calls of a life cost the rack four requests, whatever is on the disk",
 		func(ctx SpecContext, name string) {
 			Expect(s.calls(ctx, func() {
 				resp, err := s.ctl.CreateVolume(ctx, createRequest(fresh("life")))
@@ -68,7 +68,7 @@ var _ = onNodes("the life of a volume", func(s *nodeScene) {
 			})).To(Equal([]string{
 				"disk_create", "instance_disk_attach", "instance_disk_detach", "disk_delete",
 			}))
-		})
+		}, everyAccess())
 })
 
 // restored makes a volume of some GiB from a snapshot.
@@ -80,7 +80,7 @@ func (s *nodeScene) restored(ctx context.Context, snapshot *csi.Snapshot, gibs i
 }
 
 var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
-	accessTable("CV-18 a restored volume holds what its origin held when the snapshot was taken",
+	DescribeTable("CV-18 a restored volume holds what its origin held when the snapshot was taken",
 		func(ctx SpecContext, name string) {
 			origin := s.settled(ctx, s.volume(ctx), s.a, access(name))
 			Expect(origin.writeThrough(0)).To(Succeed())
@@ -95,9 +95,9 @@ var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
 			Expect(origin.holds(0)).To(Succeed())
 			Expect(origin.holds(1)).To(Succeed())
 			Expect(origin.holds(2)).NotTo(Succeed(), "the two are one disk")
-		})
+		}, everyAccess())
 
-	accessTable("NS-13 a volume restored into a larger one is as large for its workload, too",
+	DescribeTable("NS-13 a volume restored into a larger one is as large for its workload, too",
 		func(ctx SpecContext, name string) {
 			origin := s.settled(ctx, s.volume(ctx), s.a, access(name))
 			Expect(origin.writeThrough(0)).To(Succeed())
@@ -114,9 +114,9 @@ var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
 			Expect(again.holds(0)).To(Succeed())
 			Expect(again.holds(1)).To(Succeed())
 			Expect(again.size(ctx)).To(BeNumerically(">=", small+19*gib/10))
-		})
+		}, everyAccess())
 
-	accessTable("NS-14 a restored volume and its origin live on one node side by side",
+	DescribeTable("NS-14 a restored volume and its origin live on one node side by side",
 		func(ctx SpecContext, name string) {
 			origin := s.settled(ctx, s.volume(ctx), s.a, access(name))
 			Expect(origin.writeThrough(0)).To(Succeed())
@@ -138,5 +138,5 @@ var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
 			Expect(both.holds(2)).To(Succeed())
 			moved := s.settled(ctx, copied.volume, s.b, access(name))
 			Expect(moved.holds(1)).To(Succeed())
-		})
+		}, everyAccess())
 })
