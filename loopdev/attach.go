@@ -1,0 +1,150 @@
+package loopdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config says what to attach.
+type Config struct {
+	// Path is a regular file. It stays in use until the device is detached, unlinked or not.
+	Path string
+	// Serial is how the device is found again: 1 to 63 bytes without NUL. A longer one is refused.
+	Serial string
+	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 is
+	// 512.
+	BlockSize int
+	// ReadOnly makes a device that refuses writes.
+	ReadOnly bool
+	// SizeLimit makes the device smaller than the file; 0 is the whole file.
+	SizeLimit int64
+}
+
+// serialMax is what fits into lo_file_name beside its NUL.
+const serialMax = unix.LO_NAME_SIZE - 1
+
+// Attach gives the file a block device. Where several processes want the next free device at once,
+// or the kernel has none left and must make one, it tries again until ctx ends.
+func Attach(ctx context.Context, c Config) (Device, error) {
+	d, err := attach(ctx, c)
+	if err != nil {
+		return Device{}, fmt.Errorf("attach %s with serial %q: %w", c.Path, c.Serial, explain(err))
+	}
+	return d, nil
+}
+
+func attach(ctx context.Context, c Config) (Device, error) {
+	if c.BlockSize == 0 {
+		c.BlockSize = 512
+	}
+	if err := c.check(); err != nil {
+		return Device{}, err
+	}
+	file, err := c.open()
+	if err != nil {
+		return Device{}, err
+	}
+	defer file.Close() // The kernel holds its own reference from LOOP_CONFIGURE on.
+	control, err := openControl()
+	if err != nil {
+		return Device{}, err
+	}
+	defer control.Close()
+	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
+		d, err := c.tryNext(control, file)
+		if err == nil || !raceLost(err) {
+			return d, err
+		}
+		// A random pause, lest all who lost this race run the next one in step.
+		if wait(ctx, rand.N(limit)) != nil {
+			return Device{}, fmt.Errorf("%w: no free device was won: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// check refuses what the kernel would cut, misread or accept to nobody's use.
+func (c Config) check() error {
+	switch {
+	case c.Serial == "":
+		return errors.New("a serial is needed: without one the device cannot be found again")
+	case len(c.Serial) > serialMax:
+		return fmt.Errorf("the serial has %d bytes, the kernel keeps %d", len(c.Serial), serialMax)
+	case strings.ContainsRune(c.Serial, 0):
+		return errors.New("the serial contains a NUL, at which the kernel's copy would end")
+	case c.BlockSize < 512 || c.BlockSize > os.Getpagesize() || c.BlockSize&(c.BlockSize-1) != 0:
+		return fmt.Errorf("block size %d is no power of two between 512 and the page size %d",
+			c.BlockSize, os.Getpagesize())
+	case c.SizeLimit < 0 || c.SizeLimit%int64(c.BlockSize) != 0:
+		return fmt.Errorf("size limit %d is no multiple of the block size %d",
+			c.SizeLimit, c.BlockSize)
+	}
+	return nil
+}
+
+func (c Config) open() (*os.File, error) {
+	// Before the open, which would wait at a FIFO for ever.
+	st, err := os.Stat(c.Path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !st.Mode().IsRegular():
+		return nil, fmt.Errorf("a regular file is needed, this has mode %s", st.Mode())
+	case st.Size()%int64(c.BlockSize) != 0:
+		return nil, fmt.Errorf("its size %d is no multiple of the block size %d",
+			st.Size(), c.BlockSize)
+	case c.ReadOnly:
+		return os.Open(c.Path)
+	}
+	return os.OpenFile(c.Path, os.O_RDWR, 0)
+}
+
+// tryNext asks for a free device and configures it in one step. Between the two another process may
+// take it.
+func (c Config) tryNext(control, file *os.File) (Device, error) {
+	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return Device{}, fmt.Errorf("get a free loop device: %w", err)
+	}
+	d, err := identify(number)
+	if err != nil {
+		return d, err
+	}
+	node, err := openNode(d.Path, d.Major, d.Minor, os.O_RDWR)
+	if err != nil {
+		return d, err
+	}
+	defer node.Close()
+	config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: uint32(c.BlockSize)}
+	config.Info.Sizelimit = uint64(c.SizeLimit)
+	copy(config.Info.File_name[:], c.Serial)
+	if c.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
+		return d, fmt.Errorf("configure %s: %w", d.Path, err)
+	}
+	d, err = d.fill(node)
+	if err != nil {
+		// Nobody would know of the device. It goes when node closes.
+		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
+		return d, fmt.Errorf("look at %s: %w", d.Path, errors.Join(err, clearErr))
+	}
+	return d, nil
+}
+
+// raceLost says that the device was taken, held or removed by another process meanwhile.
+func raceLost(err error) bool {
+	for _, lost := range []error{unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN} {
+		if errors.Is(err, lost) {
+			return true
+		}
+	}
+	return false
+}

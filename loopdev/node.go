@@ -1,0 +1,63 @@
+package loopdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// The control device's number is fixed in the kernel (misc major, LOOP_CTRL_MINOR).
+const (
+	controlPath  = "/dev/loop-control"
+	controlMajor = 10
+	controlMinor = 237
+)
+
+// openControl opens the loop driver's control device.
+func openControl() (*os.File, error) {
+	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
+	switch {
+	// ENOENT cannot be the path, which was made; ENODEV and ENXIO are a node without a driver.
+	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
+		return nil, fmt.Errorf("%w (%w)", ErrNoDriver, err)
+	case err != nil:
+		return nil, err
+	}
+	return f, nil
+}
+
+// openNode opens a loop device's node and makes sure that it is the node of that device.
+func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
+	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("stat %s: %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != unix.Mkdev(major, minor) {
+		f.Close()
+		return nil, fmt.Errorf("%s should be block device %d:%d: %w",
+			path, major, minor, ErrNotLoop)
+	}
+	return f, nil
+}
+
+// openOrMake opens a device node. In a container /dev is often a copy from the time it was started,
+// without the devices the kernel has made since: then the node is made here.
+func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	err = unix.Mknod(path, kind|0o600, int(unix.Mkdev(major, minor)))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("make node %s (%d:%d): %w", path, major, minor, err)
+	}
+	return os.OpenFile(path, flag, 0)
+}
