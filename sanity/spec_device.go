@@ -100,7 +100,7 @@ func describeAppearance(s *nodeScene) {
 			Expect(again.write(0)).To(Succeed())
 		})
 
-	It("B-46 is not waited for longer than the caller waits", func(ctx SpecContext) {
+	It("NS-5 is not waited for longer than the caller waits", func(ctx SpecContext) {
 		s.fault(ctx, attaching(FaultDevice{Never: true}))
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
 		brief, cancel := context.WithTimeout(ctx, impatience)

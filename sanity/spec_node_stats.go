@@ -172,7 +172,7 @@ var _ = onNodes("what a node says of itself", func(s *nodeScene) {
 		Expect(storage.GetBackendHealth()).To(BeEmpty())
 	})
 
-	It("NE-1 B-41 NH-1 the node service is not in the controller's process", func(ctx SpecContext) {
+	It("B-41 the node service is not in the controller's process", func(ctx SpecContext) {
 		_, err := s.plugin.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 		expectRefusal(err, codes.Unimplemented)
 		_, err = s.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{})
