@@ -188,7 +188,7 @@ func describeYank(s *nodeScene) {
 			Expect(p.writeThrough(0)).To(Succeed())
 			s.detachByHand(ctx, p.volume.GetVolumeId(), "a")
 			eventually(ctx, func() error {
-				if p.node.shows(p.volume.GetVolumeContext()["diskName"]) == nil {
+				if p.shows(p.volume.GetVolumeContext()["diskName"]) == nil {
 					return errNotYet(nil)
 				}
 				return nil

@@ -11,14 +11,17 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-func (p *placement) stats(ctx context.Context, path string) (map[csi.VolumeUsage_Unit]*csi.VolumeUsage, error) {
+// usageByUnit is what NodeGetVolumeStats answers.
+type usageByUnit map[csi.VolumeUsage_Unit]*csi.VolumeUsage
+
+func (p *placement) stats(ctx context.Context, path string) (usageByUnit, error) {
 	resp, err := p.Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: p.volume.GetVolumeId(), VolumePath: path,
 	})
 	if err != nil {
 		return nil, err
 	}
-	byUnit := map[csi.VolumeUsage_Unit]*csi.VolumeUsage{}
+	byUnit := usageByUnit{}
 	for _, usage := range resp.GetUsage() {
 		byUnit[usage.GetUnit()] = usage
 	}
