@@ -27,39 +27,39 @@ var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,12}$`)
 
 var mkfsRules = map[string]mkfsRule{
 	"bytesPerInode": {
-		"a number from 1024 to 67108864", within(1024, 64<<20),
-		map[string]func(string) []string{fsExt3: flag("-i"), fsExt4: flag("-i")},
+		"a number from 1024 to 67108864", numberFrom(1024, 64<<20),
+		map[string]func(string) []string{fsExt3: mkfsFlag("-i"), fsExt4: mkfsFlag("-i")},
 	},
 	"inodeSize": {
-		"256, 512, 1024 or 2048", oneOf("256", "512", "1024", "2048"),
+		"256, 512, 1024 or 2048", anyOf("256", "512", "1024", "2048"),
 		map[string]func(string) []string{
-			fsExt3: flag("-I"), fsExt4: flag("-I"), fsXFS: setting("-i", "size"),
+			fsExt3: mkfsFlag("-I"), fsExt4: mkfsFlag("-I"), fsXFS: mkfsSetting("-i", "size"),
 		},
 	},
 	"fsBlockSize": {
-		"1024, 2048 or 4096", oneOf("1024", "2048", "4096"),
+		"1024, 2048 or 4096", anyOf("1024", "2048", "4096"),
 		map[string]func(string) []string{
-			fsExt3: flag("-b"), fsExt4: flag("-b"), fsXFS: setting("-b", "size"),
+			fsExt3: mkfsFlag("-b"), fsExt4: mkfsFlag("-b"), fsXFS: mkfsSetting("-b", "size"),
 		},
 	},
 	"reservedPercent": {
-		"a number from 0 to 50", within(0, 50),
-		map[string]func(string) []string{fsExt3: flag("-m"), fsExt4: flag("-m")},
+		"a number from 0 to 50", numberFrom(0, 50),
+		map[string]func(string) []string{fsExt3: mkfsFlag("-m"), fsExt4: mkfsFlag("-m")},
 	},
 	"reflink": {
-		"true or false", oneOf("true", "false"),
+		"true or false", anyOf("true", "false"),
 		map[string]func(string) []string{fsXFS: func(value string) []string {
-			return setting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
+			return mkfsSetting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
 		}},
 	},
 	"nodeSize": {
-		"4096, 8192, 16384, 32768 or 65536", oneOf("4096", "8192", "16384", "32768", "65536"),
-		map[string]func(string) []string{fsBtrfs: flag("-n")},
+		"4096, 8192, 16384, 32768 or 65536", anyOf("4096", "8192", "16384", "32768", "65536"),
+		map[string]func(string) []string{fsBtrfs: mkfsFlag("-n")},
 	},
 	"label": {
 		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen", mkfsLabel.MatchString,
 		map[string]func(string) []string{
-			fsExt3: flag("-L"), fsExt4: flag("-L"), fsXFS: flag("-L"), fsBtrfs: flag("-L"),
+			fsExt3: mkfsFlag("-L"), fsExt4: mkfsFlag("-L"), fsXFS: mkfsFlag("-L"), fsBtrfs: mkfsFlag("-L"),
 		},
 	},
 }
@@ -154,20 +154,20 @@ func allowedMkfsOptions(fsType string) string {
 	return strings.Join(names, ", ")
 }
 
-func flag(name string) func(string) []string {
+func mkfsFlag(name string) func(string) []string {
 	return func(value string) []string { return []string{name, value} }
 }
 
-func setting(group, name string) func(string) []string {
+func mkfsSetting(group, name string) func(string) []string {
 	return func(value string) []string { return []string{group, name + "=" + value} }
 }
 
-func oneOf(values ...string) func(string) bool {
+func anyOf(values ...string) func(string) bool {
 	return func(value string) bool { return slices.Contains(values, value) }
 }
 
-// within accepts decimal numbers in their only form: no sign, no leading zero.
-func within(low, high int) func(string) bool {
+// numberFrom accepts decimal numbers in their only form: no sign, no leading zero.
+func numberFrom(low, high int) func(string) bool {
 	return func(value string) bool {
 		n, err := strconv.Atoi(value)
 		return err == nil && n >= low && n <= high && fmt.Sprint(n) == value

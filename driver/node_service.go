@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	defaultDeviceTimeout = 30 * time.Second
+	defaultDeviceTimeout  = 30 * time.Second
+	defaultReleaseTimeout = 5 * time.Second
 	// defaultMaxDisks is what a rack lets an instance have, the boot disk included.
 	defaultMaxDisks  = 12
 	defaultSysfsRoot = "/sys"
@@ -30,7 +31,10 @@ type Node struct {
 	MaxDisks      int // that the rack lets an instance have; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
-	Log           *slog.Logger
+	// ReleaseTimeout is how long NodeUnstageVolume waits for others to let the device go: a short-lived
+	// mount namespace or a probe may have it for a moment. 0 means 5 s.
+	ReleaseTimeout time.Duration
+	Log            *slog.Logger
 
 	seen seenVolumes
 }
@@ -71,6 +75,13 @@ func (n *Node) deviceTimeout() time.Duration {
 		return defaultDeviceTimeout
 	}
 	return n.DeviceTimeout
+}
+
+func (n *Node) releaseTimeout() time.Duration {
+	if n.ReleaseTimeout == 0 {
+		return defaultReleaseTimeout
+	}
+	return n.ReleaseTimeout
 }
 
 func (n *Node) log() *slog.Logger {

@@ -13,10 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// releaseWait is how long a device may stay held after its last mount here is gone: a short-lived
-// mount namespace or a probe may have it open for a moment.
-const releaseWait = 5 * time.Second
-
 // NodeUnstageVolume undoes NodeStageVolume. OK means that the device can be taken away: nothing of
 // it is mounted here, nobody holds it, and its data are written. A volume that is not staged is a
 // success. The staging directory is the CO's and stays.
@@ -62,12 +58,17 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 			return err
 		}
 		disks = append(disks, d)
+		if d.Path != "" {
+			// When the device is not let go in time, the repeated call finds nothing mounted, and must
+			// still know what to ask about.
+			n.seen.remember(volumeID, d.Serial)
+		}
 	}
 	if err := unmountAll(path, len(layers)); err != nil {
 		return err
 	}
 	for i, d := range disks {
-		if err := n.devices().release(ctx, d, layers[i].FSType); err != nil {
+		if err := n.devices().release(ctx, d, layers[i].FSType, n.releaseTimeout()); err != nil {
 			return err
 		}
 	}
@@ -133,7 +134,7 @@ func (n *Node) checkBlockReleased(ctx context.Context, table mountTable, volumeI
 		return refuse(ReasonStillMounted, "the volume is still mounted at %s; unpublish it there first",
 			mounts.paths())
 	}
-	return n.devices().release(ctx, d, "")
+	return n.devices().release(ctx, d, "", n.releaseTimeout())
 }
 
 // unmountAll takes down every layer at path and looks again. layers bounds the work.
@@ -158,7 +159,7 @@ func unmountAll(path string, layers int) error {
 
 // release flushes a device and waits until nobody holds it: no mount of it in any mount namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (ds devices) release(ctx context.Context, d device, fsType string) error {
+func (ds devices) release(ctx context.Context, d device, fsType string, wait time.Duration) error {
 	if d.Path == "" {
 		return nil
 	}
@@ -176,7 +177,7 @@ func (ds devices) release(ctx context.Context, d device, fsType string) error {
 	if fsType == fsBtrfs {
 		forgetBtrfs(d.Path)
 	}
-	deadline := time.Now().Add(releaseWait)
+	deadline := time.Now().Add(wait)
 	for {
 		err := held.claim()
 		if !refusedFor(err, ReasonDeviceHeld) {

@@ -1,0 +1,547 @@
+//go:build linux
+
+package driver
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	writer       = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+)
+
+func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
+	good := &csi.NodePublishVolumeRequest{
+		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
+		TargetPath: "/tmp/nowhere-else", VolumeCapability: volume{Mode: writer}.capability(),
+		PublishContext: map[string]string{ctxDiskName: testSerial},
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		reason Reason
+	}{
+		{"NP-1 without a volume id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" },
+			codes.InvalidArgument, ReasonVolumeIDMissing},
+		{"NP-1 without a target path", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" },
+			codes.InvalidArgument, ReasonPathInvalid},
+		{"NP-1 without a capability, and without a staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability, r.StagingTargetPath = nil, ""
+		}, codes.InvalidArgument, ReasonCapabilityInvalid},
+		{"NP-2 with a relative target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "a" },
+			codes.InvalidArgument, ReasonPathInvalid},
+		{"NP-2 with a relative staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.StagingTargetPath = "a"
+		}, codes.InvalidArgument, ReasonPathInvalid},
+		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" },
+			codes.FailedPrecondition, ReasonNotStaged},
+		{"NP-4 for many nodes", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		{"without the disk's name", func(r *csi.NodePublishVolumeRequest) { r.PublishContext = nil },
+			codes.InvalidArgument, ReasonDiskNameMissing},
+		{"with a mount flag that is not for volumes", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability.GetMount().MountFlags = []string{"remount"}
+		}, codes.FailedPrecondition, ReasonMountFlags},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req := proto.Clone(good).(*csi.NodePublishVolumeRequest)
+			c.change(req)
+			_, err := (&Node{SysfsRoot: t.TempDir()}).NodePublishVolume(t.Context(), req)
+			mustFail(t, err, c.code, c.reason)
+		})
+	}
+}
+
+func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
+	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		v.Name = "csi-another000000000"
+		mustFail(t, v.publish("pod"), codes.NotFound, ReasonDeviceNotFound)
+	})
+	for _, fsType := range []string{fsExt4, fsBtrfs} {
+		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 128*mib), fsType)
+			must(t, os.Mkdir(v.staging(), 0o755))
+			mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
+				t.Fatalf("the target was made: %v", err)
+			}
+		})
+		t.Run("NP-5 another "+fsType+" volume at the staging path is not published", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 128*mib), fsType)
+			other := g.volume(g.attach("csi-other00000000000", 128*mib), fsType)
+			must(t, other.stage())
+			req := v.publishRequest("pod")
+			req.StagingTargetPath = other.staging()
+			_, err := g.node().NodePublishVolume(t.Context(), req)
+			mustFail(t, err, codes.FailedPrecondition, ReasonNotStaged)
+		})
+	}
+	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		v.FSType = fsXFS
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+	})
+	t.Run("a filesystem that turned read-only is published only for reading", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		// What errors=remount-ro does: the filesystem, not the mount.
+		run(t, "mount", "-o", "remount,ro", v.staging())
+		must(t, unix.MountSetattr(unix.AT_FDCWD, v.staging(), 0,
+			&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonFilesystemReadOnly)
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemReadOnly)
+		must(t, v.publishReadOnly("pod"))
+	})
+}
+
+func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
+	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs, "block"} {
+		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) volume {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v.Mode = mode
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			return v
+		}
+		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
+			what := fsType + " with " + mode.String()
+			t.Run("NP-6 ten calls publish once: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				before := mounts(t, v.guest.dir)
+				for range 9 {
+					must(t, v.publish("pod"))
+				}
+				if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+					t.Fatalf("mounts: %q, were %q", after, before)
+				}
+			})
+			t.Run("NP-7 the same target with another readonly is refused: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				mustFail(t, v.publishReadOnly("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+			})
+			t.Run("NP-8 a second target: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				err := v.publish("pod2")
+				if mode == multiWriter {
+					must(t, err)
+					return
+				}
+				mustFail(t, err, codes.FailedPrecondition, ReasonPublishedElsewhere)
+				if _, err := os.Lstat(v.guest.path("pod2")); !errors.Is(err, os.ErrNotExist) {
+					t.Fatalf("the target was made: %v", err)
+				}
+			})
+		}
+	}
+	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		v.Flags = []string{"noexec"}
+		mustFail(t, v.publish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+	})
+	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		must(t, v.stage())
+		must(t, other.stage())
+		must(t, other.publish("pod"))
+		mustFail(t, v.publish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+	})
+	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v.Mode = multiWriter
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		v.Flags = []string{"noexec"}
+		mustFail(t, v.publish("pod2"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+	})
+	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		// A name that looks like a disk's node.
+		sub := filepath.Join(v.staging(), "nvme0n1")
+		must(t, os.Mkdir(sub, 0o755))
+		must(t, os.Mkdir(g.path("sub"), 0o755))
+		run(t, "mount", "--bind", sub, g.path("sub"))
+		must(t, v.publish("pod"))
+		must(t, v.unpublish("pod"))
+		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		run(t, "umount", g.path("sub"))
+		must(t, v.unstage())
+	})
+	t.Run("mount flags of the publication are its own", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v.Flags = []string{"nodev"}
+		must(t, v.stage())
+		v.Flags = []string{"noexec", "noatime"}
+		for range 2 {
+			must(t, v.publish("pod"))
+		}
+		table, err := readMountTable()
+		must(t, err)
+		if got := comparableFlags(table.top(g.path("pod"))); !slices.Equal(got,
+			[]string{"noatime", "nodev", "noexec"}) {
+			t.Fatalf("flags are %q", got)
+		}
+	})
+}
+
+func TestReadOnlyPublications(t *testing.T) {
+	for _, fsType := range supportedFilesystems {
+		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
+			func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.attach(testSerial, 512*mib), fsType)
+				v.Mode = multiWriter
+				must(t, v.stage())
+				for range 2 {
+					must(t, v.publishReadOnly("reader"))
+				}
+				must(t, v.publish("writer"))
+				if err := os.WriteFile(filepath.Join(g.path("reader"), "x"), nil, 0o600); !errors.Is(err,
+					unix.EROFS) {
+					t.Fatalf("a write through the read-only publication: %v", err)
+				}
+				must(t, os.WriteFile(filepath.Join(g.path("writer"), "x"), nil, 0o600))
+				must(t, v.unpublish("reader"))
+				must(t, v.unpublish("writer"))
+				must(t, v.unstage())
+			})
+	}
+	t.Run("NP-9 a read-only block publication makes the device read-only until it ends",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			v.Mode = multiWriter
+			must(t, v.stage())
+			for range 2 {
+				must(t, v.publishReadOnly("a"))
+			}
+			must(t, v.publishReadOnly("b"))
+			if err := scribble(g.path("a")); err == nil {
+				t.Fatal("the read-only device was written")
+			}
+			mustFail(t, v.publish("c"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+			must(t, v.unpublish("a"))
+			if err := scribble(g.path("b")); err == nil {
+				t.Fatal("the device became writable while a read-only publication is left")
+			}
+			must(t, v.unpublish("b"))
+			must(t, v.publish("c"))
+			must(t, scribble(g.path("c")))
+			mustFail(t, v.publishReadOnly("d"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+		})
+	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		run(t, "blockdev", "--setro", v.disk.Loop)
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		must(t, scribble(g.path("dev")))
+		must(t, v.unpublish("dev"))
+		run(t, "blockdev", "--setro", v.disk.Loop)
+		run(t, "blockdev", "--setrw", v.disk.Loop)
+		must(t, os.WriteFile(v.disk.File, nil, 0o600))
+		must(t, os.Truncate(v.disk.File, 8*mib))
+		run(t, "blockdev", "--flushbufs", v.disk.Loop)
+		run(t, "blockdev", "--setro", v.disk.Loop)
+		v.FSType = fsExt4
+		must(t, v.stage())
+	})
+}
+
+func TestAccessTypesDoNotMix(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	v.Mode = multiWriter
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	v.FSType = fsExt4
+	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+	must(t, v.unpublish("dev"))
+	must(t, v.stage())
+	v.FSType = "block"
+	mustFail(t, v.publish("dev"), codes.FailedPrecondition, ReasonDeviceHeld)
+}
+
+func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
+	setUp := func(t *testing.T) volume {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, v.stage())
+		return v
+	}
+	t.Run("NP-10 a target left empty by a call that was cut off is used", func(t *testing.T) {
+		v := setUp(t)
+		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
+		must(t, v.publish("pod"))
+	})
+	t.Run("NP-10 a target of the wrong kind is refused and stays", func(t *testing.T) {
+		v := setUp(t)
+		must(t, os.WriteFile(v.guest.path("pod"), []byte("mine"), 0o600))
+		mustFail(t, v.publish("pod"), codes.InvalidArgument, ReasonPathInvalid)
+		must(t, os.Symlink("/etc", v.guest.path("link")))
+		mustFail(t, v.publish("link"), codes.InvalidArgument, ReasonPathInvalid)
+	})
+	t.Run("NP-10 a target whose directory is missing is refused", func(t *testing.T) {
+		v := setUp(t)
+		mustFail(t, v.publish("no/such/pod"), codes.InvalidArgument, ReasonPathInvalid)
+	})
+}
+
+func TestNodeUnpublishVolume(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) volume {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		return v
+	}
+	t.Run("UP-1 fields are needed", func(t *testing.T) {
+		n := &Node{}
+		for _, req := range []*csi.NodeUnpublishVolumeRequest{
+			{}, {TargetPath: "/x"}, {VolumeId: "v"}, {VolumeId: "v", TargetPath: "x"},
+		} {
+			if _, err := n.NodeUnpublishVolume(t.Context(), req); err == nil {
+				t.Errorf("%v is accepted", req)
+			}
+		}
+	})
+	t.Run("UP-2 what is not published, and a path that is not there, are successes", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		must(t, v.unpublish("other"))
+		must(t, v.unpublish("no/such/path"))
+		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
+		must(t, v.unpublish("empty"))
+		if _, err := os.Lstat(v.guest.path("empty")); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the empty target is still there: %v", err)
+		}
+	})
+	for _, fsType := range []string{fsExt4, fsExt3, fsXFS, fsBtrfs, "block"} {
+		t.Run("UP-3 the path is gone, twice, for "+fsType, func(t *testing.T) {
+			v := setUp(t, fsType)
+			for range 2 {
+				must(t, v.unpublish("pod"))
+				if _, err := os.Lstat(v.guest.path("pod")); !errors.Is(err, os.ErrNotExist) {
+					t.Fatalf("the target is still there: %v", err)
+				}
+			}
+		})
+	}
+	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+	for _, fsType := range []string{fsExt4, fsXFS} {
+		t.Run("UP-5 a dead "+fsType+" filesystem is taken down all the same", func(t *testing.T) {
+			v := setUp(t, fsType)
+			shutDown(t, v.staging())
+			if err := os.WriteFile(filepath.Join(v.guest.path("pod"), "x"), nil, 0o600); err == nil {
+				t.Fatal("the filesystem still takes files")
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+			if left := mounts(t, v.guest.dir); len(left) > 0 {
+				t.Fatalf("mounts left: %q", left)
+			}
+		})
+	}
+	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
+		must(t, err)
+		mustFail(t, v.unpublish("pod"), codes.Internal, ReasonStillMounted)
+		must(t, f.Close())
+		must(t, v.unpublish("pod"))
+	})
+	t.Run("UP-6 files below a target that is not mounted are never removed", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		must(t, v.unpublish("pod"))
+		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
+		file := filepath.Join(v.guest.path("pod"), "precious")
+		must(t, os.WriteFile(file, []byte("x"), 0o600))
+		mustFail(t, v.unpublish("pod"), codes.Internal, ReasonTargetNotEmpty)
+		mustFail(t, v.unpublish("pod/precious"), codes.Internal, ReasonTargetNotEmpty)
+		if _, err := os.Stat(file); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("UP-6 a mount that is no volume's is left alone", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.Mkdir(g.path("tmp"), 0o755))
+		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
+		mustFail(t, v.unpublish("tmp"), codes.AlreadyExists, ReasonPublishedDifferently)
+		if len(mounts(t, g.dir)) != 1 {
+			t.Fatal("the tmpfs is gone")
+		}
+	})
+	t.Run("a block volume whose disk was yanked away is unpublished", func(t *testing.T) {
+		v := setUp(t, "block")
+		v.guest.unplug(v.disk)
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}
+
+func TestNodeUnstageVolume(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) volume {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		must(t, v.stage())
+		return v
+	}
+	t.Run("NU-1 fields are needed", func(t *testing.T) {
+		n := &Node{}
+		for _, req := range []*csi.NodeUnstageVolumeRequest{
+			{}, {StagingTargetPath: "/x"}, {VolumeId: "v"}, {VolumeId: "v", StagingTargetPath: "x"},
+		} {
+			if _, err := n.NodeUnstageVolume(t.Context(), req); err == nil {
+				t.Errorf("%v is accepted", req)
+			}
+		}
+	})
+	t.Run("NU-2 what is not staged, and a path that is not there, are successes", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		must(t, v.unstage())
+		must(t, v.unstage())
+		if _, err := os.Stat(v.staging()); err != nil {
+			t.Fatalf("the CO's directory is gone: %v", err)
+		}
+		must(t, os.Remove(v.staging()))
+		must(t, v.unstage())
+	})
+	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
+		run(t, "mount", "--bind", v.staging(), v.staging())
+		must(t, v.unstage())
+		if got := mounts(t, v.guest.dir); len(got) != 0 {
+			t.Fatalf("mounts left: %q", got)
+		}
+		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.Contains(string(b),
+			"rack-data-here") {
+			t.Fatalf("the data are not on the disk: %v", err)
+		}
+	})
+	for _, fsType := range supportedFilesystems {
+		t.Run("NU-5 a published "+fsType+" volume stays staged", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.publish("pod"))
+			before := mounts(t, v.guest.dir)
+			err := v.unstage()
+			mustFail(t, err, codes.Internal, ReasonStillMounted)
+			if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+				t.Fatalf("mounts: %q, were %q", after, before)
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("NU-5 a published block volume is not released", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+		must(t, err)
+		must(t, v.publish("dev"))
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		must(t, v.unpublish("dev"))
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a busy filesystem stays staged", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		f, err := os.Create(filepath.Join(v.staging(), "open"))
+		must(t, err)
+		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		must(t, f.Close())
+		must(t, v.unstage())
+	})
+	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		// A mount without a place is in no mount table, as one of another mount namespace is not in ours.
+		elsewhere, err := cloneMount(v.staging(), fsExt4)
+		must(t, err)
+		n := v.guest.node()
+		n.ReleaseTimeout = 50 * time.Millisecond
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		must(t, elsewhere.Close())
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.Mkdir(v.staging(), 0o755))
+		run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	})
+	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
+		for _, fsType := range supportedFilesystems {
+			v := setUp(t, fsType)
+			v.guest.unplug(v.disk)
+			must(t, v.unstage())
+		}
+	})
+}
+
+// scribble writes to a device node as a workload would.
+func scribble(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte("scribble"), 4096)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// shutDown makes a mounted ext4 or xfs answer everything with EIO, as a lost device does.
+func shutDown(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
+	flags := uint32(2)          // without flushing the log
+	must(t, ioctl(int(f.Fd()), shutdown, unsafe.Pointer(&flags)))
+}
