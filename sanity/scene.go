@@ -3,8 +3,6 @@ package sanity
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -332,10 +330,4 @@ func volumeIDs(entries []*csi.ListVolumesResponse_Entry) []string {
 		ids = append(ids, entry.GetVolume().GetVolumeId())
 	}
 	return ids
-}
-
-// sameStrings says whether two lists hold the same, in any order.
-func sameStrings(a, b []string) bool {
-	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
-	return strings.Join(a, "\x00") == strings.Join(b, "\x00")
 }

@@ -1,0 +1,102 @@
+package sanity
+
+import (
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// The budget: what each RPC may ask of the rack. A volume costs four calls in its life when nothing
+// is in doubt; a doubt costs the reads that resolve it, and no more.
+var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
+	It("is four for the life of a volume: create, attach, detach, delete",
+		func(ctx SpecContext) {
+			node := s.rack.Instance("a").ID
+			req := createRequest(fresh("frugal"))
+			var volume *csi.Volume
+			Expect(s.calls(ctx, func() {
+				resp, err := s.ctl.CreateVolume(ctx, req)
+				Expect(err).NotTo(HaveOccurred())
+				volume = resp.GetVolume()
+			})).To(Equal([]string{"disk_create"}))
+			Expect(callsOf(ctx, s, publishRequest(volume, node), s.ctl.ControllerPublishVolume)).
+				To(Equal([]string{"instance_disk_attach"}))
+			Expect(callsOf(ctx, s, unpublishRequest(volume, node), s.ctl.ControllerUnpublishVolume)).
+				To(Equal([]string{"instance_disk_detach"}))
+			Expect(callsOf(ctx, s, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()},
+				s.ctl.DeleteVolume)).To(Equal([]string{"disk_delete"}))
+		})
+
+	It("is one look more for a create that finds its name taken", func(ctx SpecContext) {
+		req := createRequest(fresh("again"))
+		s.created(ctx, req)
+		Expect(callsOf(ctx, s, req, s.ctl.CreateVolume)).To(Equal([]string{"disk_create", "disk_view"}))
+	})
+
+	It("is nothing more for an attach and a detach that are repeated", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		node := s.rack.Instance("a").ID
+		s.published(ctx, volume, "a")
+		Expect(callsOf(ctx, s, publishRequest(volume, node), s.ctl.ControllerPublishVolume)).
+			To(Equal([]string{"instance_disk_attach"}))
+		Expect(callsOf(ctx, s, unpublishRequest(volume, node), s.ctl.ControllerUnpublishVolume)).
+			To(Equal([]string{"instance_disk_detach"}))
+		Expect(callsOf(ctx, s, unpublishRequest(volume, node), s.ctl.ControllerUnpublishVolume)).
+			To(Equal([]string{"instance_disk_detach"}))
+	})
+
+	It("is one look more for a delete that finds nothing, to tell gone from hidden",
+		func(ctx SpecContext) {
+			Expect(callsOf(ctx, s, &csi.DeleteVolumeRequest{VolumeId: someUUID}, s.ctl.DeleteVolume)).
+				To(Equal([]string{"disk_delete", "project_view"}))
+		})
+
+	It("is two looks more for a static volume, whose name may hide another disk",
+		func(ctx SpecContext) {
+			disk := s.rackDisk(ctx, fresh("static"), s.rack.Project)
+			volume := &csi.Volume{VolumeId: disk.Id}
+			node := s.rack.Instance("a").ID
+			operations := callsOf(ctx, s, publishRequest(volume, node), s.ctl.ControllerPublishVolume)
+			s.unpublishedLater(volume, node)
+			Expect(operations).To(ConsistOf("disk_view", "instance_disk_list",
+				"instance_disk_attach"))
+			Expect(operations[2]).To(Equal("instance_disk_attach"))
+		})
+
+	It("is one for a look at a volume, its health or the capacity", func(ctx SpecContext) {
+		id := s.volume(ctx).GetVolumeId()
+		Expect(callsOf(ctx, s, &csi.ControllerGetVolumeRequest{VolumeId: id},
+			s.ctl.ControllerGetVolume)).To(Equal([]string{"disk_view"}))
+		Expect(callsOf(ctx, s, &csi.ControllerGetVolumeHealthRequest{VolumeId: id},
+			s.ctl.ControllerGetVolumeHealth)).To(Equal([]string{"disk_view"}))
+		Expect(callsOf(ctx, s, &csi.GetCapacityRequest{}, s.ctl.GetCapacity)).
+			To(Equal([]string{"utilization_view"}))
+	})
+
+	It("is one page of the rack for a list", func(ctx SpecContext) {
+		for range 3 {
+			s.snapshotted(ctx, s.volume(ctx))
+		}
+		Expect(len(callsOf(ctx, s, &csi.ListVolumesRequest{}, s.ctl.ListVolumes))).
+			To(BeNumerically("<=", 3), "the disks, the page that ends them, the boot disks")
+		Expect(len(callsOf(ctx, s, &csi.ListSnapshotsRequest{}, s.ctl.ListSnapshots))).
+			To(BeNumerically("<=", 2), "the snapshots, the page that ends them")
+	})
+
+	It("is at most a look and the cut for a snapshot, and one for its end",
+		func(ctx SpecContext) {
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("frugal"), SourceVolumeId: s.volume(ctx).GetVolumeId(),
+			}
+			var id string
+			operations := s.calls(ctx, func() {
+				resp, err := s.ctl.CreateSnapshot(ctx, req)
+				Expect(err).NotTo(HaveOccurred())
+				id = resp.GetSnapshot().GetSnapshotId()
+			})
+			Expect(len(operations)).To(BeNumerically("<=", 2), "%v", operations)
+			Expect(operations[len(operations)-1]).To(Equal("snapshot_create"))
+			Expect(callsOf(ctx, s, &csi.DeleteSnapshotRequest{SnapshotId: id},
+				s.ctl.DeleteSnapshot)).To(Equal([]string{"snapshot_delete"}))
+		})
+})

@@ -1,0 +1,156 @@
+package sanity
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+var _ = onStage("DeleteVolume", sceneOptions{}, func(s *scene) {
+	deleteVolume := func(ctx context.Context, id string) error {
+		_, err := s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		return err
+	}
+
+	It("DV-2 an ID that is no UUID is gone, and the disk that it names is left alone",
+		func(ctx SpecContext) {
+			disk := s.rackDisk(ctx, fresh("named"), s.rack.Project)
+			Expect(s.calls(ctx, func() {
+				Expect(deleteVolume(ctx, string(disk.Name))).To(Succeed())
+			})).To(BeEmpty())
+			Expect(stateOf(s.disk(ctx, disk.Id))).To(Equal("detached"))
+		})
+
+	It("DV-3 an attached volume is neither deleted nor detached", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.published(ctx, volume, "a")
+		node := s.rack.Instance("a").ID
+		expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.FailedPrecondition, node)
+		Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("attached to " + node))
+	})
+
+	DescribeTable("DV-3 what state the disk is in decides, not the rack's words",
+		func(ctx SpecContext, state string, code codes.Code) {
+			volume := s.volume(ctx)
+			instance := ""
+			if state == "attaching" || state == "detaching" {
+				instance = s.rack.Instance("a").ID
+			}
+			s.pretend(ctx, volume, state, instance)
+			s.refuse(ctx, "disk_delete", "", http.StatusBadRequest, "InvalidRequest", "no, sorry")
+			expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), code, state)
+		},
+		Entry("DV-3 attaching", "attaching", codes.FailedPrecondition),
+		Entry("DV-3 detaching", "detaching", codes.FailedPrecondition),
+		Entry("DV-3 creating", "creating", codes.Aborted),
+		Entry("DV-3 maintenance, while a snapshot is taken", "maintenance", codes.Aborted),
+	)
+
+	It("DV-5 is not begun twice", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.fault(ctx, Fault{Operation: "disk_delete", Phase: "before", Delay: "1s", Times: 1})
+		expectOneAborted(atOnce(2, func(context.Context) error {
+			return deleteVolume(ctx, volume.GetVolumeId())
+		}))
+	})
+
+	It("DV-5 waits for a publish that is under way", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		node := s.rack.Instance("a").ID
+		s.fault(ctx, Fault{Operation: "instance_disk_attach", Phase: "after", Delay: "2s", Times: 1})
+		publish := inBackground(func() (*csi.ControllerPublishVolumeResponse, error) {
+			return s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+		})
+		s.awaitDisk(ctx, "attached")
+		expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.Aborted)
+		publish()
+		s.unpublishedLater(volume, node)
+	})
+
+	It("DV-6 leaves nothing on the rack", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		Expect(deleteVolume(ctx, volume.GetVolumeId())).To(Succeed())
+		_, err := s.rack.Client.DiskView(ctx,
+			oxide.DiskViewParams{Disk: oxide.NameOrId(volume.GetVolumeId())})
+		Expect(err).To(MatchError(oxide.ErrObjectNotFound))
+		Expect(s.disks(ctx)).To(BeEmpty())
+		Expect(deleteVolume(ctx, volume.GetVolumeId())).To(Succeed(), "the second time")
+	})
+
+	It("OX-6 a disk that cannot be found is not gone when the project cannot be found either",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.refuse(ctx, "disk_delete", "", http.StatusNotFound, "ObjectNotFound", "not found")
+			s.refuse(ctx, "disk_view", "", http.StatusNotFound, "ObjectNotFound", "not found")
+			s.refuse(ctx, "project_view", "", http.StatusNotFound, "ObjectNotFound", "not found")
+			Expect(deleteVolume(ctx, volume.GetVolumeId())).NotTo(Succeed())
+		})
+
+	It("OX-6 a page that is not the rack's does not prove that a disk is gone",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.fault(ctx, Fault{Operation: "disk_delete", Phase: "instead", Answer: &FaultAnswer{
+				Status: http.StatusNotFound, ContentType: "text/html",
+				Body: "<html>404 no such page</html>",
+			}})
+			expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.Internal)
+		})
+})
+
+var _ = onStage("ValidateVolumeCapabilities", sceneOptions{}, func(s *scene) {
+	request := func(volume *csi.Volume) *csi.ValidateVolumeCapabilitiesRequest {
+		return &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: volume.GetVolumeId(), VolumeContext: volume.GetVolumeContext(),
+			VolumeCapabilities: []*csi.VolumeCapability{mounted(), raw()},
+		}
+	}
+
+	It("VC-2 an ID that is no UUID is nobody's, without a call to the rack",
+		func(ctx SpecContext) {
+			Expect(s.calls(ctx, func() {
+				_, err := s.ctl.ValidateVolumeCapabilities(ctx,
+					request(&csi.Volume{VolumeId: "name"}))
+				expectRefusal(err, codes.NotFound)
+			})).To(BeEmpty())
+		})
+
+	It("VC-3 confirms what it has checked", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		resp, err := s.ctl.ValidateVolumeCapabilities(ctx, request(volume))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetConfirmed().GetVolumeCapabilities()).To(HaveLen(2))
+		Expect(resp.GetConfirmed().GetVolumeContext()).To(Equal(volume.GetVolumeContext()))
+	})
+
+	DescribeTable("does not confirm what it cannot keep, which is no error",
+		func(ctx SpecContext, bad func(*csi.ValidateVolumeCapabilitiesRequest), word string) {
+			req := request(s.volume(ctx))
+			bad(req)
+			resp, err := s.ctl.ValidateVolumeCapabilities(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(resp.GetConfirmed()).To(BeNil())
+			Expect(resp.GetMessage()).To(ContainSubstring(word))
+		},
+		Entry("VC-4 many writers", func(req *csi.ValidateVolumeCapabilitiesRequest) {
+			req.VolumeCapabilities[1].AccessMode =
+				accessMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+		}, "MULTI_NODE_MULTI_WRITER"),
+		Entry("VC-4 an unknown filesystem", func(req *csi.ValidateVolumeCapabilitiesRequest) {
+			req.VolumeCapabilities[0].GetMount().FsType = "ntfs"
+		}, "ntfs"),
+		Entry("VC-5 another disk's context", func(req *csi.ValidateVolumeCapabilitiesRequest) {
+			req.VolumeContext = map[string]string{"diskName": "csi-of-another-disk0"}
+		}, "diskName"),
+		Entry("VC-5 an unknown parameter", func(req *csi.ValidateVolumeCapabilitiesRequest) {
+			req.Parameters = map[string]string{"color": "red"}
+		}, "color"),
+		Entry("VC-5 other blocks", func(req *csi.ValidateVolumeCapabilitiesRequest) {
+			req.Parameters = map[string]string{"blockSize": "4096"}
+		}, "blockSize"),
+	)
+})

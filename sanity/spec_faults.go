@@ -1,0 +1,411 @@
+package sanity
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *scene) {
+	DescribeTable("its error becomes the code that an orchestrator acts on",
+		func(ctx SpecContext, fault Fault, want codes.Code, words ...string) {
+			fault.Operation, fault.Phase = "disk_create", "instead"
+			s.fault(ctx, fault)
+			_, err := s.ctl.CreateVolume(ctx, createRequest(fresh("error")))
+			expectRefusal(err, want, words...)
+			Expect(s.disks(ctx)).To(BeEmpty())
+		},
+		Entry("OX-2 a size that the rack does not like",
+			answered(http.StatusBadRequest, "InvalidValue", `unsupported value for "size": no`),
+			codes.OutOfRange),
+		Entry("OX-4 a token that has expired",
+			answered(http.StatusUnauthorized, "Unauthorized", "credentials missing or invalid"),
+			codes.Unauthenticated, "token"),
+		Entry("OX-5 a role that may not create",
+			answered(http.StatusForbidden, "Forbidden", "Forbidden"), codes.PermissionDenied),
+		Entry("OX-6 a page that no rack has",
+			answered(http.StatusNotFound, "", "Not Found"), codes.Internal),
+		Entry("OX-7 a conflict",
+			answered(http.StatusConflict, "Conflict", "in use"), codes.FailedPrecondition),
+		Entry("OX-8 something that is gone",
+			answered(http.StatusGone, "Gone", "Gone"), codes.Internal),
+		Entry("OX-8 an error of the rack's own",
+			answered(http.StatusInternalServerError, "Internal", "Internal Server Error"),
+			codes.Internal),
+		Entry("OX-9 a service that is away",
+			answered(http.StatusServiceUnavailable, "ServiceNotAvailable", "Service Unavailable"),
+			codes.Unavailable),
+		Entry("OX-9 too many requests",
+			answered(http.StatusTooManyRequests, "", "slow down"), codes.Unavailable),
+		Entry("OX-9 a connection that is cut", Fault{Cut: true}, codes.Unavailable),
+		Entry("OX-10 no capacity left",
+			answered(http.StatusInsufficientStorage, "InsufficientCapacity", "Not enough storage"),
+			codes.ResourceExhausted),
+		Entry("OX-12 a code that nobody knows",
+			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
+		Entry("OX-12 an answer that is no JSON", Fault{Answer: &FaultAnswer{
+			Status: http.StatusCreated, ContentType: "text/html", Body: "<html>hello</html>",
+		}}, codes.Internal),
+	)
+
+	It("B-9 a token without rights gets the same codes whatever is called", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		for statusCode, want := range map[int]codes.Code{
+			http.StatusUnauthorized: codes.Unauthenticated,
+			http.StatusForbidden:    codes.PermissionDenied,
+		} {
+			code := map[int]string{http.StatusUnauthorized: "Unauthorized",
+				http.StatusForbidden: "Forbidden"}[statusCode]
+			for _, operation := range []string{"disk_create", "disk_delete", "disk_list",
+				"disk_view", "instance_disk_attach", "instance_disk_detach", "snapshot_create"} {
+				s.refuse(ctx, operation, "", statusCode, code, code)
+			}
+			node := s.rack.Instance("a").ID
+			_, create := s.ctl.CreateVolume(ctx, createRequest(fresh("denied")))
+			_, list := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+			_, publish := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			_, unpublish := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			_, remove := s.ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			_, snapshot := s.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+				Name: fresh("denied"), SourceVolumeId: volume.GetVolumeId()})
+			for _, err := range []error{create, list, publish, unpublish, remove, snapshot} {
+				expectRefusal(err, want)
+			}
+			Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
+		}
+	})
+
+	It("OX-8 the rack's request ID is in the message, for its operator", func(ctx SpecContext) {
+		s.fault(ctx, Fault{Operation: "disk_view", Phase: "instead", Answer: &FaultAnswer{
+			Status: http.StatusInternalServerError, ContentType: "application/json",
+			Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
+		}})
+		_, err := s.ctl.ControllerGetVolume(ctx,
+			&csi.ControllerGetVolumeRequest{VolumeId: "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"})
+		expectRefusal(err, codes.Internal, someUUID)
+	})
+
+	It("OX-11 a caller that gives up, or whose time is over, is told that", func(ctx SpecContext) {
+		s.fault(ctx, Fault{Operation: "disk_view", Phase: "before", Hang: "20s"})
+		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err := s.ctl.ControllerGetVolume(short, req)
+		expectRefusal(err, codes.DeadlineExceeded)
+		given, giveUp := context.WithCancel(ctx)
+		time.AfterFunc(300*time.Millisecond, giveUp)
+		_, err = s.ctl.ControllerGetVolume(given, req)
+		expectRefusal(err, codes.Canceled)
+	})
+
+	It("OX-13 no message shows the rack's address, headers or method", func(ctx SpecContext) {
+		for _, code := range []int{400, 401, 403, 404, 409, 410, 418, 500, 503, 507} {
+			s.fault(ctx, Fault{Operation: "disk_create", Phase: "instead", Times: 1,
+				Answer: &FaultAnswer{Status: code, ErrorCode: "Whatever", Message: "no"}})
+			_, err := s.ctl.CreateVolume(ctx, createRequest(fresh("quiet")))
+			Expect(err).To(HaveOccurred())
+			message := strings.ToLower(status.Convert(err).Message())
+			for _, leak := range []string{strings.TrimPrefix(s.rack.URL, "http://"),
+				"content-type", "x-request-id", "authorization", "/v1/"} {
+				Expect(message).NotTo(ContainSubstring(leak))
+			}
+		}
+	})
+
+	It("B-43 an attach whose end is unknown is not answered with a final error",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			node := s.rack.Instance("a").ID
+			s.fault(ctx,
+				Fault{Operation: "instance_disk_attach", Phase: "after", Cut: true, Times: 1})
+			s.fault(ctx, Fault{Operation: "disk_view", Phase: "instead", Cut: true})
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted,
+				codes.DeadlineExceeded), "%v", err)
+			Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
+			s.published(ctx, volume, "a")
+		})
+})
+
+// answered is a fault by which the rack answers so.
+func answered(statusCode int, errorCode, message string) Fault {
+	return Fault{Answer: &FaultAnswer{Status: statusCode, ErrorCode: errorCode, Message: message}}
+}
+
+// lostAnswers are the ways in which the answer to something that was done does not arrive.
+var lostAnswers = []struct {
+	text  string
+	fault Fault
+}{
+	{"an error in its place", answered(http.StatusInternalServerError, "Internal", "oh")},
+	{"a proxy's page in its place", Fault{Answer: &FaultAnswer{
+		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
+	{"the connection cut", Fault{Cut: true}},
+	{"the answer torn", Fault{TornBody: 20}},
+}
+
+// describeLost registers a spec for each way in which an answer can be lost.
+func describeLost(
+	s *scene, text, operation string, spec func(ctx SpecContext, lose func()),
+) {
+	for _, lost := range lostAnswers {
+		if lost.fault.TornBody > 0 && strings.HasSuffix(operation, "_delete") {
+			continue // an answer without a body cannot be torn
+		}
+		It(text+" with "+lost.text, func(ctx SpecContext) {
+			fault := lost.fault
+			fault.Operation, fault.Phase, fault.Times = operation, "after", 1
+			spec(ctx, func() { s.fault(ctx, fault) })
+		})
+	}
+}
+
+// converge repeats a call until it succeeds, as every orchestrator does.
+func converge[T any](ctx context.Context, call func() (T, error)) T {
+	GinkgoHelper()
+	var result T
+	eventually(ctx, func() (err error) {
+		result, err = call()
+		return err
+	})
+	return result
+}
+
+var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
+	describeLost(s, "B-42 a create is found again", "disk_create",
+		func(ctx SpecContext, lose func()) {
+			req := createRequest(fresh("lost"))
+			lose()
+			resp := converge(ctx, func() (*csi.CreateVolumeResponse, error) {
+				return s.ctl.CreateVolume(ctx, req)
+			})
+			s.deletedLater(resp.GetVolume().GetVolumeId())
+			Expect(s.disks(ctx)).To(HaveLen(1))
+		})
+
+	describeLost(s, "B-10 an attach goes on where it was", "instance_disk_attach",
+		func(ctx SpecContext, lose func()) {
+			volume := s.volume(ctx)
+			req := publishRequest(volume, s.rack.Instance("a").ID)
+			lose()
+			converge(ctx, func() (*csi.ControllerPublishVolumeResponse, error) {
+				return s.ctl.ControllerPublishVolume(ctx, req)
+			})
+			s.unpublishedLater(volume, req.GetNodeId())
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+		})
+
+	describeLost(s, "B-10 a detach goes on where it was", "instance_disk_detach",
+		func(ctx SpecContext, lose func()) {
+			volume := s.volume(ctx)
+			s.published(ctx, volume, "a")
+			lose()
+			converge(ctx, func() (*csi.ControllerUnpublishVolumeResponse, error) {
+				return s.ctl.ControllerUnpublishVolume(ctx,
+					unpublishRequest(volume, s.rack.Instance("a").ID))
+			})
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+		})
+
+	describeLost(s, "B-10 a delete goes on where it was", "disk_delete",
+		func(ctx SpecContext, lose func()) {
+			volume := s.volume(ctx)
+			lose()
+			converge(ctx, func() (*csi.DeleteVolumeResponse, error) {
+				return s.ctl.DeleteVolume(ctx,
+					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			})
+			Expect(s.disks(ctx)).To(BeEmpty())
+		})
+
+	describeLost(s, "B-42 a snapshot is found again", "snapshot_create",
+		func(ctx SpecContext, lose func()) {
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("lost"), SourceVolumeId: s.volume(ctx).GetVolumeId(),
+			}
+			lose()
+			resp := converge(ctx, func() (*csi.CreateSnapshotResponse, error) {
+				return s.ctl.CreateSnapshot(ctx, req)
+			})
+			s.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
+			list, err := s.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(list.GetEntries()).To(HaveLen(1))
+		})
+
+	describeLost(s, "B-10 the end of a snapshot goes on where it was", "snapshot_delete",
+		func(ctx SpecContext, lose func()) {
+			snapshot := s.snapshotted(ctx, s.volume(ctx))
+			lose()
+			converge(ctx, func() (*csi.DeleteSnapshotResponse, error) {
+				return s.ctl.DeleteSnapshot(ctx,
+					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+			})
+		})
+
+	It("OX-1 a create that is repeated when the quota is used up finds its volume",
+		func(ctx SpecContext) {
+			s.switched(ctx, "quota_bytes", gib, 1024*gib)
+			req := createRequest(fresh("quota"))
+			first := s.created(ctx, req)
+			again, err := s.ctl.CreateVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.GetVolume().GetVolumeId()).To(Equal(first.GetVolumeId()))
+			_, err = s.ctl.CreateVolume(ctx, createRequest(fresh("quota")))
+			expectRefusal(err, codes.ResourceExhausted)
+		})
+
+	It("OX-1 a snapshot that is repeated when the quota is used up is found",
+		func(ctx SpecContext) {
+			s.switched(ctx, "quota_bytes", 2*gib, 1024*gib)
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("quota"), SourceVolumeId: s.volume(ctx).GetVolumeId(),
+			}
+			first, err := s.ctl.CreateSnapshot(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			s.snapshotDeletedLater(first.GetSnapshot().GetSnapshotId())
+			again, err := s.ctl.CreateSnapshot(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
+		})
+})
+
+var _ = onStage("several controllers, and the end of one", sceneOptions{}, func(s *scene) {
+	It("B-13 two controllers make one disk of fifty creates of one name", func(ctx SpecContext) {
+		second := s.controller(ctx, PluginOptions{})
+		controllers := []csi.ControllerClient{s.ctl, second.Controller()}
+		req := createRequest(fresh("fifty"))
+		ids := make(chan string, 50)
+		turn := make(chan int, 50)
+		for i := range 50 {
+			turn <- i % 2
+		}
+		errs := atOnce(50, func(ctx context.Context) error {
+			ctl := controllers[<-turn]
+			// What is under way is asked for again until it is done.
+			return await(ctx, callTimeout, func() error {
+				resp, err := ctl.CreateVolume(ctx, req)
+				if err == nil {
+					ids <- resp.GetVolume().GetVolumeId()
+				}
+				return err
+			})
+		})
+		for _, err := range errs {
+			Expect(err).NotTo(HaveOccurred())
+		}
+		id := <-ids
+		s.deletedLater(id)
+		for range 49 {
+			Expect(<-ids).To(Equal(id))
+		}
+		Expect(s.disks(ctx)).To(HaveLen(1))
+	})
+
+	It("B-11 fifty creates of different names do not hold each other up", func(ctx SpecContext) {
+		s.switched(ctx, "create_hold", "1s", "0s")
+		names := make(chan string, 50)
+		for range 50 {
+			names <- fresh("parallel")
+		}
+		start := time.Now()
+		errs := atOnce(50, func(ctx context.Context) error {
+			_, err := s.ctl.CreateVolume(ctx, createRequest(<-names))
+			return err
+		})
+		took := time.Since(start)
+		for id := range s.listed(ctx, s.ctl) {
+			s.deletedLater(id)
+		}
+		for _, err := range errs {
+			Expect(err).NotTo(HaveOccurred())
+		}
+		Expect(s.disks(ctx)).To(HaveLen(50))
+		Expect(took).To(BeNumerically("<", 20*time.Second), "one after the other takes 50 s")
+	})
+
+	It("B-13 two controllers that publish to two nodes give the disk to one",
+		func(ctx SpecContext) {
+			second := s.controller(ctx, PluginOptions{})
+			volume := s.volume(ctx)
+			type attempt struct {
+				ctl  csi.ControllerClient
+				node string
+			}
+			attempts := make(chan attempt, 2)
+			attempts <- attempt{s.ctl, s.rack.Instance("a").ID}
+			attempts <- attempt{second.Controller(), s.rack.Instance("b").ID}
+			errs := atOnce(2, func(ctx context.Context) error {
+				a := <-attempts
+				_, err := a.ctl.ControllerPublishVolume(ctx, publishRequest(volume, a.node))
+				return err
+			})
+			s.unpublishedLater(volume, "")
+			Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
+				To(ConsistOf(codes.OK, codes.FailedPrecondition), "%v", errs)
+		})
+
+	It("B-10 a controller that is killed while the rack creates leaves one disk to its successor",
+		func(ctx SpecContext) {
+			victim := s.controller(ctx, PluginOptions{})
+			s.switched(ctx, "create_hold", "1s", "0s")
+			req := createRequest(fresh("killed"))
+			gone := make(chan error, 1)
+			ctl := victim.Controller()
+			go func() {
+				_, err := ctl.CreateVolume(ctx, req)
+				gone <- err
+			}()
+			disk := s.awaitDisk(ctx, "creating")
+			victim.Kill()
+			Expect(<-gone).To(HaveOccurred())
+			Expect(victim.Start(ctx)).To(Succeed())
+			resp := converge(ctx, func() (*csi.CreateVolumeResponse, error) {
+				return victim.Controller().CreateVolume(ctx, req)
+			})
+			s.deletedLater(resp.GetVolume().GetVolumeId())
+			Expect(resp.GetVolume().GetVolumeId()).To(Equal(disk.Id))
+			Expect(s.disks(ctx)).To(HaveLen(1))
+		})
+
+	It("B-10 a controller that is killed while the rack attaches leaves one attachment",
+		func(ctx SpecContext) {
+			victim := s.controller(ctx, PluginOptions{})
+			volume := s.volume(ctx)
+			req := publishRequest(volume, s.rack.Instance("a").ID)
+			s.fault(ctx,
+				Fault{Operation: "instance_disk_attach", Phase: "after", Delay: "3s", Times: 1})
+			gone := make(chan error, 1)
+			ctl := victim.Controller()
+			go func() {
+				_, err := ctl.ControllerPublishVolume(ctx, req)
+				gone <- err
+			}()
+			s.awaitDisk(ctx, "attached")
+			victim.Kill()
+			Expect(<-gone).To(HaveOccurred())
+			s.unpublishedLater(volume, req.GetNodeId())
+			resp, err := s.ctl.ControllerPublishVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(resp.GetPublishContext()).To(HaveKey("diskName"))
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+		})
+
+	It("B-10 a rack that is killed and comes back has what it had promised",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			published := s.published(ctx, volume, "a")
+			s.rack.Kill()
+			Expect(s.rack.Start(ctx)).To(Succeed())
+			Expect(s.published(ctx, volume, "a")).To(Equal(published))
+			Expect(s.listed(ctx, s.ctl)).To(HaveKey(volume.GetVolumeId()))
+		})
+})

@@ -1,0 +1,395 @@
+package sanity
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// listed is what ListVolumes shows, by ID.
+func (s *scene) listed(
+	ctx context.Context, ctl csi.ControllerClient,
+) map[string]*csi.ListVolumesResponse_Entry {
+	GinkgoHelper()
+	resp, err := ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(resp.GetNextToken()).To(BeEmpty())
+	volumes := map[string]*csi.ListVolumesResponse_Entry{}
+	for _, entry := range resp.GetEntries() {
+		volumes[entry.GetVolume().GetVolumeId()] = entry
+	}
+	Expect(volumes).To(HaveLen(len(resp.GetEntries())), "no volume is listed twice")
+	return volumes
+}
+
+// listedIDs are their IDs.
+func (s *scene) listedIDs(ctx context.Context, ctl csi.ControllerClient) []string {
+	GinkgoHelper()
+	return slices.Collect(maps.Keys(s.listed(ctx, ctl)))
+}
+
+var _ = onStage("ListVolumes", sceneOptions{}, func(s *scene) {
+	It("LV-1 a negative number of entries is refused", func(ctx SpecContext) {
+		_, err := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: -1})
+		expectRefusal(err, codes.InvalidArgument, "max_entries")
+	})
+
+	It("LV-2 a token that the driver did not give is refused, with entries and without",
+		func(ctx SpecContext) {
+			for _, token := range []string{"invalid-token", "-1", "7", someUUID + "x"} {
+				_, err := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: token})
+				expectRefusal(err, codes.Aborted)
+			}
+		})
+
+	It("LV-3 without a limit everything comes in one answer", func(ctx SpecContext) {
+		ids := []string{}
+		for range 5 {
+			ids = append(ids, s.volume(ctx).GetVolumeId())
+		}
+		Expect(s.listedIDs(ctx, s.ctl)).To(ConsistOf(ids))
+	})
+
+	It("LV-4 pages hold what was asked for, and together everything", func(ctx SpecContext) {
+		// A disk that is not a volume is left out before the entries are counted.
+		s.rackDisk(ctx, fresh("foreign"), s.rack.Project)
+		ids := []string{}
+		for range 5 {
+			ids = append(ids, s.volume(ctx).GetVolumeId())
+		}
+		for _, size := range []int32{1, 2, 3, 5, 6} {
+			Expect(s.pages(ctx, size)).To(ConsistOf(ids), "in pages of %d", size)
+		}
+	})
+
+	It("LV-4 a token is good for the rest, even when a volume of the page is deleted",
+		func(ctx SpecContext) {
+			for range 4 {
+				s.volume(ctx)
+			}
+			first, err := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 2})
+			Expect(err).NotTo(HaveOccurred())
+			seen := volumeIDs(first.GetEntries())
+			_, err = s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: seen[1]})
+			Expect(err).NotTo(HaveOccurred())
+			rest, err := s.ctl.ListVolumes(ctx,
+				&csi.ListVolumesRequest{StartingToken: first.GetNextToken()})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(rest.GetEntries()).To(HaveLen(2))
+			Expect(volumeIDs(rest.GetEntries())).NotTo(ContainElements(seen[0], seen[1]))
+		})
+
+	It("LV-5 every volume says where it is published", func(ctx SpecContext) {
+		free, used := s.volume(ctx), s.volume(ctx)
+		s.published(ctx, used, "b")
+		volumes := s.listed(ctx, s.ctl)
+		Expect(volumes[free.GetVolumeId()].GetStatus()).NotTo(BeNil())
+		Expect(volumes[free.GetVolumeId()].GetStatus().GetPublishedNodeIds()).To(BeEmpty())
+		Expect(volumes[used.GetVolumeId()].GetStatus().GetPublishedNodeIds()).
+			To(ConsistOf(s.rack.Instance("b").ID))
+	})
+
+	DescribeTable("LV-5 a disk between two places still counts as published",
+		func(ctx SpecContext, state string) {
+			volume := s.volume(ctx)
+			node := s.rack.Instance("a").ID
+			s.pretend(ctx, volume, state, node)
+			Expect(s.listed(ctx, s.ctl)[volume.GetVolumeId()].GetStatus().GetPublishedNodeIds()).
+				To(ConsistOf(node))
+		},
+		Entry("LV-5 attaching", "attaching"),
+		Entry("LV-5 detaching", "detaching"),
+	)
+
+	It("LV-6 a volume is listed as soon as it is there, and no longer", func(ctx SpecContext) {
+		resp, err := s.ctl.CreateVolume(ctx, createRequest(fresh("brief")))
+		Expect(err).NotTo(HaveOccurred())
+		id := resp.GetVolume().GetVolumeId()
+		Expect(s.listed(ctx, s.ctl)).To(HaveKey(id))
+		_, err = s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.listed(ctx, s.ctl)).NotTo(HaveKey(id))
+	})
+
+	It("D-69 disks that others made are listed only while they are attached",
+		func(ctx SpecContext) {
+			disk := s.rackDisk(ctx, fresh("static"), s.rack.Project)
+			Expect(s.listed(ctx, s.ctl)).NotTo(HaveKey(disk.Id))
+			s.published(ctx, &csi.Volume{VolumeId: disk.Id}, "a")
+			Expect(s.listed(ctx, s.ctl)[disk.Id].GetStatus().GetPublishedNodeIds()).
+				To(ConsistOf(s.rack.Instance("a").ID))
+		})
+
+	It("D-69 a boot disk is no volume", func(ctx SpecContext) {
+		disk := s.rackDisk(ctx, fresh("boot"), s.rack.Project)
+		instance := s.rack.Instance("b").ID
+		s.published(ctx, &csi.Volume{VolumeId: disk.Id}, "b")
+		s.stopInstance(ctx, instance)
+		id := oxide.NameOrId(disk.Id)
+		s.setBootDisk(ctx, instance, &id)
+		DeferCleanup(func(ctx SpecContext) {
+			s.setBootDisk(ctx, instance, nil)
+			s.startInstance(ctx, instance)
+		}, NodeTimeout(callTimeout))
+		Expect(s.listed(ctx, s.ctl)).NotTo(HaveKey(disk.Id))
+	})
+
+	It("D-69 two clusters in one project do not see each other's volumes",
+		func(ctx SpecContext) {
+			one := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "one"}})
+			two := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+			resp, err := one.Controller().CreateVolume(ctx, createRequest(fresh("of-one")))
+			Expect(err).NotTo(HaveOccurred())
+			id := resp.GetVolume().GetVolumeId()
+			s.deletedLater(id)
+			Expect(s.listed(ctx, one.Controller())).To(HaveKey(id))
+			Expect(s.listed(ctx, two.Controller())).NotTo(HaveKey(id))
+		})
+
+	It("B-6 a volume's context is the same wherever it is told", func(ctx SpecContext) {
+		req := createRequest(fresh("context"))
+		req.Parameters = map[string]string{
+			"blockSize": "4096", "mkfsOptions": "bytesPerInode=16384,reservedPercent=0",
+		}
+		volume := s.created(ctx, req)
+		again, err := s.ctl.CreateVolume(ctx, req)
+		Expect(err).NotTo(HaveOccurred())
+		got, err := s.ctl.ControllerGetVolume(ctx,
+			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		for _, told := range []*csi.Volume{again.GetVolume(), got.GetVolume(),
+			s.listed(ctx, s.ctl)[volume.GetVolumeId()].GetVolume()} {
+			Expect(told).To(BeComparableTo(volume, protoCmp))
+		}
+	})
+})
+
+// pages lists everything in pages of a size, which no page may exceed.
+func (s *scene) pages(ctx context.Context, size int32) []string {
+	GinkgoHelper()
+	ids := []string{}
+	token := ""
+	for {
+		resp, err := s.ctl.ListVolumes(ctx,
+			&csi.ListVolumesRequest{MaxEntries: size, StartingToken: token})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(len(resp.GetEntries())).To(BeNumerically("<=", size))
+		ids = append(ids, volumeIDs(resp.GetEntries())...)
+		token = resp.GetNextToken()
+		if token == "" {
+			return ids
+		}
+		Expect(resp.GetEntries()).To(HaveLen(int(size)), "only the last page may be short")
+	}
+}
+
+var _ = onStage("one volume, its health, and the capacity", sceneOptions{}, func(s *scene) {
+	It("GV-1 a volume must be named", func(ctx SpecContext) {
+		_, err := s.ctl.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{})
+		expectRefusal(err, codes.InvalidArgument, "volume_id")
+	})
+
+	DescribeTable("GV-2 a volume that is not there", func(ctx SpecContext, id string) {
+		_, err := s.ctl.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+		expectRefusal(err, codes.NotFound, id)
+	},
+		Entry("GV-2 with a UUID", someUUID),
+		Entry("GV-2 with an ID that is none", "volume"),
+	)
+
+	It("GV-3 a volume is told as it was created, with its node", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.published(ctx, volume, "a")
+		resp, err := s.ctl.ControllerGetVolume(ctx,
+			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetVolume()).To(BeComparableTo(volume, protoCmp))
+		Expect(resp.GetStatus().GetPublishedNodeIds()).To(ConsistOf(s.rack.Instance("a").ID))
+	})
+
+	It("VH-2 the list of unhealthy volumes refuses bad pages as every list does",
+		func(ctx SpecContext) {
+			_, err := s.ctl.ControllerListVolumeHealth(ctx,
+				&csi.ControllerListVolumeHealthRequest{StartingToken: "invalid-token"})
+			expectRefusal(err, codes.Aborted)
+			_, err = s.ctl.ControllerListVolumeHealth(ctx,
+				&csi.ControllerListVolumeHealthRequest{MaxEntries: -1})
+			expectRefusal(err, codes.InvalidArgument)
+		})
+
+	It("VH-4 a volume that is not there has no health", func(ctx SpecContext) {
+		for _, id := range []string{someUUID, "volume"} {
+			_, err := s.ctl.ControllerGetVolumeHealth(ctx,
+				&csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+			expectRefusal(err, codes.NotFound, id)
+		}
+	})
+
+	DescribeTable("VH-5 a volume in any ordinary state is healthy",
+		func(ctx SpecContext, state string) {
+			volume := s.volume(ctx)
+			if state != "detached" {
+				s.pretend(ctx, volume, state, "")
+			}
+			health, err := s.ctl.ControllerGetVolumeHealth(ctx,
+				&csi.ControllerGetVolumeHealthRequest{VolumeId: volume.GetVolumeId()})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(health.GetVolumeHealth().GetVolumeId()).To(Equal(volume.GetVolumeId()))
+			Expect(health.GetVolumeHealth().GetHealthStatuses()).To(BeEmpty())
+			list, err := s.ctl.ControllerListVolumeHealth(ctx,
+				&csi.ControllerListVolumeHealthRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(list.GetEntries()).To(BeEmpty())
+		},
+		Entry("VH-5 detached", "detached"),
+		Entry("VH-5 maintenance, while a snapshot is taken", "maintenance"),
+	)
+
+	It("VH-6 a faulted disk is inaccessible, alone and in the list", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.volume(ctx)
+		s.pretend(ctx, volume, "faulted", "")
+		one, err := s.ctl.ControllerGetVolumeHealth(ctx,
+			&csi.ControllerGetVolumeHealthRequest{VolumeId: volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		list, err := s.ctl.ControllerListVolumeHealth(ctx,
+			&csi.ControllerListVolumeHealthRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(list.GetEntries()).To(HaveLen(1))
+		for _, health := range []*csi.VolumeHealth{one.GetVolumeHealth(), list.GetEntries()[0]} {
+			Expect(health.GetVolumeId()).To(Equal(volume.GetVolumeId()))
+			Expect(health.GetHealthStatuses()).To(HaveLen(1))
+			status := health.GetHealthStatuses()[0]
+			Expect(status.GetStatus()).To(Equal(csi.VolumeHealthErrorType_INACCESSIBLE))
+			Expect(status.GetReason()).To(Equal("DiskFaulted"))
+		}
+	})
+
+	It("CG-1 what is left is what the silo has not given out", func(ctx SpecContext) {
+		s.switched(ctx, "quota_bytes", 10*gib, 1024*gib)
+		s.volume(ctx)
+		resp, err := s.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetAvailableCapacity()).To(Equal(9 * gib))
+		s.switched(ctx, "quota_bytes", gib/2, 1024*gib)
+		resp, err = s.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetAvailableCapacity()).To(BeZero(), "never negative")
+	})
+
+	DescribeTable("CG-2 there is no capacity for what a rack cannot do",
+		func(ctx SpecContext, req *csi.GetCapacityRequest) {
+			resp, err := s.ctl.GetCapacity(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(resp.GetAvailableCapacity()).To(BeZero())
+		},
+		Entry("CG-2 a mode of many nodes", &csi.GetCapacityRequest{
+			VolumeCapabilities: []*csi.VolumeCapability{{
+				AccessType: mounted().GetAccessType(),
+				AccessMode: accessMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER),
+			}},
+		}),
+		Entry("CG-2 an unknown parameter",
+			&csi.GetCapacityRequest{Parameters: map[string]string{"color": "red"}}),
+		Entry("CG-2 a block size that no disk has",
+			&csi.GetCapacityRequest{Parameters: map[string]string{"blockSize": "1024"}}),
+	)
+
+	It("CG-3 tells the smallest and the largest disk", func(ctx SpecContext) {
+		resp, err := s.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetMinimumVolumeSize().GetValue()).To(Equal(gib))
+		Expect(resp.GetMaximumVolumeSize().GetValue()).To(Equal(1023 * gib))
+	})
+
+	It("CG-4 a topology is refused when none is configured", func(ctx SpecContext) {
+		_, err := s.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{
+			AccessibleTopology: &csi.Topology{Segments: map[string]string{topologyRack: "r1"}},
+		})
+		expectRefusal(err, codes.InvalidArgument)
+	})
+
+	DescribeTable("CG-5 a capacity that cannot be read is not invented",
+		func(ctx SpecContext, statusCode int, errorCode string, want codes.Code) {
+			s.refuse(ctx, "utilization_view", "", statusCode, errorCode, errorCode)
+			_, err := s.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+			expectRefusal(err, want)
+		},
+		Entry("CG-5 without the right to", http.StatusForbidden, "Forbidden",
+			codes.PermissionDenied),
+		Entry("CG-5 while the rack is down", http.StatusServiceUnavailable,
+			"ServiceNotAvailable", codes.Unavailable),
+	)
+})
+
+var _ = onStage("ListSnapshots", sceneOptions{rack: withOtherProject}, func(s *scene) {
+	It("LS-1 a negative number of entries is refused", func(ctx SpecContext) {
+		_, err := s.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: -1})
+		expectRefusal(err, codes.InvalidArgument, "max_entries")
+	})
+
+	It("LS-2 a token that the driver did not give is refused", func(ctx SpecContext) {
+		_, err := s.ctl.ListSnapshots(ctx,
+			&csi.ListSnapshotsRequest{StartingToken: "invalid-token"})
+		expectRefusal(err, codes.Aborted)
+	})
+
+	It("LS-3 a filter that nothing matches, UUID or not, gives nothing", func(ctx SpecContext) {
+		s.snapshotted(ctx, s.volume(ctx))
+		for _, id := range []string{someUUID, "name"} {
+			for _, req := range []*csi.ListSnapshotsRequest{
+				{SnapshotId: id}, {SourceVolumeId: id},
+			} {
+				resp, err := s.ctl.ListSnapshots(ctx, req)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(resp.GetEntries()).To(BeEmpty())
+			}
+		}
+	})
+
+	It("LS-5 every snapshot of the project is listed, however it was made, once it is cut",
+		func(ctx SpecContext) {
+			own, uncut := s.snapshotted(ctx, s.volume(ctx)), s.snapshotted(ctx, s.volume(ctx))
+			disk := s.rackDisk(ctx, fresh("manual"), s.rack.Project)
+			manual, err := s.rack.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+				Project: oxide.NameOrId(s.rack.Project),
+				Body: &oxide.SnapshotCreate{Name: oxide.Name(fresh("manual")),
+					Description: "by hand", Disk: oxide.NameOrId(disk.Id)},
+			})
+			Expect(err).NotTo(HaveOccurred())
+			s.snapshotDeletedLater(manual.Id)
+			s.foreignSnapshot(ctx)
+			s.pretendSnapshot(ctx, uncut.GetSnapshotId(), "creating")
+			resp, err := s.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			ids := []string{}
+			for _, entry := range resp.GetEntries() {
+				ids = append(ids, entry.GetSnapshot().GetSnapshotId())
+			}
+			Expect(ids).To(ConsistOf(own.GetSnapshotId(), manual.Id))
+		})
+
+	It("LS-5 one that is not cut yet can still be looked at", func(ctx SpecContext) {
+		snapshot := s.snapshotted(ctx, s.volume(ctx))
+		s.pretendSnapshot(ctx, snapshot.GetSnapshotId(), "creating")
+		resp, err := s.ctl.GetSnapshot(ctx,
+			&csi.GetSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(resp.GetSnapshot().GetReadyToUse()).To(BeFalse())
+	})
+
+	It("LS-7 one whose ID is no UUID is not there, without a call to the rack",
+		func(ctx SpecContext) {
+			Expect(s.calls(ctx, func() {
+				_, err := s.ctl.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "name"})
+				expectRefusal(err, codes.NotFound, "name")
+			})).To(BeEmpty())
+		})
+})

@@ -1,0 +1,354 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+var _ = onStage("ControllerPublishVolume", sceneOptions{rack: withOtherProject},
+	func(s *scene) {
+		describeBadAttaches(s)
+		describeAttachStates(s)
+		describeAttachPlaces(s)
+		describeAttachDoubt(s)
+	})
+
+func describeBadAttaches(s *scene) {
+	DescribeTable("a bad request does nothing and says why",
+		func(ctx SpecContext, bad func(*csi.ControllerPublishVolumeRequest), code codes.Code,
+			words ...string) {
+			req := publishRequest(&csi.Volume{VolumeId: someUUID}, someUUID)
+			bad(req)
+			Expect(s.calls(ctx, func() {
+				_, err := s.ctl.ControllerPublishVolume(ctx, req)
+				expectRefusal(err, code, words...)
+			})).To(BeEmpty())
+		},
+		Entry("CP-2 a capability without a mode",
+			func(req *csi.ControllerPublishVolumeRequest) {
+				req.VolumeCapability.AccessMode = nil
+			}, codes.InvalidArgument),
+		Entry("CP-2 a mode for several nodes", func(req *csi.ControllerPublishVolumeRequest) {
+			req.VolumeCapability.AccessMode =
+				accessMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+		}, codes.InvalidArgument, "MULTI_NODE_READER_ONLY"),
+		Entry("CP-3 an attachment that only reads",
+			func(req *csi.ControllerPublishVolumeRequest) { req.Readonly = true },
+			codes.InvalidArgument, "readonly"),
+		Entry("CP-4 a volume whose ID is no UUID",
+			func(req *csi.ControllerPublishVolumeRequest) { req.VolumeId = "volume" },
+			codes.NotFound, "volume"),
+		Entry("CP-5 a node whose ID is no UUID",
+			func(req *csi.ControllerPublishVolumeRequest) { req.NodeId = "a" },
+			codes.NotFound, "a"),
+	)
+
+	It("CP-4 says that the volume is missing when the node is missing too",
+		func(ctx SpecContext) {
+			_, err := s.ctl.ControllerPublishVolume(ctx,
+				publishRequest(&csi.Volume{VolumeId: someUUID}, s.rack.Instance("a").ID))
+			expectRefusal(err, codes.NotFound, someUUID)
+		})
+
+	It("CP-5 says that there is no such node", func(ctx SpecContext) {
+		_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(s.volume(ctx), someUUID))
+		expectRefusal(err, codes.NotFound, someUUID)
+	})
+}
+
+func describeAttachStates(s *scene) {
+	DescribeTable("OX-3 CP-13 what state the disk is in decides, not the rack's words",
+		func(ctx SpecContext, state string, code codes.Code) {
+			volume := s.volume(ctx)
+			instance := ""
+			if state == "detaching" {
+				instance = s.rack.Instance("b").ID
+			}
+			s.pretend(ctx, volume, state, instance)
+			s.refuse(ctx, "instance_disk_attach", "", http.StatusBadRequest, "InvalidRequest",
+				"no, sorry")
+			_, err := s.ctl.ControllerPublishVolume(ctx,
+				publishRequest(volume, s.rack.Instance("a").ID))
+			expectRefusal(err, code)
+		},
+		Entry("CP-13 creating", "creating", codes.Aborted),
+		Entry("CP-13 detaching", "detaching", codes.Aborted),
+		Entry("CP-13 finalizing", "finalizing", codes.Aborted),
+		Entry("CP-13 importing from a URL", "importing_from_url", codes.Aborted),
+		Entry("CP-13 importing block by block", "importing_from_bulk_writes", codes.Aborted),
+		Entry("CP-13 maintenance, while a snapshot is taken", "maintenance", codes.Aborted),
+		Entry("CP-13 faulted", "faulted", codes.FailedPrecondition),
+		Entry("CP-13 destroyed, which is gone", "destroyed", codes.NotFound),
+	)
+}
+
+func describeAttachPlaces(s *scene) {
+	It("CP-6 attaching again where it is attached is a success with the same context",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			first := s.published(ctx, volume, "a")
+			Expect(first).To(HaveKeyWithValue("diskName", volume.GetVolumeContext()["diskName"]))
+			Expect(s.published(ctx, volume, "a")).To(Equal(first))
+		})
+
+	It("CP-8 a volume of another node stays there, and that node is named",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.published(ctx, volume, "a")
+			there := s.rack.Instance("a").ID
+			_, err := s.ctl.ControllerPublishVolume(ctx,
+				publishRequest(volume, s.rack.Instance("b").ID))
+			expectRefusal(err, codes.FailedPrecondition, there)
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("attached to " + there))
+		})
+
+	It("CP-9 one disk more than an instance can hold is refused, until one is detached",
+		func(ctx SpecContext) {
+			const limit = 12
+			node := s.rack.Instance("b").ID
+			var volumes []*csi.Volume
+			for range limit {
+				volume := s.volume(ctx)
+				s.published(ctx, volume, "b")
+				volumes = append(volumes, volume)
+			}
+			last := s.volume(ctx)
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(last, node))
+			expectRefusal(err, codes.ResourceExhausted)
+			_, err = s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volumes[0], node))
+			Expect(err).NotTo(HaveOccurred())
+			s.published(ctx, last, "b")
+		})
+
+	It("CP-11 a disk of another project cannot be attached", func(ctx SpecContext) {
+		disk := s.rackDisk(ctx, fresh("foreign"), otherProject)
+		_, err := s.ctl.ControllerPublishVolume(ctx,
+			publishRequest(&csi.Volume{VolumeId: disk.Id}, s.rack.Instance("a").ID))
+		expectRefusal(err, codes.InvalidArgument, "project")
+	})
+
+	It("CP-12 a disk that its guest could not tell from another one is not attached",
+		func(ctx SpecContext) {
+			const prefix = "twenty-bytes-alike-x"
+			node := s.rack.Instance("a").ID
+			one := &csi.Volume{VolumeId: s.rackDisk(ctx, prefix+"-one", s.rack.Project).Id}
+			two := &csi.Volume{VolumeId: s.rackDisk(ctx, prefix+"-two", s.rack.Project).Id}
+			s.published(ctx, one, "a")
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(two, node))
+			expectRefusal(err, codes.FailedPrecondition, prefix+"-one", prefix+"-two")
+			Expect(stateOf(s.disk(ctx, two.GetVolumeId()))).To(Equal("detached"))
+			// On another instance it is alone.
+			s.published(ctx, two, "b")
+		})
+
+	It("CP-12 a static volume needs nothing but the UUID of its disk", func(ctx SpecContext) {
+		name := fresh("static")
+		disk := s.rackDisk(ctx, name, s.rack.Project)
+		published := s.published(ctx, &csi.Volume{VolumeId: disk.Id}, "a")
+		Expect(published).To(HaveKeyWithValue("diskName", name))
+		s.awaitDevice(ctx, "a", name)
+	})
+}
+
+// describeAttachDoubt registers calls that meet others, or no answer.
+func describeAttachDoubt(s *scene) {
+	It("CP-14 a publish that is under way is not begun twice", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		node := s.rack.Instance("a").ID
+		s.fault(ctx,
+			Fault{Operation: "instance_disk_attach", Phase: "before", Delay: "1s", Times: 1})
+		expectOneAborted(atOnce(2, func(context.Context) error {
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			return err
+		}))
+		s.unpublishedLater(volume, node)
+	})
+
+	It("CP-15 a publish that meets its deadline goes on where it was", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		node := s.rack.Instance("a").ID
+		s.fault(ctx,
+			Fault{Operation: "instance_disk_attach", Phase: "after", Hang: "30s", Times: 1})
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := s.ctl.ControllerPublishVolume(short, publishRequest(volume, node))
+		expectRefusal(err, codes.DeadlineExceeded)
+		eventually(ctx, func() error {
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			if err != nil && codeOf(err) != codes.Aborted {
+				Expect(err).NotTo(HaveOccurred())
+			}
+			return err
+		})
+		s.unpublishedLater(volume, node)
+		Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+	})
+}
+
+// attached lists the disks of an instance, as the rack has it.
+func (s *scene) attached(ctx context.Context, instance string) []string {
+	GinkgoHelper()
+	disks, err := s.rack.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
+		Instance: oxide.NameOrId(s.rack.Instance(instance).ID)})
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, disk := range disks {
+		ids = append(ids, disk.Id)
+	}
+	return ids
+}
+
+var _ = onStage("ControllerUnpublishVolume", sceneOptions{}, func(s *scene) {
+	describeUnpublish(s)
+	describeUnpublishDoubt(s)
+})
+
+func describeUnpublish(s *scene) {
+	It("CU-2 without a node detaches from wherever it is", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.published(ctx, volume, "b")
+		_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, ""))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+	})
+
+	It("CU-3 from a node that does not have it leaves it where it is", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.published(ctx, volume, "a")
+		_, err := s.ctl.ControllerUnpublishVolume(ctx,
+			unpublishRequest(volume, s.rack.Instance("b").ID))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).
+			To(Equal("attached to " + s.rack.Instance("a").ID))
+	})
+
+	It("CU-3 when it is attached nowhere has nothing to do", func(ctx SpecContext) {
+		_, err := s.ctl.ControllerUnpublishVolume(ctx,
+			unpublishRequest(s.volume(ctx), s.rack.Instance("a").ID))
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	DescribeTable("CU-4 of a disk that is gone has nothing to do",
+		func(ctx SpecContext, id string) {
+			_, err := s.ctl.ControllerUnpublishVolume(ctx,
+				unpublishRequest(&csi.Volume{VolumeId: id}, s.rack.Instance("a").ID))
+			Expect(err).NotTo(HaveOccurred())
+		},
+		Entry("CU-4 with a UUID", someUUID),
+		Entry("CU-4 with an ID that is none", "volume"),
+	)
+
+	DescribeTable("CU-5 from an instance that is gone has nothing to do",
+		func(ctx SpecContext, node string) {
+			volume := s.volume(ctx)
+			_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+		},
+		Entry("CU-5 with a UUID", someUUID),
+		Entry("CU-5 with an ID that is none", "node"),
+	)
+
+	It("CU-6 cannot be taken for done while the disk says that it is attached there",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.published(ctx, volume, "a")
+			s.refuse(ctx, "instance_disk_detach", "", http.StatusNotFound, "ObjectNotFound",
+				"not found: instance")
+			s.refuse(ctx, "instance_view", "", http.StatusNotFound, "ObjectNotFound",
+				"not found: instance")
+			_, err := s.ctl.ControllerUnpublishVolume(ctx,
+				unpublishRequest(volume, s.rack.Instance("a").ID))
+			expectRefusal(err, codes.NotFound, s.rack.Instance("a").ID)
+		})
+
+	It("CU-8 of the boot disk is refused", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		instance := s.rack.Instance("b")
+		s.published(ctx, volume, "b")
+		s.stopInstance(ctx, instance.ID)
+		boot := oxide.NameOrId(volume.GetVolumeId())
+		s.setBootDisk(ctx, instance.ID, &boot)
+		DeferCleanup(func(ctx SpecContext) {
+			s.setBootDisk(ctx, instance.ID, nil)
+			s.startInstance(ctx, instance.ID)
+		}, NodeTimeout(callTimeout))
+		_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, instance.ID))
+		expectRefusal(err, codes.FailedPrecondition, "boot disk")
+		Expect(s.attached(ctx, "b")).To(ConsistOf(volume.GetVolumeId()))
+	})
+
+	It("CU-10 is done when the disk can be attached elsewhere at once", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		for _, name := range []string{"a", "b", "a"} {
+			node := s.rack.Instance(name).ID
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+			_, err = s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+		}
+	})
+}
+
+func (s *scene) setBootDisk(ctx context.Context, id string, disk *oxide.NameOrId) {
+	GinkgoHelper()
+	instance, err := s.rack.Client.InstanceView(ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	_, err = s.rack.Client.InstanceUpdate(ctx, oxide.InstanceUpdateParams{
+		Instance: oxide.NameOrId(id),
+		Body: &oxide.InstanceUpdate{
+			BootDisk: disk, Memory: instance.Memory, Ncpus: instance.Ncpus,
+		},
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func describeUnpublishDoubt(s *scene) {
+	It("CU-9 that is under way is not begun twice", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.published(ctx, volume, "a")
+		s.fault(ctx,
+			Fault{Operation: "instance_disk_detach", Phase: "before", Delay: "1s", Times: 1})
+		expectOneAborted(atOnce(2, func(context.Context) error {
+			_, err := s.ctl.ControllerUnpublishVolume(ctx,
+				unpublishRequest(volume, s.rack.Instance("a").ID))
+			return err
+		}))
+	})
+
+	It("CU-9 of a disk that is still being attached is for later", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		node := s.rack.Instance("a").ID
+		s.pretend(ctx, volume, "attaching", node)
+		s.refuse(ctx, "instance_disk_detach", "", http.StatusBadRequest, "InvalidRequest",
+			"no, sorry")
+		_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+		expectRefusal(err, codes.Aborted)
+	})
+
+	It("CU-10 is not done while the rack says that the disk is still detaching",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			node := s.rack.Instance("a").ID
+			s.published(ctx, volume, "a")
+			disk := s.rackJSON(ctx, "/v1/disks/"+volume.GetVolumeId(), nil)
+			disk["state"] = diskState("detaching", node)
+			s.answer(ctx, "instance_disk_detach", "", disk)
+			s.pretend(ctx, volume, "detaching", node)
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			_, err := s.ctl.ControllerUnpublishVolume(short, unpublishRequest(volume, node))
+			Expect(codeOf(err)).To(BeElementOf(codes.Aborted, codes.DeadlineExceeded),
+				fmt.Sprint(err))
+		})
+}
