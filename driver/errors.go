@@ -19,14 +19,14 @@ func fail(code codes.Code, reason Reason, format string, args ...any) error {
 	return status.Error(code, string(reason)+": "+plain(fmt.Sprintf(format, args...)))
 }
 
-// rackToken is what a token of the rack looks like.
+// rackToken is what a token of the rack looks like, wherever it may have got into.
 var rackToken = regexp.MustCompile(`oxide-token-[A-Za-z0-9_.-]*`)
 
 // plain makes text fit to be shown to anybody: one line of bounded length, valid UTF-8, no token.
 // The text may come from whatever answered in the rack's place.
 func plain(text string) string {
 	const most = 1000
-	text = rackToken.ReplaceAllString(strings.ToValidUTF8(text, "�"), "***")
+	text = plainToken(strings.ToValidUTF8(text, "�"))
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
@@ -39,6 +39,8 @@ func plain(text string) string {
 	return strings.TrimSpace(text)
 }
 
+func plainToken(text string) string { return rackToken.ReplaceAllString(text, "***") }
+
 // statusError turns an error of the Oxide client into the status the CO sees. It is the default for
 // answers that no RPC has a better word for; what a refusal means for an object is decided from the
 // object's state, which the RPC reads again. doing names the call: "create disk".
@@ -47,7 +49,7 @@ func statusError(ctx context.Context, doing string, err error) error {
 		return err
 	}
 	var answer *oxide.HTTPError
-	if !errors.As(err, &answer) {
+	if !errors.As(err, &answer) || torn(answer) {
 		return transportError(ctx, doing, err)
 	}
 	why := answerText(answer)
@@ -89,6 +91,12 @@ func temporary(answer *oxide.HTTPError) bool {
 	return errors.Is(answer, oxide.ErrServiceUnavailable)
 }
 
+// torn says whether the connection broke within the rack's explanation. What it was about to say is
+// then not known.
+func torn(answer *oxide.HTTPError) bool {
+	return answer.ErrorResponse == nil && answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
+}
+
 // transportError is for a call that got no whole answer. It may have had its effect, so the codes
 // are those after which a CO asks again.
 func transportError(ctx context.Context, doing string, err error) error {
@@ -126,6 +134,10 @@ func answerText(answer *oxide.HTTPError) string {
 	}
 	return fmt.Sprintf("%s (HTTP %d)", text, code)
 }
+
+func isNotFound(err error) bool { return status.Code(err) == codes.NotFound }
+
+func isAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
 
 // wrongAnswer is for an answer that contradicts the call: a success that cannot be believed.
 func wrongAnswer(doing, format string, args ...any) error {

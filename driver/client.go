@@ -1,0 +1,63 @@
+package driver
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"crypto/tls"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// requestTimeLimit is a net under the deadlines that every call carries.
+const requestTimeLimit = 10 * time.Minute
+
+// newClient makes the rack's client of a configuration. refused is told when the rack does not
+// accept the token. The returned function gives up the connections that are idle.
+func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), error) {
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.MaxIdleConnsPerHost = 32
+	base.IdleConnTimeout = 30 * time.Second
+	if c.CAFile != "" {
+		pool, err := certificates(c.CAFile)
+		if err != nil {
+			return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
+		}
+		base.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	tokens := &tokenSource{Fixed: c.Token, Path: c.TokenFile}
+	if _, err := tokens.current(); err != nil {
+		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
+	}
+	client, err := oxide.NewClient(
+		oxide.WithHost(c.Host),
+		oxide.WithToken("set by the transport"),
+		oxide.WithUserAgent("oxide-csi-plugin/"+Version()),
+		oxide.WithHTTPClient(&http.Client{
+			Timeout:   requestTimeLimit,
+			Transport: &rackTransport{Base: base, Tokens: tokens, Metrics: m, Refused: refused},
+			// A rack does not redirect, and what it sent to another host would carry the token.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}),
+	)
+	if err != nil {
+		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
+	}
+	return client, base.CloseIdleConnections, nil
+}
+
+func certificates(path string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read: %w", reasonOf(err))
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, errors.New("holds no certificate in PEM form")
+	}
+	return pool, nil
+}

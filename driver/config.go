@@ -1,0 +1,267 @@
+package driver
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Mode says which services a process serves. Identity is always among them.
+type Mode string
+
+// The modes of the plugin.
+const (
+	ModeController Mode = "controller"
+	ModeNode       Mode = "node"
+	ModeAll        Mode = "all"
+)
+
+func (m Mode) controller() bool { return m != ModeNode }
+
+func (m Mode) node() bool { return m != ModeController }
+
+// Config is what an operator decides. ParseConfig fills it; the zero values of the fields that say
+// so are usable defaults.
+type Config struct {
+	Mode     Mode
+	Endpoint string // unix:///absolute/path.sock
+
+	Host      string
+	Token     string
+	TokenFile string // wins over Token, and is read again when it changes
+	Project   string
+	ClusterID string
+	CAFile    string // empty means the system's certificates
+
+	SysfsRoot            string
+	DevRoot              string
+	InstanceID           string
+	InstanceMetadataFile string
+	MaxDisks             int
+	DeviceTimeout        time.Duration
+
+	// Topology is where the rack's disks can be reached from, best first; a node is in one place.
+	Topology []Segments
+
+	LogLevel       slog.Level
+	LogJSON        bool
+	MetricsAddress string // unix:///path or host:port; empty means none
+
+	PrintVersion bool
+}
+
+// setting is one thing an operator can say: with a flag, or with a variable. The flag wins.
+type setting struct {
+	flag, env, preset, usage string
+	// set reads a value, which is not empty. Its error says what was expected, never the value.
+	set func(c *Config, value string) error
+}
+
+// A token is no flag: the process list shows those to everybody.
+var settings = []setting{
+	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
+	{"endpoint", "CSI_ENDPOINT", "", "where to serve: unix:///path/name.sock", setEndpoint},
+	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)", setHost},
+	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
+	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
+		"wins over OXIDE_TOKEN (controller)", text(func(c *Config) *string { return &c.TokenFile })},
+	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)", setProject},
+	{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
+		"apart (controller)", setClusterID},
+	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's (controller)",
+		text(func(c *Config) *string { return &c.CAFile })},
+	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places that " +
+		"reach its disks after semicolons", setTopology},
+	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
+	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
+	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
+	{"instance-id", instanceIDKey, "", "the UUID of this node's instance; not needed on a rack (node)",
+		text(func(c *Config) *string { return &c.InstanceID })},
+	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +
+		"OXIDE_INSTANCE_ID (node)", text(func(c *Config) *string { return &c.InstanceMetadataFile })},
+	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the boot " +
+		"disk included", setMaxDisks},
+	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's device " +
+		"(node)", setDeviceTimeout},
+	{"sysfs-root", "OXIDE_SYSFS_ROOT", defaultSysfsRoot, "where sysfs is mounted (node)", text(
+		func(c *Config) *string { return &c.SysfsRoot })},
+	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)", text(
+		func(c *Config) *string { return &c.DevRoot })},
+	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
+	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
+	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
+		"unix:///path/name.sock or host:port", setMetricsAddress},
+}
+
+// name is what an operator would look for in the manifest.
+func (s setting) name() string {
+	if s.flag == "" {
+		return s.env
+	}
+	return s.env + " (--" + s.flag + ")"
+}
+
+// ParseConfig reads the arguments and the environment. Its error is one line that names the
+// variable and never its value. help receives the text of --help, after which the error is
+// flag.ErrHelp.
+func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Config, error) {
+	var c Config
+	values, err := flagValues(args, &c.PrintVersion, help)
+	if err != nil || c.PrintVersion {
+		return c, err
+	}
+	for _, s := range settings {
+		value, given := values[s.flag]
+		if s.flag == "" || !given {
+			value = getenv(s.env)
+		}
+		if value == "" {
+			value = s.preset
+		}
+		if value == "" {
+			continue
+		}
+		if err := s.set(&c, value); err != nil {
+			return Config{}, fmt.Errorf("%s: %w", s.name(), err)
+		}
+	}
+	return c, c.complete()
+}
+
+// flagValues parses the arguments; only the flags that were given are in the map.
+func flagValues(args []string, version *bool, help io.Writer) (map[string]string, error) {
+	flags := flag.NewFlagSet("oxide-csi-plugin", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	values := map[string]string{}
+	for _, s := range settings {
+		if s.flag != "" {
+			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
+				values[s.flag] = value
+				return nil
+			})
+		}
+	}
+	flags.BoolVar(version, "version", false, "print the version and end")
+	err := flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		printHelp(help)
+		return nil, err
+	case err != nil:
+		// The package's errors name the flag, and the value only of a bool.
+		return nil, fmt.Errorf("%w; see --help", err)
+	case flags.NArg() > 0:
+		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help", flags.NArg())
+	}
+	return values, nil
+}
+
+func printHelp(w io.Writer) {
+	_, _ = fmt.Fprintln(w, "oxide-csi-plugin serves Oxide disks as CSI volumes. Every flag has a "+
+		"variable; the flag wins.")
+	for _, s := range settings {
+		left := "$" + s.env
+		if s.flag != "" {
+			left = "--" + s.flag + ", " + left
+		}
+		right := s.usage
+		if s.preset != "" {
+			right += " (default " + s.preset + ")"
+		}
+		_, _ = fmt.Fprintf(w, "  %-56s %s\n", left, right)
+	}
+	_, _ = fmt.Fprintf(w, "  %-56s %s\n", "--version", "print the version and end")
+}
+
+// complete says what the chosen mode lacks.
+func (c *Config) complete() error {
+	switch {
+	case c.Mode == "":
+		return errors.New("OXIDE_MODE (--mode) is not set: say what to serve, controller, node or all")
+	case c.Endpoint == "":
+		return errors.New("CSI_ENDPOINT (--endpoint) is not set: say where to serve, " +
+			"unix:///path/name.sock")
+	case c.Mode.controller() && c.Host == "":
+		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
+	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
+		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the controller needs a token " +
+			"of the rack")
+	case c.Mode.controller() && c.Project == "":
+		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")
+	case c.Mode.node() && len(c.Topology) > 1:
+		return errors.New("OXIDE_TOPOLOGY (--topology) names several places: a node is in one")
+	case c.Mode.node() && !isDirectory(c.SysfsRoot):
+		return errors.New("OXIDE_SYSFS_ROOT (--sysfs-root): has to be an existing directory")
+	case c.Mode.node() && !isDirectory(c.DevRoot):
+		return errors.New("OXIDE_DEV_ROOT (--dev-root): has to be an existing directory")
+	}
+	return nil
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// text is for a setting that may be anything.
+func text(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		*field(c) = value
+		return nil
+	}
+}
+
+func setMode(c *Config, value string) error {
+	switch c.Mode = Mode(value); c.Mode {
+	case ModeController, ModeNode, ModeAll:
+		return nil
+	}
+	return errors.New("has to be controller, node or all")
+}
+
+func setEndpoint(c *Config, value string) error {
+	c.Endpoint = value
+	_, err := socketPath(value)
+	return err
+}
+
+func setMaxDisks(c *Config, value string) (err error) {
+	const most = 1000
+	if c.MaxDisks, err = strconv.Atoi(value); err != nil || c.MaxDisks < 1 || c.MaxDisks > most {
+		return fmt.Errorf("has to be a number from 1 to %d", most)
+	}
+	return nil
+}
+
+func setDeviceTimeout(c *Config, value string) (err error) {
+	c.DeviceTimeout, err = time.ParseDuration(value)
+	if err != nil || c.DeviceTimeout <= 0 || c.DeviceTimeout > time.Hour {
+		return errors.New("has to be a duration such as 30s, at most 1h")
+	}
+	return nil
+}
+
+func setLogLevel(c *Config, value string) error {
+	for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn,
+		slog.LevelError} {
+		if strings.EqualFold(value, level.String()) {
+			c.LogLevel = level
+			return nil
+		}
+	}
+	return errors.New("has to be debug, info, warn or error")
+}
+
+func setLogFormat(c *Config, value string) error {
+	if value != "text" && value != "json" {
+		return errors.New("has to be text or json")
+	}
+	c.LogJSON = value == "json"
+	return nil
+}

@@ -1,0 +1,104 @@
+package driver
+
+import (
+	"errors"
+	"net"
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+// The settings that describe the rack.
+
+func setHost(c *Config, value string) error {
+	expected := errors.New("has to be an address such as https://silo.sys.example.com")
+	address := value
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	switch {
+	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "":
+		return expected
+	case u.User != nil, u.RawQuery != "", u.Fragment != "", strings.Trim(u.Path, "/") != "":
+		return expected
+	}
+	c.Host = u.Scheme + "://" + u.Host
+	return nil
+}
+
+func setToken(c *Config, value string) error {
+	c.Token = strings.TrimSpace(value)
+	return tokenProblem(c.Token)
+}
+
+// tokenProblem is why a token cannot be sent at all. Whether the rack likes it is seen later.
+func tokenProblem(token string) error {
+	const most = 4096
+	switch {
+	case token == "":
+		return errors.New("holds no token")
+	case len(token) > most || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return errors.New("holds something that is no token: a token is one word of ASCII characters")
+	}
+	return nil
+}
+
+// rackName is the form of the rack's names.
+var rackName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func setProject(c *Config, value string) error {
+	id, isID := rackID(value)
+	switch {
+	case isID:
+		c.Project = string(id)
+	case rackName.MatchString(value):
+		c.Project = value
+	default:
+		return errors.New("has to be the name or the UUID of a project")
+	}
+	return nil
+}
+
+var clusterID = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$`)
+
+func setClusterID(c *Config, value string) error {
+	c.ClusterID = value
+	if !clusterID.MatchString(value) {
+		return errors.New("has to be at most 63 letters, digits, dots, hyphens and underscores, with a " +
+			"letter or digit at both ends")
+	}
+	return nil
+}
+
+func setTopology(c *Config, value string) (err error) {
+	c.Topology, err = parseTopology(value)
+	return err
+}
+
+// setTopologyKey sets one key in every place, or makes the one place.
+func setTopologyKey(name string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		if len(c.Topology) == 0 {
+			c.Topology = []Segments{{}}
+		}
+		for _, place := range c.Topology {
+			if err := place.add(name, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func setMetricsAddress(c *Config, value string) error {
+	c.MetricsAddress = value
+	if strings.HasPrefix(value, "unix:") {
+		_, err := socketPath(value)
+		return err
+	}
+	if _, port, err := net.SplitHostPort(value); err != nil || port == "" {
+		return errors.New("has to be unix:///path/name.sock or host:port")
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through the
+// rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at any
+// moment. What the rack says is the only state.
+type Controller struct {
+	csi.UnimplementedControllerServer
+
+	Client    *oxide.Client
+	Project   string     // name or UUID
+	ClusterID string     // in the description of what this cluster made; may be empty
+	Topology  []Segments // where the rack's disks can be reached from; empty means not declared
+	MaxDisks  int        // that the rack lets an instance have; 0 means 12
+	Log       *slog.Logger
+}
+
+func (c *Controller) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
+
+func (c *Controller) maxDisks() int {
+	if c.MaxDisks == 0 {
+		return defaultMaxDisks
+	}
+	return c.MaxDisks
+}
+
+// ControllerGetCapabilities says what the controller does. Not among it, because the rack has
+// nothing like it: cloning a volume (take a snapshot and restore it), attaching read-only, growing
+// and changing a volume.
+func (c *Controller) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	var list []*csi.ControllerServiceCapability
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+	} {
+		list = append(list, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{
+				Rpc: &csi.ControllerServiceCapability_RPC{Type: t},
+			},
+		})
+	}
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: list}, nil
+}
+
+// ControllerExpandVolume says that it cannot be done.
+func (c *Controller) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
+	*csi.ControllerExpandVolumeResponse, error) {
+	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk's size is fixed when it is made; "+
+		"take a snapshot of the volume and restore it into a larger one")
+}
+
+// ControllerModifyVolume says that it cannot be done.
+func (c *Controller) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
+	*csi.ControllerModifyVolumeResponse, error) {
+	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk has nothing that could be changed "+
+		"after it is made")
+}
+
+// unknown says whether the rack does not know an object of the call. A 404 without the rack's code
+// is somebody else's and says nothing about objects.
+func unknown(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
+
+// refused says whether the rack understood the call and declined it. Why is read from the objects'
+// state, never from the text.
+func refused(err error) bool {
+	return errors.Is(err, oxide.ErrInvalidRequest) || errors.Is(err, oxide.ErrConflict)
+}
+
+// projectVisible answers for a token that may not see the project. Such a token sees none of its
+// objects either, and then "not found" does not mean that they are gone.
+func (c *Controller) projectVisible(ctx context.Context) error {
+	_, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	switch {
+	case unknown(err):
+		return fail(codes.PermissionDenied, ReasonProjectNotFound, "the rack shows this token no project "+
+			"of the name or id in OXIDE_PROJECT, so nothing can be said about what is in it; give the "+
+			"token's user a role on it")
+	case err != nil:
+		return statusError(ctx, "read project", err)
+	}
+	return nil
+}

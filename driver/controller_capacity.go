@@ -1,0 +1,74 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// GetCapacity says how much of the silo's quota is left. Disks of stopped instances and snapshots
+// count as used. What no volume can have is not an error, but has no capacity.
+func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
+	*csi.GetCapacityResponse, error) {
+	possible, err := c.possible(req)
+	switch {
+	case err != nil:
+		return nil, err
+	case !possible:
+		return &csi.GetCapacityResponse{}, nil
+	}
+	use, err := c.Client.UtilizationView(ctx)
+	if err != nil {
+		return nil, statusError(ctx, "read utilization", err)
+	}
+	answer := &csi.GetCapacityResponse{
+		AvailableCapacity: available(use.Capacity.Storage, use.Provisioned.Storage),
+		MinimumVolumeSize: wrapperspb.Int64(gibBytes),
+	}
+	if req.GetParameters()[paramDiskType] != string(oxide.DiskTypeLocal) {
+		answer.MaximumVolumeSize = wrapperspb.Int64(maxDistributedBytes)
+	}
+	return answer, nil
+}
+
+// possible says whether there can be volumes such as the request describes.
+func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
+	for _, capability := range req.GetVolumeCapabilities() {
+		switch p := capabilityProblem(capability); {
+		case p.malformed:
+			return false, fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+		case p.unsupported:
+			return false, nil
+		}
+	}
+	if p, err := parseParameters(req.GetParameters()); err != nil ||
+		p.fits(req.GetVolumeCapabilities()) != nil {
+		return false, nil //nolint:nilerr // no volume is like that, so there is no room for one
+	}
+	wanted := req.GetAccessibleTopology()
+	if wanted == nil {
+		return true, nil
+	}
+	if len(c.Topology) == 0 {
+		return false, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessible_topology is set, but "+
+			"this plugin was started without a topology; set OXIDE_TOPOLOGY on controller and nodes")
+	}
+	for _, here := range c.Topology {
+		if here.within(wanted.GetSegments()) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// available is what is left, in whole GiB as disks are.
+func available(capacity, provisioned oxide.ByteCount) int64 {
+	if provisioned >= capacity {
+		return 0
+	}
+	left := min(uint64(capacity-provisioned), 1<<62)
+	return int64(left - left%gibBytes)
+}

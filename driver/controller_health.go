@@ -1,0 +1,52 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
+func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
+	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	answer := &csi.ControllerListVolumeHealthResponse{}
+	err = c.eachVolume(ctx, func(disk *oxide.Disk) (enough bool) {
+		if health := volumeHealth(disk); len(health.GetHealthStatuses()) > 0 && pages.take(disk.Id) {
+			answer.Entries = append(answer.Entries, health)
+		}
+		return pages.full()
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer.NextToken = pages.next
+	return answer, nil
+}
+
+// ControllerGetVolumeHealth says whether something is wrong with one disk.
+func (c *Controller) ControllerGetVolumeHealth(ctx context.Context,
+	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
+}
+
+// volumeHealth reads a disk's state. Only a faulted disk is ill; the others are at work.
+func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
+	health := &csi.VolumeHealth{VolumeId: disk.Id}
+	if disk.State.State() == oxide.DiskStateStateFaulted {
+		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{{
+			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
+			Reason:  string(ReasonDiskFaulted),
+			Message: "the rack reports the disk " + string(disk.Name) + " as faulted",
+		}}
+	}
+	return health
+}

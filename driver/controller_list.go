@@ -1,0 +1,93 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// ListVolumes lists this cluster's volumes: the disks it made, and those made by hand while they are
+// attached, boot disks excepted. A CO takes what is attached and not listed for lost.
+func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
+	*csi.ListVolumesResponse, error) {
+	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	answer := &csi.ListVolumesResponse{}
+	err = c.eachVolume(ctx, func(disk *oxide.Disk) (enough bool) {
+		if pages.take(disk.Id) {
+			answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{
+				Volume: c.volume(disk),
+				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+			})
+		}
+		return pages.full()
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer.NextToken = pages.next
+	return answer, nil
+}
+
+// ControllerGetVolume says what is known of one disk.
+func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (
+	*csi.ControllerGetVolumeResponse, error) {
+	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: c.volume(disk),
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+	}, nil
+}
+
+// eachVolume visits the disks that are volumes of this cluster.
+func (c *Controller) eachVolume(ctx context.Context, visit func(*oxide.Disk) (enough bool)) error {
+	var boot map[string]bool
+	var inside error
+	err := c.eachDisk(ctx, func(disk *oxide.Disk) bool {
+		m, marked := readMark(disk.Description)
+		switch {
+		case marked && m.Cluster != c.ClusterID, !marked && holder(disk) == "":
+			return false
+		case !marked && boot == nil:
+			if boot, inside = c.bootDisks(ctx); inside != nil {
+				return true
+			}
+		}
+		if !marked && boot[disk.Id] {
+			return false
+		}
+		if inside = believable("list disks", disk); inside != nil {
+			return true
+		}
+		return visit(disk)
+	})
+	if inside != nil {
+		return inside
+	}
+	return err
+}
+
+func publishedNodes(disk *oxide.Disk) []string {
+	if node := holder(disk); node != "" {
+		return []string{node}
+	}
+	return nil
+}
+
+// requestedDisk reads the disk that a request names.
+func (c *Controller) requestedDisk(ctx context.Context, volumeID string) (*oxide.Disk, error) {
+	if volumeID == "" {
+		return nil, volumeIDMissing()
+	}
+	id, ok := rackID(volumeID)
+	if !ok {
+		return nil, volumeNotFound(volumeID)
+	}
+	return c.diskByID(ctx, id)
+}

@@ -1,0 +1,314 @@
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of the
+// same name took. The rack answers when it is cut.
+func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
+	*csi.CreateSnapshotResponse, error) {
+	disk, err := snapshotOrder(req)
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := c.createSnapshot(ctx, req.GetName(), disk)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
+}
+
+// DeleteSnapshot deletes a snapshot. One that is already gone is a success, and disks made from it
+// stay.
+func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
+	*csi.DeleteSnapshotResponse, error) {
+	if req.GetSnapshotId() == "" {
+		return nil, snapshotIDMissing()
+	}
+	id, ok := rackID(req.GetSnapshotId())
+	if !ok {
+		return &csi.DeleteSnapshotResponse{}, nil
+	}
+	if err := c.deleteSnapshot(ctx, id); err != nil {
+		return nil, err
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
+func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
+	*csi.ListSnapshotsResponse, error) {
+	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	answer := &csi.ListSnapshotsResponse{}
+	err = c.matchingSnapshots(ctx, req, func(snapshot *oxide.Snapshot) (enough bool) {
+		if cut(snapshot) && pages.take(snapshot.Id) {
+			answer.Entries = append(answer.Entries, &csi.ListSnapshotsResponse_Entry{
+				Snapshot: snapshotAnswer(snapshot),
+			})
+		}
+		return pages.full()
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer.NextToken = pages.next
+	return answer, nil
+}
+
+// GetSnapshot says what is known of one snapshot, also of one that is not ready.
+func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (
+	*csi.GetSnapshotResponse, error) {
+	if req.GetSnapshotId() == "" {
+		return nil, snapshotIDMissing()
+	}
+	id, ok := rackID(req.GetSnapshotId())
+	if !ok {
+		return nil, snapshotNotFound(req.GetSnapshotId())
+	}
+	snapshot, err := c.snapshotByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
+}
+
+func snapshotIDMissing() error {
+	return fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
+}
+
+// snapshotOrder checks a request and names the disk.
+func snapshotOrder(req *csi.CreateSnapshotRequest) (oxide.NameOrId, error) {
+	if err := checkName(req.GetName()); err != nil {
+		return "", err
+	}
+	if req.GetSourceVolumeId() == "" {
+		return "", fail(codes.InvalidArgument, ReasonFieldMissing, "source_volume_id is missing")
+	}
+	for key := range req.GetParameters() {
+		if !foreignKey(key) {
+			return "", fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q is unknown; "+
+				"snapshots have none", key)
+		}
+	}
+	if req.GetAccessibilityRequirements() != nil {
+		return "", fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements are not "+
+			"supported for snapshots; a snapshot is where its volume is")
+	}
+	disk, ok := rackID(req.GetSourceVolumeId())
+	if !ok {
+		return "", volumeNotFound(req.GetSourceVolumeId())
+	}
+	return disk, nil
+}
+
+func (c *Controller) createSnapshot(ctx context.Context, name string, disk oxide.NameOrId) (
+	*oxide.Snapshot, error) {
+	const doing = "create snapshot"
+	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+		Project: c.project(),
+		Body: &oxide.SnapshotCreate{
+			Name:        oxide.Name(snapshotName(name)),
+			Description: mark{Name: name, Cluster: c.ClusterID}.description(),
+			Disk:        disk,
+		},
+	})
+	switch {
+	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err, oxide.ErrInsufficientCapacity),
+		unknown(err):
+		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
+		return c.existingSnapshot(ctx, name, disk, err)
+	case refused(err):
+		return nil, c.refusedSnapshot(ctx, disk, err)
+	case err != nil:
+		return nil, statusError(ctx, doing, err)
+	}
+	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+}
+
+// existingSnapshot is the snapshot that has the name already, if it is of the wanted disk. why is
+// the rack's refusal to take it.
+func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxide.NameOrId,
+	why error) (*oxide.Snapshot, error) {
+	const doing = "read snapshot"
+	snapshot, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{
+		Snapshot: oxide.NameOrId(snapshotName(name)), Project: c.project(),
+	})
+	switch {
+	case unknown(err) && unknown(why):
+		if err := c.projectVisible(ctx); err != nil {
+			return nil, err
+		}
+		return nil, volumeNotFound(string(disk))
+	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+		return nil, statusError(ctx, "create snapshot", why)
+	case unknown(err):
+		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is gone; "+
+			"repeat the call", snapshotName(name))
+	case err != nil:
+		return nil, statusError(ctx, doing, err)
+	}
+	m, marked := readMark(snapshot.Description)
+	switch {
+	case !marked || m.Name != name || m.Cluster != c.ClusterID:
+		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the snapshot %s, "+
+			"which is not of this cluster's making or has another name there", snapshot.Id)
+	case snapshot.DiskId != string(disk):
+		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the snapshot %s, "+
+			"of the volume %s", snapshot.Id, snapshot.DiskId)
+	}
+	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+}
+
+// checkSnapshot compares an answer with the order.
+func checkSnapshot(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) error {
+	switch err := believableSnapshot(doing, s); {
+	case err != nil:
+		return err
+	case string(s.Name) != snapshotName(name):
+		return wrongAnswer(doing, "asked for %s and got %.80q", snapshotName(name), s.Name)
+	case s.DiskId != string(disk):
+		return wrongAnswer(doing, "asked for the disk %s and got %.80q", disk, s.DiskId)
+	case s.State == oxide.SnapshotStateFaulted:
+		return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot %s; "+
+			"delete it and take another", s.Id)
+	}
+	return nil
+}
+
+// refusedSnapshot finds the reason of a refusal in the disk's state.
+func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
+	disk, err := c.diskByID(ctx, id)
+	if err != nil {
+		return err
+	}
+	impossible := func(what string) error {
+		return fail(codes.FailedPrecondition, ReasonSnapshotImpossible, "the rack takes no snapshots of "+
+			"%s disks, and %s is one", what, disk.Name)
+	}
+	switch state := disk.State.State(); {
+	case disk.DiskType == oxide.DiskTypeLocal:
+		return impossible("local")
+	case readOnly(disk):
+		return impossible("read-only")
+	case state == oxide.DiskStateStateFaulted:
+		return diskFaulted(codes.FailedPrecondition, disk)
+	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached,
+		errors.Is(why, oxide.ErrConflict):
+		// Another snapshot of the disk, or its repair, is under way.
+		return diskBusy(disk)
+	}
+	project, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	switch {
+	case err != nil:
+		return statusError(ctx, "read project", err)
+	case disk.ProjectId != project.Id:
+		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s is in another project than "+
+			"OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
+	}
+	return statusError(ctx, "create snapshot", why)
+}
+
+func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
+	err := c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	switch {
+	case err == nil:
+		return nil
+	case unknown(err):
+		return c.projectVisible(ctx)
+	case !refused(err):
+		return statusError(ctx, "delete snapshot", err)
+	}
+	snapshot, viewErr := c.snapshotByID(ctx, id)
+	switch {
+	case isNotFound(viewErr):
+		return c.projectVisible(ctx)
+	case viewErr != nil:
+		return viewErr
+	case snapshot.State == oxide.SnapshotStateCreating:
+		return fail(codes.Aborted, ReasonSnapshotNotReady, "the rack is still taking the snapshot %s; "+
+			"repeat the call later", snapshot.Id)
+	}
+	return statusError(ctx, "delete snapshot", err)
+}
+
+// matchingSnapshots visits the snapshots that the request's filters let through. What does not exist
+// matches nothing, which is no error.
+func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
+	visit func(*oxide.Snapshot) (enough bool)) error {
+	source, isDisk := rackID(req.GetSourceVolumeId())
+	id, isSnapshot := rackID(req.GetSnapshotId())
+	if (req.GetSourceVolumeId() != "" && !isDisk) || (req.GetSnapshotId() != "" && !isSnapshot) {
+		return nil
+	}
+	matching := func(s *oxide.Snapshot) bool {
+		return (!isDisk || s.DiskId == string(source)) && visit(s)
+	}
+	if !isSnapshot {
+		return c.eachSnapshot(ctx, matching)
+	}
+	snapshot, err := c.snapshotByID(ctx, id)
+	switch {
+	case isNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	matching(snapshot)
+	return nil
+}
+
+func (c *Controller) snapshotByID(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
+	const doing = "read snapshot"
+	snapshot, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: id})
+	switch {
+	case unknown(err):
+		return nil, snapshotNotFound(string(id))
+	case err != nil:
+		return nil, statusError(ctx, doing, err)
+	case snapshot.State == oxide.SnapshotStateDestroyed:
+		return nil, snapshotNotFound(string(id))
+	}
+	return snapshot, believableSnapshot(doing, snapshot)
+}
+
+// believableSnapshot checks what the driver passes on.
+func believableSnapshot(doing string, s *oxide.Snapshot) error {
+	_, isID := rackID(s.Id)
+	switch {
+	case !isID:
+		return wrongAnswer(doing, "the snapshot's id %.80q is no UUID", s.Id)
+	case s.Size == 0 || s.Size > 1<<62:
+		return wrongAnswer(doing, "the snapshot %s has %d bytes", s.Id, s.Size)
+	case s.TimeCreated == nil:
+		return wrongAnswer(doing, "the snapshot %s has no time", s.Id)
+	}
+	return nil
+}
+
+// cut says whether the snapshot's point in time has come.
+func cut(s *oxide.Snapshot) bool {
+	return s.State == oxide.SnapshotStateReady || s.State == oxide.SnapshotStateFaulted
+}
+
+func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
+	answer := &csi.Snapshot{
+		SnapshotId:     s.Id,
+		SourceVolumeId: s.DiskId,
+		SizeBytes:      int64(s.Size),
+		ReadyToUse:     s.State == oxide.SnapshotStateReady,
+	}
+	if s.TimeCreated != nil {
+		answer.CreationTime = timestamppb.New(*s.TimeCreated)
+	}
+	return answer
+}

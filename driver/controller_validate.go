@@ -1,0 +1,114 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// ValidateVolumeCapabilities says whether a disk, which may have been made by hand, can be what the
+// request describes. No is not an error but an answer without confirmation.
+func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	id, objection, err := validationOf(req)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := c.diskByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if objection == "" {
+		objection = unlike(disk, req.GetVolumeContext(), req.GetParameters())
+	}
+	if objection != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: objection}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+			VolumeContext:      req.GetVolumeContext(),
+			VolumeCapabilities: req.GetVolumeCapabilities(),
+			Parameters:         req.GetParameters(),
+		},
+	}, nil
+}
+
+// validationOf checks the request. objection is what no disk can be, and is told only for a disk
+// that exists.
+func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, objection string,
+	err error) {
+	switch {
+	case req.GetVolumeId() == "":
+		return "", "", volumeIDMissing()
+	case len(req.GetVolumeCapabilities()) == 0:
+		return "", "", fail(codes.InvalidArgument, ReasonFieldMissing, "volume_capabilities is missing")
+	}
+	for _, capability := range req.GetVolumeCapabilities() {
+		switch p := capabilityProblem(capability); {
+		case p.malformed:
+			return "", "", fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+		case p.unsupported:
+			objection = p.message
+		}
+	}
+	if objection == "" && len(req.GetMutableParameters()) > 0 {
+		objection = "mutable_parameters are not supported"
+	}
+	id, ok := rackID(req.GetVolumeId())
+	if !ok {
+		return "", "", volumeNotFound(req.GetVolumeId())
+	}
+	return id, objection, nil
+}
+
+// unlike says in what a disk is not what context and parameters say, or "".
+func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
+	for key, value := range volumeContext {
+		if text := contextProblem(disk, key, value); text != "" {
+			return text
+		}
+	}
+	p, err := parseParameters(values)
+	if err != nil {
+		return status.Convert(err).Message()
+	}
+	m, _ := readMark(disk.Description)
+	switch {
+	case readOnly(disk):
+		return "the disk is read-only"
+	case p.BlockSize != 0 && p.BlockSize != int(disk.BlockSize):
+		return fmt.Sprintf("blockSize: the disk has blocks of %d bytes", disk.BlockSize)
+	case values[paramDiskType] != "" && p.DiskType != disk.DiskType:
+		return fmt.Sprintf("diskType: the disk is %s", disk.DiskType)
+	case p.ImageID != "" && string(p.ImageID) != disk.ImageId:
+		return "imageId: the disk was made from something else"
+	case values[paramMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
+		return "mkfsOptions: the volume was made with others"
+	}
+	return ""
+}
+
+func contextProblem(disk *oxide.Disk, key, value string) string {
+	m, marked := readMark(disk.Description)
+	switch {
+	case foreignKey(key):
+	case key == ctxDiskName && value != string(disk.Name):
+		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
+	case key == ctxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
+		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key, disk.BlockSize)
+	case key == ctxMkfsOptions && marked && value != m.MkfsOptions:
+		return fmt.Sprintf("volume_context: %s: the volume was made with others", key)
+	case key == ctxMkfsOptions:
+		if _, err := parseMkfsOptions(value); err != nil {
+			return plain(err.Error())
+		}
+	case key != ctxDiskName && key != ctxBlockSize:
+		return fmt.Sprintf("volume_context: the key %.80q means nothing to this driver", key)
+	}
+	return ""
+}

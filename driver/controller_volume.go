@@ -1,0 +1,211 @@
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name made.
+func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
+	*csi.CreateVolumeResponse, error) {
+	order, err := c.volumeOrder(req)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := c.createDisk(ctx, order)
+	if err != nil {
+		return nil, err
+	}
+	volume := c.volume(disk)
+	volume.ContentSource, volume.AccessibleTopology = req.GetVolumeContentSource(), order.Topology
+	return &csi.CreateVolumeResponse{Volume: volume}, nil
+}
+
+// DeleteVolume deletes the volume's disk. A disk that is already gone is a success, as the spec
+// asks; its snapshots stay.
+func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
+	*csi.DeleteVolumeResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, volumeIDMissing()
+	}
+	id, ok := rackID(req.GetVolumeId())
+	if !ok {
+		return &csi.DeleteVolumeResponse{}, nil
+	}
+	if err := c.deleteDisk(ctx, id); err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+func volumeIDMissing() error {
+	return fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+}
+
+func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
+	const doing = "delete disk"
+	err := c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	switch {
+	case err == nil:
+		return nil
+	case unknown(err):
+		return c.projectVisible(ctx)
+	case !refused(err):
+		return statusError(ctx, doing, err)
+	}
+	disk, viewErr := c.diskByID(ctx, id)
+	switch {
+	case isNotFound(viewErr):
+		return c.projectVisible(ctx) // it went while we asked
+	case viewErr != nil:
+		return viewErr
+	case holder(disk) != "":
+		return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the instance %s; "+
+			"unpublish the volume first", disk.Name, disk.State.State(), holder(disk))
+	case disk.State.State() == oxide.DiskStateStateFaulted:
+		return statusError(ctx, doing, err)
+	}
+	return diskBusy(disk)
+}
+
+func diskBusy(d *oxide.Disk) error {
+	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat the call "+
+		"later", d.Name, d.State.State())
+}
+
+// createDisk makes the disk of an order. The 201 to our own request is the end of the rack's work,
+// although the disk in it still says "creating".
+func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.Disk, error) {
+	const doing = "create disk"
+	source, err := c.volumeSource(ctx, order)
+	if err != nil {
+		return c.madeBefore(ctx, order, err)
+	}
+	sizeBytes, err := order.Range.diskSize(source.floorBytes, order.Parameters.largest())
+	if err != nil {
+		return nil, err
+	}
+	disk, err := c.Client.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: c.project(),
+		Body: &oxide.DiskCreate{
+			Name:        oxide.Name(order.diskName()),
+			Description: order.mark().description(),
+			Size:        oxide.ByteCount(sizeBytes),
+			DiskBackend: order.backend(),
+		},
+	})
+	switch {
+	case err == nil:
+		return disk, c.checkCreated(ctx, order, disk, sizeBytes)
+	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err, oxide.ErrInsufficientCapacity):
+		// The rack counts the quota before it looks at the name: a repeated create may meet either.
+		return c.existingDisk(ctx, order, err)
+	case refused(err) && order.hasSource():
+		return nil, c.refusedSource(ctx, source, err)
+	case unknown(err) && !order.hasSource():
+		return nil, fail(codes.NotFound, ReasonProjectNotFound, "the rack shows this token no project of "+
+			"the name or id in OXIDE_PROJECT")
+	}
+	return nil, statusError(ctx, doing, err)
+}
+
+// madeBefore is for a source that is gone: the disk may have been made while it was there, and then
+// a repeated create has to find it.
+func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (*oxide.Disk,
+	error) {
+	if !isNotFound(sourceErr) {
+		return nil, sourceErr
+	}
+	disk, err := c.existingDisk(ctx, order, nil)
+	if err != nil && (isNotFound(err) || isAlreadyExists(err)) {
+		return nil, sourceErr
+	}
+	return disk, err
+}
+
+// existingDisk is the disk that has the order's name already, if it is what is asked for. why is the
+// rack's refusal to make it, nil when it was not asked.
+func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (*oxide.Disk,
+	error) {
+	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{
+		Disk: oxide.NameOrId(order.diskName()), Project: c.project(),
+	})
+	switch {
+	case unknown(err) && why == nil:
+		return nil, volumeNotFound(order.diskName())
+	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+		return nil, statusError(ctx, "create disk", why)
+	case unknown(err):
+		// The rack undid a create that was at work, or somebody deleted the disk.
+		return nil, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was there and is gone; repeat the "+
+			"call", order.diskName())
+	case err != nil:
+		return nil, statusError(ctx, "read disk", err)
+	}
+	if err := believable("read disk", disk); err != nil {
+		return nil, err
+	}
+	if difference := order.difference(disk); difference != "" {
+		return nil, fail(codes.AlreadyExists, ReasonVolumeExists, "the name is taken by the disk %s (%s), "+
+			"which %s", disk.Name, disk.Id, difference)
+	}
+	return c.readyDisk(ctx, disk)
+}
+
+// readyDisk waits while another request makes the disk.
+func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
+	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
+	switch {
+	case isNotFound(err):
+		return nil, fail(codes.Aborted, ReasonDiskBusy, "the rack has undone the making of the disk; "+
+			"repeat the call")
+	case err != nil:
+		return nil, err
+	}
+	switch disk.State.State() {
+	case oxide.DiskStateStateCreating, oxide.DiskStateStateDestroyed:
+		return nil, diskBusy(disk)
+	case oxide.DiskStateStateFaulted:
+		return nil, diskFaulted(codes.Internal, disk)
+	}
+	return disk, nil
+}
+
+func diskFaulted(code codes.Code, d *oxide.Disk) error {
+	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete the volume, "+
+		"or ask the rack's operator", d.Name, d.Id)
+}
+
+// checkCreated compares the rack's answer with the order.
+func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxide.Disk,
+	sizeBytes int64) error {
+	const doing = "create disk"
+	if err := believable(doing, d); err != nil {
+		return err
+	}
+	if want := order.Parameters.BlockSize; order.hasSource() && want != 0 && want != int(d.BlockSize) {
+		// Only now can it be known: a snapshot does not show its block size, and its disk was gone.
+		if err := c.deleteDisk(ctx, oxide.NameOrId(d.Id)); err != nil {
+			return err
+		}
+		return blockSizeInherited(want, int(d.BlockSize))
+	}
+	switch state := d.State.State(); {
+	case string(d.Name) != order.diskName():
+		return wrongAnswer(doing, "asked for %s and got %.80q", order.diskName(), d.Name)
+	case int64(d.Size) != sizeBytes:
+		return wrongAnswer(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
+	case state == oxide.DiskStateStateFaulted:
+		return diskFaulted(codes.Internal, d)
+	case state != oxide.DiskStateStateCreating && state != oxide.DiskStateStateDetached:
+		return wrongAnswer(doing, "the new disk is %s", state)
+	}
+	if difference := order.difference(d); difference != "" {
+		return wrongAnswer(doing, "the new disk %s", difference)
+	}
+	return nil
+}

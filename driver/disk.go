@@ -1,0 +1,147 @@
+package driver
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// holder is the instance that a disk is attached to, or on its way to or from; empty when none.
+func holder(d *oxide.Disk) string {
+	if s, ok := d.State.AsAttached(); ok {
+		return s.Instance
+	}
+	if s, ok := d.State.AsAttaching(); ok {
+		return s.Instance
+	}
+	if s, ok := d.State.AsDetaching(); ok {
+		return s.Instance
+	}
+	return ""
+}
+
+func readOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
+
+// believable checks a disk in an answer: what the driver passes on, and decides from, has to be
+// there.
+func believable(doing string, d *oxide.Disk) error {
+	_, isID := rackID(d.Id)
+	switch {
+	case !isID:
+		return wrongAnswer(doing, "the disk's id %.80q is no UUID", d.Id)
+	case d.Name == "":
+		return wrongAnswer(doing, "the disk %s has no name", d.Id)
+	case d.Size == 0 || d.Size > 1<<62:
+		return wrongAnswer(doing, "the disk %s has %d bytes", d.Id, d.Size)
+	case !slices.Contains(blockSizes, int(d.BlockSize)):
+		return wrongAnswer(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
+	case d.State.State() == "":
+		return wrongAnswer(doing, "the disk %s has no state", d.Id)
+	}
+	return nil
+}
+
+// diskByID reads a disk. An unknown one is NOT_FOUND.
+func (c *Controller) diskByID(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
+	const doing = "read disk"
+	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: id})
+	switch {
+	case unknown(err):
+		return nil, volumeNotFound(string(id))
+	case err != nil:
+		return nil, statusError(ctx, doing, err)
+	}
+	if disk.State.State() == oxide.DiskStateStateDestroyed {
+		return nil, volumeNotFound(string(id))
+	}
+	return disk, believable(doing, disk)
+}
+
+func volumeNotFound(id string) error {
+	return fail(codes.NotFound, ReasonVolumeNotFound, "the rack has no disk %.80q, or shows this token "+
+		"none; volume_id is a disk's UUID", id)
+}
+
+// The pace at which a passing state is looked at.
+const (
+	firstLook = 100 * time.Millisecond
+	lastLook  = 2 * time.Second
+	// answerMargin is kept of the caller's time for the answer.
+	answerMargin = 500 * time.Millisecond
+	longestWait  = 30 * time.Second
+)
+
+// await reads a disk again while it is in a passing state, until the caller's time is nearly up, and
+// returns what it saw last.
+func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
+	passing ...oxide.DiskStateState) (*oxide.Disk, error) {
+	end := time.Now().Add(longestWait)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(end) {
+		end = deadline.Add(-answerMargin)
+	}
+	for pause := firstLook; slices.Contains(passing, disk.State.State()); pause = min(2*pause, lastLook) {
+		if time.Now().Add(pause).After(end) {
+			return disk, nil
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return nil, statusError(ctx, "wait for disk", err)
+		}
+		var err error
+		if disk, err = c.diskByID(ctx, oxide.NameOrId(disk.Id)); err != nil {
+			return nil, err
+		}
+	}
+	return disk, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
+
+// volume is a disk in CSI's words. Everything in it comes from the disk, so that every call says the
+// same of a volume.
+func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
+	v := &csi.Volume{
+		VolumeId:           d.Id,
+		CapacityBytes:      int64(d.Size),
+		VolumeContext:      volumeContext(d),
+		AccessibleTopology: accessible(c.Topology, nil),
+	}
+	if d.SnapshotId != "" {
+		v.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: d.SnapshotId},
+		}}
+	}
+	return v
+}
+
+func volumeContext(d *oxide.Disk) map[string]string {
+	values := map[string]string{
+		ctxDiskName:  string(d.Name),
+		ctxBlockSize: strconv.Itoa(int(d.BlockSize)),
+	}
+	if m, ok := readMark(d.Description); ok && m.MkfsOptions != "" {
+		values[ctxMkfsOptions] = m.MkfsOptions
+	}
+	return values
+}
+
+func publishContext(d *oxide.Disk) map[string]string {
+	return map[string]string{
+		ctxDiskName:  string(d.Name),
+		ctxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
+		ctxReadOnly:  strconv.FormatBool(readOnly(d)),
+	}
+}

@@ -1,0 +1,133 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// How often the controller looks whether the rack accepts it: seldom, and sooner when the last look
+// found something to mend.
+const (
+	rackLookInterval  = time.Minute
+	rackRetryInterval = 5 * time.Second
+	rackLookTimeLimit = 10 * time.Second
+)
+
+// rackHealth knows whether the rack accepts the token and shows the project, from looks in the
+// background, so that Probe never waits.
+type rackHealth struct {
+	Client  *oxide.Client
+	Project string
+	Log     *slog.Logger
+
+	// asked wakes run for a look out of turn.
+	asked chan struct{}
+
+	mu sync.Mutex
+	// guarded by mu
+	looked bool
+	// guarded by mu
+	fault error
+}
+
+// lookSoon asks for a look now: a call has found the token refused. It does not wait.
+func (h *rackHealth) lookSoon() {
+	select {
+	case h.asked <- struct{}{}:
+	default:
+	}
+}
+
+// run looks until ctx ends.
+func (h *rackHealth) run(ctx context.Context) {
+	for {
+		wait := rackLookInterval
+		if !h.look(ctx) {
+			wait = rackRetryInterval
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		case <-h.soon(ctx):
+			timer.Stop()
+		}
+	}
+}
+
+// soon is asked, but not for a look that has just failed: a hundred refused calls are one question.
+func (h *rackHealth) soon(context.Context) <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fault != nil {
+		return nil
+	}
+	return h.asked
+}
+
+// look asks the rack for the project; false means that something is wrong.
+func (h *rackHealth) look(ctx context.Context) bool {
+	limited, cancel := context.WithTimeout(ctx, rackLookTimeLimit)
+	defer cancel()
+	_, err := h.Client.ProjectView(limited, oxide.ProjectViewParams{
+		Project: oxide.NameOrId(h.Project),
+	})
+	if ctx.Err() != nil {
+		return true
+	}
+	fault := healthFault(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err != nil && fault == nil && h.looked:
+		// The rack is away. What it said last holds (PR-5).
+		return false
+	case fault != nil && h.fault == nil:
+		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", fault)
+	case fault == nil && h.fault != nil:
+		h.Log.InfoContext(ctx, "the rack accepts this controller again")
+	}
+	h.looked, h.fault = true, fault
+	return err == nil
+}
+
+// healthFault is what a person has to mend, or nil: also for a rack that is away.
+func healthFault(err error) error {
+	const what = "look at the project"
+	switch {
+	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
+		s := statusError(context.Background(), what, err)
+		reason, text, _ := strings.Cut(status.Convert(s).Message(), ": ")
+		return fail(codes.FailedPrecondition, Reason(reason), "%s", text)
+	case errors.Is(err, oxide.ErrObjectNotFound):
+		return fail(codes.FailedPrecondition, ReasonProjectNotFound, "the rack shows this token no "+
+			"project of the name or id in OXIDE_PROJECT; create it, or give the token's user a role on it")
+	}
+	return nil
+}
+
+// state is the answer for Probe.
+func (h *rackHealth) state() (ready bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.looked, h.fault
+}
+
+// toolsHealth says what a node lacks.
+func toolsHealth() error {
+	if missing := missingTools(); len(missing) > 0 {
+		return fail(codes.FailedPrecondition, ReasonToolsMissing, "the node service runs %s and cannot "+
+			"find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux", strings.Join(missing, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// logCalls writes one line for each call when it ends; at debug level one more when it begins, with
+// the request, and the answer with the end. Secrets and mount flags are in neither.
+func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
+	var calls atomic.Int64
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		handler grpc.UnaryHandler) (any, error) {
+		method := shortMethod(info.FullMethod)
+		call := log.With("method", method, "call", calls.Add(1))
+		call.DebugContext(ctx, "called", "request", redacted{req})
+		start := time.Now()
+		answer, err := handler(ctx, req)
+		attrs := append(objects(req), slog.Duration("took", time.Since(start)))
+		if err != nil {
+			s := status.Convert(err)
+			attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("error", s.Message()))
+		}
+		call.LogAttrs(ctx, levelOf(method, err), "done", attrs...)
+		if err == nil {
+			call.DebugContext(ctx, "answered", "response", redacted{answer})
+		}
+		return answer, err
+	}
+}
+
+// levelOf keeps the questions that a CO asks all day out of the log, and raises what somebody should
+// look at.
+func levelOf(method string, err error) slog.Level {
+	asking := method == "Probe" || strings.Contains(method, "Get") || strings.Contains(method, "List") ||
+		strings.HasPrefix(method, "Validate")
+	switch code := status.Code(err); {
+	case code == codes.OK && asking, code == codes.Unimplemented:
+		return slog.LevelDebug
+	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:
+		return slog.LevelInfo
+	case code == codes.Internal:
+		return slog.LevelError
+	}
+	return slog.LevelWarn
+}
+
+// objects are the ids and names of a request: what one searches a log for.
+func objects(req any) []slog.Attr {
+	var attrs []slog.Attr
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		add("name", r.GetName())
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		add("volume", r.GetVolumeId())
+	}
+	if r, ok := req.(interface{ GetNodeId() string }); ok {
+		add("node", r.GetNodeId())
+	}
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		add("snapshot", r.GetSnapshotId())
+	}
+	return attrs
+}
+
+// redacted is a message for the log. It is only worked on when the line is written.
+type redacted struct{ message any }
+
+// LogValue is the message as JSON without secrets and mount flags.
+func (r redacted) LogValue() slog.Value {
+	message, ok := r.message.(proto.Message)
+	if !ok {
+		return slog.StringValue("not a message")
+	}
+	message = proto.Clone(message)
+	clearMountFlags(message.ProtoReflect())
+	stripped := protosanitizer.StripSecrets(message).String()
+	if !json.Valid([]byte(stripped)) {
+		return slog.StringValue("unprintable")
+	}
+	return slog.StringValue(plainToken(stripped))
+}
+
+// clearMountFlags removes the mount flags of every capability in a message: CSI says they may be
+// sensitive, but does not mark them as secret.
+func clearMountFlags(m protoreflect.Message) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Name() == "mount_flags":
+			m.Clear(field)
+		case field.IsMap():
+			if field.MapValue().Message() != nil {
+				value.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+					clearMountFlags(v.Message())
+					return true
+				})
+			}
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range value.List().Len() {
+				clearMountFlags(value.List().Get(i).Message())
+			}
+		default:
+			clearMountFlags(value.Message())
+		}
+		return true
+	})
+}

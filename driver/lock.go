@@ -1,0 +1,80 @@
+package driver
+
+import (
+	"context"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// locks gives each object to one call at a time. The zero value is ready for use.
+type locks struct {
+	mu sync.Mutex
+	// guarded by mu
+	held map[string]struct{}
+}
+
+func (l *locks) tryLock(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, taken := l.held[key]; taken {
+		return false
+	}
+	if l.held == nil {
+		l.held = map[string]struct{}{}
+	}
+	l.held[key] = struct{}{}
+	return true
+}
+
+func (l *locks) unlock(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.held, key)
+}
+
+// intercept answers ABORTED while another call for the same object is at work. The lock lives as
+// long as the handler: a caller that gives up does not free an object that mkfs works on (B-12).
+func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
+	key := lockKey(req)
+	if key == "" {
+		return handler(ctx, req)
+	}
+	if !l.tryLock(key) {
+		return nil, fail(codes.Aborted, ReasonOperationPending, "another call for %s is at work; repeat "+
+			"this one later", plain(key))
+	}
+	defer l.unlock(key)
+	return handler(ctx, req)
+}
+
+// lockKey names the object a call changes; calls that only look have none. A create is known by its
+// name, everything else by its id.
+func lockKey(req any) string {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		return objectKey("volume name", r.GetName())
+	case *csi.CreateSnapshotRequest:
+		return objectKey("snapshot name", r.GetName())
+	case *csi.DeleteSnapshotRequest:
+		return objectKey("snapshot", r.GetSnapshotId())
+	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest,
+		*csi.ControllerUnpublishVolumeRequest, *csi.NodeStageVolumeRequest,
+		*csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:
+		return objectKey("volume", r.(interface{ GetVolumeId() string }).GetVolumeId())
+	}
+	return ""
+}
+
+func objectKey(kind, id string) string {
+	if id == "" {
+		return ""
+	}
+	if u, ok := rackID(id); ok {
+		id = string(u) // one object, in whatever case it is written
+	}
+	return kind + " " + id
+}

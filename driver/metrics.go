@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+)
+
+// metrics counts what the driver does. They are collected always and shown only at MetricsAddress.
+type metrics struct {
+	registry *prometheus.Registry
+	calls    *prometheus.HistogramVec
+	inFlight prometheus.Gauge
+	requests *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "oxide_csi_call_seconds",
+			Help:    "How long CSI calls took, by method and gRPC code.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+		}, []string{"method", "code"}),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "oxide_csi_calls_in_flight",
+			Help: "CSI calls that are at work.",
+		}),
+		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "oxide_csi_rack_request_seconds",
+			Help:    "How long requests to the rack took, by HTTP method and status; none is no answer.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+		}, []string{"method", "status"}),
+	}
+	m.registry.MustRegister(m.calls, m.inFlight, m.requests, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
+	m.inFlight.Inc()
+	defer m.inFlight.Dec()
+	start := time.Now()
+	answer, err := handler(ctx, req)
+	m.calls.WithLabelValues(shortMethod(info.FullMethod), status.Code(err).String()).
+		Observe(time.Since(start).Seconds())
+	return answer, err
+}
+
+func (m *metrics) request(method string, answer *http.Response, took time.Duration) {
+	code := "none"
+	if answer != nil {
+		code = strconv.Itoa(answer.StatusCode)
+	}
+	m.requests.WithLabelValues(method, code).Observe(took.Seconds())
+}
+
+// listen opens the metrics' address: a socket, or a TCP port.
+func (m *metrics) listen(address string) (net.Listener, error) {
+	if !strings.HasPrefix(address, "unix:") {
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", reasonOf(err))
+		}
+		return listener, nil
+	}
+	path, err := socketPath(address)
+	if err != nil {
+		return nil, err
+	}
+	return listenUnix(path)
+}
+
+// serve shows the metrics until ctx ends.
+func (m *metrics) serve(ctx context.Context, listener net.Listener) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+)
+
+// Server serves the services of one process at one socket.
+type Server struct {
+	Identity   csi.IdentityServer
+	Controller csi.ControllerServer // nil: not served
+	Node       csi.NodeServer       // nil: not served
+	Log        *slog.Logger
+
+	metrics *metrics
+}
+
+// Serve serves until ctx ends; then it takes no new calls, finishes those at work, removes the
+// socket and returns nil.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	if s.metrics == nil {
+		s.metrics = newMetrics()
+	}
+	server := grpc.NewServer(
+		grpc.ChainUnaryInterceptor(interceptors(s.Log, s.metrics)...),
+		// A client that connects and says nothing must not hold up the end for long.
+		grpc.ConnectionTimeout(5*time.Second),
+		grpc.WaitForHandlers(true),
+	)
+	csi.RegisterIdentityServer(server, s.Identity)
+	if s.Controller != nil {
+		csi.RegisterControllerServer(server, s.Controller)
+	}
+	if s.Node != nil {
+		csi.RegisterNodeServer(server, s.Node)
+	}
+	drained := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(drained)
+		s.Log.Info("finishing the calls at work")
+		server.GracefulStop()
+	})
+	err := server.Serve(listener)
+	if !stop() {
+		<-drained
+	}
+	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve CSI: %w", err)
+	}
+	return nil
+}
+
+// Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
+// before serving is a misconfiguration, on one line, with the variable's name.
+func Run(ctx context.Context, c Config, logTo io.Writer) error {
+	log := newLog(c, logTo)
+	quietLibraries()
+	m := newMetrics()
+	p := plugin{config: c, log: log, metrics: m}
+	server, err := p.assemble()
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	path, err := socketPath(c.Endpoint)
+	if err != nil {
+		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
+	}
+	var metricsListener net.Listener
+	if c.MetricsAddress != "" {
+		if metricsListener, err = m.listen(c.MetricsAddress); err != nil {
+			return fmt.Errorf("OXIDE_METRICS_ADDRESS (--metrics-address): %w", err)
+		}
+		defer func() { _ = metricsListener.Close() }()
+	}
+	listener, err := listenUnix(path)
+	if err != nil {
+		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
+	}
+	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	return p.serve(ctx, server, listener, metricsListener)
+}
+
+// plugin is one process in the making.
+type plugin struct {
+	config  Config
+	log     *slog.Logger
+	metrics *metrics
+
+	health *rackHealth // nil without a controller
+	closes []func()
+}
+
+func (p *plugin) close() {
+	for _, f := range p.closes {
+		f()
+	}
+}
+
+func (p *plugin) assemble() (*Server, error) {
+	c := p.config
+	server := &Server{
+		Identity: &Identity{Topology: len(c.Topology) > 0, Health: p.state},
+		Log:      p.log,
+		metrics:  p.metrics,
+	}
+	if c.Mode.controller() {
+		controller, err := p.controller()
+		if err != nil {
+			return nil, err
+		}
+		server.Controller = controller
+	}
+	if c.Mode.node() {
+		node, err := p.node()
+		if err != nil {
+			return nil, err
+		}
+		server.Node = node
+	}
+	return server, nil
+}
+
+func (p *plugin) controller() (*Controller, error) {
+	c := p.config
+	p.health = &rackHealth{Project: c.Project, Log: p.log, asked: make(chan struct{}, 1)}
+	client, closeIdle, err := newClient(c, p.metrics, p.health.lookSoon)
+	if err != nil {
+		return nil, err
+	}
+	p.health.Client = client
+	p.closes = append(p.closes, closeIdle)
+	return &Controller{
+		Client: client, Project: c.Project, ClusterID: c.ClusterID, Topology: c.Topology,
+		MaxDisks: c.MaxDisks, Log: p.log,
+	}, nil
+}
+
+func (p *plugin) node() (*Node, error) {
+	c := p.config
+	id, err := instanceID(nodeIdentity{
+		Explicit: c.InstanceID, MetadataFile: c.InstanceMetadataFile, SysfsRoot: c.SysfsRoot,
+	})
+	if err != nil {
+		return nil, err
+	}
+	node := &Node{
+		SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, InstanceID: id, MaxDisks: c.MaxDisks,
+		DeviceTimeout: c.DeviceTimeout, Log: p.log,
+	}
+	if len(c.Topology) > 0 {
+		node.Topology = c.Topology[0]
+	}
+	return node, nil
+}
+
+// state is the process's health: a node's programs, a controller's rack.
+func (p *plugin) state() (ready bool, err error) {
+	if p.config.Mode.node() {
+		if err := toolsHealth(); err != nil {
+			return false, err
+		}
+	}
+	if p.health != nil {
+		return p.health.state()
+	}
+	return true, nil
+}
+
+// serve runs the socket, the metrics and the looks at the rack, and returns when all have ended.
+func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
+	// Metrics stay while the last calls finish.
+	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var work sync.WaitGroup
+	if p.health != nil {
+		work.Go(func() { p.health.run(background) })
+	}
+	if metricsAt != nil {
+		work.Go(func() {
+			if err := p.metrics.serve(background, metricsAt); err != nil {
+				p.log.Error("metrics are gone", "error", err)
+			}
+		})
+	}
+	err := server.Serve(ctx, csiAt)
+	cancel()
+	work.Wait()
+	p.log.Info("ended")
+	return err
+}
+
+func newLog(c Config, to io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.LogLevel}
+	if c.LogJSON {
+		return slog.New(slog.NewJSONHandler(to, options))
+	}
+	return slog.New(slog.NewTextHandler(to, options))
+}
+
+// quietLibraries takes the word from klog, through which mount-utils would log commands with their
+// arguments.
+func quietLibraries() {
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+}

@@ -1,0 +1,198 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// topologyPrefix begins every topology key of this driver, as CSI demands of a plugin.
+const topologyPrefix = "topology.csi.oxide.computer/"
+
+// Segments is one place: topology keys with their values. An Oxide rack shows neither rack nor
+// region to its users, so an operator names the places.
+type Segments map[string]string
+
+var (
+	topologyWord   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$`)
+	topologyDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
+)
+
+// parseTopology reads "rack=a,zone=b", and further places after semicolons: those that reach the
+// same disks (D-74).
+func parseTopology(text string) ([]Segments, error) {
+	var places []Segments
+	for part := range strings.SplitSeq(text, ";") {
+		place := Segments{}
+		for pair := range strings.SplitSeq(part, ",") {
+			name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+			if !ok {
+				return nil, errors.New("has to be key=value pairs such as rack=a,zone=b")
+			}
+			if err := place.add(name, value); err != nil {
+				return nil, err
+			}
+		}
+		places = append(places, place)
+	}
+	for _, place := range places[1:] {
+		if !sameKeys(place, places[0]) {
+			return nil, errors.New("has to give every place the same keys")
+		}
+	}
+	return places, nil
+}
+
+func (s Segments) add(name, value string) error {
+	switch {
+	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
+		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
+			"underscores, with a letter or digit at both ends")
+	case s.has(topologyPrefix + name):
+		return errors.New("gives a key twice; keys that differ in case only are the same")
+	}
+	s[topologyPrefix+name] = value
+	return nil
+}
+
+// has says whether the place has the key, whose case does not count.
+func (s Segments) has(key string) bool {
+	_, ok := s.value(key)
+	return ok
+}
+
+func (s Segments) value(key string) (string, bool) {
+	for k, v := range s {
+		if strings.EqualFold(k, key) {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// within says whether the place is in the wanted one: it has all its segments.
+func (s Segments) within(wanted map[string]string) bool {
+	for key, want := range wanted {
+		if got, ok := s.value(key); !ok || got != want {
+			return false
+		}
+	}
+	return len(wanted) > 0
+}
+
+func sameKeys(a, b Segments) bool {
+	for key := range a {
+		if !b.has(key) {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+// place decides where a volume goes: of the places that reach this rack's disks, the first that the
+// request prefers, else one it allows. Without a topology there is nothing to decide.
+func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, error) {
+	if req == nil {
+		return accessible(ours, nil), nil
+	}
+	if len(ours) == 0 {
+		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements are "+
+			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on controller and "+
+			"nodes")
+	}
+	if err := checkTopologyRequirement(req); err != nil {
+		return nil, err
+	}
+	for _, wanted := range slices.Concat(req.GetPreferred(), req.GetRequisite()) {
+		for _, here := range ours {
+			if here.within(wanted.GetSegments()) {
+				return accessible(ours, here), nil
+			}
+		}
+	}
+	if len(req.GetRequisite()) == 0 {
+		return accessible(ours, nil), nil // a preference is no demand
+	}
+	return nil, fail(codes.ResourceExhausted, ReasonTopologyUnreachable, "none of the %d requisite "+
+		"topologies is where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
+}
+
+// accessible is a volume's topology: all places that reach this rack's disks, the chosen one first.
+func accessible(ours []Segments, chosen Segments) []*csi.Topology {
+	var list []*csi.Topology
+	if chosen != nil {
+		list = append(list, &csi.Topology{Segments: maps.Clone(chosen)})
+	}
+	for _, here := range ours {
+		if !maps.Equal(here, chosen) {
+			list = append(list, &csi.Topology{Segments: maps.Clone(here)})
+		}
+	}
+	return list
+}
+
+// checkTopologyRequirement holds a requirement to CSI's rules.
+func checkTopologyRequirement(req *csi.TopologyRequirement) error {
+	if len(req.GetRequisite()) == 0 && len(req.GetPreferred()) == 0 {
+		return invalidTopology("has neither requisite nor preferred topologies")
+	}
+	for _, t := range slices.Concat(req.GetRequisite(), req.GetPreferred()) {
+		if err := checkSegments(t.GetSegments()); err != nil {
+			return err
+		}
+	}
+	for _, p := range req.GetPreferred() {
+		if len(req.GetRequisite()) > 0 && !containsTopology(req.GetRequisite(), p) {
+			return invalidTopology("prefers a topology that is not among the requisite ones")
+		}
+	}
+	return nil
+}
+
+func containsTopology(list []*csi.Topology, t *csi.Topology) bool {
+	for _, candidate := range list {
+		if len(candidate.GetSegments()) == len(t.GetSegments()) &&
+			Segments(candidate.GetSegments()).within(t.GetSegments()) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkSegments checks the syntax of one topology.
+func checkSegments(segments map[string]string) error {
+	if len(segments) == 0 {
+		return invalidTopology("has a topology without segments")
+	}
+	seen := map[string]bool{}
+	for key, value := range segments {
+		prefix, name, prefixed := strings.Cut(key, "/")
+		if !prefixed {
+			name = key
+		}
+		switch {
+		case prefixed && !topologyDomain.MatchString(strings.ToLower(prefix)),
+			!topologyWord.MatchString(name):
+			return invalidTopology("has the key %.80q; a key is an optional domain name, a slash, and at "+
+				"most 63 letters, digits, dots, hyphens and underscores", key)
+		case !topologyWord.MatchString(value):
+			return invalidTopology("has the value %.80q for %s; a value has at most 63 letters, digits, "+
+				"dots, hyphens and underscores", value, key)
+		case seen[strings.ToLower(key)]:
+			return invalidTopology("has the key %s twice; case does not count", key)
+		}
+		seen[strings.ToLower(key)] = true
+	}
+	return nil
+}
+
+func invalidTopology(format string, args ...any) error {
+	return fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements %s",
+		fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,251 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// volumeOrder is a CreateVolume request that was understood.
+type volumeOrder struct {
+	Name       string // the CO's
+	Cluster    string
+	Range      capacityRange
+	Parameters parameters
+	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
+	Topology   []*csi.Topology
+}
+
+// volumeOrder checks a request; it asks nobody.
+func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, error) {
+	order := volumeOrder{Name: req.GetName(), Cluster: c.ClusterID}
+	if err := checkName(req.GetName()); err != nil {
+		return order, err
+	}
+	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
+		return order, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "mutable_parameters are not "+
+			"supported: a disk cannot be changed after it is made")
+	}
+	var err error
+	if order.Parameters, err = parseParameters(req.GetParameters()); err != nil {
+		return order, err
+	}
+	if err = order.Parameters.fits(req.GetVolumeCapabilities()); err != nil {
+		return order, err
+	}
+	if order.SnapshotID, err = orderedSnapshot(req.GetVolumeContentSource()); err != nil {
+		return order, err
+	}
+	if order.SnapshotID != "" && order.Parameters.ImageID != "" {
+		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a volume is made from a "+
+			"snapshot or from imageId, not from both")
+	}
+	if order.SnapshotID != "" && order.Parameters.DiskType == oxide.DiskTypeLocal {
+		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a snapshot cannot be restored "+
+			"into diskType local: local disks begin blank")
+	}
+	if order.Topology, err = place(req.GetAccessibilityRequirements(), c.Topology); err != nil {
+		return order, err
+	}
+	order.Range, err = parseCapacityRange(req.GetCapacityRange())
+	return order, err
+}
+
+// checkName holds the name of a new volume or snapshot to CSI's rules: any Unicode, in at most 128
+// bytes, but no control characters other than tab, line feed and carriage return.
+func checkName(name string) error {
+	banned := func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r) }
+	switch {
+	case name == "":
+		return fail(codes.InvalidArgument, ReasonFieldMissing, "name is missing")
+	case len(name) > mostStringBytes:
+		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name has %d bytes; CSI allows %d", len(name),
+			mostStringBytes)
+	case strings.ContainsFunc(name, banned):
+		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name contains a control character")
+	}
+	return nil
+}
+
+// orderedSnapshot is the snapshot to restore; empty for a blank volume.
+func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
+	switch {
+	case source == nil:
+		return "", nil
+	case source.GetVolume() != nil:
+		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "cloning a volume is not "+
+			"supported; take a snapshot of it and restore that")
+	case source.GetSnapshot() == nil:
+		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "volume_content_source names "+
+			"nothing; a volume can be made from a snapshot")
+	case source.GetSnapshot().GetSnapshotId() == "":
+		return "", fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
+	}
+	id, ok := rackID(source.GetSnapshot().GetSnapshotId())
+	if !ok {
+		return "", snapshotNotFound(source.GetSnapshot().GetSnapshotId())
+	}
+	return id, nil
+}
+
+func snapshotNotFound(id string) error {
+	return fail(codes.NotFound, ReasonSnapshotNotFound, "the rack has no snapshot %.80q, or shows this "+
+		"token none; snapshot_id is a snapshot's UUID", id)
+}
+
+func (o volumeOrder) diskName() string { return diskName(o.Name) }
+
+func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
+
+func (o volumeOrder) mark() mark {
+	return mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String()}
+}
+
+func (o volumeOrder) blankBlockSize() int {
+	if o.Parameters.BlockSize == 0 {
+		return defaultBlockSize
+	}
+	return o.Parameters.BlockSize
+}
+
+func (o volumeOrder) backend() oxide.DiskBackend {
+	if o.Parameters.DiskType == oxide.DiskTypeLocal {
+		return oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	}
+	var source oxide.DiskSource
+	switch {
+	case o.SnapshotID != "":
+		source.Value = &oxide.DiskSourceSnapshot{
+			SnapshotId: string(o.SnapshotID), ReadOnly: oxide.NewPointer(false),
+		}
+	case o.Parameters.ImageID != "":
+		source.Value = &oxide.DiskSourceImage{
+			ImageId: string(o.Parameters.ImageID), ReadOnly: oxide.NewPointer(false),
+		}
+	default:
+		source.Value = &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(o.blankBlockSize())}
+	}
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
+}
+
+// difference says in what a disk is not the ordered one, or "". It reads as the end of "the disk …".
+func (o volumeOrder) difference(d *oxide.Disk) string {
+	m, marked := readMark(d.Description)
+	wantBlocks := o.Parameters.BlockSize
+	if !o.hasSource() {
+		wantBlocks = o.blankBlockSize()
+	}
+	switch {
+	case !marked:
+		return "this driver did not make"
+	case m.Name != o.Name:
+		return "belongs to a volume of another name"
+	case m.Cluster != o.Cluster:
+		return "belongs to another cluster"
+	case !o.Range.contains(int64(d.Size)):
+		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
+	case wantBlocks != 0 && wantBlocks != int(d.BlockSize):
+		return fmt.Sprintf("has blocks of %d bytes, not %d", d.BlockSize, wantBlocks)
+	case d.DiskType != o.Parameters.DiskType:
+		return fmt.Sprintf("is %.40q, not %s", d.DiskType, o.Parameters.DiskType)
+	case d.SnapshotId != string(o.SnapshotID):
+		return "was made from another source"
+	case d.ImageId != string(o.Parameters.ImageID):
+		return "was made from another image"
+	case m.MkfsOptions != o.Parameters.MkfsOptions.String():
+		return "has other mkfsOptions"
+	case readOnly(d):
+		return "is read-only"
+	}
+	return ""
+}
+
+// volumeSource is what is known of the source before the disk is made.
+type volumeSource struct {
+	floorBytes int64  // 0 for a blank disk
+	projectID  string // empty for an image of the whole silo
+}
+
+// volumeSource reads the snapshot or image of an order. A blank disk needs no call.
+func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+	switch {
+	case order.SnapshotID != "":
+		return c.snapshotSource(ctx, order)
+	case order.Parameters.ImageID != "":
+		return c.imageSource(ctx, order)
+	}
+	return volumeSource{}, nil
+}
+
+func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+	snapshot, err := c.snapshotByID(ctx, order.SnapshotID)
+	if err != nil {
+		return volumeSource{}, err
+	}
+	// The rack does not look whether the snapshot is complete.
+	switch snapshot.State {
+	case oxide.SnapshotStateReady:
+	case oxide.SnapshotStateFaulted:
+		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotFaulted, "the rack reports the "+
+			"snapshot %s as faulted; take another", snapshot.Id)
+	default:
+		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotNotReady, "the snapshot %s is "+
+			"%s; repeat the call when it is ready", snapshot.Id, snapshot.State)
+	}
+	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
+	want := order.Parameters.BlockSize
+	if id, ok := rackID(snapshot.DiskId); ok && want != 0 {
+		// Its disk shows the block size that the new one inherits, unless it is gone.
+		disk, err := c.diskByID(ctx, id)
+		switch {
+		case isNotFound(err):
+		case err != nil:
+			return source, err
+		case int(disk.BlockSize) != want:
+			return source, blockSizeInherited(want, int(disk.BlockSize))
+		}
+	}
+	return source, nil
+}
+
+func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: order.Parameters.ImageID})
+	switch want := order.Parameters.BlockSize; {
+	case unknown(err):
+		return volumeSource{}, fail(codes.InvalidArgument, ReasonImageNotFound, "imageId: the rack has no "+
+			"image %s, or shows this token none", order.Parameters.ImageID)
+	case err != nil:
+		return volumeSource{}, statusError(ctx, "read image", err)
+	case image.Size == 0 || image.Size > 1<<62:
+		return volumeSource{}, wrongAnswer("read image", "the image %.80q has %d bytes", image.Id, image.Size)
+	case want != 0 && want != int(image.BlockSize):
+		return volumeSource{}, blockSizeInherited(want, int(image.BlockSize))
+	}
+	return volumeSource{floorBytes: int64(image.Size), projectID: image.ProjectId}, nil
+}
+
+func blockSizeInherited(want, inherited int) error {
+	return fail(codes.InvalidArgument, ReasonSourceIncompatible, "blockSize is %d, but the source has "+
+		"blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
+}
+
+// refusedSource says why the rack does not make a disk from this snapshot.
+func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why error) error {
+	project, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	switch {
+	case err != nil:
+		return statusError(ctx, "read project", err)
+	case source.projectID != "" && source.projectID != project.Id:
+		return fail(codes.InvalidArgument, ReasonSourceIncompatible, "the source belongs to another "+
+			"project; the rack makes disks from sources of their own project only")
+	}
+	return statusError(ctx, "create disk", why)
+}
