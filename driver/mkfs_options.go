@@ -23,7 +23,7 @@ type mkfsRule struct {
 	args  map[string]func(value string) []string
 }
 
-var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9._-]{1,12}$`)
+var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,11}$`)
 
 var mkfsRules = map[string]mkfsRule{
 	"bytesPerInode": {
@@ -57,7 +57,8 @@ var mkfsRules = map[string]mkfsRule{
 		map[string]func(string) []string{fsBtrfs: mkfsFlag("-n")},
 	},
 	"label": {
-		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen", mkfsLabel.MatchString,
+		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
+		mkfsLabel.MatchString,
 		map[string]func(string) []string{
 			fsExt3: mkfsFlag("-L"), fsExt4: mkfsFlag("-L"), fsXFS: mkfsFlag("-L"), fsBtrfs: mkfsFlag("-L"),
 		},

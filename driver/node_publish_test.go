@@ -108,10 +108,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, v.stage())
-		// What errors=remount-ro does: the filesystem, not the mount.
-		run(t, "mount", "-o", "remount,ro", v.staging())
-		must(t, unix.MountSetattr(unix.AT_FDCWD, v.staging(), 0,
-			&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
+		turnReadOnly(t, v.staging())
 		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonFilesystemReadOnly)
 		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemReadOnly)
 		must(t, v.publishReadOnly("pod"))
@@ -445,7 +442,9 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		run(t, "mount", "--bind", v.staging(), v.staging())
 		must(t, v.unstage())
@@ -533,6 +532,15 @@ func scribble(path string) error {
 	}
 	_, err = f.WriteAt([]byte("scribble"), 4096)
 	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// turnReadOnly does to a mounted filesystem what ext4 does after errors: the filesystem becomes
+// read-only, not the mount.
+func turnReadOnly(t *testing.T, path string) {
+	t.Helper()
+	run(t, "mount", "-o", "remount,ro", path)
+	must(t, unix.MountSetattr(unix.AT_FDCWD, path, 0,
+		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
 // shutDown makes a mounted ext4 or xfs answer everything with EIO, as a lost device does.

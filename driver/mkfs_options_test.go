@@ -1,0 +1,88 @@
+//go:build linux
+
+package driver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestMkfsOptions(t *testing.T) {
+	for _, c := range []struct {
+		text, fsType string
+		want         []string
+		says         string // what the error has; empty means none
+	}{
+		{"", fsExt4, nil, ""},
+		{"bytesPerInode=16384, reservedPercent=0", fsExt4, []string{"-i", "16384", "-m", "0"}, ""},
+		{"inodeSize=512,fsBlockSize=1024", fsExt3, []string{"-I", "512", "-b", "1024"}, ""},
+		{"reflink=true,inodeSize=512,fsBlockSize=4096", fsXFS,
+			[]string{"-m", "reflink=1", "-i", "size=512", "-b", "size=4096"}, ""},
+		{"reflink=false", fsXFS, []string{"-m", "reflink=0"}, ""},
+		{"nodeSize=16384,label=my-data_1.0", fsBtrfs, []string{"-n", "16384", "-L", "my-data_1.0"}, ""},
+		{"reflink=true", fsExt4, nil, "does not apply to ext4; allowed are bytesPerInode"},
+		{"bytesPerInode=16384", fsXFS, nil, "does not apply to xfs"},
+		{"inodeSize=4096", fsExt4, nil, "has to be 256, 512"},
+		{"inodeSize=2048,fsBlockSize=1024", fsExt4, nil, "more than fsBlockSize"},
+		{"inodeSize=256", fsXFS, nil, "xfs takes 512"},
+		{"inodeSize=1024,fsBlockSize=1024", fsXFS, nil, "half of its block size"},
+		{"bytesPerInode=0", fsExt4, nil, "1024 to 67108864"},
+		{"bytesPerInode=+16384", fsExt4, nil, "1024 to 67108864"},
+		{"bytesPerInode=016384", fsExt4, nil, "1024 to 67108864"},
+		{"reservedPercent=51", fsExt4, nil, "0 to 50"},
+		{"reservedPercent=-1", fsExt4, nil, "0 to 50"},
+		{"label=a b", fsExt4, nil, "label has to be"},
+		{"label=", fsExt4, nil, "label has to be"},
+		{"label", fsExt4, nil, "label has to be"},
+		{"label=a,label=b", fsExt4, nil, "twice"},
+		{"-F", fsExt4, nil, "allowed are bytesPerInode, fsBlockSize, inodeSize, label"},
+		{"force=true", fsXFS, nil, "is not allowed"},
+		{"label=a,", fsExt4, nil, "is not allowed"},
+		{"=1", fsExt4, nil, "is not allowed"},
+	} {
+		t.Run("options "+c.text+" for "+c.fsType, func(t *testing.T) {
+			o, err := parseMkfsOptions(c.text)
+			if err == nil {
+				err = o.check(c.fsType)
+			}
+			if c.says != "" {
+				if err == nil || !strings.Contains(err.Error(), c.says) {
+					t.Fatalf("error %v does not say %q", err, c.says)
+				}
+				return
+			}
+			must(t, err)
+			if diff := cmp.Diff(c.want, o.args(c.fsType)); diff != "" {
+				t.Fatal(diff)
+			}
+		})
+	}
+}
+
+// FuzzMkfsOptions holds that what is accepted has a canonical form that means the same, and that no
+// argument is one that could overwrite or name a file.
+func FuzzMkfsOptions(f *testing.F) {
+	f.Add("bytesPerInode=16384,reservedPercent=0")
+	f.Add("label=-F")
+	f.Add(" , =,")
+	f.Fuzz(func(t *testing.T, text string) {
+		o, err := parseMkfsOptions(text)
+		if err != nil {
+			return
+		}
+		again, err := parseMkfsOptions(o.String())
+		if err != nil || again.String() != o.String() {
+			t.Fatalf("%q becomes %q, then %q, %v", text, o, again, err)
+		}
+		for _, fsType := range supportedFilesystems {
+			args := o.args(fsType)
+			for i, arg := range args {
+				if strings.ContainsAny(arg, "/\x00 ") || (i%2 == 0) != (len(arg) == 2 && arg[0] == '-') {
+					t.Fatalf("%q gives arguments %q", text, args)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,245 @@
+//go:build linux
+
+package driver
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+)
+
+// sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
+// serial is "-" has none.
+func sysfs(t *testing.T, serials map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(root, "block"), 0o755))
+	minor := 0
+	for name, serial := range serials {
+		minor++
+		dir := filepath.Join(root, "block", name)
+		must(t, os.MkdirAll(filepath.Join(dir, "device"), 0o755))
+		files := map[string]string{"dev": fmt.Sprintf("259:%d\n", minor), "size": "2097152\n"}
+		if serial != "-" {
+			files["device/serial"] = serial + strings.Repeat("\x00", 20-len(serial)) + "\n"
+		}
+		for file, text := range files {
+			must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o444))
+		}
+	}
+	return root
+}
+
+func TestNodeGetInfo(t *testing.T) {
+	const own = "csi-0123456789abcde"
+	for _, c := range []struct {
+		name    string
+		disks   map[string]string
+		limit   int
+		want    int64
+		warning bool
+	}{
+		{"NI-2 an empty instance takes the rack's limit", nil, 0, 12, false},
+		{"NI-2 the boot disk takes a place", map[string]string{"nvme0n1": "boot"}, 0, 11, false},
+		{"NI-2 the driver's own disks take none",
+			map[string]string{"nvme0n1": "boot", "nvme1n1": own + "f", "nvme4n1": own + "g"}, 0, 11, false},
+		{"NI-2 a disk attached by hand takes one",
+			map[string]string{"nvme0n1": "boot", "nvme1n1": "csi-by-hand"}, 0, 10, false},
+		{"NI-2 disks without an NVMe serial take none",
+			map[string]string{"vda": "-", "loop0": "-", "nvme0n1": "boot"}, 0, 11, false},
+		{"NI-2 a path below a multipath head counts once",
+			map[string]string{"nvme0n1": "boot", "nvme0c0n1": "boot"}, 0, 11, false},
+		{"NI-2 the limit can be set", map[string]string{"nvme0n1": "boot"}, 8, 7, false},
+		{"NI-2 a full instance says 1, for 0 means no limit", map[string]string{"nvme0n1": "boot"}, 1, 1,
+			true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var log bytes.Buffer
+			n := &Node{SysfsRoot: sysfs(t, c.disks), InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
+				MaxDisks: c.limit, Log: slog.New(slog.NewTextHandler(&log, nil))}
+			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+			must(t, err)
+			if info.GetMaxVolumesPerNode() != c.want || info.GetNodeId() != n.InstanceID {
+				t.Fatalf("got %v, want %d volumes", info, c.want)
+			}
+			if info.GetAccessibleTopology() != nil {
+				t.Fatal("NI-3 a topology nobody gave")
+			}
+			if (log.Len() > 0) != c.warning {
+				t.Fatalf("logged %q", &log)
+			}
+		})
+	}
+	t.Run("NI-3 a given topology is told", func(t *testing.T) {
+		n := &Node{SysfsRoot: sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
+			"topology.csi.oxide.computer/rack": "a"}}
+		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		must(t, err)
+		if diff := cmp.Diff(n.Topology, info.GetAccessibleTopology().GetSegments()); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
+		_, err := (&Node{SysfsRoot: sysfs(t, nil)}).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		mustFail(t, err, codes.FailedPrecondition, ReasonInstanceUnknown)
+	})
+}
+
+func TestNodeGetCapabilities(t *testing.T) {
+	t.Run("NC-1 the node declares what it has, and nothing that is gone from CSI", func(t *testing.T) {
+		resp, err := (&Node{}).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+		must(t, err)
+		var got []csi.NodeServiceCapability_RPC_Type
+		for _, c := range resp.GetCapabilities() {
+			got = append(got, c.GetRpc().GetType())
+		}
+		if diff := cmp.Diff([]csi.NodeServiceCapability_RPC_Type{1, 2, 5, 7, 8}, got); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+	t.Run("NE-1 expanding is not implemented", func(t *testing.T) {
+		_, err := (&Node{}).NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{})
+		if err == nil || !strings.Contains(err.Error(), "Unimplemented") {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestNodeGetVolumeStats(t *testing.T) {
+	stats := func(n *Node, id, path, staging string) ([]*csi.VolumeUsage, error) {
+		resp, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id,
+			VolumePath: path, StagingTargetPath: staging})
+		return resp.GetUsage(), err
+	}
+	t.Run("VS-1 fields are needed, VS-2 a relative path shows no volume", func(t *testing.T) {
+		n := &Node{SysfsRoot: t.TempDir()}
+		_, err := stats(n, "", "some/path", "")
+		mustFail(t, err, codes.InvalidArgument, ReasonVolumeIDMissing)
+		_, err = stats(n, "v", "", "")
+		mustFail(t, err, codes.InvalidArgument, ReasonPathInvalid)
+		_, err = stats(n, "v", "some/path", "")
+		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+	})
+	for _, fsType := range supportedFilesystems {
+		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, mib), 0o600))
+			run(t, "sync", "--file-system", g.path("pod"))
+			for _, path := range []string{g.path("pod"), v.staging()} {
+				usage, err := stats(g.node(), v.ID, path, v.staging())
+				must(t, err)
+				if len(usage) != 2 || usage[0].GetUnit() != csi.VolumeUsage_BYTES ||
+					usage[1].GetUnit() != csi.VolumeUsage_INODES {
+					t.Fatalf("usage: %v", usage)
+				}
+				if b := usage[0]; b.GetTotal() < 350*mib || b.GetTotal() > 512*mib || b.GetUsed() < mib ||
+					b.GetAvailable() <= 0 || b.GetAvailable() > b.GetTotal() {
+					t.Fatalf("bytes: %v", b)
+				}
+				if i := usage[1]; i.GetTotal() < 0 || i.GetUsed() < 0 || i.GetAvailable() < 0 {
+					t.Fatalf("inodes: %v", i)
+				}
+			}
+		})
+	}
+	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		must(t, v.publish("dev"))
+		usage, err := stats(g.node(), v.ID, g.path("dev"), "")
+		must(t, err)
+		if len(usage) != 1 || usage[0].GetTotal() != 8*mib {
+			t.Fatalf("usage: %v", usage)
+		}
+	})
+	t.Run("VS-2 VS-5 a path that does not show this volume is not found", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		n := g.node()
+		for _, each := range []volume{v, other} {
+			_, err := n.NodeStageVolume(t.Context(), each.stageRequest())
+			must(t, err)
+		}
+		must(t, os.Mkdir(g.path("tmp"), 0o755))
+		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
+		for name, path := range map[string]string{
+			"nothing there": g.path("none"), "a plain directory": g.path(""), "the root disk": "/",
+			"a tmpfs": g.path("tmp"), "another volume": other.staging(), "another disk": other.disk.Loop,
+		} {
+			_, err := stats(n, v.ID, path, "")
+			if mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath); t.Failed() {
+				t.Log(name)
+			}
+		}
+		// A process that knows nothing yet has the staging path to compare with.
+		_, err := stats(g.node(), v.ID, other.staging(), v.staging())
+		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+	})
+}
+
+func TestNodeGetVolumeHealth(t *testing.T) {
+	health := func(n *Node, req *csi.NodeGetVolumeHealthRequest) []*csi.VolumeHealth_VolumeHealthEntry {
+		t.Helper()
+		resp, err := n.NodeGetVolumeHealth(t.Context(), req)
+		must(t, err)
+		if resp.GetVolumeHealth().GetVolumeId() != req.GetVolumeId() {
+			t.Fatalf("another volume's health: %v", resp)
+		}
+		return resp.GetVolumeHealth().GetHealthStatuses()
+	}
+	t.Run("NH-2 a volume id is needed, and the node has to know the volume", func(t *testing.T) {
+		n := &Node{SysfsRoot: sysfs(t, nil)}
+		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
+		mustFail(t, err, codes.InvalidArgument, ReasonVolumeIDMissing)
+		_, err = n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
+			StagingTargetPath: "/no/such/path"})
+		mustFail(t, err, codes.NotFound, ReasonVolumeUnknownToNode)
+	})
+	t.Run("a volume is healthy, then read-only after errors, then without its device",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			n := g.node()
+			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+			must(t, err)
+			known := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID}
+			byPath := &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+			if got := health(n, known); len(got) != 0 {
+				t.Fatalf("health: %v", got)
+			}
+			if got := health(g.node(), byPath); len(got) != 0 {
+				t.Fatalf("health: %v", got)
+			}
+			turnReadOnly(t, v.staging())
+			for _, got := range [][]*csi.VolumeHealth_VolumeHealthEntry{health(n, known),
+				health(g.node(), byPath)} {
+				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
+					got[0].GetReason() != string(ReasonFilesystemReadOnly) {
+					t.Fatalf("health: %v", got)
+				}
+			}
+			g.unplug(v.disk)
+			if got := health(n, known); len(got) != 1 ||
+				got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
+				t.Fatalf("health: %v", got)
+			}
+		})
+	t.Run("NH-3 a node reports nothing of the rack's storage", func(t *testing.T) {
+		resp, err := (&Node{}).NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		if err != nil || len(resp.GetBackendHealth()) != 0 {
+			t.Fatalf("%v, %v", resp, err)
+		}
+	})
+}
