@@ -166,6 +166,9 @@ func describeCSISanity() {
 				Expect(err).NotTo(HaveOccurred())
 			})
 			AfterAll(func(ctx SpecContext) {
+				if start == nil {
+					return // the rack or the driver did not start
+				}
 				suite.Finalize()
 				Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(),
 					"csi-sanity over %s has leaked", c)

@@ -13,8 +13,13 @@ import (
 // explains.
 func auditSuite(name string, skips []explainedSkip, out io.Writer) {
 	ReportAfterSuite("every skip is explained", func(report types.Report) {
-		figures, faults := audit(report, skips, fullRun(report.SuiteConfig))
-		fmt.Fprintln(out, figures.figureLine(name))
+		audit := newAudit(skips)
+		audit.add(report)
+		faults := audit.faults
+		if fullRun(report.SuiteConfig) {
+			faults = append(faults, audit.unused()...)
+		}
+		fmt.Fprintln(out, audit.figureLine(name))
 		if len(faults) > 0 {
 			Fail(fmt.Sprintf("%d skips are not in order:\n%s", len(faults), bullets(faults)))
 		}

@@ -72,49 +72,78 @@ type figures struct {
 	seconds                          float64
 }
 
-// audit counts a finished suite, and finds the skips that nothing explains and, when the suite ran
-// in full, the explanations that explained nothing.
-func audit(report types.Report, skips []explainedSkip, full bool) (figures, []string) {
-	f := figures{seconds: report.RunTime.Seconds()}
-	used := make([]bool, len(skips))
-	var faults []string
+// audit counts what a suite did, which may have run in parts, and checks its skips.
+type audit struct {
+	figures
+	skips []explainedSkip
+	used  []bool
+	// faults are the skips that nothing explains.
+	faults []string
+}
+
+func newAudit(skips []explainedSkip) *audit {
+	return &audit{skips: skips, used: make([]bool, len(skips))}
+}
+
+// add counts a report.
+func (a *audit) add(report types.Report) {
+	a.seconds += report.RunTime.Seconds()
 	for _, spec := range report.SpecReports {
-		if spec.LeafNodeType != types.NodeTypeIt || filteredOut(spec) {
+		if spec.LeafNodeType != types.NodeTypeIt || leftOut(spec, report.SuiteConfig) {
 			continue
 		}
-		f.specs++
+		a.specs++
 		switch {
 		case spec.State.Is(types.SpecStatePassed):
-			f.passed++
-		case !spec.State.Is(types.SpecStateSkipped | types.SpecStatePending):
-			f.failed++
+			a.passed++
+		case !spec.State.Is(types.SpecStateSkipped|types.SpecStatePending) || barred(spec):
+			a.failed++
 		default:
-			i := slices.IndexFunc(skips, func(s explainedSkip) bool {
-				return s.spec.MatchString(spec.FullText())
-			})
-			if i < 0 {
-				faults = append(faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
-					spec.FullText(), spec.Failure.Message))
-				continue
-			}
-			used[i] = true
-			f.explained++
+			a.explain(spec)
 		}
 	}
-	for i, skip := range skips {
-		if full && !used[i] {
+}
+
+func (a *audit) explain(spec types.SpecReport) {
+	i := slices.IndexFunc(a.skips, func(s explainedSkip) bool {
+		return s.spec.MatchString(spec.FullText())
+	})
+	if i < 0 {
+		a.faults = append(a.faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
+			spec.FullText(), spec.Failure.Message))
+		return
+	}
+	a.used[i] = true
+	a.explained++
+}
+
+// unused are the explanations that explained nothing, which says something only of a suite that
+// ran in full.
+func (a *audit) unused() []string {
+	var faults []string
+	for i, skip := range a.skips {
+		if !a.used[i] {
 			faults = append(faults, fmt.Sprintf(
 				"nothing was skipped any more for %s (%s): take %q off the list",
 				skip.capability, skip.reason, skip.spec))
 		}
 	}
-	return f, faults
+	return faults
 }
 
-// filteredOut says that the caller chose not to run a spec, which is not a skip: only those that
-// were entered and left, or were held back by their author, count as skipped.
-func filteredOut(spec types.SpecReport) bool {
+// leftOut says that the caller chose not to run a spec, which is not a skip: only those that were
+// entered and left, or were held back by their author, count as skipped.
+func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
+	if spec.State.Is(types.SpecStatePending) {
+		filter, err := types.ParseLabelFilter(config.LabelFilter)
+		return err == nil && !filter(spec.Labels())
+	}
 	return spec.State.Is(types.SpecStateSkipped) && spec.Failure.IsZero()
+}
+
+// barred says that a spec could not run because the preparation of its container failed.
+func barred(spec types.SpecReport) bool {
+	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
 }
 
 // figureLine is what the suite prints at its end, for machines too.

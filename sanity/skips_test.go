@@ -25,18 +25,33 @@ func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
 		specReport("held back", types.SpecStatePending, ""),
 		specReport("not chosen", types.SpecStateSkipped, ""),
 		specReport("failing", types.SpecStateFailed, "boom"),
+		specReport("barred", types.SpecStateSkipped,
+			"Spec skipped because a BeforeAll node failed"),
 	}}
-	figures, faults := audit(report, skips, true)
-	want := "FIGURE sanity specs=5 passed=1 failed=1 skipped_explained=1 seconds=0.0"
-	if got := figures.figureLine("sanity"); got != want {
+	audit := newAudit(skips)
+	audit.add(report)
+	want := "FIGURE sanity specs=6 passed=1 failed=2 skipped_explained=1 seconds=0.0"
+	if got := audit.figureLine("sanity"); got != want {
 		t.Errorf("figures\n got %s\nwant %s", got, want)
 	}
-	if text := strings.Join(faults, "\n"); len(faults) != 3 ||
-		!strings.Contains(text, "dreaming (not today)") ||
-		!strings.Contains(text, "held back") || !strings.Contains(text, "CAP-13") {
-		t.Errorf("faults are %q, want those of dreaming, held back and CAP-13", faults)
+	if text := strings.Join(audit.faults, "\n"); len(audit.faults) != 2 ||
+		!strings.Contains(text, "dreaming (not today)") || !strings.Contains(text, "held back") {
+		t.Errorf("faults are %q, want those of dreaming and held back", audit.faults)
 	}
-	if _, faults := audit(report, skips, false); len(faults) != 2 {
-		t.Errorf("faults of a partial run are %q, want no unused explanation", faults)
+	if unused := audit.unused(); len(unused) != 1 || !strings.Contains(unused[0], "CAP-13") {
+		t.Errorf("unused explanations are %q, want CAP-13's", unused)
+	}
+}
+
+func TestASpecThatIsHeldBackCountsOnlyWhereItWasChosen(t *testing.T) {
+	held := specReport("held back", types.SpecStatePending, "")
+	held.LeafNodeLabels = []string{"ext4"}
+	for filter, want := range map[string]int{"": 1, "ext4": 1, "xfs": 0} {
+		audit := newAudit(nil)
+		audit.add(types.Report{SuiteConfig: types.SuiteConfig{LabelFilter: filter},
+			SpecReports: types.SpecReports{held}})
+		if audit.specs != want {
+			t.Errorf("with the filter %q %d specs count, want %d", filter, audit.specs, want)
+		}
 	}
 }
