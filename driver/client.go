@@ -1,14 +1,13 @@
 package driver
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"time"
-
-	"crypto/tls"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 )

@@ -67,17 +67,19 @@ type setting struct {
 var settings = []setting{
 	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
 	{"endpoint", "CSI_ENDPOINT", "", "where to serve: unix:///path/name.sock", setEndpoint},
-	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)", setHost},
+	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
+		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
 	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
 		"wins over OXIDE_TOKEN (controller)", text(func(c *Config) *string { return &c.TokenFile })},
-	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)", setProject},
+	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)",
+		setProject},
 	{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
 		"apart (controller)", setClusterID},
 	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's (controller)",
 		text(func(c *Config) *string { return &c.CAFile })},
-	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places that " +
-		"reach its disks after semicolons", setTopology},
+	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places " +
+		"that reach its disks after semicolons", setTopology},
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
@@ -87,8 +89,8 @@ var settings = []setting{
 		"OXIDE_INSTANCE_ID (node)", text(func(c *Config) *string { return &c.InstanceMetadataFile })},
 	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the boot " +
 		"disk included", setMaxDisks},
-	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's device " +
-		"(node)", setDeviceTimeout},
+	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
+		"device (node)", setDeviceTimeout},
 	{"sysfs-root", "OXIDE_SYSFS_ROOT", defaultSysfsRoot, "where sysfs is mounted (node)", text(
 		func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)", text(

@@ -35,10 +35,11 @@ func setToken(c *Config, value string) error {
 // tokenProblem is why a token cannot be sent at all. Whether the rack likes it is seen later.
 func tokenProblem(token string) error {
 	const most = 4096
+	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
 	switch {
 	case token == "":
 		return errors.New("holds no token")
-	case len(token) > most || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+	case len(token) > most || strings.ContainsFunc(token, noWord):
 		return errors.New("holds something that is no token: a token is one word of ASCII characters")
 	}
 	return nil

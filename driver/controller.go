@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through the
-// rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at any
+// Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through
+// the rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at any
 // moment. What the rack says is the only state.
 type Controller struct {
 	csi.UnimplementedControllerServer
@@ -72,8 +72,8 @@ func (c *Controller) ControllerExpandVolume(context.Context, *csi.ControllerExpa
 // ControllerModifyVolume says that it cannot be done.
 func (c *Controller) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error) {
-	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk has nothing that could be changed "+
-		"after it is made")
+	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk has nothing that could be "+
+		"changed after it is made")
 }
 
 // unknown says whether the rack does not know an object of the call. A 404 without the rack's code

@@ -138,7 +138,8 @@ func (c *Controller) checkSerial(ctx context.Context, a attachment) (*oxide.Disk
 	return nil, nil
 }
 
-func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk, error) {
+func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
+	error) {
 	disks, err := c.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
 		Instance: instance,
 	})
@@ -177,7 +178,8 @@ func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxid
 
 // refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
 // back when it is attached as wanted after all.
-func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error) (*oxide.Disk, error) {
+func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error) (*oxide.Disk,
+	error) {
 	disk, err := c.diskByID(ctx, a.Disk)
 	if err != nil {
 		return nil, err
@@ -247,8 +249,8 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 		words = answerText(answer)
 	}
 	if slices.Contains(activeStates, instance.RunState) {
-		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s and must "+
-			"be stopped to %s a disk: this rack has no hot-plug; see "+
+		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s and "+
+			"must be stopped to %s a disk: this rack has no hot-plug; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)", instance.Name,
 			instance.RunState, verb, words)
 	}

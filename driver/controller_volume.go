@@ -73,8 +73,8 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 }
 
 func diskBusy(d *oxide.Disk) error {
-	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat the call "+
-		"later", d.Name, d.State.State())
+	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat the "+
+		"call later", d.Name, d.State.State())
 }
 
 // createDisk makes the disk of an order. The 201 to our own request is the end of the rack's work,
@@ -176,8 +176,8 @@ func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Di
 }
 
 func diskFaulted(code codes.Code, d *oxide.Disk) error {
-	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete the volume, "+
-		"or ask the rack's operator", d.Name, d.Id)
+	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete the "+
+		"volume, or ask the rack's operator", d.Name, d.Id)
 }
 
 // checkCreated compares the rack's answer with the order.

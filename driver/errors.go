@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 	"strings"
 	"unicode"
@@ -85,7 +86,8 @@ func statusError(ctx context.Context, doing string, err error) error {
 // statuses with which a proxy before it says that it did not reach it.
 func temporary(answer *oxide.HTTPError) bool {
 	switch answer.HTTPResponse.StatusCode {
-	case 429, 502, 503, 504:
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable,
+		http.StatusGatewayTimeout:
 		return true
 	}
 	return errors.Is(answer, oxide.ErrServiceUnavailable)

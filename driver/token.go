@@ -102,14 +102,11 @@ func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || answer.StatusCode != http.StatusUnauthorized {
 		return answer, err
 	}
-	fresh, err := t.Tokens.renewed()
-	if err != nil || fresh == token {
-		t.refused()
+	fresh, readErr := t.Tokens.renewed()
+	again, replayErr := replay(req)
+	if readErr != nil || replayErr != nil || fresh == token {
+		t.refused() // the rack's own answer says more than ours
 		return answer, nil
-	}
-	again, err := replay(req)
-	if err != nil {
-		return answer, nil //nolint:nilerr // the rack's own answer says more
 	}
 	drain(answer.Body)
 	if answer, err = t.send(again, fresh); err == nil && answer.StatusCode == http.StatusUnauthorized {
