@@ -17,7 +17,8 @@ const (
 	headBytes = 128 << 10
 )
 
-// content is what a disk holds: one known filesystem, or nothing at all. Everything else is refused.
+// content is what a disk holds: one known filesystem, or nothing at all. Everything else is
+// refused.
 type content struct {
 	Blank      bool
 	Filesystem superblock
@@ -238,8 +239,8 @@ func parseBlkid(output string) (signature, error) {
 		}
 	}
 	if !s.any() {
-		return s, refuse(ReasonNodeToolFailed, "blkid found something but names neither a type nor a "+
-			"partition table")
+		return s, refuse(ReasonNodeToolFailed, "blkid found something but names neither a type "+
+			"nor a partition table")
 	}
 	return s, nil
 }

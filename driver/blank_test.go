@@ -125,7 +125,8 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 func fatBootSector() []byte {
 	b := make([]byte, 512)
 	copy(b, "\xeb\x3c\x90mkfs.fat")
-	copy(b[11:], []byte{0, 2, 4, 4, 0, 2, 0, 2, 0, 0, 0xf8, 0xc8, 0, 32, 0, 64, 0, 0, 0, 0, 0, 0, 0x40, 0x0b, 0})
+	copy(b[11:], []byte{0, 2, 4, 4, 0, 2, 0, 2, 0, 0, 0xf8, 0xc8, 0, 32, 0, 64, 0, 0, 0, 0, 0, 0,
+		0x40, 0x0b, 0})
 	copy(b[36:], "\x80\x00\x29\x01\x02\x03\x04NO NAME    FAT16   ")
 	b[510], b[511] = 0x55, 0xAA
 	return b

@@ -3,7 +3,6 @@
 package driver
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,9 +15,6 @@ import (
 	"strings"
 	"time"
 )
-
-// serialBytes is how much of a disk's name the guest sees: NVMe has 20 bytes for the serial number.
-const serialBytes = 20
 
 // sysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
 const sysfsSectorBytes = 512
@@ -46,11 +42,6 @@ func (d device) number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 // devices finds disks in a sysfs and a device directory, which need not be the kernel's own.
 type devices struct {
 	sysfsRoot, devRoot string
-}
-
-// diskSerial is the serial number under which a guest sees the disk with that name.
-func diskSerial(diskName string) string {
-	return diskName[:min(len(diskName), serialBytes)]
 }
 
 // find waits until exactly one device carries the serial and has its node, at most for wait. It
@@ -182,12 +173,6 @@ func (ds devices) withNumber(major, minor uint32) (device, error) {
 			major, minor)
 	}
 	return all[i], nil
-}
-
-// parseSerial takes a serial as sysfs writes it. Oxide fills the 20 bytes with NULs, NVMe asks for
-// spaces, and sysfs ends the line.
-func parseSerial(b []byte) string {
-	return string(bytes.Trim(b, "\x00 \n\t"))
 }
 
 // parseDeviceNumber takes "259:3\n".

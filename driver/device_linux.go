@@ -82,9 +82,9 @@ func (h *heldDevice) unchanged() error {
 	return h.prove()
 }
 
-// claim opens the device exclusively for a moment, which fails as long as it is mounted in any mount
-// namespace or held by another driver (device mapper, md, swap). It is let go again, for mkfs and
-// mount open exclusively themselves.
+// claim opens the device exclusively for a moment, which fails as long as it is mounted in any
+// mount namespace or held by another driver (device mapper, md, swap). It is let go again, for mkfs
+// and mount open exclusively themselves.
 func (h *heldDevice) claim() error {
 	f, err := os.OpenFile(h.Path, os.O_RDONLY|os.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -128,8 +128,8 @@ func (h *heldDevice) readOnly() (bool, error) {
 	return n != 0, err
 }
 
-// setReadOnly makes the whole device read-only for every writer, or takes that back. A disk that the
-// rack made read-only stays so.
+// setReadOnly makes the whole device read-only for every writer, or takes that back. A disk that
+// the rack made read-only stays so.
 func (h *heldDevice) setReadOnly(on bool) error {
 	var n int32
 	if on {

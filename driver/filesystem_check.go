@@ -7,8 +7,8 @@ package driver
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow).
 func (h *heldDevice) prepare(sb superblock) error {
 	if sb.SizeBytes > h.SizeBytes {
-		return refuse(ReasonFilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims %d; was "+
-			"the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
+		return refuse(ReasonFilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims "+
+			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
 	}
 	if sb.Type != fsExt3 && sb.Type != fsExt4 {
 		return nil

@@ -11,9 +11,9 @@ import (
 // overwrite: mkfs.xfs and mkfs.btrfs then refuse a disk that holds something, a second guard behind
 // ours. (mke2fs asks only on a terminal, so with it ours is the only one.)
 //
-// None of them discards: the disk is blank, and the rest of a disk is not touched by mistake either.
-// reservedPercent is 0 unless chosen, as Kubernetes has always formatted: no root daemon lives on a
-// volume.
+// None of them discards: the disk is blank, and the rest of a disk is not touched by mistake
+// either. reservedPercent is 0 unless chosen, as Kubernetes has always formatted: no root daemon
+// lives on a volume.
 func mkfsCommand(fsType string, o mkfsOptions) (name string, args []string, err error) {
 	switch fsType {
 	case fsExt3, fsExt4:

@@ -69,14 +69,14 @@ func parseMountFlags(flags []string) (mountOptions, error) {
 	for i, f := range flags {
 		words, ok := splitFlag(f)
 		if !ok {
-			return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d has a quote without its "+
-				"partner, or a NUL", i+1)
+			return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d has a quote without "+
+				"its partner, or a NUL", i+1)
 		}
 		for _, word := range words {
 			if !o.add(word) {
-				return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d is not for volumes: bind, "+
-					"remount, move, loop, propagation and user flags, and those that name another device, "+
-					"are refused", i+1)
+				return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d is not for "+
+					"volumes: bind, remount, move, loop, propagation and user flags, and those "+
+					"that name another device, are refused", i+1)
 			}
 		}
 	}

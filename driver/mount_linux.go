@@ -23,7 +23,8 @@ type looseMount struct {
 func (h *heldDevice) mountLoose(fsType string, o mountOptions) (*looseMount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, refuse(ReasonNodeToolFailed, "the kernel does not offer filesystem %s: %w", fsType, err)
+		return nil, refuse(ReasonNodeToolFailed, "the kernel does not offer filesystem %s: %w", fsType,
+			err)
 	}
 	defer func() { _ = unix.Close(fs) }()
 	if err := configure(fs, h.Path, o); err != nil {
@@ -271,10 +272,10 @@ func (m *looseMount) btrfsDevice() (btrfsMember, error) {
 	}, nil
 }
 
-// forgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a copy
-// of the volume (a restored snapshot has the same filesystem id) could not be mounted while the
-// remembered one is newer. A kernel without btrfs, and one that remembers nothing, have nothing to
-// forget.
+// forgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a
+// copy of the volume (a restored snapshot has the same filesystem id) could not be mounted while
+// the remembered one is newer. A kernel without btrfs, and one that remembers nothing, have nothing
+// to forget.
 func forgetBtrfs(path string) {
 	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

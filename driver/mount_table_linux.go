@@ -38,8 +38,8 @@ func readMountTable() (mountTable, error) {
 		}
 		before = now
 	}
-	// On a machine where mounts come and go all the time the last reading has to do: the kernel keeps
-	// the place of a reader, so it misses no mount that was there throughout.
+	// On a machine where mounts come and go all the time the last reading has to do: the kernel
+	// keeps the place of a reader, so it misses no mount that was there throughout.
 	return parseMountTable(before)
 }
 
@@ -104,8 +104,8 @@ func (t mountTable) paths() string {
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
-// node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked at,
-// for to stat every mount of a node may hang on a dead server.
+// node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
+// at, for to stat every mount of a node may hang on a dead server.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -154,8 +154,8 @@ func turnedReadOnly(m *mountinfo.Info) bool {
 		!slices.Contains(strings.Split(m.Options, ","), "ro")
 }
 
-// canonical is the path as the mount table writes it: links on the way to it resolved. Its last part
-// is left as it is, for that may be a mount that answers no question any more.
+// canonical is the path as the mount table writes it: links on the way to it resolved. Its last
+// part is left as it is, for that may be a mount that answers no question any more.
 func canonical(path string) (string, error) {
 	path = filepath.Clean(path)
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))

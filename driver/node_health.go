@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
+type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
+
 // NodeGetVolumeHealth says what this node can see of a volume: whether its device is there, and
 // whether its filesystem was turned read-only by errors. It reads; it tries nothing.
 func (n *Node) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
@@ -26,8 +28,7 @@ func (n *Node) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHeal
 	}}, nil
 }
 
-func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeHealth_VolumeHealthEntry,
-	error) {
+func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
 	name, known := n.seen.disk(req.GetVolumeId())
 	if !known {
 		return n.healthAt(req)
@@ -53,8 +54,7 @@ func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeH
 }
 
 // healthAt judges by the paths of the request, for a volume that this process has not seen yet.
-func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeHealth_VolumeHealthEntry,
-	error) {
+func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
@@ -73,13 +73,12 @@ func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) ([]*csi.VolumeHealt
 		}
 		return nil, nil
 	}
-	return nil, refuse(ReasonVolumeUnknownToNode, "this node has not staged the volume since the driver "+
-		"started, and the request names no path where it is")
+	return nil, refuse(ReasonVolumeUnknownToNode, "this node has not staged the volume since the "+
+		"driver started, and the request names no path where it is")
 }
 
-func unhealthy(status csi.VolumeHealthErrorType, reason Reason,
-	err error) []*csi.VolumeHealth_VolumeHealthEntry {
-	return []*csi.VolumeHealth_VolumeHealthEntry{{
+func unhealthy(status csi.VolumeHealthErrorType, reason Reason, err error) healthEntries {
+	return healthEntries{{
 		Status: status, Reason: string(reason), Message: err.Error(),
 	}}
 }

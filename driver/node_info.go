@@ -33,8 +33,8 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
 	error) {
 	if n.InstanceID == "" {
-		return nil, fail(codes.FailedPrecondition, ReasonInstanceUnknown, "the driver does not know which "+
-			"instance it runs on; set OXIDE_INSTANCE_ID")
+		return nil, fail(codes.FailedPrecondition, ReasonInstanceUnknown, "the driver does not "+
+			"know which instance it runs on; set OXIDE_INSTANCE_ID")
 	}
 	room, err := n.maxVolumes()
 	if err != nil {

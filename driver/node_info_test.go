@@ -190,7 +190,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 }
 
 func TestNodeGetVolumeHealth(t *testing.T) {
-	health := func(n *Node, req *csi.NodeGetVolumeHealthRequest) []*csi.VolumeHealth_VolumeHealthEntry {
+	health := func(n *Node, req *csi.NodeGetVolumeHealthRequest) healthEntries {
 		t.Helper()
 		resp, err := n.NodeGetVolumeHealth(t.Context(), req)
 		must(t, err)
@@ -223,7 +223,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 				t.Fatalf("health: %v", got)
 			}
 			turnReadOnly(t, v.staging())
-			for _, got := range [][]*csi.VolumeHealth_VolumeHealthEntry{health(n, known),
+			for _, got := range []healthEntries{health(n, known),
 				health(g.node(), byPath)} {
 				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
 					got[0].GetReason() != string(ReasonFilesystemReadOnly) {

@@ -29,8 +29,8 @@ func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRe
 		return nil, fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", problem.message)
 	}
 	if req.GetStagingTargetPath() == "" {
-		return nil, fail(codes.FailedPrecondition, ReasonNotStaged, "staging_target_path is missing: the "+
-			"volume has to be staged first")
+		return nil, fail(codes.FailedPrecondition, ReasonNotStaged, "staging_target_path is "+
+			"missing: the volume has to be staged first")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -77,8 +77,8 @@ func (n *Node) publish(p publication) error {
 		return err
 	}
 	if p.Target, err = canonical(p.Target); err != nil {
-		return refuse(ReasonPathInvalid, "the directory of target_path, which the CO creates, is not "+
-			"there: %w", err)
+		return refuse(ReasonPathInvalid, "the directory of target_path, which the CO creates, is "+
+			"not there: %w", err)
 	}
 	if p.nodeVolume.ReadOnly && !p.ReadOnly {
 		return refuse(ReasonDeviceReadOnly, "disk %s is read-only; publish the volume with readonly",
@@ -134,28 +134,29 @@ func (h *heldDevice) staged(p publication, table mountTable) (*mountinfo.Info, e
 	}
 	top := table.top(path)
 	if top == nil {
-		return nil, refuse(ReasonNotStaged, "nothing is mounted at the staging path %q; stage the volume "+
-			"again", p.Staging)
+		return nil, refuse(ReasonNotStaged, "nothing is mounted at the staging path %q; stage the "+
+			"volume again", p.Staging)
 	}
 	major, minor, ok := mountedDevice(top)
 	if !ok || major != h.Major || minor != h.Minor {
-		return nil, refuse(ReasonNotStaged, "the staging path %q has %s mounted, not %s with serial %q; "+
-			"unstage and stage the volume again", p.Staging, top.Source, h.Path, h.Serial)
+		return nil, refuse(ReasonNotStaged, "the staging path %q has %s mounted, not %s with "+
+			"serial %q; unstage and stage the volume again", p.Staging, top.Source, h.Path, h.Serial)
 	}
 	if top.FSType != p.FSType {
 		return nil, refuse(ReasonNotStaged, "the volume is staged as %s, but the request is for %s",
 			top.FSType, p.FSType)
 	}
 	if turnedReadOnly(top) && !p.ReadOnly {
-		return nil, refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after errors; "+
-			"look at the kernel's log, then unstage the volume and stage it again", h.Path)
+		return nil, refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after "+
+			"errors; look at the kernel's log, then unstage the volume and stage it again", h.Path)
 	}
 	return top, nil
 }
 
 // publications are the other targets where the volume is shown. Mounts of directories inside it are
 // the CO's or a workload's own.
-func (h *heldDevice) publications(staged *mountinfo.Info, table mountTable, p publication) mountTable {
+func (h *heldDevice) publications(staged *mountinfo.Info, table mountTable,
+	p publication) mountTable {
 	var found mountTable
 	for _, m := range table.of(h.device) {
 		if m.Root == staged.Root && m.Mountpoint != staged.Mountpoint && m.Mountpoint != p.Target {
@@ -170,14 +171,15 @@ func (h *heldDevice) checkPublished(top *mountinfo.Info, p publication, wanted [
 	major, minor, ok := mountedDevice(top)
 	switch {
 	case !ok || major != h.Major || minor != h.Minor:
-		return refuse(ReasonPublishedDifferently, "%q has %s mounted, not this volume", p.Target, top.Source)
+		return refuse(ReasonPublishedDifferently, "%q has %s mounted, not this volume", p.Target,
+			top.Source)
 	case isNodeMount(top) != p.Block, !p.Block && top.FSType != p.FSType:
-		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another access type "+
-			"or filesystem", p.Target)
+		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another "+
+			"access type or filesystem", p.Target)
 	case p.Block && mountedReadOnly(top) != p.ReadOnly, !p.Block && !slices.Equal(comparableFlags(top),
 		wanted):
-		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another readonly or "+
-			"other mount flags", p.Target)
+		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another "+
+			"readonly or other mount flags", p.Target)
 	}
 	return nil
 }
@@ -189,16 +191,16 @@ func checkOthers(p publication, others mountTable, wanted []string) error {
 		return nil
 	}
 	if p.Mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		return refuse(ReasonPublishedElsewhere, "the volume is already published at %s, and its access "+
-			"mode %s allows one target path", others.paths(), p.Mode)
+		return refuse(ReasonPublishedElsewhere, "the volume is already published at %s, and its "+
+			"access mode %s allows one target path", others.paths(), p.Mode)
 	}
 	if p.Block {
 		return nil
 	}
 	for _, m := range others {
 		if !slices.Equal(withoutReadOnly(comparableFlags(m)), withoutReadOnly(wanted)) {
-			return refuse(ReasonPublishedElsewhere, "the volume is already published at %q with other mount "+
-				"flags", m.Mountpoint)
+			return refuse(ReasonPublishedElsewhere, "the volume is already published at %q with "+
+				"other mount flags", m.Mountpoint)
 		}
 	}
 	return nil
@@ -220,15 +222,15 @@ func (h *heldDevice) publishBlock(p publication, table mountTable) error {
 	var others mountTable
 	for _, m := range table.of(h.device) {
 		if !isNodeMount(m) {
-			return refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be a block "+
-				"volume", h.Path, m.Mountpoint)
+			return refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be "+
+				"a block volume", h.Path, m.Mountpoint)
 		}
 		if m.Mountpoint == p.Target {
 			continue
 		}
 		if mountedReadOnly(m) != p.ReadOnly {
-			return refuse(ReasonPublishedElsewhere, "the volume is published at %q with another readonly, "+
-				"and the switch is the device's", m.Mountpoint)
+			return refuse(ReasonPublishedElsewhere, "the volume is published at %q with another "+
+				"readonly, and the switch is the device's", m.Mountpoint)
 		}
 		others = append(others, m)
 	}
@@ -301,8 +303,8 @@ func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 		return false, refuse(ReasonPathInvalid, "look at target_path: %w", err)
 	}
 	if info.Mode().Type() != kind {
-		return false, refuse(ReasonPathInvalid, "target_path %q is there and is a %s; the volume needs a %s",
-			target, kindName(info.Mode().Type()), kindName(kind))
+		return false, refuse(ReasonPathInvalid, "target_path %q is a %s; the volume needs a %s", target,
+			kindName(info.Mode().Type()), kindName(kind))
 	}
 	return false, nil
 }

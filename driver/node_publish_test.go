@@ -48,8 +48,9 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 		{"NP-2 with a relative staging path", func(r *csi.NodePublishVolumeRequest) {
 			r.StagingTargetPath = "a"
 		}, codes.InvalidArgument, ReasonPathInvalid},
-		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" },
-			codes.FailedPrecondition, ReasonNotStaged},
+		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.StagingTargetPath = ""
+		}, codes.FailedPrecondition, ReasonNotStaged},
 		{"NP-4 for many nodes", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
@@ -335,7 +336,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 			}
 		}
 	})
-	t.Run("UP-2 what is not published, and a path that is not there, are successes", func(t *testing.T) {
+	t.Run("UP-2 what is not published, and a path not there, are successes", func(t *testing.T) {
 		v := setUp(t, fsExt4)
 		must(t, v.unpublish("other"))
 		must(t, v.unpublish("no/such/path"))
@@ -494,7 +495,8 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
 		v := setUp(t, fsExt4)
-		// A mount without a place is in no mount table, as one of another mount namespace is not in ours.
+		// A mount without a place is in no mount table, as one of another mount namespace is not in
+		// ours.
 		elsewhere, err := cloneMount(v.staging(), fsExt4)
 		must(t, err)
 		n := v.guest.node()

@@ -39,8 +39,8 @@ const (
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
 	ReasonFilesystemTooLarge Reason = "FilesystemTooLarge"
-	// ReasonFilesystemReadOnly: the filesystem became read-only after errors. Unstage the volume and
-	// stage it again, and look at the kernel's log.
+	// ReasonFilesystemReadOnly: the filesystem became read-only after errors. Unstage the volume
+	// and stage it again, and look at the kernel's log.
 	ReasonFilesystemReadOnly Reason = "FilesystemReadOnly"
 	// ReasonMkfsOptions: mkfsOptions holds what the driver does not allow for this filesystem.
 	ReasonMkfsOptions Reason = "MkfsOptionsInvalid"
@@ -64,7 +64,8 @@ const (
 	ReasonVolumeNotAtPath Reason = "VolumeNotAtPath"
 	// ReasonVolumeUnknownToNode: this node has not seen the volume since the driver started.
 	ReasonVolumeUnknownToNode Reason = "VolumeUnknownToNode"
-	// ReasonNodeToolFailed: mkfs, e2fsck, resize2fs or the kernel refused. The message has its words.
+	// ReasonNodeToolFailed: mkfs, e2fsck, resize2fs or the kernel refused. The message has its
+	// words.
 	ReasonNodeToolFailed Reason = "NodeToolFailed"
 	// ReasonInstanceUnknown: the driver does not know which instance it runs on.
 	ReasonInstanceUnknown Reason = "InstanceUnknown"

@@ -68,9 +68,9 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 		v.DiskName = volume[ctxDiskName]
 	}
 	if v.DiskName == "" {
-		return v, refuse(ReasonDiskNameMissing, "neither publish_context nor volume_context holds %s, "+
-			"the name of the disk; a static volume that no controller publishes needs it in its volume "+
-			"attributes", ctxDiskName)
+		return v, refuse(ReasonDiskNameMissing, "neither publish_context nor volume_context holds "+
+			"%s, the name of the disk; a static volume that no controller publishes needs it in "+
+			"its volume attributes", ctxDiskName)
 	}
 	if size := published[ctxSizeBytes]; size != "" {
 		n, err := strconv.ParseInt(size, 10, 64)

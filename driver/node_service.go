@@ -31,8 +31,8 @@ type Node struct {
 	MaxDisks      int // that the rack lets an instance have; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
-	// ReleaseTimeout is how long NodeUnstageVolume waits for others to let the device go: a short-lived
-	// mount namespace or a probe may have it for a moment. 0 means 5 s.
+	// ReleaseTimeout is how long NodeUnstageVolume waits for others to let the device go: a
+	// short-lived mount namespace or a probe may have it for a moment. 0 means 5 s.
 	ReleaseTimeout time.Duration
 	Log            *slog.Logger
 

@@ -37,8 +37,8 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage finds the device, and either sees that the work is done or does it. From here to the end the
-// device stays open, so its number cannot become another disk's.
+// stage finds the device, and either sees that the work is done or does it. From here to the end
+// the device stays open, so its number cannot become another disk's.
 func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	ds := n.devices()
 	found, err := ds.find(ctx, v.serial(), n.deviceTimeout())
@@ -71,8 +71,8 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	return held.mountVolume(v, path)
 }
 
-// stagingDirectory is the staging path as the kernel knows it. The CO creates the directory; one that
-// is missing is made, which is kinder than to fail and leaves nothing that was not asked for.
+// stagingDirectory is the staging path as the kernel knows it. The CO creates the directory; one
+// that is missing is made, which is kinder than to fail and leaves nothing that was not asked for.
 func stagingDirectory(path string) (string, error) {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return "", refuse(ReasonPathInvalid, "staging_target_path has to be a directory: %w", err)
@@ -84,8 +84,8 @@ func stagingDirectory(path string) (string, error) {
 func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 	at := top.Mountpoint
 	if v.Block {
-		return refuse(ReasonStagedDifferently, "%q has a %s filesystem mounted, but the request is for "+
-			"a block volume", at, top.FSType)
+		return refuse(ReasonStagedDifferently, "%q has a %s filesystem mounted, but the request "+
+			"is for a block volume", at, top.FSType)
 	}
 	major, minor, ok := mountedDevice(top)
 	if !ok || major != d.Major || minor != d.Minor {
@@ -105,8 +105,8 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 			at)
 	}
 	if turnedReadOnly(top) {
-		return refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after errors; "+
-			"look at the kernel's log, then unpublish, unstage and stage the volume again", d.Path)
+		return refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after "+
+			"errors; look at the kernel's log, then unpublish, unstage and stage the volume again", d.Path)
 	}
 	return nil
 }
@@ -132,8 +132,8 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 			return err
 		}
 	case sb.Type != v.FSType:
-		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; the "+
-			"driver does not format it", h.Path, sb.Type, v.FSType)
+		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
+			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
 		// The same proofs as before a format: nobody has the disk, and it is still the same one.
 		if err := h.claim(); err != nil {
@@ -206,6 +206,6 @@ func (h *heldDevice) makeWritable() error {
 			return fmt.Errorf("make %s writable: %w", h.Path, err)
 		}
 	}
-	return refuse(ReasonDeviceReadOnly, "%s with serial %q is read-only, so it can only be staged from a "+
-		"disk that the rack calls read-only", h.Path, h.Serial)
+	return refuse(ReasonDeviceReadOnly, "%s with serial %q is read-only, so it can only be staged "+
+		"from a disk that the rack calls read-only", h.Path, h.Serial)
 }

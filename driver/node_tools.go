@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// nodeTools are the programs the node runs. Mounting needs none: that is done by system calls, which
-// keeps mount flags out of the process list.
+// nodeTools are the programs the node runs. Mounting needs none: that is done by system calls,
+// which keeps mount flags out of the process list.
 var nodeTools = []string{"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"}
 
 // missingTools names the programs the node needs and cannot find. Probe answers with them.
@@ -31,9 +31,9 @@ type toolResult struct {
 	Stderr string
 }
 
-// runTool runs a program to its end and reports its exit status, whatever it is; an error means that
-// it could not be run. There is no context on purpose: a mkfs or a repair that is cut off leaves
-// worse than one that takes long. inherit becomes descriptors 3 and up.
+// runTool runs a program to its end and reports its exit status, whatever it is; an error means
+// that it could not be run. There is no context on purpose: a mkfs or a repair that is cut off
+// leaves worse than one that takes long. inherit becomes descriptors 3 and up.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(name, args...)

@@ -18,8 +18,8 @@ import (
 	mountutils "k8s.io/mount-utils"
 )
 
-// NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume that
-// is not published is a success.
+// NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume
+// that is not published is a success.
 func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -81,12 +81,12 @@ func checkOurs(layer *mountinfo.Info) error {
 	if isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
 		return nil
 	}
-	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it is left "+
-		"alone", layer.Mountpoint, layer.FSType)
+	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it "+
+		"is left alone", layer.Mountpoint, layer.FSType)
 }
 
-// flushRaw writes out what the kernel holds of a block volume: its workload may have written through
-// the cache and gone. A device that is lost has nothing to flush, and nil is returned.
+// flushRaw writes out what the kernel holds of a block volume: its workload may have written
+// through the cache and gone. A device that is lost has nothing to flush, and nil is returned.
 func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
 	major, minor, err := blockNumber(top.Mountpoint)
 	if err != nil {
@@ -144,18 +144,18 @@ func removeTarget(target string) error {
 	case err != nil:
 		return fmt.Errorf("look at target_path: %w", err)
 	case !info.IsDir() && (!info.Mode().IsRegular() || info.Size() != 0):
-		return refuse(ReasonTargetNotEmpty, "target_path %q is a %s that the driver did not make; remove it "+
-			"by hand", target, kindName(info.Mode().Type()))
+		return refuse(ReasonTargetNotEmpty, "target_path %q is a %s that the driver did not make; "+
+			"remove it by hand", target, kindName(info.Mode().Type()))
 	}
 	err = os.Remove(target)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return refuse(ReasonTargetNotEmpty, "target_path %q is not mounted but not empty; save what is in "+
-			"it and remove it by hand", target)
+		return refuse(ReasonTargetNotEmpty, "target_path %q is not mounted but not empty; save "+
+			"what is in it and remove it by hand", target)
 	case errors.Is(err, unix.EBUSY):
-		return refuse(ReasonStillMounted, "target_path %q is a mount point in another mount namespace: %w",
+		return refuse(ReasonStillMounted, "target_path %q is mounted in another mount namespace: %w",
 			target, err)
 	case err != nil:
 		return refuse(ReasonNodeToolFailed, "remove target_path: %w", err)

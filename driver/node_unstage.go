@@ -59,8 +59,8 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 		}
 		disks = append(disks, d)
 		if d.Path != "" {
-			// When the device is not let go in time, the repeated call finds nothing mounted, and must
-			// still know what to ask about.
+			// When the device is not let go in time, the repeated call finds nothing mounted, and
+			// must still know what to ask about.
 			n.seen.remember(volumeID, d.Serial)
 		}
 	}
@@ -81,8 +81,8 @@ func (n *Node) stagedDevice(layer *mountinfo.Info) (device, error) {
 	switch layer.FSType {
 	case fsExt3, fsExt4, fsXFS, fsBtrfs:
 	default:
-		return device{}, refuse(ReasonStagedDifferently, "%q has a mount of type %s, which no volume "+
-			"has; it is left alone", layer.Mountpoint, layer.FSType)
+		return device{}, refuse(ReasonStagedDifferently, "%q has a mount of type %s, which no "+
+			"volume has; it is left alone", layer.Mountpoint, layer.FSType)
 	}
 	major, minor, ok := mountedDevice(layer)
 	if !ok {
@@ -185,8 +185,8 @@ func (ds devices) release(ctx context.Context, d device, fsType string, wait tim
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return refuse(ReasonStillMounted, "%s is unmounted here but still in use on this node, in "+
-				"another mount namespace or by another driver: %w", d.Path, err)
+			return refuse(ReasonStillMounted, "%s is unmounted here but still in use on this "+
+				"node, in another mount namespace or by another driver: %w", d.Path, err)
 		}
 		select {
 		case <-ctx.Done():

@@ -52,8 +52,8 @@ func instanceID(n nodeIdentity) (string, error) {
 		claims = append(claims, claim{source.name, id})
 	}
 	if len(claims) == 0 {
-		return "", fmt.Errorf("the instance is unknown: this is no Oxide instance by its SMBIOS; set %s "+
-			"to the instance's UUID, or OXIDE_INSTANCE_METADATA_FILE to a file that holds it",
+		return "", fmt.Errorf("the instance is unknown: this is no Oxide instance by its SMBIOS; "+
+			"set %s to the instance's UUID, or OXIDE_INSTANCE_METADATA_FILE to a file that holds it",
 			instanceIDKey)
 	}
 	for _, c := range claims[1:] {

@@ -22,7 +22,8 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 	if req.GetVolumePath() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
 	}
-	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is invalid.
+	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
+	// invalid.
 	if !filepath.IsAbs(req.GetVolumePath()) {
 		return nil, fail(codes.NotFound, ReasonVolumeNotAtPath, "volume_path has to be an absolute path")
 	}
@@ -86,8 +87,8 @@ func (n *Node) volumeAt(volumeID, path string) (shownVolume, error) {
 		return shownVolume{}, err
 	}
 	if name, ok := n.seen.disk(volumeID); ok && diskSerial(name) != shown.Device.Serial {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, but the "+
-			"volume's is %q", path, shown.Device.Serial, diskSerial(name))
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, "+
+			"but the volume's is %q", path, shown.Device.Serial, diskSerial(name))
 	}
 	return shown, nil
 }

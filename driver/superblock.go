@@ -19,7 +19,8 @@ const (
 type superblock struct {
 	Type      string
 	SizeBytes int64 // of the filesystem, which may differ from its device's
-	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays unused.
+	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
+	// unused.
 	UnitBytes int64
 	// Checked says that the superblock carries a checksum and that it is right.
 	Checked bool
@@ -173,7 +174,8 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 	return sb, true
 }
 
-// product multiplies two counts of a foreign disk; what no disk can have becomes the largest number.
+// product multiplies two counts of a foreign disk; what no disk can have becomes the largest
+// number.
 func product(a, b uint64) int64 {
 	const most = 1<<63 - 1
 	if b != 0 && a > most/b {
