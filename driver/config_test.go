@@ -1,0 +1,184 @@
+package driver
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// goodEnv is the environment of a controller that can start.
+func goodEnv(more map[string]string) func(string) string {
+	env := map[string]string{
+		"OXIDE_MODE": "controller", "CSI_ENDPOINT": "unix:///csi/csi.sock",
+		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": testToken,
+		"OXIDE_PROJECT": "kittens",
+	}
+	maps.Copy(env, more)
+	return func(key string) string { return env[key] }
+}
+
+func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
+	const canary = "tweety tweety"
+	set := func(key, value string) map[string]string { return map[string]string{key: value} }
+	for _, test := range []struct {
+		name string
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{"no mode", set("OXIDE_MODE", ""), nil, "OXIDE_MODE"},
+		{"a bad mode", set("OXIDE_MODE", canary), nil, "OXIDE_MODE"},
+		{"a bad mode as a flag", nil, []string{"--mode=" + canary}, "--mode"},
+		{"no endpoint", set("CSI_ENDPOINT", ""), nil, "CSI_ENDPOINT"},
+		{"a bad endpoint", set("CSI_ENDPOINT", "tcp://"+canary), nil, "CSI_ENDPOINT"},
+		{"no host", set("OXIDE_HOST", ""), nil, "OXIDE_HOST"},
+		{"a bad host", set("OXIDE_HOST", canary), nil, "OXIDE_HOST"},
+		{"a host with a path", set("OXIDE_HOST", "https://x/tweety"), nil, "OXIDE_HOST"},
+		{"a host with a password", set("OXIDE_HOST", "https://u:tweety@x"), nil, "OXIDE_HOST"},
+		{"no token", set("OXIDE_TOKEN", ""), nil, "OXIDE_TOKEN"},
+		{"a token of two words", set("OXIDE_TOKEN", canary), nil, "OXIDE_TOKEN"},
+		{"no project", set("OXIDE_PROJECT", ""), nil, "OXIDE_PROJECT"},
+		{"a bad project", set("OXIDE_PROJECT", canary), nil, "OXIDE_PROJECT"},
+		{"a bad cluster", set("OXIDE_CLUSTER_ID", canary), nil, "OXIDE_CLUSTER_ID"},
+		{"a bad topology", set("OXIDE_TOPOLOGY", canary), nil, "OXIDE_TOPOLOGY"},
+		{"a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
+		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",
+			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
+		{"a node in two places", map[string]string{"OXIDE_MODE": "node",
+			"OXIDE_TOPOLOGY": "rack=tweety;rack=b"}, nil, "OXIDE_TOPOLOGY"},
+		{"max disks no number", set("OXIDE_MAX_DISKS", canary), nil, "OXIDE_MAX_DISKS"},
+		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},
+		{"a bad duration", set("OXIDE_DEVICE_TIMEOUT", canary), nil, "OXIDE_DEVICE_TIMEOUT"},
+		{"a negative duration", set("OXIDE_DEVICE_TIMEOUT", "-1s"), nil, "OXIDE_DEVICE_TIMEOUT"},
+		{"no sysfs", map[string]string{"OXIDE_MODE": "node", "OXIDE_SYSFS_ROOT": canary}, nil,
+			"OXIDE_SYSFS_ROOT"},
+		{"no dev", map[string]string{"OXIDE_MODE": "node", "OXIDE_DEV_ROOT": canary}, nil,
+			"OXIDE_DEV_ROOT"},
+		{"a bad level", set("OXIDE_LOG_LEVEL", canary), nil, "OXIDE_LOG_LEVEL"},
+		{"a bad format", set("OXIDE_LOG_FORMAT", canary), nil, "OXIDE_LOG_FORMAT"},
+		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil, "OXIDE_METRICS_ADDRESS"},
+		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
+		{"an argument", nil, []string{canary}, "--help"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := ParseConfig(test.args, goodEnv(test.env), io.Discard)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if text := err.Error(); !strings.Contains(text, test.want) ||
+				strings.Contains(text, "tweety") || strings.Contains(text, "\n") {
+				t.Errorf("got %q; it has to name %s, in one line, without the value", text, test.want)
+			}
+		})
+	}
+}
+
+func TestConfigurationHasDefaults(t *testing.T) {
+	c, err := ParseConfig(nil, goodEnv(nil), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" || c.DevRoot != "/dev" ||
+		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
+		c.MetricsAddress != "" || c.Topology != nil || c.Host != "https://silo.sys.example.com" {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestAFlagWinsOverItsVariable(t *testing.T) {
+	c, err := ParseConfig([]string{"--mode=node", "--endpoint", "unix:///other/x.sock",
+		"--max-disks=8", "--log-level=DEBUG", "--log-format=json", "--topology=rack=r1"},
+		goodEnv(map[string]string{"OXIDE_MAX_DISKS": "9", "OXIDE_TOPOLOGY_ZONE": "z1"}), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Segments{topologyPrefix + "rack": "r1", topologyPrefix + "zone": "z1"}
+	if c.Mode != ModeNode || c.Endpoint != "unix:///other/x.sock" || c.MaxDisks != 8 ||
+		c.LogLevel != slog.LevelDebug || !c.LogJSON || !maps.Equal(c.Topology[0], want) {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestD64NodesNeedNoRack(t *testing.T) {
+	c, err := ParseConfig([]string{"--mode=node"}, goodEnv(map[string]string{
+		"OXIDE_HOST": "", "OXIDE_TOKEN": "", "OXIDE_PROJECT": ""}), io.Discard)
+	if err != nil || c.Mode != ModeNode {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}
+
+func TestAHostIsAnAddress(t *testing.T) {
+	for value, want := range map[string]string{
+		"silo.sys.example.com":       "https://silo.sys.example.com",
+		"https://silo.example.com/":  "https://silo.example.com",
+		"http://127.0.0.1:12220":     "http://127.0.0.1:12220",
+		"https://[2001:db8::1]:8443": "https://[2001:db8::1]:8443",
+	} {
+		var c Config
+		if err := setHost(&c, value); err != nil || c.Host != want {
+			t.Errorf("%q becomes %q, %v", value, c.Host, err)
+		}
+	}
+}
+
+func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
+	var help bytes.Buffer
+	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err, flag.ErrHelp) {
+		t.Fatalf("got %v", err)
+	}
+	for _, s := range settings {
+		if s.env == "" || (!strings.HasPrefix(s.env, "OXIDE_") && s.env != "CSI_ENDPOINT") {
+			t.Errorf("B-24: --%s has the variable %q", s.flag, s.env)
+		}
+		if !strings.Contains(help.String(), "$"+s.env) {
+			t.Errorf("--help does not mention %s", s.env)
+		}
+	}
+	c, err := ParseConfig([]string{"--version"}, func(string) string { return "" }, io.Discard)
+	if err != nil || !c.PrintVersion {
+		t.Errorf("--version needs nothing else: %v", err)
+	}
+}
+
+func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
+	dir := t.TempDir()
+	junk := filepath.Join(dir, "tweety")
+	if err := os.WriteFile(junk, []byte("no pem, no token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good, err := ParseConfig(nil, goodEnv(nil), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good.Endpoint = "unix://" + filepath.Join(dir, "csi.sock")
+	for want, change := range map[string]func(*Config){
+		"OXIDE_CA_FILE":    func(c *Config) { c.CAFile = junk },
+		"--ca-file":        func(c *Config) { c.CAFile = filepath.Join(dir, "tweety-missing") },
+		"OXIDE_TOKEN_FILE": func(c *Config) { c.TokenFile = junk },
+		"--token-file":     func(c *Config) { c.TokenFile = filepath.Join(dir, "tweety-missing") },
+		"CSI_ENDPOINT":     func(c *Config) { c.Endpoint = "unix://" + dir + "/tweety-missing/csi.sock" },
+		"OXIDE_METRICS_ADDRESS": func(c *Config) {
+			c.MetricsAddress = "unix://" + dir + "/tweety-missing/m.sock"
+		},
+		"OXIDE_INSTANCE_ID": func(c *Config) {
+			c.Mode, c.SysfsRoot, c.InstanceID = ModeNode, dir, "tweety"
+		},
+	} {
+		c := good
+		change(&c)
+		var log bytes.Buffer
+		err := Run(t.Context(), c, &log)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "tweety") ||
+			strings.Contains(err.Error(), "\n") || log.Len() > 0 {
+			t.Errorf("%s: got %v, and the log %q", want, err, log.String())
+		}
+	}
+}

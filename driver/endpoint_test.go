@@ -1,0 +1,87 @@
+package driver
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) {
+	for _, bad := range []string{
+		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock", "csi.sock",
+		"tcp://127.0.0.1:9000", "unix:///csi/csi", "unix:///csi/csi.socket", "unix://host/csi.sock",
+		"unix:///csi/csi.sock?x=y", "unix:///csi/csi.sock#x", "http:///csi.sock", "unix://u@/csi.sock",
+		"unix:///" + strings.Repeat("x", 120) + ".sock", "unix:///a\x00.sock", "unix:///%zz.sock",
+	} {
+		if path, err := socketPath(bad); err == nil {
+			t.Errorf("socketPath(%q) = %q", bad, path)
+		}
+	}
+	path, err := socketPath("unix:///csi/csi.sock")
+	if err != nil || path != "/csi/csi.sock" {
+		t.Errorf("got %q, %v", path, err)
+	}
+}
+
+// names lists a directory.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+func TestB19TheSocketIsAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "csi.sock")
+	listener, err := listenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("B-22: the socket's mode is %v, %v", info.Mode(), err)
+	}
+	if got := names(t, dir); len(got) != 1 {
+		t.Errorf("beside the socket: %v", got)
+	}
+	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("a socket that answers was taken: %v", err)
+	}
+	// As a killed process leaves it: the file without the listener.
+	listener.(*net.UnixListener).SetUnlinkOnClose(false)
+	_ = listener.Close()
+	if listener, err = listenUnix(path); err != nil {
+		t.Fatalf("a socket that nobody answers was not replaced: %v", err)
+	}
+	_ = listener.Close()
+	if got := names(t, dir); len(got) != 0 {
+		t.Errorf("left behind: %v", got)
+	}
+}
+
+func TestB19NothingButASocketIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "csi.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("got %v", err)
+	}
+	if content, err := os.ReadFile(path); string(content) != "precious" {
+		t.Errorf("the file now holds %q, %v", content, err)
+	}
+	_, err := listenUnix(filepath.Join(dir, "nowhere", "csi.sock"))
+	if err == nil || !strings.Contains(err.Error(), "directory") || strings.Contains(err.Error(), dir) {
+		t.Errorf("a missing directory: %v", err)
+	}
+}

@@ -1,0 +1,78 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestE17TheNameOfADiskIsTheHashOfItsVolume(t *testing.T) {
+	for csiName, want := range map[string]string{
+		"pvc-6fa1d3ac-1234-4a5b-8c6d-7e8f9a0b1c2d": "csi-643u5kk3peoq91m2",
+		"日本/ü\t": "csi-u3r7eq8av70tn7iu",
+	} {
+		if got := diskName(csiName); got != want {
+			t.Errorf("diskName(%q) = %q, want %q", csiName, got, want)
+		}
+	}
+}
+
+func TestE17EveryNameIsOneTheRackTakes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := rapid.String().Draw(t, "a"), rapid.String().Draw(t, "b")
+		name := diskName(a)
+		if len(name) != 20 || !isOwnName(name) || !rackName.MatchString(name) {
+			t.Fatalf("diskName(%q) = %q", a, name)
+		}
+		if (a == b) != (name == diskName(b)) {
+			t.Fatalf("%q and %q have the names %q and %q", a, b, name, diskName(b))
+		}
+	})
+}
+
+func TestForeignNamesAreTold(t *testing.T) {
+	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
+		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef", "csi-0123456789abc-ef"} {
+		if isOwnName(name) {
+			t.Errorf("isOwnName(%q)", name)
+		}
+	}
+}
+
+func TestOnlyUUIDsReachTheRack(t *testing.T) {
+	for id, want := range map[string]string{
+		testDisk:                                 testDisk,
+		strings.ToUpper(testDisk):                testDisk,
+		"":                                       "",
+		"fake-vol-id":                            "",
+		"6a3e0f2c7e5c4b7a9a520a4c9a1f0b01":       "",
+		"{6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01}": "",
+		"urn:uuid:6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01": "",
+		"6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b0g":          "",
+	} {
+		got, ok := rackID(id)
+		if ok != (want != "") || (ok && string(got) != want) {
+			t.Errorf("rackID(%q) = %q, %v", id, got, ok)
+		}
+	}
+}
+
+func TestADescriptionIsReadBack(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := mark{
+			Name:        rapid.StringN(1, 40, 128).Draw(t, "name"),
+			Cluster:     rapid.String().Draw(t, "cluster"),
+			MkfsOptions: rapid.String().Draw(t, "options"),
+		}
+		if got, ok := readMark(m.description()); !ok || got != m {
+			t.Fatalf("readMark(%q) = %+v, %v", m.description(), got, ok)
+		}
+	})
+	for _, foreign := range []string{"", "my disk", "csi.oxide.computer", "csi.oxide.computer {",
+		"csi.oxide.computer {}", `csi.oxide.computer.evil {"name":"x"}`} {
+		if m, ok := readMark(foreign); ok {
+			t.Errorf("readMark(%q) = %+v", foreign, m)
+		}
+	}
+}

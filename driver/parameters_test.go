@@ -1,0 +1,76 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+func TestCV6ParametersAreRead(t *testing.T) {
+	p, err := parseParameters(map[string]string{
+		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(testImage),
+		"mkfsOptions":                    "reservedPercent=0,bytesPerInode=16384",
+		"csi.storage.k8s.io/pvc/name":    "claim",
+		"csi.storage.k8s.io/anything":    "goes",
+		"storage.kubernetes.io/whatever": "too",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.BlockSize != 512 || p.DiskType != oxide.DiskTypeDistributed || p.ImageID != testImage ||
+		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
+		t.Errorf("got %+v", p)
+	}
+	p, err = parseParameters(nil)
+	if err != nil || p.DiskType != oxide.DiskTypeDistributed || p.BlockSize != 0 {
+		t.Errorf("without parameters: %+v, %v", p, err)
+	}
+	if _, err = parseParameters(map[string]string{"diskType": "local", "blockSize": "4096"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCV6BadParametersAreRefusedByName(t *testing.T) {
+	for _, test := range []struct {
+		key, value string
+		reason     Reason
+	}{
+		{"blockSize", "1024", ReasonParameterInvalid},
+		{"blockSize", "", ReasonParameterInvalid},
+		{"blockSize", "4096 ", ReasonParameterInvalid},
+		{"blocksize", "4096", ReasonParameterInvalid},
+		{"diskType", "crucible", ReasonParameterInvalid},
+		{"diskType", "", ReasonParameterInvalid},
+		{"imageId", "ubuntu", ReasonParameterInvalid},
+		{"mkfsOptions", "-F", ReasonMkfsOptions},
+		{"colour", "blue", ReasonParameterInvalid},
+	} {
+		_, err := parseParameters(map[string]string{test.key: test.value})
+		wantFailure(t, err, codes.InvalidArgument, test.reason)
+		if !strings.Contains(err.Error(), test.key) {
+			t.Errorf("%v does not name %s", err, test.key)
+		}
+	}
+	for _, values := range []map[string]string{
+		{"diskType": "local", "blockSize": "512"},
+		{"diskType": "local", "imageId": testImage},
+	} {
+		_, err := parseParameters(values)
+		wantFailure(t, err, codes.InvalidArgument, ReasonParameterInvalid)
+	}
+}
+
+func TestMkfsOptionsHaveToFitTheFilesystem(t *testing.T) {
+	p, err := parseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.fits([]*csi.VolumeCapability{mountable(""), mountable("ext3")}); err != nil {
+		t.Error(err)
+	}
+	err = p.fits([]*csi.VolumeCapability{mountable("ext4"), mountable("xfs")})
+	wantFailure(t, err, codes.InvalidArgument, ReasonMkfsOptions)
+}

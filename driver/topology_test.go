@@ -1,0 +1,140 @@
+package driver
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// places reads topologies, "region=R1,zone=Z2".
+func places(t *testing.T, texts ...string) []Segments {
+	t.Helper()
+	var list []Segments
+	for _, text := range texts {
+		parsed, err := parseTopology(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, parsed...)
+	}
+	return list
+}
+
+func topologies(t *testing.T, texts ...string) []*csi.Topology {
+	t.Helper()
+	var list []*csi.Topology
+	for _, place := range places(t, texts...) {
+		list = append(list, &csi.Topology{Segments: place})
+	}
+	return list
+}
+
+func TestD17TheExampleOfTheRFD(t *testing.T) {
+	wish := &csi.TopologyRequirement{
+		Requisite: topologies(t, "region=R1,zone=Z2", "region=R1,zone=Z3"),
+		Preferred: topologies(t, "region=R1,zone=Z3"),
+	}
+	for _, test := range []struct {
+		name string
+		ours []string
+		want string // the zone; empty means refused
+	}{
+		{"available in Z3", []string{"region=R1,zone=Z3"}, "Z3"},
+		{"falls back to Z2", []string{"region=R1,zone=Z2"}, "Z2"},
+		{"prefers Z3 where both are reached", []string{"region=R1,zone=Z2", "region=R1,zone=Z3"}, "Z3"},
+		{"never elsewhere", []string{"region=R1,zone=Z4"}, ""},
+		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := place(wish, places(t, test.ours...))
+			if test.want == "" {
+				wantFailure(t, err, codes.ResourceExhausted, ReasonTopologyUnreachable)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got) != len(test.ours) || got[0].Segments[topologyPrefix+"zone"] != test.want {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestTopologyRequirementsAreJudged(t *testing.T) {
+	raw := func(key, value string) []*csi.Topology {
+		return []*csi.Topology{{Segments: map[string]string{key: value}}}
+	}
+	ours := places(t, "rack=a")
+	for _, test := range []struct {
+		name   string
+		req    *csi.TopologyRequirement
+		ours   []Segments
+		code   codes.Code
+		reason Reason
+	}{
+		{"CV-8 without a topology of ours", &csi.TopologyRequirement{
+			Requisite: topologies(t, "rack=a")}, nil, codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 an empty requirement", &csi.TopologyRequirement{}, ours, codes.InvalidArgument,
+			ReasonTopologyInvalid},
+		{"CV-9 preferred that is not requisite", &csi.TopologyRequirement{
+			Requisite: topologies(t, "rack=a"), Preferred: topologies(t, "rack=b")}, ours,
+			codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 no segments", &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}}, ours,
+			codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 a bad key", &csi.TopologyRequirement{Requisite: raw("a/b/c", "d")}, ours,
+			codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 a bad prefix", &csi.TopologyRequirement{Requisite: raw("-x/rack", "a")}, ours,
+			codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(topologyPrefix+"rack", "-")}, ours,
+			codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-9 a key twice", &csi.TopologyRequirement{Requisite: []*csi.Topology{{
+			Segments: map[string]string{"x/Rack": "a", "x/rack": "a"}}}}, ours, codes.InvalidArgument,
+			ReasonTopologyInvalid},
+		{"CV-10 another rack", &csi.TopologyRequirement{Requisite: topologies(t, "rack=b")}, ours,
+			codes.ResourceExhausted, ReasonTopologyUnreachable},
+		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: topologies(t, "row=1")}, ours,
+			codes.ResourceExhausted, ReasonTopologyUnreachable},
+		{"B-27 the case of keys does not count", &csi.TopologyRequirement{
+			Requisite: raw(strings.ToUpper(topologyPrefix)+"RACK", "a")}, ours, codes.OK, ""},
+		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: topologies(t, "rack=b")}, ours,
+			codes.OK, ""},
+		{"no requirement", nil, ours, codes.OK, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := place(test.req, test.ours)
+			if test.code != codes.OK {
+				wantFailure(t, err, test.code, test.reason)
+				return
+			}
+			if err != nil || len(got) != 1 || !maps.Equal(got[0].Segments, test.ours[0]) {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+	if got, err := place(nil, nil); got != nil || err != nil {
+		t.Errorf("without any topology: %v, %v", got, err)
+	}
+}
+
+func TestB27TopologySettings(t *testing.T) {
+	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
+		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=" + strings.Repeat("x", 64)} {
+		if got, err := parseTopology(bad); err == nil {
+			t.Errorf("parseTopology(%q) = %v", bad, got)
+		}
+	}
+	got := places(t, "rack=a, zone=b;rack=c,zone=d")
+	if len(got) != 2 || got[0]["topology.csi.oxide.computer/rack"] != "a" ||
+		got[1]["topology.csi.oxide.computer/zone"] != "d" {
+		t.Errorf("got %v", got)
+	}
+	for key := range got[0] {
+		if !strings.HasPrefix(key, topologyPrefix) {
+			t.Errorf("D-75: the key %s has another prefix", key)
+		}
+	}
+}
