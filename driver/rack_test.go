@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -200,4 +201,18 @@ func wantFailure(t *testing.T, err error, code codes.Code, reason Reason) {
 		len(s.Details()) > 0 {
 		t.Fatalf("the error is not fit to be shown: %q", s.Message())
 	}
+}
+
+func grpcCode(err error) codes.Code { return status.Code(err) }
+
+// awaitCondition waits for something that another goroutine does.
+func awaitCondition(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		if met() {
+			return
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+	t.Fatalf("it did not come to pass that %s", what)
 }

@@ -1,0 +1,422 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+const canary = "tweetytweety"
+
+// logBook is a log that may be read while it is written.
+type logBook struct {
+	mu sync.Mutex
+	// guarded by mu
+	text bytes.Buffer
+}
+
+func (l *logBook) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logBook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// served is a server at a socket, with everything in its log.
+type served struct {
+	conn *grpc.ClientConn
+	log  *logBook
+	stop func() error
+	path string
+}
+
+func serve(t *testing.T, s *Server) *served {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "csi") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	out := &served{log: &logBook{}, path: filepath.Join(dir, "csi.sock")}
+	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, out.log)
+	if s.Identity == nil {
+		s.Identity = &Identity{}
+	}
+	listener, err := listenUnix(out.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx, listener) }()
+	stop := sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	out.stop = stop
+	t.Cleanup(func() { _ = stop() })
+	out.conn, err = grpc.NewClient("unix://"+out.path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = out.conn.Close() })
+	return out
+}
+
+// oddController does what a test wants.
+type oddController struct {
+	csi.UnimplementedControllerServer
+	create func(context.Context) (*csi.CreateVolumeResponse, error)
+}
+
+func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequest) (
+	*csi.CreateVolumeResponse, error) {
+	return o.create(ctx)
+}
+
+func TestB20IdentityIsServedInEveryModeAndTheRestByMode(t *testing.T) {
+	s := serve(t, &Server{Controller: &Controller{}})
+	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := csi.NewControllerClient(s.conn).ControllerGetCapabilities(t.Context(),
+		&csi.ControllerGetCapabilitiesRequest{}); err != nil {
+		t.Error(err)
+	}
+	_, err := csi.NewNodeClient(s.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if got := grpcCode(err); got != codes.Unimplemented {
+		t.Errorf("D-6: a service outside the mode answers %v", got)
+	}
+}
+
+func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
+	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+		*csi.CreateVolumeResponse, error) {
+		panic("the secret is " + canary)
+	}}})
+	controller := csi.NewControllerClient(s.conn)
+	for range 2 { // the second call would find the lock held, had the panic kept it
+		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "x"})
+		wantFailure(t, err, codes.Internal, ReasonInternal)
+	}
+	if log := s.log.String(); !strings.Contains(log, "stack") || strings.Contains(log, canary) {
+		t.Errorf("the log has to hold the stack and not the panic's text:\n%s", log)
+	}
+}
+
+func TestOX12ABareErrorIsInternal(t *testing.T) {
+	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+		*csi.CreateVolumeResponse, error) {
+		return nil, errors.New("bare")
+	}}})
+	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
+	wantFailure(t, err, codes.Internal, ReasonInternal)
+}
+
+func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
+	working, finish := make(chan struct{}, 1), make(chan struct{})
+	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+		*csi.CreateVolumeResponse, error) {
+		working <- struct{}{}
+		<-finish // whatever the context says, as mkfs does
+		return &csi.CreateVolumeResponse{}, nil
+	}}})
+	controller := csi.NewControllerClient(s.conn)
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error, 1)
+	go func() {
+		_, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "a"})
+		gaveUp <- err
+	}()
+	<-working
+	cancel()
+	if err := <-gaveUp; grpcCode(err) != codes.Canceled {
+		t.Fatalf("got %v", err)
+	}
+	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
+	wantFailure(t, err, codes.Aborted, ReasonOperationPending)
+
+	// B-11: another object is free.
+	other := make(chan error, 1)
+	go func() {
+		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "b"})
+		other <- err
+	}()
+	<-working
+	close(finish)
+	if err := <-other; err != nil {
+		t.Error(err)
+	}
+	// And this one is, once the work is done.
+	awaitCondition(t, "the lock is free", func() bool {
+		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
+		return err == nil
+	})
+}
+
+func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
+	working, finish := make(chan struct{}), make(chan struct{})
+	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+		*csi.CreateVolumeResponse, error) {
+		close(working)
+		<-finish
+		return &csi.CreateVolumeResponse{}, nil
+	}}})
+	answer := make(chan error, 1)
+	go func() {
+		_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(),
+			&csi.CreateVolumeRequest{Name: "a"})
+		answer <- err
+	}()
+	<-working
+	ended := make(chan error, 1)
+	go func() { ended <- s.stop() }()
+	awaitCondition(t, "the socket is gone", func() bool {
+		_, err := os.Lstat(s.path)
+		return os.IsNotExist(err)
+	})
+	select {
+	case <-ended:
+		t.Fatal("the server ended while a call was at work")
+	default:
+	}
+	close(finish)
+	if err := <-answer; err != nil {
+		t.Errorf("the call at work got %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestB29AClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
+	s := serve(t, &Server{})
+	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("unix", s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ended := make(chan error, 1)
+	go func() { ended <- s.stop() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the server waits for a client that says nothing")
+	}
+}
+
+func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
+	capability := mountable("ext4")
+	capability.GetMount().MountFlags = []string{canary, "context=" + canary}
+	secrets := map[string]string{"key": canary}
+	s := serve(t, &Server{Controller: &Controller{}})
+	controller := csi.NewControllerClient(s.conn)
+	requests := []func() error{
+		func() error {
+			_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "visible-name",
+				VolumeCapabilities: []*csi.VolumeCapability{capability}, Secrets: secrets,
+				Parameters: map[string]string{"unknown": testToken}})
+			return err
+		},
+		func() error {
+			_, err := controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+				VolumeId: "visible-volume", NodeId: "n", VolumeCapability: capability, Secrets: secrets,
+				VolumeContext: map[string]string{"visible-key": "y"}})
+			return err
+		},
+		func() error {
+			_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{
+				VolumeId: "visible-gone", Secrets: secrets})
+			return err
+		},
+	}
+	for _, request := range requests {
+		if err := request(); err != nil && strings.Contains(err.Error(), canary) {
+			t.Errorf("B-16: %v", err)
+		}
+	}
+	log := s.log.String()
+	for _, want := range []string{"visible-name", "visible-volume", "visible-gone", "visible-key",
+		"method=CreateVolume", "code=InvalidArgument", "took="} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log lacks %s:\n%s", want, log)
+		}
+	}
+	if strings.Contains(log, canary) {
+		t.Errorf("the canary sings:\n%s", log)
+	}
+}
+
+// TestB15EveryMessageIsRedacted fills every field of every message of CSI that could carry a
+// secret or mount flags.
+func TestB15EveryMessageIsRedacted(t *testing.T) {
+	messages := 0
+	for i := range csi.File_csi_proto.Messages().Len() {
+		name := csi.File_csi_proto.Messages().Get(i).FullName()
+		kind, err := protoregistry.GlobalTypes.FindMessageByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := kind.New()
+		plantCanaries(message, 5)
+		messages++
+		if text := (redacted{message.Interface()}).LogValue().String(); strings.Contains(text, canary) {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+	if messages < 50 {
+		t.Errorf("only %d messages were looked at", messages)
+	}
+}
+
+// plantCanaries puts the canary into secrets and mount flags, as deep as messages go.
+func plantCanaries(m protoreflect.Message, depth int) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		switch {
+		case field.IsMap():
+			if strings.HasSuffix(string(field.Name()), "secrets") {
+				m.Mutable(field).Map().Set(protoreflect.ValueOfString("key").MapKey(),
+					protoreflect.ValueOfString(canary))
+			}
+		case field.Name() == "mount_flags":
+			m.Mutable(field).List().Append(protoreflect.ValueOfString(canary))
+		case field.Message() == nil || depth == 0:
+		case field.IsList():
+			plantCanaries(m.Mutable(field).List().AppendMutable().Message(), depth-1)
+		default:
+			plantCanaries(m.Mutable(field).Message(), depth-1)
+		}
+	}
+}
+
+func TestLogLevelsFitTheOccasion(t *testing.T) {
+	for _, test := range []struct {
+		method string
+		err    error
+		want   slog.Level
+	}{
+		{"Probe", nil, slog.LevelDebug},
+		{"NodeGetVolumeStats", nil, slog.LevelDebug},
+		{"ListVolumes", nil, slog.LevelDebug},
+		{"CreateVolume", nil, slog.LevelInfo},
+		{"CreateVolume", fail(codes.Aborted, ReasonOperationPending, "x"), slog.LevelInfo},
+		{"CreateVolume", fail(codes.OutOfRange, ReasonCapacityOutOfRange, "x"), slog.LevelWarn},
+		{"Probe", fail(codes.FailedPrecondition, ReasonTokenRejected, "x"), slog.LevelWarn},
+		{"CreateVolume", fail(codes.Internal, ReasonRackError, "x"), slog.LevelError},
+	} {
+		if got := levelOf(test.method, test.err); got != test.want {
+			t.Errorf("levelOf(%s, %v) = %v, want %v", test.method, test.err, got, test.want)
+		}
+	}
+}
+
+func TestLockKeysNameTheObject(t *testing.T) {
+	upper := strings.ToUpper(testDisk)
+	for _, test := range []struct {
+		req  any
+		want string
+	}{
+		{&csi.CreateVolumeRequest{Name: "a"}, "volume name a"},
+		{&csi.CreateSnapshotRequest{Name: "a", SourceVolumeId: testDisk}, "snapshot name a"},
+		{&csi.DeleteSnapshotRequest{SnapshotId: testSnapshot}, "snapshot " + testSnapshot},
+		{&csi.DeleteVolumeRequest{VolumeId: upper}, "volume " + testDisk},
+		{&csi.ControllerPublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.ControllerUnpublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.NodeStageVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.NodeUnstageVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.NodePublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.NodeUnpublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
+		{&csi.NodeGetVolumeStatsRequest{VolumeId: testDisk}, ""},
+		{&csi.ControllerGetVolumeRequest{VolumeId: testDisk}, ""},
+		{&csi.DeleteVolumeRequest{}, ""},
+		{&csi.ListVolumesRequest{}, ""},
+	} {
+		if got := lockKey(test.req); got != test.want {
+			t.Errorf("lockKey(%T) = %q, want %q", test.req, got, test.want)
+		}
+	}
+}
+
+func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
+	for method, want := range map[string]bool{
+		"/csi.v1.Controller/CreateVolume": true, "/csi.v1.Node/NodeStageVolume": false,
+	} {
+		_, _ = limitTime(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: method},
+			func(ctx context.Context, _ any) (any, error) {
+				if _, got := ctx.Deadline(); got != want {
+					t.Errorf("%s: a deadline: %v", method, got)
+				}
+				return nil, nil
+			})
+	}
+}
+
+func TestB1AndB2AndB5FieldLimits(t *testing.T) {
+	long := strings.Repeat("x", 129)
+	flagged := mountable("ext4")
+	flagged.GetMount().MountFlags = []string{long}
+	big := map[string]string{"k": strings.Repeat("x", 4096)}
+	for _, test := range []struct {
+		name string
+		req  interface{ ProtoReflect() protoreflect.Message }
+		want string // the field; empty means accepted
+	}{
+		{"a long id", &csi.DeleteVolumeRequest{VolumeId: long}, "volume_id"},
+		{"an id of 128 bytes", &csi.DeleteVolumeRequest{VolumeId: long[1:]}, ""},
+		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)}, "name"},
+		{"a node's 256 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[2:]}, ""},
+		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]}, "node_id"},
+		{"B-4 a long path", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc", 300)}, ""},
+		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},
+		{"large secrets", &csi.CreateVolumeRequest{Secrets: big}, "secrets"},
+		{"a long filesystem", &csi.CreateVolumeRequest{VolumeCapabilities: []*csi.VolumeCapability{
+			mountable(long)}}, "fs_type"},
+		{"a long mount flag", &csi.NodeStageVolumeRequest{VolumeCapability: flagged}, ""},
+		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: asked(-1, 0)}, "required_bytes"},
+		{"a negative count", &csi.ListVolumesRequest{MaxEntries: -1}, "max_entries"},
+		{"LV-2 a long token is a bad token", &csi.ListVolumesRequest{StartingToken: long}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := limitProblem(test.req.ProtoReflect())
+			if test.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			wantFailure(t, err, codes.InvalidArgument, ReasonFieldInvalid)
+			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "xxx") {
+				t.Errorf("%v has to name %s and not show it", err, test.want)
+			}
+		})
+	}
+}
