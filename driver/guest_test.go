@@ -71,9 +71,10 @@ func (g *guest) attachFile(serial, file string, flags ...string) *guestDisk {
 	d := &guestDisk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	d.Loop = strings.TrimSpace(run(g.t, "losetup",
 		append(append([]string{"--find", "--show"}, flags...), file)...))
+	loop := d.Loop // the test may give d to another disk
 	g.t.Cleanup(func() {
 		unmountBelow(g.t, g.dir)
-		run(g.t, "losetup", "--detach", d.Loop)
+		run(g.t, "losetup", "--detach", loop)
 	})
 	d.SizeBytes = readTestNumber(g.t, filepath.Join("/sys/block", filepath.Base(d.Loop), "size")) * 512
 	g.plug(d)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
 )
 
 var errNotMounted = errors.New("not mounted")
@@ -103,6 +104,9 @@ func (t mountTable) paths() string {
 // diskNode matches the root of a mount that shows a disk's node: a raw block volume.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
+// isVolumeType says whether volumes have filesystems of that type.
+func isVolumeType(fsType string) bool { return slices.Contains(supportedFilesystems, fsType) }
+
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
 // node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
 // at, for to stat every mount of a node may hang on a dead server.
@@ -147,11 +151,40 @@ func (t mountTable) sameFilesystem(m *mountinfo.Info) mountTable {
 // comparable are the flags of a mount that two mounts are compared by.
 func comparableFlags(m *mountinfo.Info) []string { return shownFlags(m.Options, m.VFSOptions) }
 
-// turnedReadOnly says that the filesystem is read-only although the mount is not: what the kernel
-// makes of one with errors.
-func turnedReadOnly(m *mountinfo.Info) bool {
-	return slices.Contains(strings.Split(m.VFSOptions, ","), "ro") &&
-		!slices.Contains(strings.Split(m.Options, ","), "ro")
+// condition is how a mounted filesystem is.
+type condition int
+
+const (
+	wellMounted condition = iota
+	turnedReadOnly
+	dead
+)
+
+func (c condition) String() string {
+	return [...]string{"well", "read-only after errors", "shut down after errors"}[c]
+}
+
+// conditionOf says what errors made of a filesystem. It looks at the mount point, so it is asked of
+// volumes only, whose disks are local.
+//
+// The kernel shows a filesystem that it made read-only as one whose mount is not, and ext4 (since
+// Linux 6.14) by a word of its own.
+func conditionOf(m *mountinfo.Info) condition {
+	super := strings.Split(m.VFSOptions, ",")
+	var st unix.Stat_t
+	err := unix.Stat(m.Mountpoint, &st)
+	switch {
+	case slices.Contains(super, "shutdown"), err != nil && mountutils.IsCorruptedMnt(err):
+		return dead
+	case slices.Contains(super, "emergency_ro"), slices.Contains(super, "ro") && !mountedReadOnly(m):
+		return turnedReadOnly
+	}
+	return wellMounted
+}
+
+// mountedReadOnly says whether the mount itself, not its filesystem, is read-only.
+func mountedReadOnly(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.Options, ","), "ro")
 }
 
 // canonical is the path as the mount table writes it: links on the way to it resolved. Its last

@@ -89,7 +89,6 @@ func TestTheMountTableIsRead(t *testing.T) {
 		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
 		`52 41 259:3 /sub /other ro,relatime - ext4 /dev/nvme3n1 rw`,
 		`51 40 0:52 / /a\040b\011c\012d\134e rw - tmpfs none rw`,
-		`41 21 259:4 / /errors rw,relatime - xfs /dev/nvme4n1 ro`,
 	}, "\n") + "\n"))
 	must(t, err)
 	const path = "/a b\tc\nd\\e"
@@ -106,8 +105,20 @@ func TestTheMountTableIsRead(t *testing.T) {
 	if got := table.sameFilesystem(layers[0]); len(got) != 1 || got[0].Mountpoint != "/other" {
 		t.Fatalf("other mounts of the filesystem: %q", got.paths())
 	}
-	if turnedReadOnly(layers[0]) || !turnedReadOnly(table.top("/errors")) {
-		t.Fatal("what turned read-only is not told")
+	for line, want := range map[string]condition{
+		"rw - ext4 /dev/nvme4n1 rw":               wellMounted,
+		"ro - ext4 /dev/nvme4n1 rw":               wellMounted,
+		"ro - ext4 /dev/nvme4n1 ro":               wellMounted,
+		"rw - xfs /dev/nvme4n1 ro":                turnedReadOnly,
+		"rw - ext4 /dev/nvme4n1 rw,emergency_ro":  turnedReadOnly,
+		"ro - ext4 /dev/nvme4n1 ro,emergency_ro":  turnedReadOnly,
+		"rw,noatime - ext4 /dev/nvme4n1 shutdown": dead,
+	} {
+		table, err := parseMountTable([]byte("41 21 259:4 / / " + line + "\n"))
+		must(t, err)
+		if got := conditionOf(table[0]); got != want {
+			t.Errorf("the filesystem of %q is %s, want %s", line, got, want)
+		}
 	}
 	if table.top("/a") != nil {
 		t.Fatal("a part of a path is taken for the path")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 )
 
@@ -45,9 +46,8 @@ func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntries,
 		return nil, err
 	}
 	for _, m := range table.of(d) {
-		if !isNodeMount(m) && turnedReadOnly(m) {
-			return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemReadOnly,
-				fmt.Errorf("the filesystem on %s became read-only after errors", d.Path)), nil
+		if entries := healthOf(m); entries != nil {
+			return entries, nil
 		}
 	}
 	return nil, nil
@@ -63,18 +63,34 @@ func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) (healthEntries, err
 		switch {
 		case refusedFor(err, ReasonVolumeNotAtPath):
 			continue
-		case lostDevice(err):
-			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
+		case refusedFor(err, ReasonFilesystemFailed):
+			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err), nil
 		case err != nil:
 			return nil, err
-		case shown.ReadOnly:
-			return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemReadOnly,
-				fmt.Errorf("the filesystem at %q became read-only after errors", path)), nil
 		}
-		return nil, nil
+		return conditionHealth(shown.Condition, path), nil
 	}
 	return nil, refuse(ReasonVolumeUnknownToNode, "this node has not staged the volume since the "+
 		"driver started, and the request names no path where it is")
+}
+
+// healthOf is the health of a volume's mount; nil when there is nothing to say.
+func healthOf(m *mountinfo.Info) healthEntries {
+	if isNodeMount(m) {
+		return nil
+	}
+	return conditionHealth(conditionOf(m), m.Mountpoint)
+}
+
+func conditionHealth(c condition, path string) healthEntries {
+	err := fmt.Errorf("the filesystem at %q is %s", path, c)
+	switch c {
+	case turnedReadOnly:
+		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemFailed, err)
+	case dead:
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err)
+	}
+	return nil
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason Reason, err error) healthEntries {

@@ -226,7 +226,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			for _, got := range []healthEntries{health(n, known),
 				health(g.node(), byPath)} {
 				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
-					got[0].GetReason() != string(ReasonFilesystemReadOnly) {
+					got[0].GetReason() != string(ReasonFilesystemFailed) {
 					t.Fatalf("health: %v", got)
 				}
 			}

@@ -146,9 +146,9 @@ func (h *heldDevice) staged(p publication, table mountTable) (*mountinfo.Info, e
 		return nil, refuse(ReasonNotStaged, "the volume is staged as %s, but the request is for %s",
 			top.FSType, p.FSType)
 	}
-	if turnedReadOnly(top) && !p.ReadOnly {
-		return nil, refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after "+
-			"errors; look at the kernel's log, then unstage the volume and stage it again", h.Path)
+	if state := conditionOf(top); state == dead || state == turnedReadOnly && !p.ReadOnly {
+		return nil, refuse(ReasonFilesystemFailed, "the filesystem on %s is %s; look at the kernel's "+
+			"log, then stage the volume again", h.Path, state)
 	}
 	return top, nil
 }

@@ -105,13 +105,43 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v.FSType = fsXFS
 		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
 	})
-	t.Run("a filesystem that turned read-only is published only for reading", func(t *testing.T) {
+	t.Run("a filesystem that failed is staged again, once no workload has it", func(t *testing.T) {
+		for name, fail := range map[string]func(*testing.T, volume){
+			"read-only after errors": func(t *testing.T, v volume) { breakExt(t, v) },
+			"shut down":              func(t *testing.T, v volume) { shutDown(t, v.staging()) },
+			"without its disk": func(t *testing.T, v volume) {
+				copied := copyDisk(t, v.disk.File)
+				v.guest.unplug(v.disk)
+				*v.disk = *v.guest.attachFile(testSerial, copied)
+			},
+		} {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			fail(t, v)
+			for what, err := range map[string]error{"stage": v.stage(), "publish": v.publish("pod2")} {
+				if err == nil {
+					t.Errorf("%s: %s goes on with it", name, what)
+				}
+			}
+			must(t, v.unpublish("pod"))
+			if err := v.publish("pod"); err == nil {
+				t.Fatalf("%s: it is published", name)
+			}
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), nil, 0o600))
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		}
+	})
+	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonFilesystemReadOnly)
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemReadOnly)
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonFilesystemFailed)
 		must(t, v.publishReadOnly("pod"))
 	})
 }
@@ -534,6 +564,14 @@ func scribble(path string) error {
 	}
 	_, err = f.WriteAt([]byte("scribble"), 4096)
 	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// breakExt makes ext4 find an error, after which it is read-only.
+func breakExt(t *testing.T, v volume) {
+	t.Helper()
+	run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.disk.Loop), "trigger_fs_error")
+	must(t, os.WriteFile(trigger, []byte("x"), 0o200))
 }
 
 // turnReadOnly does to a mounted filesystem what ext4 does after errors: the filesystem becomes

@@ -39,9 +39,9 @@ const (
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
 	ReasonFilesystemTooLarge Reason = "FilesystemTooLarge"
-	// ReasonFilesystemReadOnly: the filesystem became read-only after errors. Unstage the volume
-	// and stage it again, and look at the kernel's log.
-	ReasonFilesystemReadOnly Reason = "FilesystemReadOnly"
+	// ReasonFilesystemFailed: the kernel made the filesystem read-only, or shut it down, after
+	// errors. Look at the kernel's log; unpublish the volume everywhere, then stage it again.
+	ReasonFilesystemFailed Reason = "FilesystemFailed"
 	// ReasonMkfsOptions: mkfsOptions holds what the driver does not allow for this filesystem.
 	ReasonMkfsOptions Reason = "MkfsOptionsInvalid"
 	// ReasonMountFlags: a mount flag is one that a volume may not have.
@@ -84,7 +84,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDiskNotBlank:         codes.FailedPrecondition,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
-	ReasonFilesystemReadOnly:   codes.FailedPrecondition,
+	ReasonFilesystemFailed:     codes.FailedPrecondition,
 	ReasonMkfsOptions:          codes.InvalidArgument,
 	ReasonMountFlags:           codes.FailedPrecondition,
 	ReasonStagedDifferently:    codes.AlreadyExists,

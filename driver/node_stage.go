@@ -51,14 +51,11 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	}
 	defer func() { _ = held.Close() }()
 	n.seen.remember(v.ID, v.DiskName)
-	if path, err = stagingDirectory(path); err != nil {
-		return err
-	}
-	table, err := readMountTable()
+	top, table, err := ds.stagedAt(path)
 	if err != nil {
 		return err
 	}
-	if top := table.top(path); top != nil {
+	if top != nil {
 		return checkStaged(top, held.device, v)
 	}
 	if v.Block {
@@ -68,16 +65,56 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
 			held.Path, mounts.paths())
 	}
+	// The CO creates the directory. One that is missing is made: that is kinder than to fail.
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return refuse(ReasonPathInvalid, "staging_target_path has to be a directory: %w", err)
+	}
+	if path, err = canonical(path); err != nil {
+		return fmt.Errorf("resolve staging_target_path: %w", err)
+	}
 	return held.mountVolume(v, path)
 }
 
-// stagingDirectory is the staging path as the kernel knows it. The CO creates the directory; one
-// that is missing is made, which is kinder than to fail and leaves nothing that was not asked for.
-func stagingDirectory(path string) (string, error) {
-	if err := os.MkdirAll(path, 0o750); err != nil {
-		return "", refuse(ReasonPathInvalid, "staging_target_path has to be a directory: %w", err)
+// stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
+// whose disk is gone, and that no workload has any more is taken down, so that the volume can be
+// staged again without anybody's help.
+func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
+	table, err := readMountTable()
+	if err != nil {
+		return nil, nil, err
 	}
-	return canonical(path)
+	path, err = canonical(path)
+	if missing(err) {
+		return nil, table, nil
+	}
+	if err != nil {
+		return nil, nil, refuse(ReasonPathInvalid, "resolve staging_target_path: %w", err)
+	}
+	top := table.top(path)
+	if top == nil || !isVolumeType(top.FSType) {
+		return top, table, nil
+	}
+	state := conditionOf(top)
+	if major, minor, ok := mountedDevice(top); ok {
+		_, err := ds.withNumber(major, minor)
+		if refusedFor(err, ReasonDeviceNotFound) {
+			state = dead
+		} else if err != nil {
+			return nil, nil, err
+		}
+	}
+	if state == wellMounted {
+		return top, table, nil
+	}
+	if err := table.onlyAt(path, top, device{}); err != nil {
+		return nil, nil, refuse(ReasonFilesystemFailed, "the filesystem at the staging path is %s; look "+
+			"at the kernel's log; %w", state, err)
+	}
+	if err := unmountAll(path, len(table.at(path))); err != nil {
+		return nil, nil, err
+	}
+	table, err = readMountTable()
+	return nil, table, err
 }
 
 // checkStaged compares what is mounted at the staging path with what the request wants there.
@@ -103,10 +140,6 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 	if !slices.Equal(wanted.shown(), comparableFlags(top)) {
 		return refuse(ReasonStagedDifferently, "%q is staged with other mount flags than the request's",
 			at)
-	}
-	if turnedReadOnly(top) {
-		return refuse(ReasonFilesystemReadOnly, "the filesystem on %s became read-only after "+
-			"errors; look at the kernel's log, then unpublish, unstage and stage the volume again", d.Path)
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -74,11 +73,7 @@ func (n *Node) unpublish(target string) error {
 
 // checkOurs refuses to take down what the driver does not put up.
 func checkOurs(layer *mountinfo.Info) error {
-	switch layer.FSType {
-	case fsExt3, fsExt4, fsXFS, fsBtrfs:
-		return nil
-	}
-	if isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
+	if isVolumeType(layer.FSType) || isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
 		return nil
 	}
 	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it "+
@@ -168,9 +163,4 @@ func removeTarget(target string) error {
 func lostDevice(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM)
-}
-
-// mountedReadOnly says whether the mount itself, not its filesystem, is read-only.
-func mountedReadOnly(m *mountinfo.Info) bool {
-	return slices.Contains(strings.Split(m.Options, ","), "ro")
 }

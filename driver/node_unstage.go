@@ -78,11 +78,9 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 // stagedDevice is the device of a staged mount; the zero device if it is no longer there. What the
 // driver does not mount it does not take down either.
 func (n *Node) stagedDevice(layer *mountinfo.Info) (device, error) {
-	switch layer.FSType {
-	case fsExt3, fsExt4, fsXFS, fsBtrfs:
-	default:
-		return device{}, refuse(ReasonStagedDifferently, "%q has a mount of type %s, which no "+
-			"volume has; it is left alone", layer.Mountpoint, layer.FSType)
+	if !isVolumeType(layer.FSType) {
+		return device{}, refuse(ReasonStagedDifferently, "%q has a mount of type %s, which no volume "+
+			"has; it is left alone", layer.Mountpoint, layer.FSType)
 	}
 	major, minor, ok := mountedDevice(layer)
 	if !ok {

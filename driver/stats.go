@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	mountutils "k8s.io/mount-utils"
 )
 
 // NodeGetVolumeStats says how full the volume at the path is.
@@ -75,9 +76,9 @@ func (n *Node) usage(volumeID, path, staging string) ([]*csi.VolumeUsage, error)
 
 // shownVolume is what a path shows of a disk of this instance.
 type shownVolume struct {
-	Device   device
-	Block    bool
-	ReadOnly bool // the filesystem turned read-only
+	Device    device
+	Block     bool
+	Condition condition // of the filesystem
 }
 
 // volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
@@ -100,6 +101,9 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 		err = &os.PathError{Op: "stat", Path: path, Err: err}
 		if missing(err) {
 			return shownVolume{}, refuse(ReasonVolumeNotAtPath, "no volume is at that path: %w", err)
+		}
+		if mountutils.IsCorruptedMnt(err) {
+			return shownVolume{}, refuse(ReasonFilesystemFailed, "the filesystem does not answer: %w", err)
 		}
 		return shownVolume{}, err
 	}
@@ -125,7 +129,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
-	return shownVolume{Device: d, ReadOnly: turnedReadOnly(top)}, notAtPath(path, err)
+	return shownVolume{Device: d, Condition: conditionOf(top)}, notAtPath(path, err)
 }
 
 func notAtPath(path string, err error) error {
