@@ -105,37 +105,42 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v.FSType = fsXFS
 		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
 	})
-	t.Run("a filesystem that failed is staged again, once no workload has it", func(t *testing.T) {
-		for name, fail := range map[string]func(*testing.T, volume){
-			"read-only after errors": func(t *testing.T, v volume) { breakExt(t, v) },
-			"shut down":              func(t *testing.T, v volume) { shutDown(t, v.staging()) },
-			"without its disk": func(t *testing.T, v volume) {
-				copied := copyDisk(t, v.disk.File)
-				v.guest.unplug(v.disk)
-				*v.disk = *v.guest.attachFile(testSerial, copied)
-			},
-		} {
+	yank := func(t *testing.T, v volume) {
+		copied := copyDisk(t, v.disk.File)
+		v.guest.unplug(v.disk)
+		*v.disk = *v.guest.attachFile(testSerial, copied)
+	}
+	for _, c := range []struct {
+		name, fsType string
+		fail         func(*testing.T, volume)
+	}{
+		{"an ext4 that is read-only after errors", fsExt4, breakExt},
+		{"an ext4 that was shut down", fsExt4, func(t *testing.T, v volume) { shutDown(t, v.staging()) }},
+		{"an xfs that was shut down", fsXFS, func(t *testing.T, v volume) { shutDown(t, v.staging()) }},
+		{"an ext4 whose disk went and came back", fsExt4, yank},
+		{"an xfs whose disk went and came back", fsXFS, yank},
+		{"a btrfs whose disk went and came back", fsBtrfs, yank},
+	} {
+		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 512*mib), c.fsType)
+			v.Mode = multiWriter
 			must(t, v.stage())
 			must(t, v.publish("pod"))
-			fail(t, v)
-			for what, err := range map[string]error{"stage": v.stage(), "publish": v.publish("pod2")} {
-				if err == nil {
-					t.Errorf("%s: %s goes on with it", name, what)
-				}
+			run(t, "sync", "--file-system", v.staging())
+			c.fail(t, v)
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemFailed)
+			if err := v.publish("pod2"); err == nil {
+				t.Fatal("it is published to one more workload")
 			}
 			must(t, v.unpublish("pod"))
-			if err := v.publish("pod"); err == nil {
-				t.Fatalf("%s: it is published", name)
-			}
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), nil, 0o600))
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
-		}
-	})
+		})
+	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)

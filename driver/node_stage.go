@@ -95,13 +95,12 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return top, table, nil
 	}
 	state := conditionOf(top)
-	if major, minor, ok := mountedDevice(top); ok {
-		_, err := ds.withNumber(major, minor)
-		if refusedFor(err, ReasonDeviceNotFound) {
-			state = dead
-		} else if err != nil {
-			return nil, nil, err
-		}
+	if major, minor, ok := mountedDevice(top); !ok {
+		state = dead // a btrfs whose device has no node any more
+	} else if _, err := ds.withNumber(major, minor); refusedFor(err, ReasonDeviceNotFound) {
+		state = dead
+	} else if err != nil {
+		return nil, nil, err
 	}
 	if state == wellMounted {
 		return top, table, nil
