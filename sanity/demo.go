@@ -54,8 +54,11 @@ type demo struct {
 	volume     *csi.Volume
 	published  map[string]string
 
+	// steps have been shown, and the rack's requests up to this one.
 	steps, requests int
-	began           time.Time
+	// asked is how many requests the steps made.
+	asked int
+	began time.Time
 }
 
 func (d *demo) open(ctx context.Context, run *Run) (err error) {
@@ -81,10 +84,32 @@ func (d *demo) open(ctx context.Context, run *Run) (err error) {
 		return err
 	}
 	d.began = time.Now()
-	d.say("A simulated rack with the instances a and b serves at %s.", d.rack.URL)
+	d.say("\nA simulated rack serves at %s. Its instances are", d.rack.URL)
+	for _, instance := range d.rack.Instances {
+		d.say("    %s  %s", instance.Name, instance.ID)
+	}
 	d.say("The driver runs three times: a controller, and a node service in each instance.")
-	d.say("Disks are files, devices and mounts are real, below %s", d.rack.Dir)
-	return nil
+	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.rack.Dir)
+	return d.ready(ctx)
+}
+
+// ready waits until the controller has seen the rack, so that the first step shows only its own
+// requests.
+func (d *demo) ready(ctx context.Context) error {
+	return await(ctx, startTimeout, func() error {
+		probe, err := d.controller.Identity().Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && !probe.GetReady().GetValue() {
+			err = errors.New("the controller is not ready")
+		}
+		if err != nil {
+			return err
+		}
+		seen, err := d.rack.Admin.Requests(ctx, 0)
+		if len(seen) > 0 {
+			d.requests = seen[len(seen)-1].Seq
+		}
+		return err
+	})
 }
 
 // close stops the processes. What a step that failed left mounted is taken down first.
@@ -157,11 +182,12 @@ func (d *demo) step(
 	}
 	for _, r := range requests {
 		d.requests = r.Seq
+		d.asked++
 		fmt.Fprintf(d.out, "      rack  %s %s → %d in %.1f ms\n", r.Method, r.Path, r.Status,
 			r.DurationMS)
 	}
 	if outcome != "" {
-		fmt.Fprintf(d.out, "      %s\n", outcome)
+		fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(outcome, d.rack.Dir+"/", ""))
 	}
 	return nil
 }
@@ -310,6 +336,6 @@ func (d *demo) settle(ctx context.Context, start Ledger) error {
 	}
 	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
 		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
-		d.steps, d.requests, time.Since(d.began).Seconds())
+		d.steps, d.asked, time.Since(d.began).Seconds())
 	return nil
 }
