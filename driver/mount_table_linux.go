@@ -13,7 +13,6 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	mountutils "k8s.io/mount-utils"
 )
 
 var errNotMounted = errors.New("not mounted")
@@ -174,7 +173,7 @@ func conditionOf(m *mountinfo.Info) condition {
 	var st unix.Stat_t
 	err := unix.Stat(m.Mountpoint, &st)
 	switch {
-	case slices.Contains(super, "shutdown"), err != nil && mountutils.IsCorruptedMnt(err):
+	case slices.Contains(super, "shutdown"), lostDevice(err):
 		return dead
 	case slices.Contains(super, "emergency_ro"), slices.Contains(super, "ro") && !mountedReadOnly(m):
 		return turnedReadOnly

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
@@ -52,5 +50,3 @@ func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
 		}
 	})
 }
-
-var _ = csi.VolumeUsage_BYTES

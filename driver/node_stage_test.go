@@ -4,7 +4,6 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -375,108 +374,4 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			must(t, v.unstage())
 		}
 	})
-}
-
-func TestRestoredVolumes(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
-		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
-			g := newGuest(t)
-			small := g.volume(g.attach(testSerial, 512*mib), fsType)
-			must(t, small.stage())
-			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
-			must(t, small.unstage())
-			g.unplug(small.disk)
-			file := copyDisk(t, small.disk.File)
-			must(t, os.Truncate(file, gib))
-
-			v := g.volume(g.attachFile(testSerial, file), fsType)
-			for range 2 { // the second time there is nothing to grow
-				must(t, v.stage())
-				var st unix.Statfs_t
-				must(t, unix.Statfs(v.staging(), &st))
-				if size := int64(st.Blocks) * st.Bsize; size < gib*85/100 {
-					t.Fatalf("the filesystem has %d bytes of the disk's %d", size, v.disk.SizeBytes)
-				}
-				if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
-					t.Fatalf("the data are %q, %v", b, err)
-				}
-				must(t, v.unstage())
-			}
-		})
-		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
-			func(t *testing.T) {
-				g := newGuest(t)
-				origin := g.volume(g.attach(testSerial, 512*mib), fsType)
-				must(t, origin.stage())
-				must(t, origin.unstage())
-				file := copyDisk(t, origin.disk.File)
-				// The origin becomes the newer of the two, which btrfs remembers.
-				must(t, origin.stage())
-				must(t, os.WriteFile(filepath.Join(origin.staging(), "who"), []byte("origin"), 0o600))
-				must(t, origin.unstage())
-
-				restored := g.volume(g.attachFile("csi-restored00000000", file), fsType)
-				must(t, restored.stage())
-				must(t, origin.stage())
-				must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
-				b, err := os.ReadFile(filepath.Join(origin.staging(), "who"))
-				if must(t, err); string(b) != "origin" {
-					t.Fatalf("the origin reads %q", b)
-				}
-				must(t, origin.publish("a"))
-				must(t, restored.publish("b"))
-				must(t, origin.unpublish("a"))
-				must(t, restored.unpublish("b"))
-				must(t, restored.unstage())
-				must(t, origin.unstage())
-			})
-	}
-	t.Run("an ext4 filesystem that was not unmounted is checked, and keeps what was synced",
-		func(t *testing.T) {
-			g := newGuest(t)
-			origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
-			must(t, origin.stage())
-			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
-			run(t, "sync", "--file-system", origin.staging())
-			file := copyDisk(t, origin.disk.File)
-			head, err := os.ReadFile(file)
-			must(t, err)
-			if sb, ok := extSuperblock(head); !ok || sb.Unclean == "" {
-				t.Fatalf("the copy is clean: %+v", sb)
-			}
-			v := g.volume(g.attachFile("csi-restored00000000", file), fsExt4)
-			must(t, v.stage())
-			if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
-				t.Fatalf("the data are %q, %v", b, err)
-			}
-		})
-	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
-		must(t, v.stage())
-		must(t, v.unstage())
-		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
-		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
-		if got := mounts(t, g.dir); len(got) != 0 {
-			t.Fatalf("mounts left: %q", got)
-		}
-	})
-	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsXFS)
-		err := v.stage()
-		mustFail(t, err, codes.Internal, ReasonNodeToolFailed)
-		if !strings.Contains(err.Error(), "mkfs.xfs") || len(mounts(t, g.dir)) != 0 {
-			t.Fatal(err)
-		}
-	})
-}
-
-// copyDisk is what a snapshot and a restore make of a disk.
-func copyDisk(t *testing.T, file string) string {
-	t.Helper()
-	to := filepath.Join(t.TempDir(), fmt.Sprintf("copy of %s", filepath.Base(file)))
-	run(t, "cp", "--sparse=always", file, to)
-	return to
 }

@@ -162,5 +162,5 @@ func removeTarget(target string) error {
 // taken down all the same.
 func lostDevice(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
-		errors.Is(err, unix.ENOMEDIUM)
+		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
 }

@@ -1,0 +1,126 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+func TestNodeUnstageVolume(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) volume {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		must(t, v.stage())
+		return v
+	}
+	t.Run("NU-1 fields are needed", func(t *testing.T) {
+		n := &Node{}
+		for _, req := range []*csi.NodeUnstageVolumeRequest{
+			{}, {StagingTargetPath: "/x"}, {VolumeId: "v"}, {VolumeId: "v", StagingTargetPath: "x"},
+		} {
+			if _, err := n.NodeUnstageVolume(t.Context(), req); err == nil {
+				t.Errorf("%v is accepted", req)
+			}
+		}
+	})
+	t.Run("NU-2 what is not staged, and a path that is not there, are successes", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		must(t, v.unstage())
+		must(t, v.unstage())
+		if _, err := os.Stat(v.staging()); err != nil {
+			t.Fatalf("the CO's directory is gone: %v", err)
+		}
+		must(t, os.Remove(v.staging()))
+		must(t, v.unstage())
+	})
+	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
+		run(t, "mount", "--bind", v.staging(), v.staging())
+		must(t, v.unstage())
+		if got := mounts(t, v.guest.dir); len(got) != 0 {
+			t.Fatalf("mounts left: %q", got)
+		}
+		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.Contains(string(b),
+			"rack-data-here") {
+			t.Fatalf("the data are not on the disk: %v", err)
+		}
+	})
+	for _, fsType := range supportedFilesystems {
+		t.Run("NU-5 a published "+fsType+" volume stays staged", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.publish("pod"))
+			before := mounts(t, v.guest.dir)
+			err := v.unstage()
+			mustFail(t, err, codes.Internal, ReasonStillMounted)
+			if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+				t.Fatalf("mounts: %q, were %q", after, before)
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("NU-5 a published block volume is not released", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+		must(t, err)
+		must(t, v.publish("dev"))
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		must(t, v.unpublish("dev"))
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a busy filesystem stays staged", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		f, err := os.Create(filepath.Join(v.staging(), "open"))
+		must(t, err)
+		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		must(t, f.Close())
+		must(t, v.unstage())
+	})
+	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
+		v := setUp(t, fsExt4)
+		// A mount without a place is in no mount table, as one of another mount namespace is not in
+		// ours.
+		elsewhere, err := cloneMount(v.staging(), fsExt4)
+		must(t, err)
+		n := v.guest.node()
+		n.ReleaseTimeout = 50 * time.Millisecond
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		must(t, elsewhere.Close())
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		must(t, os.Mkdir(v.staging(), 0o755))
+		run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	})
+	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
+		for _, fsType := range supportedFilesystems {
+			v := setUp(t, fsType)
+			v.guest.unplug(v.disk)
+			must(t, v.unstage())
+		}
+	})
+}
