@@ -81,14 +81,53 @@ func (t mountTable) top(path string) *mountinfo.Info {
 }
 
 // of lists the mounts of the device's filesystem and the publications of its node.
+//
+// A filesystem holds its device, so its number is the device's as long as it is mounted. A node
+// holds nothing: its number may have become another disk's. So a node counts when it is from the
+// directory where this instance has its nodes, even if it is deleted there; a node of another
+// instance (those of a simulated rack share a kernel) does not.
 func (t mountTable) of(d device) mountTable {
+	home, known := t.locate(filepath.Dir(d.Path))
 	var found mountTable
 	for _, m := range t {
-		if major, minor, ok := mountedDevice(m); ok && major == d.Major && minor == d.Minor {
-			found = append(found, m)
+		major, minor, ok := mountedDevice(m)
+		if !ok || major != d.Major || minor != d.Minor {
+			continue
 		}
+		if isNodeMount(m) && known && locationOf(m) != home {
+			continue
+		}
+		found = append(found, m)
 	}
 	return found
+}
+
+// location is a directory by its place in its filesystem.
+type location struct {
+	major, minor int
+	dir          string
+}
+
+// locate finds the filesystem and the place in it of a directory.
+func (t mountTable) locate(dir string) (location, bool) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return location{}, false
+	}
+	for at := dir; ; at = filepath.Dir(at) {
+		if top := t.top(at); top != nil {
+			rest := strings.TrimPrefix(dir, at)
+			return location{top.Major, top.Minor, filepath.Join(top.Root, rest)}, true
+		}
+		if at == "/" || at == "." {
+			return location{}, false
+		}
+	}
+}
+
+// locationOf is the directory of the node that a mount shows.
+func locationOf(m *mountinfo.Info) location {
+	return location{m.Major, m.Minor, filepath.Dir(strings.TrimSuffix(m.Root, "//deleted"))}
 }
 
 // paths are the mount points, for an error.

@@ -325,6 +325,31 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 	mustFail(t, v.publish("dev"), codes.FailedPrecondition, ReasonDeviceHeld)
 }
 
+func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	// Another instance of a simulated rack has left a publication of a node whose number has become
+	// this disk's.
+	other := newGuest(t)
+	stale := filepath.Join(other.dir, "dev/nvme1n1")
+	major, minor, err := blockNumber(v.disk.Loop)
+	must(t, err)
+	must(t, unix.Mknod(stale, unix.S_IFBLK|0o660, int(unix.Mkdev(major, minor))))
+	must(t, os.WriteFile(other.path("pod"), nil, 0o600))
+	run(t, "mount", "--bind", stale, other.path("pod"))
+	must(t, v.publish("pod"))
+	must(t, v.unpublish("pod"))
+
+	// One of this instance counts, also when its node is gone and made anew.
+	must(t, os.WriteFile(g.path("old"), nil, 0o600))
+	run(t, "mount", "--bind", filepath.Join(g.dir, "dev", v.disk.Name), g.path("old"))
+	g.unplug(v.disk)
+	g.plug(v.disk)
+	mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+	v.FSType = fsExt4
+	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+}
+
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	setUp := func(t *testing.T) volume {
 		g := newGuest(t)
