@@ -31,6 +31,8 @@ type Device struct {
 	ReadOnly bool
 	// SizeBytes is the size when the device was looked at; Grow does not change it here.
 	SizeBytes int64
+	// Releasing says that the kernel was told to let go and waits for the last holder.
+	Releasing bool
 	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between
 	// two boots.
 	Sequence uint64
@@ -45,7 +47,7 @@ const patience = 2 * time.Second
 // two seconds or with ctx; the kernel then lets go with the last holder, and Detach may be called
 // again to wait for that.
 func (d Device) Detach(ctx context.Context) error {
-	err := d.with(os.O_RDONLY, func(f *os.File) error {
+	err := d.with(func(f *os.File) error {
 		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 	})
 	// Gone, or about to be: both are what was asked for, and the look below says which.
@@ -72,7 +74,7 @@ func (d Device) Detach(ctx context.Context) error {
 
 // Grow makes the device as large as its file has become.
 func (d Device) Grow() error {
-	err := d.with(os.O_RDONLY, func(f *os.File) error {
+	err := d.with(func(f *os.File) error {
 		return unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_CAPACITY, 0)
 	})
 	if err != nil {
@@ -83,17 +85,43 @@ func (d Device) Grow() error {
 
 // Sync writes what the kernel holds of the device through to the file's storage.
 func (d Device) Sync() error {
-	err := d.with(os.O_RDONLY, func(f *os.File) error { return unix.Fsync(int(f.Fd())) })
+	err := d.with(func(f *os.File) error { return unix.Fsync(int(f.Fd())) })
 	if err != nil {
 		return fmt.Errorf("sync %s: %w", d.Path, explain(err))
 	}
 	return nil
 }
 
+// Cut takes the file's bytes away from whoever holds the device, as pulling a drive does. The
+// device has no size from then on: every read and write fails, and none reaches the file. What was
+// in flight is finished first, and nothing that was acknowledged is undone. The device stays until
+// its last holder leaves it; Detach asks for that, before or after.
+//
+// The kernel is told that the device begins where no file ends. A change of the backing file would
+// be the obvious way, but it is only allowed for read-only devices.
+func (d Device) Cut() error {
+	err := d.with(func(f *os.File) error {
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		if err != nil {
+			return err
+		}
+		info.Offset, info.Sizelimit = cutOffset, 0
+		return unix.IoctlLoopSetStatus64(int(f.Fd()), info)
+	})
+	if err != nil && !errors.Is(err, ErrGone) && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("cut %s: %w", d.Path, explain(err))
+	}
+	return nil
+}
+
+// cutOffset is beyond the size of any file, and leaves room for the sectors of any device.
+const cutOffset = 1 << 62
+
 // with opens the device and does something with it if it is still this attachment. While the
-// descriptor is open it stays so: the kernel defers every release to the last close.
-func (d Device) with(flag int, do func(*os.File) error) error {
-	f, err := openNode(d.Path, d.Major, d.Minor, flag)
+// descriptor is open it stays so: the kernel defers every release to the last close. It is opened
+// for reading, which the ioctls accept from root: a kernel may refuse to write to mounted devices.
+func (d Device) with(do func(*os.File) error) error {
+	f, err := openNode(d.Path, d.Major, d.Minor, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, fs.ErrNotExist):
 		return ErrGone

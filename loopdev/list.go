@@ -95,6 +95,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 	}
 	d.Serial = unix.ByteSliceToString(info.File_name[:])
 	d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+	d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
 
 	sys := sysDir(d.Number)
 	file, err := os.ReadFile(sys + "/loop/backing_file")

@@ -16,6 +16,15 @@ const (
 	controlMinor = 237
 )
 
+// Available says whether loop devices can be had: nil, or what is missing and what to do about it.
+func Available() error {
+	f, err := openControl()
+	if err != nil {
+		return fmt.Errorf("open the loop driver's control device: %w", explain(err))
+	}
+	return f.Close()
+}
+
 // openControl opens the loop driver's control device.
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
