@@ -83,8 +83,8 @@ func (c *conformance) all(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil {
-			c.run.Failed()
+		if err != nil && c.driver != nil {
+			c.run.Failed() // before it is started there is no evidence
 		}
 		err = errors.Join(err, c.run.Close())
 	}()
@@ -112,7 +112,7 @@ func (c *conformance) mayUseProject(ctx context.Context) error {
 	project := oxide.NameOrId(os.Getenv("OXIDE_PROJECT"))
 	_, err := c.client.ProjectView(ctx, oxide.ProjectViewParams{Project: project})
 	if err != nil {
-		return fmt.Errorf("see OXIDE_PROJECT on the rack that OXIDE_HOST names: %w", brief(err))
+		return fmt.Errorf("ask the rack that OXIDE_HOST names for OXIDE_PROJECT: %w", brief(err))
 	}
 	return nil
 }

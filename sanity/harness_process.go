@@ -124,10 +124,7 @@ func (p *process) stop() error {
 		return fmt.Errorf("stop %s: %w", p.name, err)
 	}
 	if !p.wait(stopTimeout) {
-		// The stacks go to the log and tell where it hangs.
-		_ = p.cmd.Process.Signal(syscall.SIGQUIT)
-		p.wait(stopGrace)
-		p.kill()
+		p.quit()
 		return fmt.Errorf("%s did not end within %s of SIGTERM; its stacks are at the end of %s",
 			p.name, stopTimeout, p.log)
 	}
@@ -136,6 +133,14 @@ func (p *process) stop() error {
 			p.name, p.err, p.log, p.tail())
 	}
 	return nil
+}
+
+// quit ends the process so that the stacks of all goroutines go to its log.
+func (p *process) quit() {
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	if !p.wait(stopGrace) {
+		p.kill()
+	}
 }
 
 // kill ends the process at once, as a power cut would.

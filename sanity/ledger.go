@@ -55,25 +55,34 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 	if err := addKernel(ledger, r.Dir); err != nil {
 		return nil, err
 	}
-	rack := netPort(r.URL)
-	simulator := stock{name: "the simulator", pid: r.proc.pid(), port: rack,
-		// A served connection that idles has one goroutine, the server's.
-		perConnection: 1, goroutines: r.Admin.Goroutines}
-	errs := []error{simulator.add(ctx, ledger)}
-	for _, p := range plugins {
-		driver := stock{name: "the driver in mode " + p.options.Mode, pid: p.PID(), port: rack,
-			// A client's connection that idles has two, one for each direction.
-			perConnection: 2, goroutines: p.Goroutines}
-		errs = append(errs, driver.add(ctx, ledger))
+	for _, s := range r.stocks(plugins) {
+		if err := s.add(ctx, ledger); err != nil {
+			return nil, err
+		}
 	}
-	return ledger, errors.Join(errs...)
+	return ledger, nil
 }
 
-// Balance waits until nothing is there that was not at the start, and otherwise names it.
+// stocks are the processes that a ledger looks into.
+func (r *Rack) stocks(plugins []*Plugin) []stock {
+	port := netPort(r.URL)
+	// A connection between driver and rack that idles has two goroutines of the client, one for
+	// each direction, and one of the server.
+	stocks := []stock{{name: "the simulator", proc: r.proc, port: port,
+		perConnection: 1, goroutines: r.Admin.Goroutines}}
+	for _, p := range plugins {
+		stocks = append(stocks, stock{name: "the driver in mode " + p.options.Mode, proc: p.proc,
+			port: port, perConnection: 2, goroutines: p.Goroutines})
+	}
+	return stocks
+}
+
+// Balance waits until nothing is there that was not at the start, and otherwise names it. A process
+// that then has too many goroutines is ended, so that their stacks are in its log.
 func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) error {
-	return await(ctx, settleTimeout, func() error {
-		now, err := r.Ledger(ctx, plugins...)
-		if err != nil {
+	var now Ledger
+	err := await(ctx, settleTimeout, func() (err error) {
+		if now, err = r.Ledger(ctx, plugins...); err != nil {
 			return err
 		}
 		if more := now.More(start); len(more) > 0 {
@@ -81,6 +90,16 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 		}
 		return nil
 	})
+	if err == nil {
+		return nil
+	}
+	for _, s := range r.stocks(plugins) {
+		if now[s.goroutineEntry()] > start[s.goroutineEntry()] {
+			s.proc.quit()
+			err = fmt.Errorf("%w\nthe goroutines of %s are at the end of %s", err, s.name, s.proc.log)
+		}
+	}
+	return err
 }
 
 // addState counts the rack's own records, each by what it is.

@@ -24,7 +24,7 @@ import (
 // belong to it taken off.
 type stock struct {
 	name          string
-	pid           int
+	proc          *process
 	port          uint16
 	perConnection int
 	goroutines    func(context.Context) (int, error)
@@ -37,14 +37,16 @@ func (s stock) add(ctx context.Context, ledger Ledger) error {
 	if err != nil {
 		return fmt.Errorf("count the goroutines of %s: %w", s.name, err)
 	}
-	files, connections, err := openFiles(s.pid, s.port)
+	files, connections, err := openFiles(s.proc.pid(), s.port)
 	if err != nil {
 		return fmt.Errorf("list the open files of %s: %w", s.name, err)
 	}
 	ledger.add("open file of "+s.name+":", files...)
-	ledger["goroutine of "+s.name] += count - s.perConnection*connections
+	ledger[s.goroutineEntry()] += count - s.perConnection*connections
 	return nil
 }
+
+func (s stock) goroutineEntry() string { return "goroutine of " + s.name }
 
 // openFiles lists what a process has open, and apart from it how many connections between driver
 // and rack.

@@ -40,16 +40,41 @@ func parts() []part {
 	return all
 }
 
-// runParts runs the whole suite: this binary again, once for each part, a few at a time.
-func runParts(t *testing.T, run *Run) {
-	start := time.Now()
+// inNamespace tells this binary that it has been started again to run specs.
+const inNamespace = "OXIDE_SANITY_PART"
+
+// again is this binary, started again in a mount namespace of its own.
+func again(ctx context.Context, t *testing.T, run *Run, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
 	for _, program := range programs {
-		path, err := run.Binary(t.Context(), program)
+		path, err := run.Binary(ctx, program)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Setenv(binaryVariable(program), path)
+		cmd.Env = append(cmd.Env, binaryVariable(program)+"="+path)
 	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: syscall.CLONE_NEWNS,
+		// When this process is ended, Ginkgo ends the specs and cleans up behind them.
+		Pdeathsig: syscall.SIGINT,
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	return cmd
+}
+
+// runChosen runs a part that the caller chose.
+func runChosen(t *testing.T, run *Run) {
+	cmd := again(t.Context(), t, run, os.Args[1:])
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+}
+
+// runParts runs the whole suite: this binary again, once for each part, a few at a time.
+func runParts(t *testing.T, run *Run) {
+	start := time.Now()
 	var (
 		// mu guards whole.
 		mu    sync.Mutex
@@ -58,9 +83,12 @@ func runParts(t *testing.T, run *Run) {
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(min(runtime.NumCPU(), 4))
 	for i, p := range parts() {
+		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
+		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
+			"-test.timeout=" + (partTimeout + time.Minute).String(),
+			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
 		group.Go(func() error {
-			file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
-			report, output, err := p.run(ctx, file)
+			report, output, err := runPart(cmd, file)
 			share := newAudit(csiSanitySkips)
 			share.add(report)
 			run.say("%s: %d passed, %d failed, %d skips explained, %.1fs", p.name,
@@ -87,16 +115,10 @@ func runParts(t *testing.T, run *Run) {
 	}
 }
 
-// run runs the part and reads its report.
-func (p part) run(ctx context.Context, file string) (types.Report, []byte, error) {
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestSanity$",
-		"-test.timeout="+(partTimeout+time.Minute).String(),
-		"-ginkgo.label-filter="+p.filter, "-ginkgo.json-report="+file)
+// runPart runs a part and reads its report.
+func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	// When this process is ended, Ginkgo ends the specs and cleans up behind them.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT}
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	err := cmd.Run()
 	data, errRead := os.ReadFile(file)
 	if errRead != nil {

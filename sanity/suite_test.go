@@ -10,9 +10,12 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks. The
-// whole suite is run in parts, side by side; a part that is chosen with -ginkgo.label-filter
-// ('ext4 && split') or -ginkgo.focus runs in this process.
+// TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
+// whole suite in parts, side by side, or what -ginkgo.label-filter ('ext4 && split') or
+// -ginkgo.focus chooses.
+//
+// The specs run in this binary, started again in a mount namespace of its own. So a run sees no
+// mounts of another, and what a failed spec leaves mounted is gone when the run is over.
 func TestSanity(t *testing.T) {
 	run, err := shareRun()
 	if err != nil {
@@ -27,11 +30,14 @@ func TestSanity(t *testing.T) {
 		}
 	})
 	suite, reporter := GinkgoConfiguration()
-	if fullRun(suite) {
+	switch {
+	case os.Getenv(inNamespace) != "":
+		runSpecs(t, suite, reporter)
+	case fullRun(suite):
 		runParts(t, run)
-		return
+	default:
+		runChosen(t, run)
 	}
-	runSpecs(t, suite, reporter)
 }
 
 // runSpecs runs the chosen specs in this process.
