@@ -304,7 +304,9 @@ func (p *placement) holds(seed uint64) error {
 // mountsAt are the mounts at a path of this namespace, the lowest first.
 func mountsAt(path string) []*mountinfo.Info {
 	GinkgoHelper()
-	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
+		return info.Mountpoint != path, false
+	})
 	Expect(err).NotTo(HaveOccurred())
 	return mounts
 }

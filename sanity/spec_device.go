@@ -186,6 +186,11 @@ func describeYank(s *nodeScene) {
 		func(ctx SpecContext, name string) {
 			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
+			// A pod that has a raw volume has it open. That keeps the device's number from going
+			// to another disk, as a mount does.
+			pod, err := p.open(0, os.O_RDONLY)
+			Expect(err).NotTo(HaveOccurred())
+			defer pod.Close()
 			s.detachByHand(ctx, p.volume.GetVolumeId(), "a")
 			eventually(ctx, func() error {
 				if p.shows(p.volume.GetVolumeContext()["diskName"]) == nil {
@@ -203,6 +208,7 @@ func describeYank(s *nodeScene) {
 			Expect(moved.holds(1)).NotTo(Succeed())
 			Expect(moved.writeThrough(2)).To(Succeed())
 
+			Expect(pod.Close()).To(Succeed())
 			Expect(p.unpublish(ctx)).To(Succeed())
 			expectGone(p.target)
 			Expect(p.unstage(ctx)).To(Succeed())

@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
@@ -52,6 +53,7 @@ var _ = onNodes("NodeGetVolumeStats", func(s *nodeScene) {
 		for seed := range uint64(4) {
 			Expect(p.writeThrough(seed)).To(Succeed())
 		}
+		p.syncAll() // btrfs counts what it wrote when it commits
 		after, err := p.stats(ctx, p.target)
 		Expect(err).NotTo(HaveOccurred())
 		bytes := csi.VolumeUsage_BYTES
@@ -182,6 +184,15 @@ var _ = onNodes("what a node says of itself", func(s *nodeScene) {
 		expectRefusal(err, codes.Unimplemented)
 	})
 })
+
+// syncAll has the volume's filesystem write everything to the disk.
+func (p *placement) syncAll() {
+	GinkgoHelper()
+	dir, err := os.Open(p.target)
+	Expect(err).NotTo(HaveOccurred())
+	defer dir.Close()
+	Expect(unix.Syncfs(int(dir.Fd()))).To(Succeed())
+}
 
 // complaints are what the node has to say against the volume's health.
 func (p *placement) complaints(ctx context.Context) []csi.VolumeHealthErrorType {
