@@ -1,0 +1,78 @@
+// Command oxide-simulator is an Oxide rack on one machine: the API over HTTP, the disks' bytes in
+// files, and loop devices in the guest views of its instances.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "oxide-simulator:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends and then gives everything back.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil || o == nil {
+		return err
+	}
+	if err := o.rack.Open(ctx); err != nil {
+		return err
+	}
+	err = serve(ctx, o, stdout)
+	if closeErr := o.rack.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func serve(ctx context.Context, o *options, stdout io.Writer) error {
+	api, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("listen for the API: %w", err)
+	}
+	admin, err := net.Listen("tcp", o.admin)
+	if err != nil {
+		return fmt.Errorf("listen for the admin side: %w", err)
+	}
+	about := o.describe(api.Addr(), admin.Addr())
+	if api, about.CA, err = o.secure(api); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(l net.Listener, h http.Handler) {
+		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, ErrorLog: o.serverLog()}
+		group.Go(func() error {
+			if err := server.Serve(l); err != http.ErrServerClosed {
+				return err
+			}
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			return o.shut(server)
+		})
+	}
+	start(api, &o.rack)
+	start(admin, o.rack.Admin())
+	if err := json.NewEncoder(stdout).Encode(about); err != nil {
+		return fmt.Errorf("say where the rack is: %w", err)
+	}
+	return group.Wait()
+}

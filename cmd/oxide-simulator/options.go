@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+)
+
+const usage = `usage: oxide-simulator serve --dir DIR [flags]
+
+Serves a simulated Oxide rack. When it serves, one line of JSON on stdout says where:
+{"url":…,"admin":…,"project":…,"instances":[{"name":…,"id":…,"guest":DIR}]}
+SIGTERM ends it and gives every device back. What was acknowledged is in DIR.
+
+`
+
+// options are what the command line says.
+type options struct {
+	rack            simulator.Server
+	listen, admin   string
+	tls             bool
+	tlsCert, tlsKey string
+	tlsHosts        []string
+	hotplug         bool
+	logLevel        slog.Level
+	logFormat       string
+}
+
+// parse reads the command line. Without an error and without options there is nothing to do.
+func parse(args []string, stderr io.Writer) (*options, error) {
+	o := &options{hotplug: true, tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
+	flags := o.flags()
+	flags.SetOutput(stderr)
+	if len(args) == 0 || args[0] != "serve" {
+		flags.Usage()
+		if len(args) > 0 && strings.TrimLeft(args[0], "-") == "help" {
+			return nil, nil
+		}
+		return nil, errors.New(`the first argument must be "serve"`)
+	}
+	if err := flags.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if err := o.check(flags.Args()); err != nil {
+		return nil, err
+	}
+	o.rack.ColdPlug = !o.hotplug
+	o.rack.Log = slog.New(o.logHandler(stderr))
+	return o, nil
+}
+
+func (o *options) flags() *flag.FlagSet {
+	f := flag.NewFlagSet("oxide-simulator serve", flag.ContinueOnError)
+	f.Usage = func() {
+		fmt.Fprint(f.Output(), usage)
+		f.PrintDefaults()
+	}
+	r := &o.rack
+	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`; made when it is not there")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the API; port 0 picks one")
+	f.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the admin listener")
+	f.Func("project", "`name` of a project; repeatable, the first has the instances",
+		func(s string) error { r.Projects = append(r.Projects, s); return nil })
+	f.Func("instance", "`name[=uuid]` of an instance that runs from the start; repeatable",
+		func(s string) error {
+			name, id, _ := strings.Cut(s, "=")
+			r.Instances = append(r.Instances, simulator.Instance{Name: name, ID: id})
+			return nil
+		})
+	f.Func("image", "`[project/]name=size|file` of an image; without a project it is the silo's; "+
+		"repeatable", o.addImage)
+	f.StringVar(&r.Token, "token", "", "the only `token` let in; default: any oxide-token-…")
+	f.BoolVar(&o.hotplug, "hotplug", true,
+		"attach and detach while an instance runs; false is how today's racks are")
+	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")
+	f.IntVar(&r.DiskLimit, "disk-limit", 0, "disks of an instance (default 12)")
+	f.StringVar(&r.Role, "role", "", "the token's role in the projects: collaborator (default), "+
+		"viewer or none")
+	f.DurationVar(&r.DeviceDelay, "device-delay", 0, "how long after an attach its device shows")
+	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long a disk's creation is held")
+	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0, "how long a snapshot's creation is held")
+	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance starts or stops")
+	f.Uint64Var(&r.Seed, "seed", 0, "decides order and numbers of devices")
+	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
+	f.Func("tls-host", "further `name` or address in the certificate made; repeatable",
+		func(s string) error { o.tlsHosts = append(o.tlsHosts, s); return nil })
+	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	return f
+}
+
+func (o *options) addImage(s string) error {
+	name, content, ok := strings.Cut(s, "=")
+	if !ok {
+		return errors.New("expected NAME=SIZE or NAME=FILE")
+	}
+	image := simulator.Image{Name: name}
+	if owner, rest, ok := strings.Cut(name, "/"); ok {
+		image.Project, image.Name = owner, rest
+	}
+	size, err := strconv.ParseInt(content, 10, 64)
+	if err != nil {
+		image.File = content
+	}
+	image.SizeBytes = size
+	o.rack.Images = append(o.rack.Images, image)
+	return nil
+}
+
+func (o *options) check(rest []string) error {
+	switch {
+	case len(rest) > 0:
+		return fmt.Errorf("unexpected argument %q", rest[0])
+	case o.rack.Dir == "":
+		return errors.New("--dir is missing: name the rack's directory")
+	case (o.tlsCert == "") != (o.tlsKey == ""):
+		return errors.New("--tls-cert and --tls-key go together: give both or neither")
+	case o.logFormat != "text" && o.logFormat != "json":
+		return errors.New("--log-format is neither text nor json")
+	case o.rack.Token != "" && !strings.HasPrefix(o.rack.Token, "oxide-token-"):
+		return errors.New("--token does not begin with oxide-token-, so no rack would take it")
+	}
+	return nil
+}
+
+func (o *options) logHandler(w io.Writer) slog.Handler {
+	options := &slog.HandlerOptions{Level: o.logLevel}
+	if o.logFormat == "json" {
+		return slog.NewJSONHandler(w, options)
+	}
+	return slog.NewTextHandler(w, options)
+}
+
+func (o *options) serverLog() *log.Logger {
+	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
+}
+
+// secure wraps a listener in TLS where that was asked for.
+func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err error) {
+	var cert tls.Certificate
+	switch {
+	case o.tlsCert != "":
+		cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+		caFile = o.tlsCert
+	case o.tls:
+		cert, caFile, err = simulator.Certificate(o.rack.Dir, o.tlsHosts)
+	default:
+		return l, "", nil
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("serve HTTPS: %w", err)
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	return tls.NewListener(l, config), caFile, nil
+}
+
+// shut lets requests end, but cuts their delays short.
+func (o *options) shut(server *http.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- o.rack.Close() }()
+	err := server.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	return errors.Join(err, <-closed)
+}
+
+// about is the line that says where the rack is.
+type about struct {
+	URL       string     `json:"url"`
+	Admin     string     `json:"admin"`
+	Project   string     `json:"project"`
+	CA        string     `json:"ca,omitempty"`
+	Instances []instance `json:"instances"`
+}
+
+type instance struct {
+	Name  string `json:"name"`
+	ID    string `json:"id"`
+	Guest string `json:"guest"`
+}
+
+func (o *options) describe(api, admin net.Addr) about {
+	scheme := "http"
+	if o.tls || o.tlsCert != "" {
+		scheme = "https"
+	}
+	a := about{
+		URL: scheme + "://" + api.String(), Admin: "http://" + admin.String(),
+		Project: "default", Instances: []instance{},
+	}
+	if len(o.rack.Projects) > 0 {
+		a.Project = o.rack.Projects[0]
+	}
+	for _, i := range o.rack.Instances {
+		i.ID = o.rack.InstanceID(i)
+		a.Instances = append(a.Instances, instance{i.Name, i.ID, o.rack.GuestDir(i.ID)})
+	}
+	return a
+}

@@ -1,0 +1,139 @@
+package simulator
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Admin is the rack's other side, for tests and operators of the simulator: the request log, the
+// faults, the switches, metrics of the process, and a dump of all there is. It is a handler of
+// its own, for a listener of its own, because a rack has nothing of the kind.
+//
+//	GET    /requests[?since=SEQ]   the request log
+//	DELETE /requests               forgets it; the numbers go on
+//	GET    /faults                 the rules in force, with how often each fired
+//	POST   /faults                 adds a Rule; answers {"id":…}
+//	DELETE /faults[/ID]            removes all rules, or one
+//	GET    /switches               the Switches
+//	PATCH  /switches               changes those that are named
+//	GET    /state                  disks, snapshots, instances, attachments, loop devices
+//	GET    /metrics                Prometheus
+func (s *Server) Admin() http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /requests", s.adminRequests)
+	mux.HandleFunc("DELETE /requests", func(w http.ResponseWriter, _ *http.Request) {
+		s.requests.clear()
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("GET /faults", func(w http.ResponseWriter, _ *http.Request) {
+		adminAnswer(w, s.Faults.List(), nil)
+	})
+	mux.HandleFunc("POST /faults", s.adminAddFault)
+	mux.HandleFunc("DELETE /faults", func(w http.ResponseWriter, _ *http.Request) {
+		s.Faults.Clear()
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("DELETE /faults/{id}", s.adminRemoveFault)
+	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
+		adminAnswer(w, s.switches.get(), nil)
+	})
+	mux.HandleFunc("PATCH /switches", s.adminSwitch)
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
+		state, err := s.state()
+		adminAnswer(w, state, err)
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	return s.opened(mux)
+}
+
+// opened opens the server in front of the first use of its admin side.
+func (s *Server) opened(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := s.Open(r.Context()); err != nil {
+			adminAnswer(w, nil, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// adminMistake is an error of the caller's.
+type adminMistake struct{ error }
+
+func adminAnswer(w http.ResponseWriter, body any, err error) {
+	if err != nil {
+		status := http.StatusInternalServerError
+		if errors.As(err, &adminMistake{}) {
+			status = http.StatusBadRequest
+		}
+		http.Error(w, err.Error(), status)
+		return
+	}
+	w.Header().Set("Content-Type", jsonType)
+	// A caller that is gone gets no answer.
+	_, _ = w.Write(encode(body, "  "))
+}
+
+// adminRead reads a JSON body into something; a field that is unknown is a mistake.
+func adminRead(r *http.Request, into any) error {
+	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return adminMistake{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
+	}
+	return nil
+}
+
+func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {
+	since := 0
+	if text := r.URL.Query().Get("since"); text != "" {
+		var err error
+		if since, err = strconv.Atoi(text); err != nil {
+			adminAnswer(w, nil, adminMistake{fmt.Errorf("since=%q is no number", text)})
+			return
+		}
+	}
+	adminAnswer(w, s.requests.since(since), nil)
+}
+
+func (s *Server) adminAddFault(w http.ResponseWriter, r *http.Request) {
+	var rule Rule
+	if err := adminRead(r, &rule); err != nil {
+		adminAnswer(w, nil, err)
+		return
+	}
+	id, err := s.Faults.Add(rule)
+	if err != nil {
+		err = adminMistake{err}
+	}
+	adminAnswer(w, struct {
+		ID string `json:"id"`
+	}{id}, err)
+}
+
+func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
+	if !s.Faults.Remove(r.PathValue("id")) {
+		http.Error(w, fmt.Sprintf("there is no fault rule %q", r.PathValue("id")),
+			http.StatusNotFound)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
+	now, err := s.switches.change(func(next *Switches) error { return adminRead(r, next) })
+	if err != nil {
+		err = adminMistake{err}
+	}
+	adminAnswer(w, now, err)
+}

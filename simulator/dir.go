@@ -1,0 +1,85 @@
+package simulator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	// dirVersion is the layout of a simulator's directory.
+	dirVersion  = "1"
+	versionFile = "VERSION"
+	recordsFile = "rack.db"
+)
+
+// prepareDir makes sure that dir is a simulator's own, of this version, before anything in it is
+// touched.
+func prepareDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory: %w", err)
+	}
+	path := filepath.Join(dir, versionFile)
+	version, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return claimDir(dir, path)
+	}
+	if err != nil {
+		return fmt.Errorf("read the directory's version: %w", err)
+	}
+	if found := strings.TrimSpace(string(version)); found != dirVersion {
+		return fmt.Errorf("%s says version %.20q and this simulator reads version %q; "+
+			"use the simulator that made the directory, or another directory",
+			path, found, dirVersion)
+	}
+	return nil
+}
+
+// claimDir marks an empty directory as a simulator's. One that is not empty is somebody's.
+func claimDir(dir, versionPath string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("read the directory: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), versionFile) {
+			return fmt.Errorf("it holds %q and no %s, so it is not a simulator's; "+
+				"give an empty directory or one that does not exist", e.Name(), versionFile)
+		}
+	}
+	temp := versionPath + ".tmp"
+	if err := writeDurably(temp, dirVersion+"\n"); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, versionPath); err != nil {
+		return fmt.Errorf("write the directory's version: %w", err)
+	}
+	return flushDir(dir)
+}
+
+func writeDurably(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.WriteString(text)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// flushDir makes the names in a directory durable.
+func flushDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("make %s durable: %w", dir, err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("make %s durable: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,320 @@
+package simulator
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/google/uuid"
+)
+
+func (s *Server) diskList(r *request) (int, any, error) { return listInProject(s, r, disks) }
+
+func (s *Server) diskView(r *request) (int, any, error) {
+	var d disk
+	err := s.store.view(func(tx *tx) error {
+		var err error
+		d, err = lookup(s, r, tx, disks, r.path.Get("disk"))
+		return err
+	})
+	return http.StatusOK, d, err
+}
+
+type diskCreate struct {
+	name, description string
+	size              int64
+	backend           string
+	source            diskSource
+	id                string // of the disk to be; "" is a new one
+}
+
+type diskSource struct {
+	kind      string
+	blockSize int
+	id        string
+	readOnly  bool
+}
+
+// The kinds of source that a distributed disk has.
+const (
+	sourceBlank     = "blank"
+	sourceSnapshot  = "snapshot"
+	sourceImage     = "image"
+	sourceImporting = "importing_blocks"
+)
+
+func parseDiskCreate(f *fields) any { return readDiskCreate(f) }
+
+func readDiskCreate(f *fields) diskCreate {
+	c := diskCreate{name: f.name("name"), description: f.text("description")}
+	c.size = f.byteCount("size")
+	backend := f.object("disk_backend")
+	c.backend = backend.variant(typeDistributed, typeLocal)
+	if c.backend == typeLocal {
+		c.source.blockSize = localBlockSize
+		return c
+	}
+	source := backend.object("disk_source")
+	c.source.kind = source.variant(sourceBlank, sourceSnapshot, sourceImage, sourceImporting)
+	switch c.source.kind {
+	case sourceBlank, sourceImporting:
+		c.source.blockSize = source.blockSize("block_size")
+	case sourceSnapshot:
+		c.source.id = source.uuid("snapshot_id")
+		c.source.readOnly = source.flag("read_only", false)
+	case sourceImage:
+		c.source.id = source.uuid("image_id")
+		c.source.readOnly = source.flag("read_only", false)
+	}
+	return c
+}
+
+const (
+	minDiskSize = gibibyte
+	// A25: 1023 GiB itself is allowed.
+	maxDistributed = 1023 * gibibyte
+	// A26: a local disk is a volume on one sled's NVMe drive, with blocks of 4096 bytes.
+	maxLocal       = 10 << 50
+	localBlockSize = 4096
+)
+
+func (s *Server) diskCreate(r *request) (int, any, error) {
+	var owner project
+	err := s.store.view(func(tx *tx) error {
+		var err error
+		owner, err = s.queryProject(r, tx)
+		return err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	d, err := s.createDisk(r, owner, r.body.(diskCreate))
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusCreated, d, nil
+}
+
+// createDisk is the rack's saga: the record first, for everybody to see, then the bytes, then the
+// state that lets the disk be used. It returns the record as first inserted, so it says creating
+// although the disk is detached by then (A22).
+func (s *Server) createDisk(r *request, owner project, c diskCreate) (disk, error) {
+	d := disk{identity: newIdentity(orDefault(c.id, uuid.NewString()),
+		c.name, c.description)}
+	defer s.creating.begin(d.ID)()
+	source, unlock := "", func() {}
+	if c.source.id != "" {
+		// A source that is being deleted is either gone or stays until it was read.
+		unlock = s.locks.lock(c.source.id)
+	}
+	defer unlock()
+	err := s.store.update(func(tx *tx) error {
+		var err error
+		if source, err = s.describeDisk(tx, owner, c, &d); err != nil {
+			return err
+		}
+		return s.insertDisk(tx, d)
+	})
+	if err != nil {
+		return d, err
+	}
+	r.about(d.identity)
+	state := stateDetached
+	if c.source.kind == sourceImporting {
+		state = stateImportReady
+	}
+	return s.fillDisk(r, d, source, state)
+}
+
+// fillDisk makes the disk's bytes and lets it be used, or takes everything back.
+func (s *Server) fillDisk(r *request, d disk, source, state string) (disk, error) {
+	err := s.makeBytes(d, source)
+	s.hold(s.switches.get().CreateHold)
+	if err == nil && r.unwinds() {
+		err = errInternal
+	}
+	if err != nil {
+		return d, s.unmakeDisk(d, err)
+	}
+	final := d
+	final.State.State = state
+	if err := s.store.update(func(tx *tx) error { return tx.putDisk(final) }); err != nil {
+		return d, s.unmakeDisk(d, err)
+	}
+	if d.ReadOnly {
+		return final, nil // A23: nothing is allocated, so it is detached at once
+	}
+	return d, nil
+}
+
+func (s *Server) makeBytes(d disk, source string) error {
+	if source == "" {
+		return s.plane.createDisk(d.ID, d.Size)
+	}
+	return s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, source, d.Size)
+}
+
+// unmakeDisk takes a half-made disk back.
+func (s *Server) unmakeDisk(d disk, cause error) error {
+	if err := s.plane.removeDisk(d.ID); err != nil {
+		return fmt.Errorf("%w; and taking it back: %w", cause, err)
+	}
+	err := s.store.update(func(tx *tx) error {
+		if err := tx.addStorage(-d.Size); err != nil {
+			return err
+		}
+		return disks.delete(tx, d)
+	})
+	if err != nil {
+		return fmt.Errorf("%w; and taking it back: %w", cause, err)
+	}
+	return cause
+}
+
+// describeDisk checks what is asked for, in the rack's order (A28), and completes the record. It
+// returns the file to clone, if any.
+func (s *Server) describeDisk(tx *tx, owner project, c diskCreate, d *disk) (string, error) {
+	d.ProjectID, d.Size, d.DiskType = owner.ID, c.size, c.backend
+	d.BlockSize, d.ReadOnly = c.source.blockSize, c.source.readOnly
+	d.DevicePath, d.State.State = devicePath(c.name), stateCreating
+	file, err := s.describeSource(tx, c, d)
+	if err != nil {
+		return "", err
+	}
+	return file, checkDiskSize(d)
+}
+
+func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (string, error) {
+	switch c.source.kind {
+	case sourceSnapshot:
+		sn, err := find(tx, snapshots, "", selector{id: c.source.id})
+		if err != nil {
+			return "", err
+		}
+		if sn.ProjectID != d.ProjectID {
+			return "", invalidRequest("snapshot does not belong to this project")
+		}
+		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
+		return s.plane.snapshotPath(sn.ID), checkSource("snapshot", c, sn.Size)
+	case sourceImage:
+		img, err := find(tx, images, "", selector{id: c.source.id})
+		if err != nil {
+			return "", err
+		}
+		if img.ProjectID != nil && *img.ProjectID != d.ProjectID {
+			return "", invalidRequest("image does not belong to this project")
+		}
+		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
+		return s.plane.imagePath(img.ID), checkSource("image", c, img.Size)
+	}
+	return "", nil
+}
+
+func checkSource(kind string, c diskCreate, size int64) error {
+	if c.source.readOnly && c.size != size {
+		return invalidRequest("read-only disk size %d must be equal to source %s size %d",
+			c.size, kind, size)
+	}
+	if c.size < size {
+		return invalidRequest("disk size %d must be greater than or equal to %s size %d",
+			c.size, kind, size)
+	}
+	return nil
+}
+
+func checkDiskSize(d *disk) error {
+	switch {
+	case d.Size%int64(d.BlockSize) != 0:
+		return invalidValue("size and block_size",
+			"total size must be a multiple of block size %d", d.BlockSize)
+	case d.Size < minDiskSize:
+		return invalidValue("size", "total size must be at least 1 GiB")
+	case d.Size%gibibyte != 0:
+		return invalidValue("size", "total size must be a multiple of 1 GiB")
+	case d.DiskType == typeDistributed && d.Size > maxDistributed:
+		return invalidValue("size", "total size must be less than 1023 GiB")
+	case d.DiskType == typeLocal && d.Size > maxLocal:
+		return invalidValue("size", "requested size is too large to fit on any physical disk")
+	}
+	return nil
+}
+
+// insertDisk accounts the size before it looks at the name, so with the quota exhausted a name
+// that is taken is not what the caller hears of (A28).
+func (s *Server) insertDisk(tx *tx, d disk) error {
+	if err := s.takeStorage(tx, d.Size); err != nil {
+		return err
+	}
+	if disks.taken(tx, d.ProjectID, d.Name) {
+		return alreadyExists("disk", d.Name)
+	}
+	return tx.putDisk(d)
+}
+
+// takeStorage charges the silo's quota (A29).
+func (s *Server) takeStorage(tx *tx, size int64) error {
+	used, err := tx.storage()
+	if err != nil {
+		return err
+	}
+	if quota := s.switches.get().QuotaBytes; size > quota-used {
+		return insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
+			"request. Either remove unneeded disks and snapshots to free up resources or " +
+			"contact the rack operator to request a capacity increase.")
+	}
+	return tx.addStorage(size)
+}
+
+func (s *Server) diskDelete(r *request) (int, any, error) {
+	var d disk
+	err := s.store.view(func(tx *tx) error {
+		var err error
+		d, err = lookup(s, r, tx, disks, r.path.Get("disk"))
+		return err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer s.locks.lock(d.ID)()
+	err = s.store.update(func(tx *tx) error {
+		if d, err = find(tx, disks, "", selector{id: d.ID}); err != nil {
+			return err
+		}
+		if d.State.State != stateDetached && d.State.State != stateFaulted {
+			return invalidRequest("disk cannot be deleted in state %q", d.State.State)
+		}
+		if err := disks.delete(tx, d); err != nil {
+			return err
+		}
+		return tx.addStorage(-d.Size)
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	if r.unwinds() {
+		err = errInternal
+	} else {
+		err = s.plane.removeDisk(d.ID)
+	}
+	if err != nil {
+		return 0, nil, s.undelete(d, err)
+	}
+	return http.StatusNoContent, nil, nil
+}
+
+// undelete brings a disk back whose deletion failed: faulted, under a name that frees the old
+// one, and ready to be deleted again (A24).
+func (s *Server) undelete(d disk, cause error) error {
+	d.Name, d.State.State = "deleted-"+d.ID, stateFaulted
+	d.DevicePath = devicePath(d.Name)
+	err := s.store.update(func(tx *tx) error {
+		if err := tx.addStorage(d.Size); err != nil {
+			return err
+		}
+		return tx.putDisk(d)
+	})
+	if err != nil {
+		return fmt.Errorf("%w; and bringing it back: %w", cause, err)
+	}
+	return cause
+}

@@ -1,0 +1,150 @@
+package simulator
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// draw decides which fault rules strike the request, and says so in the logs.
+func (s *Server) draw(r *request) error {
+	if s.Faults.empty() {
+		return nil
+	}
+	if err := s.resolve(r); err != nil {
+		return err
+	}
+	r.faults = s.Faults.strike(r.entry.Operation, r.subjects)
+	for _, f := range r.faults {
+		r.entry.Faults = append(r.entry.Faults, f.id)
+		s.log.Warn("a fault strikes", slog.String("rule", f.id),
+			slog.String("operation", r.entry.Operation), slog.String("phase", string(f.Phase)),
+			slog.String("object", r.entry.Object), slog.String("request_id", r.id))
+	}
+	return nil
+}
+
+// resolve adds to a request's subjects the names of its IDs and the IDs of its names, so that a
+// rule may use either.
+func (s *Server) resolve(r *request) error {
+	return s.store.view(func(tx *tx) error {
+		parent := ""
+		if sel, _ := parseSelector(r.query.Get("project")); sel.given() {
+			p, _, err := tx.project(sel)
+			if err != nil {
+				return err
+			}
+			parent = p.ID
+		}
+		sel, _ := parseSelector(r.path.Get("instance"))
+		i, _, err := instances.get(tx, sel.id)
+		if err != nil {
+			return err
+		}
+		if parent == "" {
+			parent = i.ProjectID
+		}
+		for _, subject := range slices.Clone(r.subjects) {
+			r.subjects = append(r.subjects, tx.otherNames(parent, subject)...)
+		}
+		return nil
+	})
+}
+
+func (tx *tx) otherNames(parent, subject string) []string {
+	return slices.Concat(
+		aliases(tx, disks, parent, subject),
+		aliases(tx, instances, parent, subject),
+		aliases(tx, snapshots, parent, subject),
+		aliases(tx, projects, "", subject),
+	)
+}
+
+// aliases is the ID of what has that name, or the name of what has that ID.
+func aliases[T any](tx *tx, t table[T], parent, subject string) []string {
+	if id := t.names(tx).Get(key(parent, subject)); id != nil {
+		return []string{string(id)}
+	}
+	if object, ok, err := t.get(tx, subject); ok && err == nil {
+		return []string{t.ident(object).Name}
+	}
+	return nil
+}
+
+// interfere lets the faults of a phase act. It says whether that ended the request, and how.
+func (s *Server) interfere(r *request, phase Phase) (answer, bool) {
+	for _, f := range r.faults {
+		if f.Phase != phase {
+			continue
+		}
+		// A delayed request is carried out although its caller may have given up.
+		wait(s.life, time.Duration(f.Delay))
+		switch {
+		case f.Hang > 0:
+			s.linger(r, time.Duration(f.Hang))
+			return answer{}, true
+		case f.Cut:
+			return answer{}, true
+		case f.Answer != nil:
+			return f.Answer.encode(r.id), true
+		}
+	}
+	return answer{}, false
+}
+
+func (a *Answer) encode(requestID string) answer {
+	contentType := a.ContentType
+	if contentType == "" {
+		contentType = jsonType
+	}
+	body := []byte(a.Body)
+	if a.Body == "" && a.Status >= 300 {
+		body = encode(errorBody{requestID, a.ErrorCode, a.Message}, "  ")
+	}
+	return answer{a.Status, nil, contentType, body}
+}
+
+// linger waits, but no longer than the caller does.
+func (s *Server) linger(r *request, d time.Duration) bool {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.life, cancel)()
+	return wait(ctx, d)
+}
+
+// misdeliver gives the body slowly or in part, where a fault says so.
+func (s *Server) misdeliver(w http.ResponseWriter, r *request, body []byte) bool {
+	for _, f := range r.faults {
+		switch {
+		case f.TornBody > 0 && f.TornBody < len(body):
+			deliver(w, body[:f.TornBody])
+			panic(http.ErrAbortHandler)
+		case f.SlowBody > 0:
+			s.trickle(w, r, body, time.Duration(f.SlowBody))
+			return true
+		}
+	}
+	return false
+}
+
+// trickle delivers the body in eight pieces with a pause before each.
+func (s *Server) trickle(w http.ResponseWriter, r *request, body []byte, pause time.Duration) {
+	const pieces = 8
+	size := max(1, (len(body)+pieces-1)/pieces)
+	for len(body) > 0 && s.linger(r, pause) {
+		n := min(size, len(body))
+		deliver(w, body[:n])
+		body = body[n:]
+	}
+}
+
+func deliver(w http.ResponseWriter, piece []byte) {
+	if _, err := w.Write(piece); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}

@@ -1,0 +1,203 @@
+package simulator
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	// apiVersion is the version of the API that this rack serves.
+	apiVersion = "2026060800.0.0"
+	// maxBody is the rack's limit for a request's body (A12).
+	maxBody = 1 << 20
+)
+
+// request is one call of the API on its way through the rack.
+type request struct {
+	*http.Request
+	id      string
+	started time.Time
+	op      *operation
+	path    url.Values // the parameters in the path
+	query   url.Values
+	scan    scan
+	body    any
+	faults  []*firing
+	entry   Request
+	// subjects are the names and IDs by which a fault rule finds this request.
+	subjects []string
+}
+
+func newRequest(hr *http.Request) *request {
+	return &request{Request: hr, id: uuid.NewString(), started: time.Now(),
+		query: hr.URL.Query(), entry: Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
+}
+
+// find decides which operation is asked for. The version is looked at first (A13).
+func (r *request) find() error {
+	if err := checkVersion(r.Header.Get("Api-Version")); err != nil {
+		return err
+	}
+	var err error
+	r.op, r.path, err = route(r.Method, r.URL.EscapedPath())
+	if err != nil {
+		return err
+	}
+	r.entry.Operation = r.op.name
+	return nil
+}
+
+// checkVersion accepts every version up to the rack's own; none means the newest (A13).
+func checkVersion(version string) error {
+	if version == "" {
+		return nil
+	}
+	want, err := parseVersion(version)
+	if err != nil {
+		return badRequest("bad value for header \"api-version\": %s: %s", err, version)
+	}
+	newest, _ := parseVersion(apiVersion)
+	if slices.Compare(want, newest) > 0 {
+		return badRequest("server does not support this API version: %s", version)
+	}
+	return nil
+}
+
+func parseVersion(s string) ([]uint64, error) {
+	parts := strings.Split(s, ".")
+	if len(parts) != 3 {
+		return nil, errors.New("not a semantic version")
+	}
+	numbers := make([]uint64, len(parts))
+	for i, part := range parts {
+		n, err := strconv.ParseUint(part, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("not a semantic version: %q is no number", part)
+		}
+		numbers[i] = n
+	}
+	return numbers, nil
+}
+
+// parse reads path, query and body, in the rack's order: before it asks who calls (A14).
+func (r *request) parse() error {
+	body, bodyErr := r.readBody()
+	r.identify(body)
+	for name := range r.path {
+		if _, problem := parseSelector(r.path.Get(name)); problem != "" {
+			return badPath("%s: %s", name, problem)
+		}
+	}
+	if err := r.parseQuery(); err != nil {
+		return err
+	}
+	if r.op.body == nil {
+		return nil
+	}
+	if bodyErr != nil {
+		return bodyErr
+	}
+	f, err := parseFields(body)
+	if err != nil {
+		return err
+	}
+	r.body = r.op.body(f)
+	return *f.err
+}
+
+func (r *request) parseQuery() error {
+	if r.op.list {
+		var err error
+		if r.scan, err = parseScan(r.query, r.op.required); err != nil {
+			return err
+		}
+		// Selectors ride along in the token, so everything behind this looks for them in scan.
+		r.query.Set("project", r.scan.Project)
+		r.query.Set("instance", r.scan.Instance)
+	}
+	for _, name := range r.op.required {
+		if r.query.Get(name) == "" {
+			return badQuery("missing field `%s`", name)
+		}
+	}
+	for _, name := range []string{"project", "instance"} {
+		if s := r.query.Get(name); s != "" {
+			if _, problem := parseSelector(s); problem != "" {
+				return badQuery("%s: %s", name, problem)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *request) readBody() ([]byte, error) {
+	if r.op.body == nil {
+		return nil, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if err != nil {
+		return nil, badRequest("unable to read the body: %s", err)
+	}
+	if len(body) > maxBody {
+		return nil, badRequest("request body exceeded maximum size of %d bytes", maxBody)
+	}
+	if t := r.Header.Get("Content-Type"); t != "" {
+		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
+			return body, badRequest("expected content type %q, got %q", "application/json", t)
+		}
+	}
+	return body, nil
+}
+
+// identify collects the names and IDs that the request speaks of, for the log and for faults.
+func (r *request) identify(body []byte) {
+	for _, values := range r.path {
+		r.subject(values[0])
+	}
+	var named struct{ Name, Disk string }
+	if json.Unmarshal(bytes.TrimSpace(body), &named) == nil {
+		r.subject(named.Disk)
+		r.subject(named.Name)
+	}
+}
+
+// subject notes what the request is about; the last noted is what the log shows.
+func (r *request) subject(nameOrID string) {
+	if nameOrID == "" {
+		return
+	}
+	r.subjects = append(r.subjects, nameOrID)
+	r.entry.Object = nameOrID
+}
+
+// about notes the object that the request turned out to be about.
+func (r *request) about(object identity) {
+	r.entry.Object, r.entry.ObjectID = object.Name, object.ID
+}
+
+// authenticate lets in who bears the rack's token. Another bearer, or none, is nobody (A11).
+func (s *Server) authenticate(r *request) error {
+	if r.op.noAuth {
+		return nil
+	}
+	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	bearer = strings.TrimSpace(bearer)
+	if !ok || !strings.HasPrefix(bearer, tokenPrefix) || s.Token != "" && bearer != s.Token {
+		return errUnauthorized
+	}
+	return nil
+}
+
+const tokenPrefix = "oxide-token-"

@@ -1,0 +1,278 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/google/uuid"
+)
+
+// restore brings records and data plane to where an orderly end would have left them, and adds
+// what the server's fields name and the directory lacks.
+func (s *Server) restore(ctx context.Context) error {
+	err := s.store.update(func(t *tx) error {
+		for _, step := range []func(*tx) error{
+			createBuckets, settleSagas, settleDisks, settleSnapshots, settleInstances,
+			s.seedProjects,
+		} {
+			if err := step(t); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("settle the records: %w", err)
+	}
+	if err := s.seedImages(ctx); err != nil {
+		return err
+	}
+	if err := s.store.update(s.seedInstances); err != nil {
+		return err
+	}
+	return s.reconcilePlane(ctx)
+}
+
+// settleDisks takes back the creations that nobody was told of, and ends the maintenance of
+// snapshots that are taken back (A19).
+func settleDisks(tx *tx) error {
+	var unsettled []disk
+	err := disks.each(tx, func(d disk) error {
+		if d.State.State == stateCreating || d.State.State == stateMaintenance {
+			unsettled = append(unsettled, d)
+		}
+		return nil
+	})
+	for _, d := range unsettled {
+		if d.State.State == stateCreating {
+			err = errors.Join(err, disks.delete(tx, d), tx.addStorage(-d.Size))
+			continue
+		}
+		d.State.State = stateDetached
+		err = errors.Join(err, tx.putDisk(d))
+	}
+	return err
+}
+
+func settleSnapshots(tx *tx) error {
+	var unsettled []snapshotRecord
+	err := snapshots.each(tx, func(s snapshotRecord) error {
+		if s.State == snapshotCreating {
+			unsettled = append(unsettled, s)
+		}
+		return nil
+	})
+	for _, s := range unsettled {
+		err = errors.Join(err, snapshots.delete(tx, s), tx.addStorage(-s.Size))
+	}
+	return err
+}
+
+// settleSagas takes back the creations of instances, with the disks created for them.
+func settleSagas(tx *tx) error {
+	var unsettled []string
+	err := tx.Bucket(bucketSagas).ForEach(func(id, _ []byte) error {
+		unsettled = append(unsettled, string(id))
+		return nil
+	})
+	for _, id := range unsettled {
+		err = errors.Join(err, tx.unwindInstance(id))
+	}
+	return err
+}
+
+// settleInstances ends what instances were in the middle of.
+func settleInstances(tx *tx) error {
+	var unsettled []instance
+	err := instances.each(tx, func(i instance) error {
+		if settled[i.RunState] != "" {
+			unsettled = append(unsettled, i)
+		}
+		return nil
+	})
+	for _, i := range unsettled {
+		i.become(settled[i.RunState])
+		err = errors.Join(err, instances.put(tx, i))
+	}
+	return err
+}
+
+// settled is where a transition of an instance ends.
+var settled = map[string]string{
+	runStarting: runRunning, runRebooting: runRunning, runStopping: runStopped,
+}
+
+func (s *Server) projectNames() []string {
+	if len(s.Projects) == 0 {
+		return []string{"default"}
+	}
+	return s.Projects
+}
+
+func (s *Server) seedProjects(tx *tx) error {
+	for _, name := range s.projectNames() {
+		if problem := nameProblem(name); problem != "" {
+			return fmt.Errorf("project %q: %s", name, problem)
+		}
+		if projects.taken(tx, "", name) {
+			continue
+		}
+		p := project{newIdentity(derivedID("project", name), name, "made by the simulator")}
+		if err := projects.put(tx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) seedInstances(tx *tx) error {
+	for _, spec := range s.Instances {
+		if err := s.seedInstance(tx, spec); err != nil {
+			return fmt.Errorf("instance %q: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
+// InstanceID is the ID of an instance that is given from the start.
+func (s *Server) InstanceID(i Instance) string {
+	if i.ID == "" {
+		return derivedID("instance", orDefault(i.Project, s.projectNames()[0]), i.Name)
+	}
+	if id, err := uuid.Parse(i.ID); err == nil {
+		return id.String()
+	}
+	return i.ID
+}
+
+func (s *Server) seedInstance(tx *tx, spec Instance) error {
+	if problem := nameProblem(spec.Name); problem != "" {
+		return errors.New(problem)
+	}
+	owner := orDefault(spec.Project, s.projectNames()[0])
+	p, ok, err := projects.byName(tx, "", owner)
+	if err != nil || !ok {
+		return errors.Join(err, fmt.Errorf("there is no project %q", owner))
+	}
+	parsed, err := uuid.Parse(s.InstanceID(spec))
+	if err != nil {
+		return fmt.Errorf("its ID %q is no UUID", spec.ID)
+	}
+	existing, ok, err := instances.byName(tx, p.ID, spec.Name)
+	if err != nil {
+		return err
+	}
+	if ok {
+		if spec.ID != "" && existing.ID != parsed.String() {
+			return fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed)
+		}
+		return nil
+	}
+	i := instance{
+		identity:  newIdentity(parsed.String(), spec.Name, "made by the simulator"),
+		ProjectID: p.ID, NCPUs: 2, Memory: 4 * gibibyte, Hostname: spec.Name,
+		AutoRestartEnabled: true,
+	}
+	i.become(runRunning)
+	if spec.Stopped {
+		i.become(runStopped)
+	}
+	return tx.insertInstance(i, []interfaceCreate{defaultInterface}, nil)
+}
+
+// seedImages imports the images that the directory lacks; their content first, so that a record
+// never lacks it.
+func (s *Server) seedImages(ctx context.Context) error {
+	for _, spec := range s.Images {
+		if err := s.seedImage(ctx, spec); err != nil {
+			return fmt.Errorf("image %q: %w", spec.Name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Server) seedImage(ctx context.Context, spec Image) error {
+	img, known, err := s.imageRecord(spec)
+	if err != nil || known {
+		return err
+	}
+	if err := s.plane.importImage(ctx, img.ID, spec.File, img.Size); err != nil {
+		return err
+	}
+	return s.store.update(func(tx *tx) error { return images.put(tx, img) })
+}
+
+func (s *Server) imageRecord(spec Image) (img image, known bool, err error) {
+	if problem := nameProblem(spec.Name); problem != "" {
+		return img, false, errors.New(problem)
+	}
+	img = image{
+		identity: newIdentity(derivedID("image", spec.Project, spec.Name), spec.Name,
+			"made by the simulator"),
+		OS: "simulated", Version: "1",
+		BlockSize: orDefault(spec.BlockSize, 512), Size: spec.SizeBytes,
+	}
+	if spec.File != "" {
+		info, err := os.Stat(spec.File)
+		if err != nil {
+			return img, false, err
+		}
+		img.Size = max(img.Size, roundUp(info.Size(), int64(img.BlockSize)))
+	}
+	if img.Size <= 0 {
+		return img, false, errors.New("it needs a size or a file that is not empty")
+	}
+	err = s.store.view(func(tx *tx) error {
+		if spec.Project != "" {
+			p, ok, err := projects.byName(tx, "", spec.Project)
+			if err != nil || !ok {
+				return errors.Join(err, fmt.Errorf("there is no project %q", spec.Project))
+			}
+			img.ProjectID = &p.ID
+		}
+		known = images.taken(tx, value(img.ProjectID), spec.Name)
+		return nil
+	})
+	return img, known, err
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// reconcilePlane tells the data plane what there is: it adopts, makes or drops the rest.
+func (s *Server) reconcilePlane(ctx context.Context) error {
+	var attached []deviceSpec
+	var diskIDs, snapshotIDs []string
+	var guests []guestSpec
+	err := s.store.view(func(tx *tx) error {
+		running := map[string]bool{}
+		return errors.Join(
+			instances.each(tx, func(i instance) error {
+				running[i.ID] = i.sees()
+				guests = append(guests, guestSpec{i.ID, i.Name})
+				return nil
+			}),
+			disks.each(tx, func(d disk) error {
+				diskIDs = append(diskIDs, d.ID)
+				if running[d.State.Instance] {
+					attached = append(attached, d.device(d.State.Instance))
+				}
+				return nil
+			}),
+			snapshots.each(tx, func(sn snapshotRecord) error {
+				snapshotIDs = append(snapshotIDs, sn.ID)
+				return nil
+			}),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("read the records: %w", err)
+	}
+	for _, g := range guests {
+		if err := s.plane.addGuest(g); err != nil {
+			return err
+		}
+	}
+	return s.plane.reconcile(ctx, attached, diskIDs, snapshotIDs)
+}

@@ -1,0 +1,99 @@
+package simulator
+
+import (
+	_ "embed"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// operation is one of the rack's: where it lies, what it takes and who serves it.
+type operation struct {
+	name, method string
+	path         []string
+	// noAuth is served to anybody (A11).
+	noAuth bool
+	// list takes limit, page_token and sort_by; required are its other parameters that the first
+	// page must have.
+	list     bool
+	required []string
+	// body reads the request's body; nil takes none.
+	body func(*fields) any
+	// serve does it; nil is an operation that the rack has and this simulator has not.
+	serve func(*Server, *request) (status int, body any, err error)
+}
+
+//go:embed operations.txt
+var operationsText string
+
+// routes are all operations of the rack, by method and path.
+var routes = parseOperations(operationsText)
+
+func parseOperations(text string) []*operation {
+	var all []*operation
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) != 3 || words[0] == "#" {
+			continue
+		}
+		op := &operation{}
+		if known, ok := served[words[0]]; ok {
+			op = known
+		}
+		op.name, op.method = words[0], words[1]
+		op.path = strings.Split(words[2], "/")[1:]
+		all = append(all, op)
+	}
+	return all
+}
+
+// route finds a request's operation and the parameters in its path. Another method of a path that
+// exists is 405 with Allow, an unknown path the rack's own 404 (A01).
+func route(method, escapedPath string) (*operation, url.Values, error) {
+	segments := strings.Split(escapedPath, "/")[1:]
+	var allowed []string
+	for _, op := range routes {
+		params, ok := match(op.path, segments)
+		switch {
+		case !ok:
+		case op.method == method:
+			return op, params, nil
+		default:
+			allowed = append(allowed, op.method)
+		}
+	}
+	if len(allowed) == 0 {
+		return nil, nil, errNoRoute
+	}
+	slices.Sort(allowed)
+	return nil, nil, &apiError{Status: http.StatusMethodNotAllowed, Message: "Method Not Allowed",
+		Header: http.Header{"Allow": {strings.Join(slices.Compact(allowed), ", ")}}}
+}
+
+func match(path, segments []string) (url.Values, bool) {
+	if len(path) != len(segments) {
+		return nil, false
+	}
+	params := url.Values{}
+	for i, want := range path {
+		got, err := url.PathUnescape(segments[i])
+		switch {
+		case err != nil || got == "":
+			return nil, false
+		case strings.HasPrefix(want, "{"):
+			params.Set(strings.Trim(want, "{}"), got)
+		case want != got:
+			return nil, false
+		}
+	}
+	return params, true
+}
+
+// unimplemented is never the rack's answer: it says that the simulator is the one that lacks.
+func unimplemented(op *operation) error {
+	return &apiError{Status: http.StatusNotImplemented,
+		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",
+			op.name, op.method, strings.Join(op.path, "/"))}
+}

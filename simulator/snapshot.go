@@ -1,0 +1,231 @@
+package simulator
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/google/uuid"
+)
+
+// repairs are the disks that hold the rack's "volume repair lock": one snapshot at a time (A39).
+type repairs struct {
+	mu sync.Mutex
+	// mu guards disks.
+	disks map[string]bool
+}
+
+func (l *repairs) begin(diskID string) (ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.disks == nil {
+		l.disks = map[string]bool{}
+	}
+	if l.disks[diskID] {
+		return false
+	}
+	l.disks[diskID] = true
+	return true
+}
+
+func (l *repairs) end(diskID string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.disks, diskID)
+}
+
+func (s *Server) snapshotList(r *request) (int, any, error) {
+	var items []snapshotRecord
+	err := s.store.view(func(tx *tx) error {
+		p, err := s.queryProject(r, tx)
+		if err != nil {
+			return err
+		}
+		items, err = snapshots.scan(tx, p.ID, r.scan.SortBy, r.scan.LastSeen, r.scan.limit)
+		return err
+	})
+	shown := make([]snapshot, len(items))
+	for i := range items {
+		shown[i] = items[i].snapshot
+	}
+	return http.StatusOK, newPage(r.scan, shown,
+		func(sn snapshot) identity { return sn.identity }), err
+}
+
+func (s *Server) snapshotView(r *request) (int, any, error) {
+	var record snapshotRecord
+	err := s.store.view(func(tx *tx) error {
+		var err error
+		record, err = lookup(s, r, tx, snapshots, r.path.Get("snapshot"))
+		return err
+	})
+	return http.StatusOK, record.snapshot, err
+}
+
+type snapshotCreate struct {
+	name, description string
+	disk              selector
+}
+
+func parseSnapshotCreate(f *fields) any {
+	return snapshotCreate{f.name("name"), f.text("description"), f.nameOrID("disk")}
+}
+
+// snapshotCreate is the rack's saga: it answers when the snapshot is ready; meanwhile others see it
+// creating, and its disk, unless attached, in maintenance (A38).
+func (s *Server) snapshotCreate(r *request) (int, any, error) {
+	c := r.body.(snapshotCreate)
+	var d disk
+	err := s.store.view(func(tx *tx) error {
+		owner, err := s.queryProject(r, tx)
+		if err != nil {
+			return err
+		}
+		if d, err = find(tx, disks, owner.ID, c.disk); err != nil {
+			return err
+		}
+		return snapshotProblem(owner, d)
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	s.creating.wait(d.ID)
+	if !s.repairs.begin(d.ID) {
+		return 0, nil, conflict("volume repair lock")
+	}
+	defer s.repairs.end(d.ID)
+	record := snapshotRecord{BlockSize: d.BlockSize, snapshot: snapshot{
+		identity:  newIdentity(uuid.NewString(), c.name, c.description),
+		ProjectID: d.ProjectID, DiskID: d.ID, State: snapshotCreating, Size: d.Size,
+	}}
+	r.about(record.identity)
+	if err := s.beginSnapshot(record); err != nil {
+		return 0, nil, err
+	}
+	if record, err = s.fillSnapshot(r, record); err != nil {
+		return 0, nil, err
+	}
+	return http.StatusCreated, record.snapshot, nil
+}
+
+func snapshotProblem(owner project, d disk) error {
+	switch {
+	case d.ProjectID != owner.ID:
+		return invalidRequest("can't create a snapshot of a disk in a different project")
+	case d.DiskType == typeLocal:
+		return invalidRequest("can't create a snapshot of a local storage disk")
+	case d.ReadOnly:
+		return invalidRequest("can't create a snapshot of a read-only disk")
+	}
+	return nil
+}
+
+// beginSnapshot inserts the record, charges its full size, and takes a detached disk into
+// maintenance (A38). A name that is taken is heard of before the quota (A41).
+func (s *Server) beginSnapshot(record snapshotRecord) error {
+	return s.store.update(func(tx *tx) error {
+		d, err := find(tx, disks, "", selector{id: record.DiskID})
+		if err != nil {
+			return err
+		}
+		if snapshots.taken(tx, record.ProjectID, record.Name) {
+			return alreadyExists("snapshot", record.Name)
+		}
+		switch d.State.State {
+		case stateAttached:
+		case stateDetached:
+			d.State.State = stateMaintenance
+			if err := tx.putDisk(d); err != nil {
+				return err
+			}
+		default:
+			// A42: the disk's state changed underneath, or does not allow it yet.
+			return errUnavailable
+		}
+		if err := s.takeStorage(tx, record.Size); err != nil {
+			return err
+		}
+		return snapshots.put(tx, record)
+	})
+}
+
+// fillSnapshot copies the bytes and makes the snapshot ready, or takes everything back.
+func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord, error) {
+	err := func() error {
+		defer s.locks.lock(record.DiskID)()
+		return s.plane.snapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
+	}()
+	s.hold(s.switches.get().SnapshotHold)
+	if err == nil && r.unwinds() {
+		err = errInternal
+	}
+	if err == nil {
+		record.State = snapshotReady
+		err = s.endSnapshot(record, func(tx *tx) error { return snapshots.put(tx, record) })
+	}
+	if err == nil {
+		return record, nil
+	}
+	undo := s.plane.removeSnapshot(record.ID)
+	if undo == nil {
+		undo = s.endSnapshot(record, func(tx *tx) error {
+			if err := tx.addStorage(-record.Size); err != nil {
+				return err
+			}
+			return snapshots.delete(tx, record)
+		})
+	}
+	if undo != nil {
+		err = fmt.Errorf("%w; and taking it back: %w", err, undo)
+	}
+	return record, err
+}
+
+// endSnapshot changes the snapshot's record and ends the maintenance of its disk.
+func (s *Server) endSnapshot(record snapshotRecord, change func(*tx) error) error {
+	return s.store.update(func(tx *tx) error {
+		d, ok, err := disks.get(tx, record.DiskID)
+		if err != nil {
+			return err
+		}
+		if ok && d.State.State == stateMaintenance {
+			d.State.State = stateDetached
+			if err := tx.putDisk(d); err != nil {
+				return err
+			}
+		}
+		return change(tx)
+	})
+}
+
+// snapshotDelete frees the snapshot's share of the quota. Disks made from it do not mind (A43).
+func (s *Server) snapshotDelete(r *request) (int, any, error) {
+	var record snapshotRecord
+	err := s.store.view(func(tx *tx) error {
+		var err error
+		record, err = lookup(s, r, tx, snapshots, r.path.Get("snapshot"))
+		return err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	defer s.locks.lock(record.ID)()
+	err = s.store.update(func(tx *tx) error {
+		if record, err = find(tx, snapshots, "", selector{id: record.ID}); err != nil {
+			return err
+		}
+		if record.State == snapshotCreating {
+			return invalidRequest("snapshot cannot be deleted in state Creating")
+		}
+		if err := tx.addStorage(-record.Size); err != nil {
+			return err
+		}
+		return snapshots.delete(tx, record)
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
+	return http.StatusNoContent, nil, s.plane.removeSnapshot(record.ID)
+}
