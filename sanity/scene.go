@@ -48,9 +48,8 @@ func (s *scene) open(ctx context.Context, options sceneOptions) {
 	s.rack = NewRack(ctx, options.rack)
 	s.plugin = s.controller(ctx, options.plugin)
 	s.ctl = s.plugin.Controller()
-	// The first call opens the connections that an idle driver keeps.
-	_, err := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
-	Expect(err).NotTo(HaveOccurred())
+	// A driver that is ready has asked the rack what it needs to know, and idles.
+	awaitReady(ctx, s.plugin)
 	s.rack.Balanced(ctx, s.plugin)
 }
 

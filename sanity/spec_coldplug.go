@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -18,20 +17,13 @@ import (
 // device finds the block device of a disk in a guest's view, by its serial, or says that it is not
 // there.
 func (s *scene) device(instance, diskName string) (string, error) {
-	guest := s.rack.Instance(instance).Guest
-	serials, err := filepath.Glob(filepath.Join(guest, "sys/block/*/device/serial"))
-	if err != nil {
-		return "", err
+	serial := diskName[:min(len(diskName), 20)]
+	paths, err := devicesWith(s.rack.Instance(instance), serial)
+	if err != nil || len(paths) == 1 {
+		return strings.Join(paths, ""), err
 	}
-	want := diskName[:min(len(diskName), 20)]
-	for _, file := range serials {
-		data, err := os.ReadFile(file)
-		if err == nil && strings.Trim(string(data), "\x00\n ") == want {
-			name := filepath.Base(filepath.Dir(filepath.Dir(file)))
-			return filepath.Join(guest, "dev", name), nil
-		}
-	}
-	return "", fmt.Errorf("instance %s shows no device with the serial %q", instance, want)
+	return "", fmt.Errorf("instance %s shows %d devices with the serial %q, not one",
+		instance, len(paths), serial)
 }
 
 func (s *scene) awaitDevice(ctx context.Context, instance, diskName string) string {
@@ -62,7 +54,7 @@ var _ = onStage("a rack that cannot attach to a running instance",
 				operations := s.calls(ctx, func() {
 					_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
 					expectRefusal(err, codes.FailedPrecondition,
-						`"a"`, "running", "must be stopped", "https://")
+						"instance a ", "running", "must be stopped", "https://")
 				})
 				for _, operation := range stoppingRequests {
 					Expect(operations).NotTo(ContainElement(operation))
@@ -124,7 +116,7 @@ var _ = onStage("a rack that cannot attach to a running instance",
 				writeDevice(path, data)
 				operations := s.calls(ctx, func() {
 					_, err = s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
-					expectRefusal(err, codes.FailedPrecondition, `"a"`, "running",
+					expectRefusal(err, codes.FailedPrecondition, "instance a ", "running",
 						"must be stopped", "https://")
 				})
 				for _, operation := range stoppingRequests {

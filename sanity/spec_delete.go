@@ -150,7 +150,7 @@ var _ = onStage("ValidateVolumeCapabilities", sceneOptions{}, func(s *scene) {
 			req.Parameters = map[string]string{"color": "red"}
 		}, "color"),
 		Entry("VC-5 other blocks", func(req *csi.ValidateVolumeCapabilitiesRequest) {
-			req.Parameters = map[string]string{"blockSize": "4096"}
+			req.Parameters = map[string]string{"blockSize": "512"}
 		}, "blockSize"),
 	)
 })

@@ -50,9 +50,9 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 			codes.ResourceExhausted),
 		Entry("OX-12 a code that nobody knows",
 			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
-		Entry("OX-12 an answer that is no JSON", Fault{Answer: &FaultAnswer{
-			Status: http.StatusCreated, ContentType: "text/html", Body: "<html>hello</html>",
-		}}, codes.Internal),
+		Entry("OX-9 a success that is not the rack's, after which nobody knows what was done",
+			Fault{Answer: &FaultAnswer{Status: http.StatusCreated, ContentType: "text/html",
+				Body: "<html>hello</html>"}}, codes.Unavailable),
 	)
 
 	It("B-9 a token without rights gets the same codes whatever is called", func(ctx SpecContext) {

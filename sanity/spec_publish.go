@@ -128,6 +128,15 @@ func describeAttachPlaces(s *scene) {
 			s.published(ctx, last, "b")
 		})
 
+	It("CP-9 the limit is the rack's, as the operator says it", func(ctx SpecContext) {
+		s.switched(ctx, "disk_limit", 1, 12)
+		p := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_MAX_DISKS": "1"}})
+		s.published(ctx, s.volume(ctx), "b")
+		_, err := p.Controller().ControllerPublishVolume(ctx,
+			publishRequest(s.volume(ctx), s.rack.Instance("b").ID))
+		expectRefusal(err, codes.ResourceExhausted)
+	})
+
 	It("CP-11 a disk of another project cannot be attached", func(ctx SpecContext) {
 		disk := s.rackDisk(ctx, fresh("foreign"), otherProject)
 		_, err := s.ctl.ControllerPublishVolume(ctx,
@@ -308,6 +317,7 @@ func (s *scene) setBootDisk(ctx context.Context, id string, disk *oxide.NameOrId
 		Instance: oxide.NameOrId(id),
 		Body: &oxide.InstanceUpdate{
 			BootDisk: disk, Memory: instance.Memory, Ncpus: instance.Ncpus,
+			EnableJumboFrames: oxide.NewPointer(false),
 		},
 	})
 	Expect(err).NotTo(HaveOccurred())

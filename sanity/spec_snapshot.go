@@ -62,7 +62,7 @@ var _ = onStage("a volume from a snapshot", sceneOptions{rack: withOtherProject}
 
 		It("CV-15 cannot have other blocks than its snapshot", func(ctx SpecContext) {
 			req := restore()
-			withParameter("blockSize", "4096")(req)
+			withParameter("blockSize", "512")(req)
 			before := s.disks(ctx)
 			_, err := s.ctl.CreateVolume(ctx, req)
 			expectRefusal(err, codes.InvalidArgument, "blockSize")
@@ -75,7 +75,7 @@ var _ = onStage("a volume from a snapshot", sceneOptions{rack: withOtherProject}
 					&csi.DeleteVolumeRequest{VolumeId: snapshot.GetSourceVolumeId()})
 				Expect(err).NotTo(HaveOccurred())
 				req := restore()
-				withParameter("blockSize", "4096")(req)
+				withParameter("blockSize", "512")(req)
 				_, err = s.ctl.CreateVolume(ctx, req)
 				expectRefusal(err, codes.InvalidArgument, "blockSize")
 				Expect(s.disks(ctx)).To(BeEmpty())
@@ -96,7 +96,7 @@ var _ = onStage("a volume from a snapshot", sceneOptions{rack: withOtherProject}
 			req := restore()
 			withRange(0, gib)(req)
 			_, err := s.ctl.CreateVolume(ctx, req)
-			expectRefusal(err, codes.OutOfRange, "GiB")
+			expectRefusal(err, codes.OutOfRange, "limit_bytes")
 		})
 
 		DescribeTable("CV-17 is as large as its snapshot, or larger when that is asked for",
@@ -128,10 +128,10 @@ var _ = onStage("a volume from a snapshot", sceneOptions{rack: withOtherProject}
 				first := s.created(ctx, req)
 				other := s.snapshotted(ctx, first)
 				_, err := s.ctl.CreateVolume(ctx, fromSnapshot(req, other.GetSnapshotId()))
-				expectRefusal(err, codes.AlreadyExists, "snapshot")
+				expectRefusal(err, codes.AlreadyExists, "source")
 				req.VolumeContentSource = nil
 				_, err = s.ctl.CreateVolume(ctx, req)
-				expectRefusal(err, codes.AlreadyExists, "snapshot")
+				expectRefusal(err, codes.AlreadyExists, "source")
 			})
 
 		It("DV-4 and its snapshot outlive the volume that they came from", func(ctx SpecContext) {
@@ -252,7 +252,7 @@ var _ = onStage("snapshots", sceneOptions{rack: withOtherProject}, func(s *scene
 		s.snapshotDeletedLater(id)
 		s.pretendSnapshot(ctx, id, "faulted")
 		_, err = s.ctl.CreateSnapshot(ctx, req)
-		expectRefusal(err, codes.Internal, "faulted")
+		expectRefusal(err, codes.Internal, "delete it")
 	})
 
 	It("CS-10 cannot be taken of a disk on local storage", func(ctx SpecContext) {

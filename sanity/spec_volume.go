@@ -2,6 +2,7 @@ package sanity
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strings"
 
@@ -128,7 +129,7 @@ func describeBadCreates(s *scene) {
 		Entry("CV-12 a range without a whole GiB in it",
 			withRange(gib+gib/2, gib+gib*6/10), outOfRange),
 		Entry("CV-12 a limit below the smallest disk", withRange(0, gib-1), outOfRange),
-		Entry("CV-12 more than the largest disk", withRange(1023*gib+1, 0), outOfRange, "1023"),
+		Entry("CV-12 more than the largest disk", withRange(1023*gib+1, 0), outOfRange, fmt.Sprint(1023*gib)),
 		Entry("CV-12 a size that overflows when it is rounded", withRange(math.MaxInt64, 0),
 			outOfRange),
 		Entry("CV-13 a clone of a volume", change(func(req *csi.CreateVolumeRequest) {
@@ -281,9 +282,9 @@ func describeRepeatedCreates(s *scene) {
 			expectRefusal(err, codes.AlreadyExists, word)
 			Expect(s.disk(ctx, first.GetVolumeId())).To(Equal(before))
 		},
-		Entry("CV-19 a larger one", withRange(3*gib, 0), "GiB"),
-		Entry("CV-19 a smaller one", withRange(0, gib), "GiB"),
-		Entry("CV-19 one with other blocks", withParameter("blockSize", "4096"), "4096"),
+		Entry("CV-19 a larger one", withRange(3*gib, 0), "bytes"),
+		Entry("CV-19 a smaller one", withRange(0, gib), "bytes"),
+		Entry("CV-19 one with other blocks", withParameter("blockSize", "512"), "512"),
 		Entry("CV-19 one on local storage", withParameter("diskType", "local"), "local"),
 	)
 
@@ -293,7 +294,7 @@ func describeRepeatedCreates(s *scene) {
 			req := createRequest(fresh("blank"))
 			s.created(ctx, req)
 			_, err := s.ctl.CreateVolume(ctx, fromSnapshot(req, snapshot.GetSnapshotId()))
-			expectRefusal(err, codes.AlreadyExists, "snapshot")
+			expectRefusal(err, codes.AlreadyExists, "source")
 		})
 
 	It("CV-19 a disk that somebody else made under the volume's name is not taken over",
