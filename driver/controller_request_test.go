@@ -1,0 +1,326 @@
+package driver
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+// complete requests, as an orchestrator sends them.
+func createRequest() *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name:               "pvc-1",
+		VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")},
+	}
+}
+
+func publishRequest() *csi.ControllerPublishVolumeRequest {
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: mountable("ext4"),
+		VolumeContext: map[string]string{ctxDiskName: diskName("pvc-1"), ctxBlockSize: "4096"},
+	}
+}
+
+func snapshotRequest() *csi.CreateSnapshotRequest {
+	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: testDisk}
+}
+
+// TestB3EveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
+// time. No request may reach the rack.
+func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
+	c := rackThat(t)
+	ctx := t.Context()
+	for _, test := range []struct {
+		name string
+		call func() error
+	}{
+		{"CV-1 CreateVolume without name", func() error {
+			r := createRequest()
+			r.Name = ""
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"CV-3 CreateVolume without capabilities", func() error {
+			r := createRequest()
+			r.VolumeCapabilities = nil
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"CV-4 CreateVolume without access mode", func() error {
+			r := createRequest()
+			r.VolumeCapabilities[0].AccessMode = nil
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"CV-4 CreateVolume without access type", func() error {
+			r := createRequest()
+			r.VolumeCapabilities[0].AccessType = nil
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"CV-13 CreateVolume with an empty source", func() error {
+			r := createRequest()
+			r.VolumeContentSource = &csi.VolumeContentSource{}
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"CreateVolume from a snapshot without id", func() error {
+			r := createRequest()
+			r.VolumeContentSource = fromSnapshot("")
+			_, err := c.CreateVolume(ctx, r)
+			return err
+		}},
+		{"DV-1 DeleteVolume", func() error {
+			_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{})
+			return err
+		}},
+		{"CP-1 ControllerPublishVolume without volume", func() error {
+			r := publishRequest()
+			r.VolumeId = ""
+			_, err := c.ControllerPublishVolume(ctx, r)
+			return err
+		}},
+		{"CP-1 ControllerPublishVolume without node", func() error {
+			r := publishRequest()
+			r.NodeId = ""
+			_, err := c.ControllerPublishVolume(ctx, r)
+			return err
+		}},
+		{"CP-1 ControllerPublishVolume without capability", func() error {
+			r := publishRequest()
+			r.VolumeCapability = nil
+			_, err := c.ControllerPublishVolume(ctx, r)
+			return err
+		}},
+		{"CU-1 ControllerUnpublishVolume", func() error {
+			_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{})
+			return err
+		}},
+		{"VC-1 ValidateVolumeCapabilities without volume", func() error {
+			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
+			return err
+		}},
+		{"VC-1 ValidateVolumeCapabilities without capabilities", func() error {
+			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId: testDisk})
+			return err
+		}},
+		{"VH-3 ControllerGetVolumeHealth", func() error {
+			_, err := c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{})
+			return err
+		}},
+		{"GV-1 ControllerGetVolume", func() error {
+			_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{})
+			return err
+		}},
+		{"CS-1 CreateSnapshot without name", func() error {
+			r := snapshotRequest()
+			r.Name = ""
+			_, err := c.CreateSnapshot(ctx, r)
+			return err
+		}},
+		{"CS-1 CreateSnapshot without volume", func() error {
+			r := snapshotRequest()
+			r.SourceVolumeId = ""
+			_, err := c.CreateSnapshot(ctx, r)
+			return err
+		}},
+		{"DS-1 DeleteSnapshot", func() error {
+			_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{})
+			return err
+		}},
+		{"LS-6 GetSnapshot", func() error {
+			_, err := c.GetSnapshot(ctx, &csi.GetSnapshotRequest{})
+			return err
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := test.call(); grpcCode(err) != codes.InvalidArgument {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
+	}}
+}
+
+// TestBadRequestsNeverReachTheRack is about requests that are complete and impossible.
+func TestBadRequestsNeverReachTheRack(t *testing.T) {
+	c := rackThat(t)
+	create := func(edit func(*csi.CreateVolumeRequest)) error {
+		r := createRequest()
+		edit(r)
+		_, err := c.CreateVolume(t.Context(), r)
+		return err
+	}
+	for _, test := range []struct {
+		name   string
+		edit   func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		reason Reason
+	}{
+		{"CV-2 a banned character", func(r *csi.CreateVolumeRequest) { r.Name = "a\x01" },
+			codes.InvalidArgument, ReasonFieldInvalid},
+		{"CV-2 a NEL", func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085" },
+			codes.InvalidArgument, ReasonFieldInvalid},
+		{"CV-5 one bad capability of two", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities = append(r.VolumeCapabilities,
+				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+		}, codes.InvalidArgument, ReasonCapabilityUnsupported},
+		{"CV-6 an unknown parameter", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"colour": "blue"}
+		}, codes.InvalidArgument, ReasonParameterInvalid},
+		{"CV-6 mkfsOptions for another filesystem", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"mkfsOptions": "reflink=true"}
+		}, codes.InvalidArgument, ReasonMkfsOptions},
+		{"CV-7 mutable parameters", func(r *csi.CreateVolumeRequest) {
+			r.MutableParameters = map[string]string{"a": "b"}
+		}, codes.InvalidArgument, ReasonParameterInvalid},
+		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t, "rack=a")}
+		}, codes.InvalidArgument, ReasonTopologyInvalid},
+		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) { r.CapacityRange = asked(0, 0) },
+			codes.InvalidArgument, ReasonCapacityInvalid},
+		{"CV-12 a range that no disk fits", func(r *csi.CreateVolumeRequest) {
+			r.CapacityRange = asked(1024*gibBytes, 0)
+		}, codes.OutOfRange, ReasonCapacityOutOfRange},
+		{"CV-13 a clone", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: testDisk}}}
+		}, codes.InvalidArgument, ReasonSourceUnsupported},
+		{"CV-14 a snapshot id that is no UUID", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = fromSnapshot("non-existing-snapshot-id")
+		}, codes.NotFound, ReasonSnapshotNotFound},
+		{"CV-15 a snapshot and an image", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = fromSnapshot(testSnapshot)
+			r.Parameters = map[string]string{"imageId": testImage}
+		}, codes.InvalidArgument, ReasonSourceIncompatible},
+		{"CV-15 a snapshot into a local disk", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = fromSnapshot(testSnapshot)
+			r.Parameters = map[string]string{"diskType": "local"}
+		}, codes.InvalidArgument, ReasonSourceIncompatible},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			wantFailure(t, create(test.edit), test.code, test.reason)
+		})
+	}
+}
+
+func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
+	c := rackThat(t)
+	ctx := t.Context()
+	must := func(name string, err error) {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"})
+	must("DV-2", err)
+	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: "fake-vol-id", NodeId: testInstance})
+	must("CU-4", err)
+	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: testDisk, NodeId: "fake-node"})
+	must("CU-5", err)
+	_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"})
+	must("DS-2", err)
+	for _, filter := range []*csi.ListSnapshotsRequest{
+		{SnapshotId: "none-exist-id"}, {SourceVolumeId: "none-exist-id"},
+	} {
+		answer, err := c.ListSnapshots(ctx, filter)
+		must("LS-3", err)
+		if len(answer.GetEntries()) > 0 {
+			t.Errorf("LS-3: got %v", answer)
+		}
+	}
+
+	r := publishRequest()
+	r.VolumeId = "fake-vol-id"
+	_, err = c.ControllerPublishVolume(ctx, r)
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	r = publishRequest()
+	r.NodeId = "fake-node-id"
+	_, err = c.ControllerPublishVolume(ctx, r)
+	wantFailure(t, err, codes.NotFound, ReasonInstanceNotFound)
+	_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: "fake"})
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	_, err = c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "fake"})
+	wantFailure(t, err, codes.NotFound, ReasonSnapshotNotFound)
+	_, err = c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: "fake", VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	s := snapshotRequest()
+	s.SourceVolumeId = "fake"
+	_, err = c.CreateSnapshot(ctx, s)
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+}
+
+func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
+	c := rackThat(t)
+	r := publishRequest()
+	r.Readonly = true
+	_, err := c.ControllerPublishVolume(t.Context(), r)
+	wantFailure(t, err, codes.InvalidArgument, ReasonReadOnlyUnsupported)
+	r = publishRequest()
+	r.VolumeCapability = inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+	_, err = c.ControllerPublishVolume(t.Context(), r)
+	wantFailure(t, err, codes.InvalidArgument, ReasonCapabilityUnsupported)
+}
+
+func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
+	c := rackThat(t)
+	for reason, edit := range map[Reason]func(*csi.CreateSnapshotRequest){
+		ReasonFieldInvalid:     func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
+		ReasonParameterInvalid: func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"a": "b"} },
+		ReasonTopologyInvalid: func(r *csi.CreateSnapshotRequest) {
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t, "rack=a")}
+		},
+	} {
+		r := snapshotRequest()
+		edit(r)
+		_, err := c.CreateSnapshot(t.Context(), r)
+		wantFailure(t, err, codes.InvalidArgument, reason)
+	}
+}
+
+func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
+	c := &Controller{}
+	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
+	wantFailure(t, err, codes.Unimplemented, ReasonNotSupported)
+	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
+	wantFailure(t, err, codes.Unimplemented, ReasonNotSupported)
+}
+
+func TestCC1TheControllersCapabilities(t *testing.T) {
+	answer, err := (&Controller{}).ControllerGetCapabilities(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int32
+	for _, c := range answer.GetCapabilities() {
+		got = append(got, int32(c.GetRpc().GetType()))
+	}
+	want := []int32{1, 2, 3, 4, 5, 6, 10, 12, 13, 15, 16, 17}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// sameMessage compares two messages.
+func sameMessage(t *testing.T, got, want proto.Message) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("the answer differs (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,346 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	postDisk    = "POST /v1/disks"
+	viewProject = "GET /v1/projects/" + testProject
+	deleteDisk  = "DELETE /v1/disks/" + testDisk
+	viewSnap    = "GET /v1/snapshots/" + testSnapshot
+	viewImage   = "GET /v1/images/" + testImage
+)
+
+// viewName is the request that looks up the disk of pvc-1 by its name.
+var viewName = "GET /v1/disks/" + diskName("pvc-1")
+
+func ok(want, body string) exchange { return exchange{want: want, status: 200, body: body} }
+
+func created(want, body string) exchange { return exchange{want: want, status: 201, body: body} }
+
+func accepted(want, body string) exchange { return exchange{want: want, status: 202, body: body} }
+
+var (
+	taken = rackError(400, "ObjectAlreadyExists", `already exists: disk "x"`)
+	full  = rackError(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit Exceeded")
+	lost  = rackError(404, "ObjectNotFound", "not found: it")
+	not   = rackError(400, "InvalidRequest", "the rack says no")
+)
+
+func TestABlankVolumeIsOneRequest(t *testing.T) {
+	c := rackThat(t, exchange{want: postDisk, status: 201, body: diskOf("creating"),
+		query: "project=" + testProject, check: func(t *testing.T, body []byte) {
+			var got map[string]any
+			if err := json.Unmarshal(body, &got); err != nil {
+				t.Fatal(err)
+			}
+			want := `{"description":"csi.oxide.computer {\"name\":\"pvc-1\",\"cluster\":\"blue\"}",` +
+				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"},` +
+				`"name":"` + diskName("pvc-1") + `","size":10737418240}`
+			if asJSON(got) != want {
+				t.Errorf("D-20, D-21: got %s\nwant %s", asJSON(got), want)
+			}
+		}})
+	answer, err := c.CreateVolume(t.Context(), createRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
+		VolumeId: testDisk, CapacityBytes: 10 * gibBytes,
+		VolumeContext: map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096"},
+	}})
+}
+
+func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
+	for name, refusal := range map[string]exchange{"OX-1 name taken": taken, "quota full": full} {
+		t.Run(name, func(t *testing.T) {
+			for _, state := range []string{"detached", "attached " + testInstance, "maintenance"} {
+				c := rackThat(t, refusal.to(postDisk), ok(viewName, diskOf(state)))
+				answer, err := c.CreateVolume(t.Context(), createRequest())
+				if err != nil || answer.GetVolume().GetVolumeId() != testDisk ||
+					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("pvc-1") {
+					t.Errorf("%s: got %v, %v", state, answer, err)
+				}
+			}
+		})
+	}
+}
+
+func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
+	for name, edit := range map[string]func(map[string]any){
+		"another size":       with("size", 20*gibBytes),
+		"other blocks":       with("block_size", 512),
+		"another type":       with("disk_type", "local"),
+		"a snapshot's":       with("snapshot_id", testSnapshot),
+		"an image's":         with("image_id", testImage),
+		"read-only":          with("read_only", true),
+		"made by hand":       with("description", "mine"),
+		"of another cluster": with("description", mark{Name: "pvc-1", Cluster: "red"}.description()),
+		"a collision":        with("description", mark{Name: "pvc-2", Cluster: "blue"}.description()),
+		"with mkfsOptions": with("description", mark{Name: "pvc-1", Cluster: "blue",
+			MkfsOptions: "reservedPercent=0"}.description()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := createRequest()
+			r.CapacityRange = asked(10*gibBytes, 10*gibBytes)
+			c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("detached", edit)))
+			_, err := c.CreateVolume(t.Context(), r)
+			wantFailure(t, err, codes.AlreadyExists, ReasonVolumeExists)
+		})
+	}
+}
+
+func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
+	view := "GET /v1/disks/" + testDisk
+	c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("creating")),
+		ok(view, diskOf("creating")), ok(view, diskOf("detached")))
+	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
+		t.Error(err)
+	}
+
+	c = rackThat(t, taken.to(postDisk), ok(viewName, diskOf("creating")))
+	ctx, cancel := context.WithTimeout(t.Context(), answerMargin+firstLook/2)
+	defer cancel()
+	_, err := c.CreateVolume(ctx, createRequest())
+	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+
+	// Its making came to nothing.
+	c = rackThat(t, taken.to(postDisk), ok(viewName, diskOf("creating")), lost.to(view))
+	_, err = c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+	c = rackThat(t, taken.to(postDisk), lost.to(viewName))
+	_, err = c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+}
+
+func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
+	c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("faulted")))
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.Internal, ReasonDiskFaulted)
+	c = rackThat(t, created(postDisk, diskOf("faulted")))
+	_, err = c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.Internal, ReasonDiskFaulted)
+}
+
+func TestCV22NoRoom(t *testing.T) {
+	c := rackThat(t, full.to(postDisk), lost.to(viewName))
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.ResourceExhausted, ReasonRackFull)
+}
+
+func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
+	c := rackThat(t, exchange{want: postDisk, cut: true},
+		taken.to(postDisk), ok(viewName, diskOf("detached")))
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
+	for name, edit := range map[string]func(map[string]any){
+		"no id":           with("id", "7"),
+		"another name":    with("name", "csi-0000000000000000"),
+		"no name":         with("name", ""),
+		"another size":    with("size", 9*gibBytes),
+		"no size":         with("size", 0),
+		"other blocks":    with("block_size", 512),
+		"odd blocks":      with("block_size", 520),
+		"another type":    with("disk_type", "local"),
+		"attached":        with("state", stateOf("attached "+testInstance)),
+		"no state":        with("state", nil),
+		"read-only":       with("read_only", true),
+		"another source":  with("snapshot_id", testSnapshot),
+		"another mark":    with("description", "x"),
+		"far too large":   with("size", uint64(1)<<63),
+		"of another name": with("description", mark{Name: "pvc-9", Cluster: "blue"}.description()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := rackThat(t, created(postDisk, diskOf("creating", edit)))
+			_, err := c.CreateVolume(t.Context(), createRequest())
+			wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+		})
+	}
+}
+
+func TestAProjectThatIsNotThere(t *testing.T) {
+	c := rackThat(t, lost.to(postDisk))
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	wantFailure(t, err, codes.NotFound, ReasonProjectNotFound)
+}
+
+func TestParametersReachTheDisk(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		parameters map[string]string
+		before     []exchange
+		answer     string
+		want       string // in the request's body
+		context    map[string]string
+	}{
+		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
+			diskOf("creating", with("block_size", 512)),
+			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
+			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512"}},
+		{"a local disk", map[string]string{"diskType": "local"}, nil,
+			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
+			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096"}},
+		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage, asJSON(map[string]any{
+			"id": testImage, "size": gibBytes + 1, "block_size": 512, "project_id": nil}))},
+			diskOf("creating", with("image_id", testImage), with("block_size", 512),
+				with("size", 2*gibBytes)),
+			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
+				`"type":"distributed"}`,
+			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512"}},
+		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"}, nil,
+			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
+				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
+			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
+			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096",
+				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := rackThat(t, append(test.before, exchange{want: postDisk, status: 201, body: test.answer,
+				check: func(t *testing.T, body []byte) {
+					var got struct {
+						Backend map[string]any `json:"disk_backend"`
+					}
+					if err := json.Unmarshal(body, &got); err != nil || asJSON(got.Backend) != test.want {
+						t.Errorf("the body is %s, %v", body, err)
+					}
+				}})...)
+			r := createRequest()
+			r.Parameters = test.parameters
+			answer, err := c.CreateVolume(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := asJSON(answer.GetVolume().GetVolumeContext()); got != asJSON(test.context) {
+				t.Errorf("the context is %s", got)
+			}
+		})
+	}
+}
+
+func TestVolumesFromSnapshots(t *testing.T) {
+	restore := func(edit ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
+		r := createRequest()
+		r.VolumeContentSource = fromSnapshot(testSnapshot)
+		for _, e := range edit {
+			e(r)
+		}
+		return r
+	}
+	in512 := func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "512"} }
+	restored := diskOf("creating", with("snapshot_id", testSnapshot), with("block_size", 2048))
+	ready := ok(viewSnap, snapshotOf("ready"))
+	other := "99999999-aaaa-4bbb-8ccc-222222222222"
+	for _, test := range []struct {
+		name   string
+		req    *csi.CreateVolumeRequest
+		lines  []exchange
+		code   codes.Code
+		reason Reason
+	}{
+		{"D-18 is two requests", restore(), []exchange{ready, created(postDisk, restored)}, codes.OK, ""},
+		{"CV-14 an unknown snapshot", restore(), []exchange{lost.to(viewSnap), lost.to(viewName)},
+			codes.NotFound, ReasonSnapshotNotFound},
+		{"CV-18 a snapshot that went after the restore", restore(), []exchange{lost.to(viewSnap),
+			ok(viewName, diskOf("detached", with("snapshot_id", testSnapshot)))}, codes.OK, ""},
+		{"a name that is taken and a snapshot that is gone", restore(), []exchange{lost.to(viewSnap),
+			ok(viewName, diskOf("detached"))}, codes.NotFound, ReasonSnapshotNotFound},
+		{"CV-15 the snapshot's disk shows other blocks", restore(in512), []exchange{ready,
+			ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, ReasonSourceIncompatible},
+		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512), []exchange{ready,
+			lost.to(viewDisk), created(postDisk, restored), {want: deleteDisk, status: 204}},
+			codes.InvalidArgument, ReasonSourceIncompatible},
+		{"CV-15 a snapshot of another project", restore(), []exchange{
+			ok(viewSnap, snapshotOf("ready", with("project_id", other))), not.to(postDisk),
+			ok(viewProject, projectOf())}, codes.InvalidArgument, ReasonSourceIncompatible},
+		{"a refusal for another reason", restore(), []exchange{ready, not.to(postDisk),
+			ok(viewProject, projectOf())}, codes.Internal, ReasonRackError},
+		{"CV-16 a snapshot in the making", restore(), []exchange{ok(viewSnap, snapshotOf("creating"))},
+			codes.FailedPrecondition, ReasonSnapshotNotReady},
+		{"CV-16 a faulted snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("faulted"))},
+			codes.FailedPrecondition, ReasonSnapshotFaulted},
+		{"CV-16 a destroyed snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("destroyed")),
+			lost.to(viewName)}, codes.NotFound, ReasonSnapshotNotFound},
+		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
+			r.CapacityRange = asked(0, 9*gibBytes)
+		}), []exchange{ready}, codes.OutOfRange, ReasonCapacityOutOfRange},
+		{"a snapshot without a size", restore(), []exchange{ok(viewSnap, snapshotOf("ready",
+			with("size", 0)))}, codes.Internal, ReasonRackAnswerWrong},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
+			if test.code != codes.OK {
+				wantFailure(t, err, test.code, test.reason)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameMessage(t, answer.GetVolume().GetContentSource(), fromSnapshot(testSnapshot)) // CV-23
+		})
+	}
+}
+
+func TestDeletingVolumes(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		lines  []exchange
+		code   codes.Code
+		reason Reason
+	}{
+		{"is one request", []exchange{{want: deleteDisk, status: 204}}, codes.OK, ""},
+		{"DV-2 of a disk that is gone", []exchange{lost.to(deleteDisk), ok(viewProject, projectOf())},
+			codes.OK, ""},
+		{"OX-6 of a disk that cannot be seen", []exchange{lost.to(deleteDisk), lost.to(viewProject)},
+			codes.PermissionDenied, ReasonProjectNotFound},
+		{"OX-6 at an address that is no rack", []exchange{{want: deleteDisk, status: 404, body: "<html>"}},
+			codes.Internal, ReasonRackUnknown},
+		{"DV-3 of an attached disk", []exchange{not.to(deleteDisk),
+			ok(viewDisk, diskOf("attached "+testInstance))}, codes.FailedPrecondition, ReasonDiskAttached},
+		{"DV-3 of a disk being detached", []exchange{not.to(deleteDisk),
+			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.FailedPrecondition, ReasonDiskAttached},
+		{"DV-3 of a disk being snapshotted", []exchange{not.to(deleteDisk),
+			ok(viewDisk, diskOf("maintenance"))}, codes.Aborted, ReasonDiskBusy},
+		{"of a disk that goes meanwhile", []exchange{not.to(deleteDisk), lost.to(viewDisk),
+			ok(viewProject, projectOf())}, codes.OK, ""},
+		{"of a disk that is free again", []exchange{not.to(deleteDisk), ok(viewDisk, diskOf("detached"))},
+			codes.Aborted, ReasonDiskBusy},
+		{"of a faulted disk that the rack keeps", []exchange{not.to(deleteDisk),
+			ok(viewDisk, diskOf("faulted"))}, codes.Internal, ReasonRackError},
+		{"without an answer", []exchange{{want: deleteDisk, cut: true}}, codes.Unavailable,
+			ReasonRackUnavailable},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := rackThat(t, test.lines...).DeleteVolume(t.Context(),
+				&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(testDisk)})
+			if test.code == codes.OK {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			wantFailure(t, err, test.code, test.reason)
+		})
+	}
+}
+
+func TestDeadlinesReachTheRack(t *testing.T) {
+	c := silentRack(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	_, err := c.CreateVolume(ctx, createRequest())
+	wantFailure(t, err, codes.DeadlineExceeded, ReasonDeadlineExceeded)
+}
