@@ -1,0 +1,288 @@
+package driver
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	"pgregory.net/rapid"
+)
+
+// numbered is a UUID that sorts by its number.
+func numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }
+
+func listed(n int, state string, edit ...func(map[string]any)) string {
+	return diskOf(state, append([]func(map[string]any){with("id", numbered(n)),
+		with("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
+}
+
+func volumeIDs(answer *csi.ListVolumesResponse) []string {
+	var ids []string
+	for _, e := range answer.GetEntries() {
+		ids = append(ids, e.GetVolume().GetVolumeId())
+	}
+	return ids
+}
+
+func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
+	mine := with("description", "made by hand")
+	red := with("description", mark{Name: "x", Cluster: "red"}.description())
+	c := rackThat(t,
+		ok(listDisks, pageOf("p2",
+			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here, red),
+			listed(5, "detached", mine))),
+		// Only an attached disk of somebody else's making raises the question of boot disks.
+		ok(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, mine),
+			listed(8, "faulted"), listed(9, "detaching "+otherInstance))),
+		ok("GET /v1/instances", pageOf("i2", instanceOf("running", with("boot_disk_id", numbered(7))))),
+		ok("GET /v1/instances", pageOf("")),
+		ok(listDisks, pageOf("")),
+	)
+	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{numbered(1), numbered(2), numbered(6), numbered(8), numbered(9)}
+	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
+		t.Error(diff)
+	}
+	nodes := map[string][]string{}
+	for _, e := range answer.GetEntries() {
+		if e.GetStatus() == nil {
+			t.Errorf("LV-5: %v has no status", e)
+		}
+		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
+	}
+	wantNodes := map[string][]string{numbered(1): nil, numbered(2): {testInstance},
+		numbered(6): {testInstance}, numbered(8): nil, numbered(9): {otherInstance}}
+	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
+		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
+	}
+}
+
+func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
+	restored := func(state string) string {
+		return diskOf(state, with("snapshot_id", testSnapshot), with("description", mark{Name: "pvc-1",
+			Cluster: "blue", MkfsOptions: "reservedPercent=0"}.description()))
+	}
+	c := rackThat(t, ok(viewSnap, snapshotOf("ready")), created(postDisk, restored("creating")),
+		ok(listDisks, pageOf("", restored("detached"))), ok(viewDisk, restored(here)))
+	c.Topology = places(t, "rack=a")
+	r := createRequest()
+	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
+	r.VolumeContentSource = fromSnapshot(testSnapshot)
+	made, err := c.CreateVolume(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil || len(list.GetEntries()) != 1 {
+		t.Fatalf("got %v, %v", list, err)
+	}
+	sameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
+	got, err := c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: []string{testInstance}}})
+}
+
+func TestGV2AndVH4UnknownVolumes(t *testing.T) {
+	_, err := rackThat(t, lost.to(viewDisk)).ControllerGetVolume(t.Context(),
+		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	_, err = rackThat(t, lost.to(viewDisk)).ControllerGetVolumeHealth(t.Context(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
+	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+}
+
+// pagedRack serves lists of objects in pages of its own size, as a rack does: a next page after
+// every page that is not empty.
+func pagedRack(t *testing.T, items map[string][]string, size int) *Controller {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		list, from := items[r.URL.Path], 0
+		_, _ = fmt.Sscanf(r.URL.Query().Get("page_token"), "from-%d", &from)
+		list = list[min(from, len(list)):min(from+size, len(list))]
+		next := "null"
+		if len(list) > 0 {
+			next = fmt.Sprintf(`"from-%d"`, from+size)
+		}
+		_, _ = fmt.Fprintf(w, `{"next_page":%s,"items":[%s]}`, next, strings.Join(list, ","))
+	}))
+	t.Cleanup(server.Close)
+	return controllerFor(t, server.URL)
+}
+
+func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
+	ctx := t.Context()
+	var disks, want []string
+	for n := range 57 {
+		edit := with("description", "made by hand")
+		if n%3 > 0 { // filtered before it is counted
+			edit = with("block_size", 512)
+			want = append(want, numbered(n))
+		}
+		disks = append(disks, listed(n, "detached", edit))
+	}
+	for _, rackSize := range []int{1, 7, 57, 100} {
+		c := pagedRack(t, map[string][]string{"/v1/disks": disks}, rackSize)
+		rapid.Check(t, func(t *rapid.T) {
+			var got []string
+			token := ""
+			for {
+				most := rapid.Int32Range(0, 60).Draw(t, "max_entries")
+				answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{
+					MaxEntries: most, StartingToken: token})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids := volumeIDs(answer)
+				if most > 0 && len(ids) > int(most) {
+					t.Fatalf("%d entries where %d were allowed", len(ids), most)
+				}
+				got = append(got, ids...)
+				if token = answer.GetNextToken(); token == "" {
+					break
+				}
+				if len(ids) == 0 || len(token) > mostStringBytes {
+					t.Fatalf("an empty page with the token %q", token)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestLV1AndLV2BadPages(t *testing.T) {
+	c := rackThat(t)
+	for _, list := range []func(token string, most int32) error{
+		func(token string, most int32) error {
+			_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{
+				StartingToken: token, MaxEntries: most})
+			return err
+		},
+		func(token string, most int32) error {
+			_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{
+				StartingToken: token, MaxEntries: most})
+			return err
+		},
+		func(token string, most int32) error {
+			_, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
+				StartingToken: token, MaxEntries: most})
+			return err
+		},
+	} {
+		wantFailure(t, list("", -1), codes.InvalidArgument, ReasonFieldInvalid)
+		for _, token := range []string{"invalid-token", strings.ToUpper(testDisk), "7",
+			strings.Repeat("x", 500)} {
+			wantFailure(t, list(token, 0), codes.Aborted, ReasonStartingTokenInvalid)
+		}
+	}
+}
+
+func TestAListThatGoesInCirclesEnds(t *testing.T) {
+	c := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))),
+		ok(listDisks, pageOf("p", listed(2, "detached"))))
+	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+}
+
+func TestAListIsWholeOrAnError(t *testing.T) {
+	down := rackError(503, "ServiceNotAvailable", "Service Unavailable")
+	_, err := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))), down.to(listDisks)).
+		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	_, err = rackThat(t, ok(listDisks, pageOf("p", listed(1, here, with("description", "")))),
+		down.to("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+}
+
+func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
+	c := rackThat(t, ok(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
+		listed(3, "maintenance"), listed(4, "faulted"))))
+	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
+		MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ill := &csi.VolumeHealth{VolumeId: numbered(2),
+		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
+			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
+			Message: "the rack reports the disk csi-0000000000000002 as faulted",
+		}}}
+	sameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
+		Entries: []*csi.VolumeHealth{ill}, NextToken: numbered(2)})
+
+	for _, state := range []string{"creating", "detached", here, "maintenance", "import_ready"} {
+		got, err := rackThat(t, ok(viewDisk, diskOf(state))).ControllerGetVolumeHealth(t.Context(),
+			&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
+		if err != nil || len(got.GetVolumeHealth().GetHealthStatuses()) > 0 {
+			t.Errorf("VH-5: %s: %v, %v", state, got, err)
+		}
+	}
+}
+
+func TestGetCapacity(t *testing.T) {
+	const utilization = "GET /v1/utilization"
+	left := func(capacity, used uint64) exchange {
+		return ok(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
+			`"provisioned":{"cpus":1,"memory":1,"storage":%d}}`, capacity, used))
+	}
+	limits := func(available int64) *csi.GetCapacityResponse {
+		return &csi.GetCapacityResponse{AvailableCapacity: available,
+			MaximumVolumeSize: wrapperspb.Int64(1023 * gibBytes),
+			MinimumVolumeSize: wrapperspb.Int64(gibBytes)}
+	}
+	local := limits(5 * gibBytes)
+	local.MaximumVolumeSize = nil
+	for _, test := range []struct {
+		name  string
+		lines []exchange
+		req   *csi.GetCapacityRequest
+		want  *csi.GetCapacityResponse
+	}{
+		{"CG-1 whole GiB", []exchange{left(10*gibBytes, 4*gibBytes+1)}, &csi.GetCapacityRequest{},
+			limits(5 * gibBytes)},
+		{"CG-1 never negative", []exchange{left(gibBytes, 2*gibBytes)}, &csi.GetCapacityRequest{},
+			limits(0)},
+		{"CG-1 never too large", []exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{}, limits(1 << 62)},
+		{"CG-3 local disks", []exchange{left(10*gibBytes, 5*gibBytes)}, &csi.GetCapacityRequest{
+			Parameters: map[string]string{"diskType": "local"}}, local},
+		{"CG-2 a mode that volumes do not have", nil, &csi.GetCapacityRequest{
+			VolumeCapabilities: []*csi.VolumeCapability{
+				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}}, &csi.GetCapacityResponse{}},
+		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{
+			Parameters: map[string]string{"colour": "blue"}}, &csi.GetCapacityResponse{}},
+		{"CG-2 another rack", nil, &csi.GetCapacityRequest{
+			AccessibleTopology: topologies(t, "rack=b")[0]}, &csi.GetCapacityResponse{}},
+		{"CG-2 this rack", []exchange{left(5*gibBytes, 0)}, &csi.GetCapacityRequest{
+			AccessibleTopology: topologies(t, "rack=a")[0]}, limits(5 * gibBytes)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := rackThat(t, test.lines...)
+			c.Topology = places(t, "rack=a")
+			answer, err := c.GetCapacity(t.Context(), test.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameMessage(t, answer, test.want)
+		})
+	}
+	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
+		AccessibleTopology: topologies(t, "rack=a")[0]})
+	wantFailure(t, err, codes.InvalidArgument, ReasonTopologyInvalid) // CG-4
+	_, err = rackThat(t, rackError(403, "Forbidden", "Forbidden").to(utilization)).GetCapacity(
+		t.Context(), &csi.GetCapacityRequest{})
+	wantFailure(t, err, codes.PermissionDenied, ReasonRoleMissing) // CG-5
+}

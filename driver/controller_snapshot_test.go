@@ -1,0 +1,195 @@
+package driver
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	postSnap   = "POST /v1/snapshots"
+	deleteSnap = "DELETE /v1/snapshots/" + testSnapshot
+	listSnaps  = "GET /v1/snapshots"
+)
+
+var viewSnapName = "GET /v1/snapshots/" + snapshotName("snap-1")
+
+func TestTakingSnapshots(t *testing.T) {
+	busy := rackError(409, "Conflict", "volume repair lock")
+	for _, s := range []scene{
+		{"is one request", []exchange{{want: postSnap, status: 201, body: snapshotOf("ready"),
+			query: "project=" + testProject, check: func(t *testing.T, body []byte) {
+				var got map[string]any
+				_ = json.Unmarshal(body, &got)
+				if got["disk"] != testDisk || got["name"] != snapshotName("snap-1") {
+					t.Errorf("the body is %s", body)
+				}
+			}}}, codes.OK, "", ""},
+		{"CS-4 of an unknown volume", []exchange{lost.to(postSnap), lost.to(viewSnapName),
+			ok(viewProject, projectOf())}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+		{"OX-6 in a project that cannot be seen", []exchange{lost.to(postSnap), lost.to(viewSnapName),
+			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, ""},
+		{"CS-5 twice", []exchange{taken.to(postSnap), ok(viewSnapName, snapshotOf("ready"))},
+			codes.OK, "", ""},
+		{"CS-5 twice, with a full quota", []exchange{full.to(postSnap),
+			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 twice, the volume deleted between", []exchange{lost.to(postSnap),
+			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-6 of another volume", []exchange{taken.to(postSnap), ok(viewSnapName, snapshotOf("ready",
+			with("disk_id", testImage)))}, codes.AlreadyExists, ReasonSnapshotExists, testImage},
+		{"CS-6 over one made by hand", []exchange{taken.to(postSnap), ok(viewSnapName,
+			snapshotOf("ready", with("description", "mine")))}, codes.AlreadyExists,
+			ReasonSnapshotExists, testSnapshot},
+		{"of a name that is gone again", []exchange{taken.to(postSnap), lost.to(viewSnapName)},
+			codes.Aborted, ReasonOperationPending, ""},
+		{"CS-7 while another is taken", []exchange{busy.to(postSnap), ok(viewDisk, diskOf(here))},
+			codes.Aborted, ReasonDiskBusy, ""},
+		{"CS-8 without room", []exchange{full.to(postSnap), lost.to(viewSnapName)},
+			codes.ResourceExhausted, ReasonRackFull, ""},
+		{"CS-9 that fails", []exchange{created(postSnap, snapshotOf("faulted"))}, codes.Internal,
+			ReasonSnapshotFaulted, "take another"},
+		{"CS-10 of a local disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
+			with("disk_type", "local")))}, codes.FailedPrecondition, ReasonSnapshotImpossible, "local"},
+		{"CS-10 of a read-only disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
+			with("read_only", true)))}, codes.FailedPrecondition, ReasonSnapshotImpossible, "read-only"},
+		{"CS-10 of a faulted disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("faulted"))},
+			codes.FailedPrecondition, ReasonDiskFaulted, ""},
+		{"CS-10 of a disk in the making", []exchange{not.to(postSnap), ok(viewDisk, diskOf("creating"))},
+			codes.Aborted, ReasonDiskBusy, ""},
+		{"of a disk in another project", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
+			with("project_id", testDisk))), ok(viewProject, projectOf())}, codes.InvalidArgument,
+			ReasonOtherProject, ""},
+		{"while the rack cannot hold the writers", []exchange{rackError(503, "ServiceNotAvailable",
+			"Service Unavailable").to(postSnap)}, codes.Unavailable, ReasonRackUnavailable, ""},
+		{"with another disk's answer", []exchange{created(postSnap, snapshotOf("ready",
+			with("disk_id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+		{"with a nameless answer", []exchange{created(postSnap, snapshotOf("ready", with("name", "")))},
+			codes.Internal, ReasonRackAnswerWrong, ""},
+		{"with a timeless answer", []exchange{created(postSnap, snapshotOf("ready",
+			with("time_created", nil)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+		{"with a sizeless answer", []exchange{created(postSnap, snapshotOf("ready", with("size", 0)))},
+			codes.Internal, ReasonRackAnswerWrong, ""},
+		{"without an answer", []exchange{{want: postSnap, cut: true}}, codes.Unavailable,
+			ReasonRackUnavailable, ""},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			answer, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
+			s.verify(t, err)
+			if err == nil {
+				sameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
+			}
+		})
+	}
+}
+
+func wantedSnapshot(ready bool) *csi.Snapshot {
+	return &csi.Snapshot{SnapshotId: testSnapshot, SourceVolumeId: testDisk, SizeBytes: 10 * gibBytes,
+		ReadyToUse: ready, CreationTime: timestamppb.New(
+			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
+}
+
+func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
+	answer, err := rackThat(t, taken.to(postSnap), ok(viewSnapName, snapshotOf("creating"))).
+		CreateSnapshot(t.Context(), snapshotRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
+}
+
+func TestDeletingSnapshots(t *testing.T) {
+	for _, s := range []scene{
+		{"is one request", []exchange{{want: deleteSnap, status: 204}}, codes.OK, "", ""},
+		{"DS-2 of one that is gone", []exchange{lost.to(deleteSnap), ok(viewProject, projectOf())},
+			codes.OK, "", ""},
+		{"OX-6 of one that cannot be seen", []exchange{lost.to(deleteSnap), lost.to(viewProject)},
+			codes.PermissionDenied, ReasonProjectNotFound, ""},
+		{"DS-5 of one in the making", []exchange{not.to(deleteSnap), ok(viewSnap,
+			snapshotOf("creating"))}, codes.Aborted, ReasonSnapshotNotReady, ""},
+		{"of one that goes meanwhile", []exchange{not.to(deleteSnap), lost.to(viewSnap),
+			ok(viewProject, projectOf())}, codes.OK, "", ""},
+		{"DS-4 of one that the rack keeps", []exchange{rackError(409, "Conflict", "in use").to(deleteSnap),
+			ok(viewSnap, snapshotOf("ready"))}, codes.FailedPrecondition, ReasonConflict, "in use"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			_, err := rackThat(t, s.lines...).DeleteSnapshot(t.Context(),
+				&csi.DeleteSnapshotRequest{SnapshotId: testSnapshot})
+			s.verify(t, err)
+		})
+	}
+}
+
+func TestListingSnapshots(t *testing.T) {
+	numberedSnap := func(n int, state string, edit ...func(map[string]any)) string {
+		return snapshotOf(state, append(edit, with("id", numbered(n)))...)
+	}
+	var five []string
+	for n := range 5 {
+		five = append(five, numberedSnap(n, "ready"))
+	}
+	c := pagedRack(t, map[string][]string{"/v1/snapshots": five}, 3)
+	first, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 2})
+	if err != nil || len(first.GetEntries()) != 2 {
+		t.Fatalf("LS-4: got %v, %v", first, err)
+	}
+	rest, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{
+		StartingToken: first.GetNextToken()})
+	if err != nil || len(rest.GetEntries()) != 3 || rest.GetNextToken() != "" {
+		t.Fatalf("LS-4: got %v, %v", rest, err)
+	}
+
+	for _, test := range []struct {
+		name  string
+		req   *csi.ListSnapshotsRequest
+		lines []exchange
+		want  string
+	}{
+		{"LS-5 everybody's, but none uncut", &csi.ListSnapshotsRequest{}, []exchange{ok(listSnaps, pageOf("",
+			numberedSnap(1, "ready", with("description", "mine")), numberedSnap(2, "creating"),
+			numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))}, "[1:true 3:false]"},
+		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: testDisk}, []exchange{ok(listSnaps,
+			pageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", with("disk_id", testImage))))},
+			"[1:true]"},
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot}, []exchange{ok(viewSnap,
+			numberedSnap(7, "ready"))}, "[7:true]"},
+		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot,
+			SourceVolumeId: testImage}, []exchange{ok(viewSnap, numberedSnap(7, "ready"))}, "[]"},
+		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot},
+			[]exchange{lost.to(viewSnap)}, "[]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := []string{}
+			for _, e := range answer.GetEntries() {
+				n := 0
+				_, _ = fmt.Sscanf(e.GetSnapshot().GetSnapshotId(), "%x-", &n)
+				got = append(got, fmt.Sprintf("%d:%v", n, e.GetSnapshot().GetReadyToUse()))
+			}
+			if fmt.Sprint(got) != test.want {
+				t.Errorf("got %v, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestGetSnapshot(t *testing.T) {
+	answer, err := rackThat(t, ok(viewSnap, snapshotOf("creating"))).GetSnapshot(t.Context(),
+		&csi.GetSnapshotRequest{SnapshotId: testSnapshot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
+	for _, line := range []exchange{lost.to(viewSnap), ok(viewSnap, snapshotOf("destroyed"))} {
+		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
+			SnapshotId: testSnapshot})
+		wantFailure(t, err, codes.NotFound, ReasonSnapshotNotFound) // LS-7
+	}
+}
