@@ -59,14 +59,14 @@ func (h *rackHealth) run(ctx context.Context) {
 			timer.Stop()
 			return
 		case <-timer.C:
-		case <-h.soon(ctx):
+		case <-h.soon():
 			timer.Stop()
 		}
 	}
 }
 
 // soon is asked, but not for a look that has just failed: a hundred refused calls are one question.
-func (h *rackHealth) soon(context.Context) <-chan struct{} {
+func (h *rackHealth) soon() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.fault != nil {

@@ -1,0 +1,176 @@
+package driver
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// guardedRack accepts one token, which can be changed, and counts its requests.
+type guardedRack struct {
+	mu sync.Mutex
+	// guarded by mu
+	token    string
+	requests []string
+}
+
+func (g *guardedRack) accept(token string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.token = token
+}
+
+func (g *guardedRack) seen() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	seen := g.requests
+	g.requests = nil
+	return seen
+}
+
+func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	body, _ := io.ReadAll(r.Body)
+	got := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	g.requests = append(g.requests, got)
+	switch {
+	case got != g.token:
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"Unauthorized",`+
+			`"message":"credentials missing or invalid"}`)
+	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("pvc-1")):
+		w.WriteHeader(http.StatusBadRequest) // the body did not come again
+	case r.Method == http.MethodPost:
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.WriteString(w, diskOf("creating"))
+	default:
+		_, _ = io.WriteString(w, projectOf())
+	}
+}
+
+func writeToken(t *testing.T, path, token string) {
+	t.Helper()
+	// As kubelet does it: a new file in the old one's place.
+	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestD63ATokenFileIsReadAgain(t *testing.T) {
+	rack := &guardedRack{}
+	server := httptest.NewServer(rack)
+	t.Cleanup(server.Close)
+	path := filepath.Join(t.TempDir(), "token")
+	writeToken(t, path, "one")
+	refusals := 0
+	client, closeIdle, err := newClient(Config{Host: server.URL, TokenFile: path}, newMetrics(),
+		func() { refusals++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeIdle)
+	c := &Controller{Client: client, Project: testProject, ClusterID: "blue"}
+	create := func() error {
+		_, err := c.CreateVolume(t.Context(), createRequest())
+		return err
+	}
+	expect := func(what string, want ...string) {
+		t.Helper()
+		if got := rack.seen(); strings.Join(got, " ") != strings.Join(want, " ") {
+			t.Errorf("%s: the rack saw %v, want %v", what, got, want)
+		}
+	}
+
+	rack.accept("one")
+	if err := create(); err != nil {
+		t.Error(err)
+	}
+	expect("at first", "one")
+
+	writeToken(t, path, "two")
+	rack.accept("two")
+	if err := create(); err != nil {
+		t.Error(err)
+	}
+	expect("a new file is seen before the rack refuses", "two")
+
+	// The file changes in a way that its times do not show.
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("six\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, time.Now(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	rack.accept("six")
+	if err := create(); err != nil {
+		t.Error(err)
+	}
+	expect("a refusal is followed by one more try, with the body", "two", "six")
+
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(); err != nil {
+		t.Errorf("without its file the last token serves on: %v", err)
+	}
+	expect("without its file", "six")
+
+	rack.accept("seven")
+	wantFailure(t, create(), codes.Unauthenticated, ReasonTokenRejected)
+	expect("a token that stays wrong is not tried again", "six")
+	if refusals != 1 {
+		t.Errorf("%d refusals were reported", refusals)
+	}
+	writeToken(t, path, "eight")
+	wantFailure(t, create(), codes.Unauthenticated, ReasonTokenRejected)
+	expect("another wrong one", "eight")
+}
+
+func TestTheTokenGoesToTheRackOnly(t *testing.T) {
+	thief := &guardedRack{}
+	elsewhere := httptest.NewServer(thief)
+	t.Cleanup(elsewhere.Close)
+	server := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(server.Close)
+	_, err := controllerFor(t, server.URL).Client.Ping(t.Context())
+	if err == nil || len(thief.seen()) > 0 {
+		t.Errorf("a redirect was followed: %v", err)
+	}
+}
+
+func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, projectOf())
+	}))
+	t.Cleanup(server.Close)
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pemOf(server.Certificate().Raw), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client, closeIdle, err := newClient(Config{Host: server.URL, Token: testToken, CAFile: path},
+		newMetrics(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeIdle)
+	if _, err := client.ProjectView(t.Context(), oxide.ProjectViewParams{Project: "x"}); err != nil {
+		t.Error(err)
+	}
+}
