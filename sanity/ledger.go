@@ -16,7 +16,7 @@ import (
 )
 
 // settleTimeout is how long a ledger may take to balance: connections close, goroutines end.
-const settleTimeout = 15 * time.Second
+const settleTimeout = 3 * time.Second
 
 // Ledger counts what exists, by name: the rack's disks, snapshots and attachments, the kernel's
 // loop devices and mounts, the processes' open files and goroutines. What a ledger at the end has

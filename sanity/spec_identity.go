@@ -44,7 +44,7 @@ func capabilities(ctx context.Context, p *Plugin) []string {
 
 var _ = onStage("what the driver declares", sceneOptions{}, func(s *scene) {
 	var all *Plugin
-	BeforeAll(func(ctx SpecContext) { all = s.rack.Plugin(ctx, PluginOptions{}) })
+	BeforeAll(func(ctx SpecContext) { all = s.all(ctx) })
 
 	DescribeTable("capabilities that are declared",
 		func(ctx SpecContext, names ...string) {
@@ -275,8 +275,7 @@ func awaitReady(ctx context.Context, p *Plugin) {
 var _ = onStage("Probe", sceneOptions{}, func(s *scene) {
 	It("PR-1 is ready, and costs the rack nothing however often it is asked",
 		func(ctx SpecContext) {
-			awaitReady(ctx, s.plugin)
-			Expect(s.calls(ctx, func() {
+			Expect(s.callsAndLooks(ctx, func() {
 				for range 50 {
 					Expect(probe(ctx, s.plugin)).To(BeTrue())
 				}
@@ -286,7 +285,7 @@ var _ = onStage("Probe", sceneOptions{}, func(s *scene) {
 	It("PR-2 is well but not ready while the rack's first answer is outstanding",
 		func(ctx SpecContext) {
 			s.fault(ctx, Fault{Operation: "project_view", Phase: "before", Delay: "2s"})
-			p := s.controller(ctx, PluginOptions{})
+			p := s.rack.Plugin(ctx, PluginOptions{Mode: ModeController})
 			ready, err := probe(ctx, p)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(ready).To(BeFalse())
@@ -295,7 +294,7 @@ var _ = onStage("Probe", sceneOptions{}, func(s *scene) {
 
 	DescribeTable("a controller that can never work",
 		func(ctx SpecContext, env map[string]string, word string) {
-			p := s.controller(ctx, PluginOptions{Env: env})
+			p := s.rack.Plugin(ctx, PluginOptions{Mode: ModeController, Env: env})
 			var last error
 			eventually(ctx, func() error {
 				_, last = probe(ctx, p)
@@ -320,7 +319,6 @@ var _ = onStage("Probe", sceneOptions{}, func(s *scene) {
 	})
 
 	It("PR-5 stays well while the rack cannot be reached", func(ctx SpecContext) {
-		awaitReady(ctx, s.plugin)
 		Expect(s.rack.Stop()).To(Succeed())
 		DeferCleanup(func(ctx SpecContext) { Expect(s.rack.Start(ctx)).To(Succeed()) })
 		for range 5 {

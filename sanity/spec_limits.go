@@ -112,7 +112,7 @@ func (r rpc) call(ctx context.Context, p *Plugin, req proto.Message) error {
 
 var _ = onStage("the limits of every field", sceneOptions{}, func(s *scene) {
 	var all *Plugin
-	BeforeAll(func(ctx SpecContext) { all = s.rack.Plugin(ctx, PluginOptions{}) })
+	BeforeAll(func(ctx SpecContext) { all = s.all(ctx) })
 
 	// refused demands that a request is refused with the code, before the rack is asked.
 	refused := func(ctx context.Context, r rpc, req proto.Message, code codes.Code) {

@@ -123,7 +123,7 @@ func (s *scene) secretNodeCalls(ctx context.Context, node *Plugin) {
 	GinkgoHelper()
 	staging := filepath.Join(node.Dir, "staging")
 	Expect(os.Mkdir(staging, 0o755)).To(Succeed())
-	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, err := node.Node().NodeStageVolume(short, &csi.NodeStageVolumeRequest{
 		VolumeId: someUUID, StagingTargetPath: staging, VolumeCapability: secretMount(),
@@ -199,7 +199,8 @@ var _ = onStage("a rack with a certificate of its own",
 
 		It("OX-9 is not trusted without it, which an operator can repair",
 			func(ctx SpecContext) {
-				p := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CA_FILE": ""}})
+				p := s.rack.Plugin(ctx, PluginOptions{Mode: ModeController,
+					Env: map[string]string{"OXIDE_CA_FILE": ""}})
 				_, err := p.Controller().CreateVolume(ctx, createRequest(fresh("untrusted")))
 				expectRefusal(err, codes.Unavailable, "certificate")
 			})
