@@ -41,8 +41,8 @@ func capabilityProblem(c *csi.VolumeCapability) capabilityFault {
 		if known == "" {
 			known = fmt.Sprintf("number %d", mode)
 		}
-		return unsupported("access mode %s is not supported: a disk can be attached to one instance, "+
-			"for writing; use ReadWriteOnce or ReadWriteOncePod (SINGLE_NODE_WRITER)", known)
+		return unsupported("access mode %s is not supported: a disk can be attached to one "+
+			"instance, for writing; use ReadWriteOnce or ReadWriteOncePod (SINGLE_NODE_WRITER)", known)
 	}
 	return mountProblem(c.GetMount())
 }

@@ -11,8 +11,8 @@ const (
 	gibBytes = 1 << 30
 	// defaultSizeBytes is the size of a volume for which nobody asked for one.
 	defaultSizeBytes = 10 * gibBytes
-	// maxDistributedBytes is the largest distributed disk a rack makes. For a local one only the rack
-	// knows.
+	// maxDistributedBytes is the largest distributed disk a rack makes. For a local one only the
+	// rack knows.
 	maxDistributedBytes = 1023 * gibBytes
 )
 
@@ -31,8 +31,8 @@ func parseCapacityRange(r *csi.CapacityRange) (capacityRange, error) {
 	case out.min < 0 || out.max < 0:
 		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range is negative")
 	case out.min == 0 && out.max == 0:
-		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range sets neither "+
-			"required_bytes nor limit_bytes; leave it out for a volume of %d bytes", int64(defaultSizeBytes))
+		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range sets "+
+			"neither required_bytes nor limit_bytes; leave it out for a volume of %d bytes", int64(defaultSizeBytes))
 	case out.max == 0:
 		out.max = math.MaxInt64
 	case out.max < out.min:
@@ -56,17 +56,17 @@ func (r capacityRange) diskSize(floor, ceiling int64) (int64, error) {
 	}
 	size = max(size, floor, gibBytes)
 	if size > ceiling {
-		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "%d bytes are more than the largest "+
-			"disk, %d", size, ceiling)
+		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "%d bytes are more than the "+
+			"largest disk, %d", size, ceiling)
 	}
 	size = roundUp(size)
 	if size > r.max {
 		if floor > r.max {
-			return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "limit_bytes %d is less than the "+
-				"source's %d bytes", r.max, floor)
+			return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "limit_bytes %d is less "+
+				"than the source's %d bytes", r.max, floor)
 		}
-		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "disks have whole GiB, at least one, "+
-			"and the next size, %d bytes, is above limit_bytes %d", size, r.max)
+		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "disks have whole GiB, at "+
+			"least one, and the next size, %d bytes, is above limit_bytes %d", size, r.max)
 	}
 	return size, nil
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through
-// the rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at any
-// moment. What the rack says is the only state.
+// the rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at
+// any moment. What the rack says is the only state.
 type Controller struct {
 	csi.UnimplementedControllerServer
 
@@ -65,8 +65,8 @@ func (c *Controller) ControllerGetCapabilities(context.Context,
 // ControllerExpandVolume says that it cannot be done.
 func (c *Controller) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
 	*csi.ControllerExpandVolumeResponse, error) {
-	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk's size is fixed when it is made; "+
-		"take a snapshot of the volume and restore it into a larger one")
+	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk's size is fixed when it is "+
+		"made; take a snapshot of the volume and restore it into a larger one")
 }
 
 // ControllerModifyVolume says that it cannot be done.
@@ -92,9 +92,9 @@ func (c *Controller) projectVisible(ctx context.Context) error {
 	_, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
 	switch {
 	case unknown(err):
-		return fail(codes.PermissionDenied, ReasonProjectNotFound, "the rack shows this token no project "+
-			"of the name or id in OXIDE_PROJECT, so nothing can be said about what is in it; give the "+
-			"token's user a role on it")
+		return fail(codes.PermissionDenied, ReasonProjectNotFound, "the rack shows this token no "+
+			"project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in "+
+			"it; give the token's user a role on it")
 	case err != nil:
 		return statusError(ctx, "read project", err)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
-// ListVolumes lists this cluster's volumes: the disks it made, and those made by hand while they are
-// attached, boot disks excepted. A CO takes what is attached and not listed for lost.
+// ListVolumes lists this cluster's volumes: the disks it made, and those made by hand while they
+// are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
 func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())

@@ -69,8 +69,8 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 		return a, err
 	}
 	if req.GetReadonly() {
-		return a, fail(codes.InvalidArgument, ReasonReadOnlyUnsupported, "readonly is not supported when "+
-			"a disk is attached; let the node mount the volume read-only")
+		return a, fail(codes.InvalidArgument, ReasonReadOnlyUnsupported, "readonly is not "+
+			"supported when a disk is attached; let the node mount the volume read-only")
 	}
 	var ok bool
 	if a.Disk, ok = rackID(req.GetVolumeId()); !ok {
@@ -83,12 +83,12 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 }
 
 func instanceNotFound(id string) error {
-	return fail(codes.NotFound, ReasonInstanceNotFound, "the rack has no instance %.80q, or shows this "+
-		"token none; node_id is an instance's UUID", id)
+	return fail(codes.NotFound, ReasonInstanceNotFound, "the rack has no instance %.80q, or shows "+
+		"this token none; node_id is an instance's UUID", id)
 }
 
-// attachDisk attaches and believes only what the answer shows. A disk of our own making has a serial
-// of its own, so that nothing has to be looked at before; any other is compared with its neighbours.
+// attachDisk attaches and believes only what the answer shows. A disk of our own making has a
+// serial of its own, so that nothing has to be looked at before; any other is compared with its neighbours.
 func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
 	const doing = "attach disk"
 	if !isOwnName(a.DiskName) {
@@ -127,9 +127,9 @@ func (c *Controller) checkSerial(ctx context.Context, a attachment) (*oxide.Disk
 	}
 	for _, other := range beside {
 		if other.Id != disk.Id && diskSerial(string(other.Name)) == diskSerial(string(disk.Name)) {
-			return nil, fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks %s and %s, "+
-				"which is attached to the instance %s, begin with the same %d bytes, and the guest would show "+
-				"only one of them; detach that one", disk.Name, other.Name, a.Instance, ownNameBytes)
+			return nil, fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks "+
+				"%s and %s, which is attached to the instance %s, begin with the same %d bytes, "+
+				"and the guest would show only one of them; detach that one", disk.Name, other.Name, a.Instance, ownNameBytes)
 		}
 	}
 	if disk.State.State() == oxide.DiskStateStateAttached && holder(disk) == string(a.Instance) {
@@ -164,14 +164,14 @@ func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxid
 	case disk.Id != string(a.Disk):
 		return nil, wrongAnswer(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
 	case disk.State.State() == oxide.DiskStateStateAttaching:
-		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still attaching the "+
-			"disk %s; a repeated call goes on waiting", disk.Name)
+		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still "+
+			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
 	case disk.State.State() != oxide.DiskStateStateAttached || holder(disk) != string(a.Instance):
 		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s", disk.Name,
 			disk.State.State(), holder(disk), a.Instance)
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
-		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, but the "+
-			"disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName, disk.Name)
+		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, "+
+			"but the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName, disk.Name)
 	}
 	return disk, nil
 }
@@ -187,8 +187,8 @@ func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error)
 	elsewhere := holder(disk) != "" && holder(disk) != string(a.Instance)
 	switch state := disk.State.State(); {
 	case elsewhere:
-		return nil, fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is %s at the "+
-			"instance %s, which is the node to unpublish it from first", disk.Name, state, holder(disk))
+		return nil, fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
+			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state, holder(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return disk, nil
 	case state == oxide.DiskStateStateFaulted:
@@ -207,16 +207,16 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 		return err
 	}
 	if disk.ProjectId != instance.ProjectId {
-		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s and the instance %s are in "+
-			"different projects", disk.Name, instance.Name)
+		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s and the instance %s "+
+			"are in different projects", disk.Name, instance.Name)
 	}
 	beside, err := c.instanceDisks(ctx, a.Instance)
 	switch {
 	case err != nil:
 		return err
 	case len(beside) >= c.maxDisks():
-		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, the boot "+
-			"disk included, and the rack allows %d", instance.Name, len(beside), c.maxDisks())
+		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, "+
+			"the boot disk included, and the rack allows %d", instance.Name, len(beside), c.maxDisks())
 	}
 	return instanceRefusal("attach", instance, why)
 }
@@ -249,13 +249,13 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 		words = answerText(answer)
 	}
 	if slices.Contains(activeStates, instance.RunState) {
-		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s and "+
-			"must be stopped to %s a disk: this rack has no hot-plug; see "+
+		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
+			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)", instance.Name,
 			instance.RunState, verb, words)
 	}
-	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while the "+
-		"instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
+	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
+		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
 }
 
 // detachEverywhere detaches a disk from the instance that has it.
@@ -297,16 +297,16 @@ func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId
 	case disk.Id != string(id):
 		return wrongAnswer(doing, "asked for the disk %s and got %.80q", id, disk.Id)
 	case disk.State.State() == oxide.DiskStateStateDetaching:
-		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still detaching the disk "+
-			"%s; a repeated call goes on waiting", disk.Name)
+		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still detaching "+
+			"the disk %s; a repeated call goes on waiting", disk.Name)
 	case holder(disk) == string(instance):
 		return wrongAnswer(doing, "the disk %s is still %s", disk.Name, disk.State.State())
 	}
 	return nil
 }
 
-// refusedDetach finds the reason of a refusal in the state of disk and instance. A disk that is gone,
-// or elsewhere, is as detached from the instance as one could wish.
+// refusedDetach finds the reason of a refusal in the state of disk and instance. A disk that is
+// gone, or elsewhere, is as detached from the instance as one could wish.
 func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
 	why error) error {
 	disk, err := c.diskByID(ctx, id)
@@ -323,14 +323,14 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	instance, err := c.instanceByID(ctx, instanceID)
 	switch {
 	case isNotFound(err):
-		return fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s is attached to "+
-			"the instance %s, and that there is no such instance; it cannot be taken for unpublished",
+		return fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s is "+
+			"attached to the instance %s, and that there is no such instance; it cannot be taken for unpublished",
 			disk.Name, instanceID)
 	case err != nil:
 		return err
 	case instance.BootDiskId == disk.Id:
-		return fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk of the "+
-			"instance %s, which the rack does not detach; choose another boot disk first", disk.Name,
+		return fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk of "+
+			"the instance %s, which the rack does not detach; choose another boot disk first", disk.Name,
 			instance.Name)
 	}
 	return instanceRefusal("detach", instance, fmt.Errorf("detach disk: %w", why))

@@ -119,7 +119,9 @@ func TestPublishing(t *testing.T) {
 
 func TestD2PublishingAStaticVolume(t *testing.T) {
 	const name = "made-by-hand-with-a-long-name"
-	static := func(state string) string { return diskOf(state, with("name", name), with("read_only", true)) }
+	static := func(state string) string {
+		return diskOf(state, with("name", name), with("read_only", true))
+	}
 	neighbour := func(name string) string {
 		return diskOf(here, with("id", testImage), with("name", name))
 	}

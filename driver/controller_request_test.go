@@ -281,8 +281,10 @@ func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
 func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 	c := rackThat(t)
 	for reason, edit := range map[Reason]func(*csi.CreateSnapshotRequest){
-		ReasonFieldInvalid:     func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
-		ReasonParameterInvalid: func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"a": "b"} },
+		ReasonFieldInvalid: func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
+		ReasonParameterInvalid: func(r *csi.CreateSnapshotRequest) {
+			r.Parameters = map[string]string{"a": "b"}
+		},
 		ReasonTopologyInvalid: func(r *csi.CreateSnapshotRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t, "rack=a")}
 		},

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of the
-// same name took. The rack answers when it is cut.
+// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of
+// the same name took. The rack answers when it is cut.
 func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
 	*csi.CreateSnapshotResponse, error) {
 	disk, err := snapshotOrder(req)
@@ -96,13 +96,13 @@ func snapshotOrder(req *csi.CreateSnapshotRequest) (oxide.NameOrId, error) {
 	}
 	for key := range req.GetParameters() {
 		if !foreignKey(key) {
-			return "", fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q is unknown; "+
-				"snapshots have none", key)
+			return "", fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q "+
+				"is unknown; snapshots have none", key)
 		}
 	}
 	if req.GetAccessibilityRequirements() != nil {
-		return "", fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements are not "+
-			"supported for snapshots; a snapshot is where its volume is")
+		return "", fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements "+
+			"are not supported for snapshots; a snapshot is where its volume is")
 	}
 	disk, ok := rackID(req.GetSourceVolumeId())
 	if !ok {
@@ -152,19 +152,19 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, statusError(ctx, "create snapshot", why)
 	case unknown(err):
-		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is gone; "+
-			"repeat the call", snapshotName(name))
+		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is "+
+			"gone; repeat the call", snapshotName(name))
 	case err != nil:
 		return nil, statusError(ctx, doing, err)
 	}
 	m, marked := readMark(snapshot.Description)
 	switch {
 	case !marked || m.Name != name || m.Cluster != c.ClusterID:
-		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the snapshot %s, "+
-			"which is not of this cluster's making or has another name there", snapshot.Id)
+		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
+			"snapshot %s, which is not of this cluster's making or has another name there", snapshot.Id)
 	case snapshot.DiskId != string(disk):
-		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the snapshot %s, "+
-			"of the volume %s", snapshot.Id, snapshot.DiskId)
+		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
+			"snapshot %s, of the volume %s", snapshot.Id, snapshot.DiskId)
 	}
 	return snapshot, checkSnapshot(doing, name, disk, snapshot)
 }
@@ -179,8 +179,8 @@ func checkSnapshot(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) e
 	case s.DiskId != string(disk):
 		return wrongAnswer(doing, "asked for the disk %s and got %.80q", disk, s.DiskId)
 	case s.State == oxide.SnapshotStateFaulted:
-		return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot %s; "+
-			"delete it and take another", s.Id)
+		return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot "+
+			"%s; delete it and take another", s.Id)
 	}
 	return nil
 }
@@ -192,8 +192,8 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 		return err
 	}
 	impossible := func(what string) error {
-		return fail(codes.FailedPrecondition, ReasonSnapshotImpossible, "the rack takes no snapshots of "+
-			"%s disks, and %s is one", what, disk.Name)
+		return fail(codes.FailedPrecondition, ReasonSnapshotImpossible, "the rack takes no "+
+			"snapshots of %s disks, and %s is one", what, disk.Name)
 	}
 	switch state := disk.State.State(); {
 	case disk.DiskType == oxide.DiskTypeLocal:
@@ -212,8 +212,8 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 	case err != nil:
 		return statusError(ctx, "read project", err)
 	case disk.ProjectId != project.Id:
-		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s is in another project than "+
-			"OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
+		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s is in another project "+
+			"than OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
 	}
 	return statusError(ctx, "create snapshot", why)
 }
@@ -235,14 +235,14 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
-		return fail(codes.Aborted, ReasonSnapshotNotReady, "the rack is still taking the snapshot %s; "+
-			"repeat the call later", snapshot.Id)
+		return fail(codes.Aborted, ReasonSnapshotNotReady, "the rack is still taking the snapshot "+
+			"%s; repeat the call later", snapshot.Id)
 	}
 	return statusError(ctx, "delete snapshot", err)
 }
 
-// matchingSnapshots visits the snapshots that the request's filters let through. What does not exist
-// matches nothing, which is no error.
+// matchingSnapshots visits the snapshots that the request's filters let through. What does not
+// exist matches nothing, which is no error.
 func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
 	visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rackID(req.GetSourceVolumeId())

@@ -64,8 +64,8 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	case viewErr != nil:
 		return viewErr
 	case holder(disk) != "":
-		return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the instance %s; "+
-			"unpublish the volume first", disk.Name, disk.State.State(), holder(disk))
+		return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the "+
+			"instance %s; unpublish the volume first", disk.Name, disk.State.State(), holder(disk))
 	case disk.State.State() == oxide.DiskStateStateFaulted:
 		return statusError(ctx, doing, err)
 	}
@@ -73,8 +73,8 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 }
 
 func diskBusy(d *oxide.Disk) error {
-	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat the "+
-		"call later", d.Name, d.State.State())
+	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat "+
+		"the call later", d.Name, d.State.State())
 }
 
 // createDisk makes the disk of an order. The 201 to our own request is the end of the rack's work,
@@ -107,8 +107,8 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	case refused(err) && order.hasSource():
 		return nil, c.refusedSource(ctx, source, err)
 	case unknown(err) && !order.hasSource():
-		return nil, fail(codes.NotFound, ReasonProjectNotFound, "the rack shows this token no project of "+
-			"the name or id in OXIDE_PROJECT")
+		return nil, fail(codes.NotFound, ReasonProjectNotFound, "the rack shows this token no "+
+			"project of the name or id in OXIDE_PROJECT")
 	}
 	return nil, statusError(ctx, doing, err)
 }
@@ -127,8 +127,8 @@ func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceEr
 	return disk, err
 }
 
-// existingDisk is the disk that has the order's name already, if it is what is asked for. why is the
-// rack's refusal to make it, nil when it was not asked.
+// existingDisk is the disk that has the order's name already, if it is what is asked for. why is
+// the rack's refusal to make it, nil when it was not asked.
 func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (*oxide.Disk,
 	error) {
 	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{
@@ -141,8 +141,8 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 		return nil, statusError(ctx, "create disk", why)
 	case unknown(err):
 		// The rack undid a create that was at work, or somebody deleted the disk.
-		return nil, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was there and is gone; repeat the "+
-			"call", order.diskName())
+		return nil, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was there and is gone; "+
+			"repeat the call", order.diskName())
 	case err != nil:
 		return nil, statusError(ctx, "read disk", err)
 	}
@@ -150,8 +150,8 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 		return nil, err
 	}
 	if difference := order.difference(disk); difference != "" {
-		return nil, fail(codes.AlreadyExists, ReasonVolumeExists, "the name is taken by the disk %s (%s), "+
-			"which %s", disk.Name, disk.Id, difference)
+		return nil, fail(codes.AlreadyExists, ReasonVolumeExists, "the name is taken by the disk "+
+			"%s (%s), which %s", disk.Name, disk.Id, difference)
 	}
 	return c.readyDisk(ctx, disk)
 }
@@ -161,8 +161,8 @@ func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Di
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
 	switch {
 	case isNotFound(err):
-		return nil, fail(codes.Aborted, ReasonDiskBusy, "the rack has undone the making of the disk; "+
-			"repeat the call")
+		return nil, fail(codes.Aborted, ReasonDiskBusy, "the rack has undone the making of the "+
+			"disk; repeat the call")
 	case err != nil:
 		return nil, err
 	}
@@ -176,8 +176,8 @@ func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Di
 }
 
 func diskFaulted(code codes.Code, d *oxide.Disk) error {
-	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete the "+
-		"volume, or ask the rack's operator", d.Name, d.Id)
+	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete "+
+		"the volume, or ask the rack's operator", d.Name, d.Id)
 }
 
 // checkCreated compares the rack's answer with the order.

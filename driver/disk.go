@@ -63,8 +63,8 @@ func (c *Controller) diskByID(ctx context.Context, id oxide.NameOrId) (*oxide.Di
 }
 
 func volumeNotFound(id string) error {
-	return fail(codes.NotFound, ReasonVolumeNotFound, "the rack has no disk %.80q, or shows this token "+
-		"none; volume_id is a disk's UUID", id)
+	return fail(codes.NotFound, ReasonVolumeNotFound, "the rack has no disk %.80q, or shows this "+
+		"token none; volume_id is a disk's UUID", id)
 }
 
 // The pace at which a passing state is looked at.
@@ -76,8 +76,8 @@ const (
 	longestWait  = 30 * time.Second
 )
 
-// await reads a disk again while it is in a passing state, until the caller's time is nearly up, and
-// returns what it saw last.
+// await reads a disk again while it is in a passing state, until the caller's time is nearly up,
+// and returns what it saw last.
 func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
 	passing ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
@@ -110,8 +110,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// volume is a disk in CSI's words. Everything in it comes from the disk, so that every call says the
-// same of a volume.
+// volume is a disk in CSI's words. Everything in it comes from the disk, so that every call says
+// the same of a volume.
 func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,

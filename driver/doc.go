@@ -28,7 +28,7 @@
 //
 // Each RPC checks its request, does one thing, and builds its answer. What surrounds that is in one
 // place each: interceptors for the log without secrets, metrics, panics, CSI's field limits and
-// one call at a time for each object (interceptor.go); the rack's answers as gRPC codes (errors.go);
-// the words for what went wrong (reasons.go, node_reasons.go); and the two languages, Oxide's and
-// CSI's, meet in name.go.
+// one call at a time for each object (interceptor.go); the rack's answers as gRPC codes
+// (errors.go); the words for what went wrong (reasons.go, node_reasons.go); and the two languages,
+// Oxide's and CSI's, meet in name.go.
 package driver

@@ -41,8 +41,8 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	// The socket is made with its mode, never wider for a moment. Serving has not begun, so no other
-	// goroutine makes files meanwhile.
+	// The socket is made with its mode, never wider for a moment. Serving has not begun, so no
+	// other goroutine makes files meanwhile.
 	old := syscall.Umask(0o777 &^ socketMode)
 	listener, err := net.Listen("unix", path)
 	syscall.Umask(old)

@@ -59,13 +59,13 @@ func statusError(ctx context.Context, doing string, err error) error {
 		return fail(codes.Unauthenticated, ReasonTokenRejected, "%s: the rack does not accept the "+
 			"token: %s; put a valid one into OXIDE_TOKEN or the token file", doing, why)
 	case errors.Is(err, oxide.ErrHTTP403):
-		return fail(codes.PermissionDenied, ReasonRoleMissing, "%s: the token's user may not do this: "+
-			"%s; give it the role limited-collaborator on the project", doing, why)
+		return fail(codes.PermissionDenied, ReasonRoleMissing, "%s: the token's user may not do "+
+			"this: %s; give it the role limited-collaborator on the project", doing, why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
 		return fail(codes.NotFound, ReasonObjectNotFound, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrHTTP404):
-		return fail(codes.Internal, ReasonRackUnknown, "%s: what answers at OXIDE_HOST does not know "+
-			"this call: %s; look whether it is the rack's address and its release at least v20",
+		return fail(codes.Internal, ReasonRackUnknown, "%s: what answers at OXIDE_HOST does not "+
+			"know this call: %s; look whether it is the rack's address and its release at least v20",
 			doing, why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
 		return fail(codes.ResourceExhausted, ReasonRackFull, "%s: %s", doing, why)
@@ -106,8 +106,8 @@ func transportError(ctx context.Context, doing string, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fail(codes.Canceled, ReasonCanceled, "%s: the caller stopped waiting", doing)
 	case ctx.Err() != nil:
-		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "%s: the rack did not answer in "+
-			"time; the rack goes on with it, and a repeated call finds the result", doing)
+		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "%s: the rack did not answer "+
+			"in time; the rack goes on with it, and a repeated call finds the result", doing)
 	}
 	return fail(codes.Unavailable, ReasonRackUnavailable, "%s: no whole answer from the rack: %s",
 		doing, transportText(err))

@@ -19,7 +19,7 @@ import (
 const viewDisk = "GET /v1/disks/" + testDisk
 
 // viewing reads the disk, as the simplest call that can meet an answer.
-func viewing(c *Controller, ctx context.Context) error {
+func viewing(ctx context.Context, c *Controller) error {
 	_, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: testDisk})
 	return statusError(ctx, "read disk", err)
 }
@@ -75,7 +75,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError, "Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			err := viewing(rackThat(t, test.answer.to(viewDisk)), t.Context())
+			err := viewing(t.Context(), rackThat(t, test.answer.to(viewDisk)))
 			wantFailure(t, err, test.code, test.reason)
 			message := status.Convert(err).Message()
 			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
@@ -88,7 +88,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
-	err := viewing(controllerFor(t, server.URL), t.Context())
+	err := viewing(t.Context(), controllerFor(t, server.URL))
 	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
 	if !strings.Contains(err.Error(), "connection refused") || strings.Contains(err.Error(), "/v1/") {
 		t.Errorf("%v should say what failed, without the URL", err)
@@ -99,7 +99,7 @@ func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	server.Config.ErrorLog = nil
 	t.Cleanup(server.Close)
-	err := viewing(controllerFor(t, server.URL), t.Context())
+	err := viewing(t.Context(), controllerFor(t, server.URL))
 	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
 	if !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v does not mention the certificate", err)
@@ -120,11 +120,11 @@ func silentRack(t *testing.T) *Controller {
 func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	wantFailure(t, viewing(silentRack(t), ctx), codes.DeadlineExceeded, ReasonDeadlineExceeded)
+	wantFailure(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, ReasonDeadlineExceeded)
 
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(30*time.Millisecond, cancel)
-	wantFailure(t, viewing(silentRack(t), ctx), codes.Canceled, ReasonCanceled)
+	wantFailure(t, viewing(ctx, silentRack(t)), codes.Canceled, ReasonCanceled)
 }
 
 func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
@@ -134,7 +134,7 @@ func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
 		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"ObjectAl`)
 	}))
 	t.Cleanup(server.Close)
-	err := viewing(controllerFor(t, server.URL), t.Context())
+	err := viewing(t.Context(), controllerFor(t, server.URL))
 	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
 }
 

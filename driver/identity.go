@@ -13,8 +13,8 @@ type Identity struct {
 
 	// Topology says that an operator named the rack's place. Controller and nodes have to agree.
 	Topology bool
-	// Health says whether the process can work: ready, or not yet, or an error for a person. It must
-	// not wait for the rack; nil means always ready.
+	// Health says whether the process can work: ready, or not yet, or an error for a person. It
+	// must not wait for the rack; nil means always ready.
 	Health func() (ready bool, err error)
 }
 

@@ -59,8 +59,8 @@ func finished(err error) error {
 	return fail(s.Code(), ReasonInternal, "%s", s.Message())
 }
 
-// recoverPanics turns a panic into INTERNAL: one broken call must not end the mounts and attaches of
-// all others.
+// recoverPanics turns a panic into INTERNAL: one broken call must not end the mounts and attaches
+// of all others.
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
@@ -69,8 +69,8 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 				// The panic's value may quote the request; the stack does not.
 				log.ErrorContext(ctx, "panic", "method", info.FullMethod, "type", fmt.Sprintf("%T", p),
 					"stack", string(debug.Stack()))
-				err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log has the "+
-					"details", shortMethod(info.FullMethod))
+				err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log "+
+					"has the details", shortMethod(info.FullMethod))
 			}
 		}()
 		return handler(ctx, req)

@@ -40,8 +40,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// levelOf keeps the questions that a CO asks all day out of the log, and raises what somebody should
-// look at.
+// levelOf keeps the questions that a CO asks all day out of the log, and raises what somebody
+// should look at.
 func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") || strings.Contains(method, "List") ||
 		strings.HasPrefix(method, "Validate")

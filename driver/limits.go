@@ -15,9 +15,9 @@ const (
 	mostMapBytes    = 4 << 10
 )
 
-// fieldLimits are the fields with other limits: paths may be as long as the system allows, which the
-// node checks, and a node id has 256 bytes. A token that is too long is a bad token, which has a
-// code of its own. Mount flags are counted together.
+// fieldLimits are the fields with other limits: paths may be as long as the system allows, which
+// the node checks, and a node id has 256 bytes. A token that is too long is a bad token, which has
+// a code of its own. Mount flags are counted together.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,

@@ -44,8 +44,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		return handler(ctx, req)
 	}
 	if !l.tryLock(key) {
-		return nil, fail(codes.Aborted, ReasonOperationPending, "another call for %s is at work; repeat "+
-			"this one later", plain(key))
+		return nil, fail(codes.Aborted, ReasonOperationPending, "another call for %s is at work; "+
+			"repeat this one later", plain(key))
 	}
 	defer l.unlock(key)
 	return handler(ctx, req)

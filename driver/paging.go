@@ -33,8 +33,8 @@ func newPager(startingToken string, maxEntries int32) (*pager, error) {
 	}
 	id, ok := rackID(startingToken)
 	if !ok || string(id) != startingToken {
-		return nil, fail(codes.Aborted, ReasonStartingTokenInvalid, "starting_token is none that this "+
-			"driver gave; begin the listing again without one")
+		return nil, fail(codes.Aborted, ReasonStartingTokenInvalid, "starting_token is none that "+
+			"this driver gave; begin the listing again without one")
 	}
 	p.after = string(id)
 	return p, nil

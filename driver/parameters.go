@@ -67,8 +67,8 @@ func parseParameters(values map[string]string) (parameters, error) {
 			}
 		default:
 			if !foreignKey(key) {
-				return p, fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q is "+
-					"unknown; known are %s", key, strings.Join(parameterNames, ", "))
+				return p, fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter "+
+					"%.80q is unknown; known are %s", key, strings.Join(parameterNames, ", "))
 			}
 		}
 		if err != nil {
@@ -96,8 +96,8 @@ func (p parameters) contradiction() error {
 		return fail(codes.InvalidArgument, ReasonParameterInvalid, "blockSize has to be %d with "+
 			"diskType local", localBlockSize)
 	case p.ImageID != "":
-		return fail(codes.InvalidArgument, ReasonParameterInvalid, "imageId does not go with diskType "+
-			"local: local disks begin blank")
+		return fail(codes.InvalidArgument, ReasonParameterInvalid, "imageId does not go with "+
+			"diskType local: local disks begin blank")
 	}
 	return nil
 }

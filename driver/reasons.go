@@ -22,8 +22,8 @@ const (
 	ReasonCapacityInvalid Reason = "CapacityInvalid"
 	// ReasonCapacityOutOfRange: no disk the rack can make has a size in the range.
 	ReasonCapacityOutOfRange Reason = "CapacityOutOfRange"
-	// ReasonSourceUnsupported: volumes can be made blank, from a snapshot or from an image, not from
-	// other volumes. Take a snapshot and restore it instead.
+	// ReasonSourceUnsupported: volumes can be made blank, from a snapshot or from an image, not
+	// from other volumes. Take a snapshot and restore it instead.
 	ReasonSourceUnsupported Reason = "SourceUnsupported"
 	// ReasonSourceIncompatible: the snapshot is of another project, or the parameters contradict it.
 	ReasonSourceIncompatible Reason = "SourceIncompatible"
@@ -65,8 +65,8 @@ const (
 	ReasonDiskAttachedElsewhere Reason = "DiskAttachedElsewhere"
 	// ReasonDiskBusy: the rack is at work on the disk. Repeat the call later.
 	ReasonDiskBusy Reason = "DiskBusy"
-	// ReasonDiskFaulted: the rack reports the disk as faulted. Restore the volume from a snapshot, or
-	// ask the rack's operator.
+	// ReasonDiskFaulted: the rack reports the disk as faulted. Restore the volume from a snapshot,
+	// or ask the rack's operator.
 	ReasonDiskFaulted Reason = "DiskFaulted"
 	// ReasonDiskReadOnly: the disk can only be read, and volumes are for writing.
 	ReasonDiskReadOnly Reason = "DiskReadOnly"

@@ -102,10 +102,9 @@ func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || answer.StatusCode != http.StatusUnauthorized {
 		return answer, err
 	}
-	fresh, readErr := t.Tokens.renewed()
-	again, replayErr := replay(req)
-	if readErr != nil || replayErr != nil || fresh == token {
-		t.refused() // the rack's own answer says more than ours
+	again, fresh := t.secondTry(req, token)
+	if again == nil {
+		t.refused()
 		return answer, nil
 	}
 	drain(answer.Body)
@@ -122,6 +121,19 @@ func (t *rackTransport) send(req *http.Request, token string) (*http.Response, e
 	answer, err := t.Base.RoundTrip(req)
 	t.Metrics.request(req.Method, answer, time.Since(start))
 	return answer, err
+}
+
+// secondTry is the request once more and a fresher token for it; nil when there is none.
+func (t *rackTransport) secondTry(req *http.Request, token string) (*http.Request, string) {
+	fresh, err := t.Tokens.renewed()
+	if err != nil || fresh == token {
+		return nil, ""
+	}
+	again, err := replay(req)
+	if err != nil {
+		return nil, ""
+	}
+	return again, fresh
 }
 
 func (t *rackTransport) refused() {

@@ -102,9 +102,9 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 		return accessible(ours, nil), nil
 	}
 	if len(ours) == 0 {
-		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements are "+
-			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on controller and "+
-			"nodes")
+		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid, "+
+			""accessibility_requirements are set, but this plugin was started without a topology; "+
+			"set OXIDE_TOPOLOGY on controller and nodes")
 	}
 	if err := checkTopologyRequirement(req); err != nil {
 		return nil, err
@@ -119,8 +119,8 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 	if len(req.GetRequisite()) == 0 {
 		return accessible(ours, nil), nil // a preference is no demand
 	}
-	return nil, fail(codes.ResourceExhausted, ReasonTopologyUnreachable, "none of the %d requisite "+
-		"topologies is where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
+	return nil, fail(codes.ResourceExhausted, ReasonTopologyUnreachable, "none of the %d "+
+		"requisite topologies is where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
 }
 
 // accessible is a volume's topology: all places that reach this rack's disks, the chosen one first.
@@ -179,11 +179,11 @@ func checkSegments(segments map[string]string) error {
 		switch {
 		case prefixed && !topologyDomain.MatchString(strings.ToLower(prefix)),
 			!topologyWord.MatchString(name):
-			return invalidTopology("has the key %.80q; a key is an optional domain name, a slash, and at "+
-				"most 63 letters, digits, dots, hyphens and underscores", key)
+			return invalidTopology("has the key %.80q; a key is an optional domain name, a slash, "+
+				"and at most 63 letters, digits, dots, hyphens and underscores", key)
 		case !topologyWord.MatchString(value):
-			return invalidTopology("has the value %.80q for %s; a value has at most 63 letters, digits, "+
-				"dots, hyphens and underscores", value, key)
+			return invalidTopology("has the value %.80q for %s; a value has at most 63 letters, "+
+				"digits, dots, hyphens and underscores", value, key)
 		case seen[strings.ToLower(key)]:
 			return invalidTopology("has the key %s twice; case does not count", key)
 		}

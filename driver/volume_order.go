@@ -31,8 +31,8 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
-		return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "mutable_parameters are not "+
-			"supported: a disk cannot be changed after it is made")
+		return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "mutable_parameters are "+
+			"not supported: a disk cannot be changed after it is made")
 	}
 	var err error
 	if order.Parameters, err = parseParameters(req.GetParameters()); err != nil {
@@ -45,12 +45,12 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, err
 	}
 	if order.SnapshotID != "" && order.Parameters.ImageID != "" {
-		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a volume is made from a "+
-			"snapshot or from imageId, not from both")
+		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a volume is made "+
+			"from a snapshot or from imageId, not from both")
 	}
 	if order.SnapshotID != "" && order.Parameters.DiskType == oxide.DiskTypeLocal {
-		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a snapshot cannot be restored "+
-			"into diskType local: local disks begin blank")
+		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a snapshot cannot be "+
+			"restored into diskType local: local disks begin blank")
 	}
 	if order.Topology, err = place(req.GetAccessibilityRequirements(), c.Topology); err != nil {
 		return order, err
@@ -84,8 +84,8 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "cloning a volume is not "+
 			"supported; take a snapshot of it and restore that")
 	case source.GetSnapshot() == nil:
-		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "volume_content_source names "+
-			"nothing; a volume can be made from a snapshot")
+		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "volume_content_source "+
+			"names nothing; a volume can be made from a snapshot")
 	case source.GetSnapshot().GetSnapshotId() == "":
 		return "", fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
 	}
@@ -97,8 +97,8 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 }
 
 func snapshotNotFound(id string) error {
-	return fail(codes.NotFound, ReasonSnapshotNotFound, "the rack has no snapshot %.80q, or shows this "+
-		"token none; snapshot_id is a snapshot's UUID", id)
+	return fail(codes.NotFound, ReasonSnapshotNotFound, "the rack has no snapshot %.80q, or shows "+
+		"this token none; snapshot_id is a snapshot's UUID", id)
 }
 
 func (o volumeOrder) diskName() string { return diskName(o.Name) }
@@ -194,11 +194,11 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 	switch snapshot.State {
 	case oxide.SnapshotStateReady:
 	case oxide.SnapshotStateFaulted:
-		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotFaulted, "the rack reports the "+
-			"snapshot %s as faulted; take another", snapshot.Id)
+		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotFaulted, "the rack "+
+			"reports the snapshot %s as faulted; take another", snapshot.Id)
 	default:
-		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotNotReady, "the snapshot %s is "+
-			"%s; repeat the call when it is ready", snapshot.Id, snapshot.State)
+		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotNotReady, "the "+
+			"snapshot %s is %s; repeat the call when it is ready", snapshot.Id, snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
 	want := order.Parameters.BlockSize
@@ -220,12 +220,13 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: order.Parameters.ImageID})
 	switch want := order.Parameters.BlockSize; {
 	case unknown(err):
-		return volumeSource{}, fail(codes.InvalidArgument, ReasonImageNotFound, "imageId: the rack has no "+
-			"image %s, or shows this token none", order.Parameters.ImageID)
+		return volumeSource{}, fail(codes.InvalidArgument, ReasonImageNotFound, "imageId: the "+
+			"rack has no image %s, or shows this token none", order.Parameters.ImageID)
 	case err != nil:
 		return volumeSource{}, statusError(ctx, "read image", err)
 	case image.Size == 0 || image.Size > 1<<62:
-		return volumeSource{}, wrongAnswer("read image", "the image %.80q has %d bytes", image.Id, image.Size)
+		return volumeSource{}, wrongAnswer("read image", "the image %.80q has %d bytes", image.Id,
+			image.Size)
 	case want != 0 && want != int(image.BlockSize):
 		return volumeSource{}, blockSizeInherited(want, int(image.BlockSize))
 	}
@@ -233,8 +234,8 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 }
 
 func blockSizeInherited(want, inherited int) error {
-	return fail(codes.InvalidArgument, ReasonSourceIncompatible, "blockSize is %d, but the source has "+
-		"blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
+	return fail(codes.InvalidArgument, ReasonSourceIncompatible, "blockSize is %d, but the source "+
+		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
 }
 
 // refusedSource says why the rack does not make a disk from this snapshot.
@@ -244,8 +245,8 @@ func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why
 	case err != nil:
 		return statusError(ctx, "read project", err)
 	case source.projectID != "" && source.projectID != project.Id:
-		return fail(codes.InvalidArgument, ReasonSourceIncompatible, "the source belongs to another "+
-			"project; the rack makes disks from sources of their own project only")
+		return fail(codes.InvalidArgument, ReasonSourceIncompatible, "the source belongs to "+
+			"another project; the rack makes disks from sources of their own project only")
 	}
 	return statusError(ctx, "create disk", why)
 }
