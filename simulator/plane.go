@@ -3,22 +3,70 @@ package simulator
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// errWritersNotHeld says that a snapshot would have been torn: the filesystem under the
-// simulator's directory has no reflinks, and the disk was written to while it was copied.
-var errWritersNotHeld = errors.New("the disk's writers could not be held")
-
 // plane is the rack's data plane: the bytes of disks, snapshots and images, the loop devices that
-// carry attached disks, and the guest trees in which instances see them.
+// carry the disks of running instances, and the guest trees in which instances see them. It knows
+// nothing of projects, quotas or states.
+//
+// Under dir, which one process uses at a time, lie
+//
+//	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
+//	guests/<uuid>/sys     what the guest of that instance sees as /sys
+//	guests/<uuid>/dev     and as /dev
+//	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
+//	guests/<uuid>/aside   entries that are being made or removed
+//	frozen/<disk uuid>    a freeze that is under way
+//
+// What the kernel holds (a loop device's file and serial) and what lies in dir is all the memory it
+// needs: reconcile brings any leftovers together.
 type plane struct {
-	dir         string
-	log         *slog.Logger
-	deviceDelay time.Duration
-	seed        uint64
+	dir  string
+	log  *slog.Logger
+	seed uint64
+
+	// life ends with close; working are the devices that will appear later.
+	life    context.Context
+	die     context.CancelFunc
+	working sync.WaitGroup
+
+	// disks holds a disk's bytes still while its device is made, taken away or copied.
+	disks locks
+
+	// mu guards guests and what is in it.
+	mu     sync.Mutex
+	guests map[string]*guest
+}
+
+// guest is what the plane knows of one instance.
+type guest struct {
+	// random chooses the numbers of its devices.
+	random  *rand.Rand
+	plugged map[string]*plugged
+}
+
+// plugged is a disk that a guest has, whether it sees it or not.
+type plugged struct {
+	spec deviceSpec
+	// loop is nil for a device that never appears.
+	loop *loopdev.Device
+	// node is the device's name in the guest, "" while it is not visible.
+	node string
+	// cancel ends the wait for its appearance, and appeared tells the end.
+	cancel   context.CancelFunc
+	appeared chan struct{}
 }
 
 // guestSpec is an instance as its guest's firmware describes it.
@@ -32,55 +80,87 @@ type deviceSpec struct {
 	ReadOnly                     bool
 }
 
-// deviceFault is what goes wrong on purpose when a device appears. The zero value is nothing.
+// serial is what the disk's NVMe controller answers: as much of the name as fits (A54).
+func (d deviceSpec) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
+
+// deviceFault is how a device appears. The zero value is at once and as it should be.
 type deviceFault struct {
 	Never     bool
 	Delay     time.Duration
 	SizeBytes int64
 }
 
-var errPlaneStub = errors.New("the data plane is not there yet")
-
+// openPlane prepares a directory and refuses one, or a machine, on which no disk could be attached.
 func openPlane(dir string, log *slog.Logger) (*plane, error) {
-	return &plane{dir: dir, log: log}, nil
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	// The kernel names the files of its loop devices without symbolic links.
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	p := &plane{dir: dir, log: log, guests: map[string]*guest{}}
+	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return nil, fmt.Errorf("open the data plane: %w", err)
+		}
+	}
+	if err := errors.Join(flushDir(dir), p.checkNodes(), loopdev.Available()); err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	p.life, p.die = context.WithCancel(context.Background())
+	return p, nil
 }
 
-func (p *plane) createDisk(id string, size int64) error { return errPlaneStub }
-
-func (p *plane) cloneDisk(ctx context.Context, id, source string, size int64) error {
-	return errPlaneStub
+// checkNodes makes sure that device nodes can be made in the directory, and used.
+func (p *plane) checkNodes() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.dir, &st); err != nil {
+		return fmt.Errorf("look at the filesystem of %s: %w", p.dir, err)
+	}
+	if st.Flags&unix.ST_NODEV != 0 {
+		return fmt.Errorf("%s lies on a filesystem that is mounted nodev, where the guests' device "+
+			"nodes cannot be opened; give a directory on another filesystem", p.dir)
+	}
+	probe := filepath.Join(p.dir, "guests", ".probe")
+	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a node: %w", err)
+	}
+	// The null device, which needs no more right than any other node.
+	if err := unix.Mknod(probe, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		return fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
+			"filesystem that can hold device nodes", p.dir, err)
+	}
+	return os.Remove(probe)
 }
 
-func (p *plane) removeDisk(id string) error { return errPlaneStub }
-
-func (p *plane) snapshotDisk(ctx context.Context, snapshotID, diskID string) error {
-	return errPlaneStub
+// close takes every device from its guest and gives it back to the kernel. One that somebody still
+// holds stays until its last holder leaves, with its bytes, so that a filesystem on it can be
+// unmounted in good order; close reports it.
+func (p *plane) close() error {
+	p.die()
+	p.working.Wait()
+	var devices []*plugged
+	p.mu.Lock()
+	for _, g := range p.guests {
+		for _, d := range g.plugged {
+			devices = append(devices, d)
+		}
+	}
+	p.mu.Unlock()
+	// One wait for all that are held, not one for each.
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	var errs []error
+	for _, d := range devices {
+		errs = append(errs, p.hide(d))
+		if d.loop != nil {
+			errs = append(errs, d.loop.Detach(ctx))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close the data plane: %w", err)
+	}
+	return nil
 }
-
-func (p *plane) removeSnapshot(id string) error { return errPlaneStub }
-
-func (p *plane) importImage(ctx context.Context, id, file string, size int64) error {
-	return errPlaneStub
-}
-
-func (p *plane) snapshotPath(id string) string {
-	return filepath.Join(p.dir, "snapshots", id+".img")
-}
-
-func (p *plane) imagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
-
-func (p *plane) addGuest(g guestSpec) error { return errPlaneStub }
-
-func (p *plane) removeGuest(id string) error { return errPlaneStub }
-
-func (p *plane) guestDir(id string) string { return filepath.Join(p.dir, "guests", id) }
-
-func (p *plane) plug(spec deviceSpec, f deviceFault) error { return errPlaneStub }
-
-func (p *plane) unplug(instanceID, diskID string) error { return errPlaneStub }
-
-func (p *plane) reconcile(ctx context.Context, attached []deviceSpec, disks, snapshots []string) error {
-	return errPlaneStub
-}
-
-func (p *plane) close() error { return nil }

@@ -1,0 +1,211 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+const (
+	// attachPatience is for a machine on which many want loop devices at once.
+	attachPatience = 10 * time.Second
+	// yankPatience is for those who open every device for a moment.
+	yankPatience = 300 * time.Millisecond
+)
+
+// plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
+// or, with a delay, later. A disk that the guest has already is a success.
+func (p *plane) plug(spec deviceSpec, f deviceFault) error {
+	defer p.disks.lock(spec.DiskID)()
+	if err := p.plugLocked(spec, f); err != nil {
+		return fmt.Errorf("plug disk %s into instance %s: %w", spec.DiskID, spec.InstanceID, err)
+	}
+	return nil
+}
+
+func (p *plane) plugLocked(spec deviceSpec, f deviceFault) error {
+	if err := p.life.Err(); err != nil {
+		return fmt.Errorf("the data plane is closed: %w", err)
+	}
+	if d := p.pluggedDisk(spec.DiskID); d != nil {
+		if d.spec.InstanceID != spec.InstanceID {
+			return fmt.Errorf("instance %s has it", d.spec.InstanceID)
+		}
+		return nil
+	}
+	d := &plugged{spec: spec}
+	if !f.Never {
+		loop, err := p.attachLoop(spec, f.SizeBytes)
+		if err != nil {
+			return err
+		}
+		d.loop = &loop
+	}
+	err := p.enter(d, f.Delay)
+	if err != nil && d.loop != nil {
+		err = errors.Join(err, p.yank(*d.loop))
+	}
+	return err
+}
+
+// attachLoop makes the block device. Its size is the disk's, unless a fault wants another one.
+func (p *plane) attachLoop(spec deviceSpec, wrongSize int64) (loopdev.Device, error) {
+	size := spec.SizeBytes
+	if wrongSize > 0 {
+		size = wrongSize / int64(spec.BlockSize) * int64(spec.BlockSize)
+	}
+	if err := p.resizeBacking(spec, max(size, spec.SizeBytes)); err != nil {
+		return loopdev.Device{}, err
+	}
+	ctx, cancel := context.WithTimeout(p.life, attachPatience)
+	defer cancel()
+	return loopdev.Attach(ctx, loopdev.Config{
+		Path:      p.diskPath(spec.DiskID),
+		Serial:    spec.serial(),
+		BlockSize: spec.BlockSize,
+		ReadOnly:  spec.ReadOnly,
+		SizeLimit: size,
+	})
+}
+
+// resizeBacking makes the file as large as a device is to be that is larger than its disk, and as
+// the disk otherwise.
+func (p *plane) resizeBacking(spec deviceSpec, size int64) error {
+	st, err := os.Stat(p.diskPath(spec.DiskID))
+	if err != nil || st.Size() == size {
+		return err
+	}
+	return os.Truncate(p.diskPath(spec.DiskID), size)
+}
+
+// enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
+// more, so that devices do not appear in the order in which they were attached (A57).
+func (p *plane) enter(d *plugged, delay time.Duration) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.guests[d.spec.InstanceID]
+	if g == nil {
+		return errors.New("the instance has no guest")
+	}
+	if d.loop != nil && delay <= 0 {
+		if err := p.appear(g, d); err != nil {
+			return err
+		}
+	}
+	g.plugged[d.spec.DiskID] = d
+	if d.loop == nil || delay <= 0 {
+		return nil
+	}
+	delay += time.Duration(g.random.Int64N(int64(delay)/2 + 1))
+	ctx, cancel := context.WithCancel(p.life)
+	d.cancel, d.appeared = cancel, make(chan struct{})
+	p.working.Go(func() {
+		defer close(d.appeared)
+		defer cancel()
+		p.appearLater(ctx, g, d, delay)
+	})
+	return nil
+}
+
+func (p *plane) appearLater(ctx context.Context, g *guest, d *plugged, delay time.Duration) {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	// Nobody waits for the result: whoever attached the disk has had his answer.
+	if err := p.appear(g, d); err != nil {
+		p.log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
+			slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
+	}
+}
+
+// appear shows a device in its guest. A second one with a serial that is visible stays hidden until
+// the guest starts again: the guest's driver takes both for one controller and refuses it (A54).
+// The caller holds mu.
+func (p *plane) appear(g *guest, d *plugged) error {
+	for _, other := range g.plugged {
+		if other == d || other.node == "" || other.spec.serial() != d.spec.serial() {
+			continue
+		}
+		p.log.Warn("a device stays hidden behind another one with the same serial",
+			slog.String("instance", d.spec.InstanceID), slog.String("serial", d.spec.serial()),
+			slog.String("hidden", d.spec.DiskID), slog.String("visible", other.spec.DiskID))
+		return os.WriteFile(p.hiddenPath(d.spec.InstanceID, d.spec.DiskID), nil, 0o600)
+	}
+	name, err := p.freeName(d.spec.InstanceID, g)
+	if err != nil {
+		return err
+	}
+	if err := p.show(d.spec, *d.loop, name); err != nil {
+		return errors.Join(fmt.Errorf("show %s: %w", name, err),
+			p.removeEntry(d.spec.InstanceID, name))
+	}
+	d.node = name
+	return nil
+}
+
+// unplug takes a disk away from its guest, whether the guest still uses it or not. When it returns,
+// nothing that the guest does reaches the disk's bytes. A disk that the guest does not have is a
+// success.
+func (p *plane) unplug(instanceID, diskID string) error {
+	defer p.disks.lock(diskID)()
+	d := p.pluggedDisk(diskID)
+	if d == nil || d.spec.InstanceID != instanceID {
+		return nil
+	}
+	if d.cancel != nil {
+		d.cancel()
+		<-d.appeared
+	}
+	err := p.hide(d)
+	if err == nil && d.loop != nil {
+		err = errors.Join(p.yank(*d.loop), p.resizeBacking(d.spec, d.spec.SizeBytes))
+	}
+	if err != nil {
+		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.guests[instanceID].plugged, diskID)
+	return nil
+}
+
+// yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,
+// as a rack does not ask the guest either; it remains, without a size, until its last holder
+// leaves. The bytes are then free for the next guest.
+func (p *plane) yank(loop loopdev.Device) error {
+	ctx, cancel := context.WithTimeout(context.Background(), yankPatience)
+	defer cancel()
+	err := loop.Detach(ctx)
+	if !errors.Is(err, loopdev.ErrBusy) {
+		return err
+	}
+	p.log.Warn("a disk is taken away while its guest holds it", slog.String("device", loop.Path),
+		slog.String("serial", loop.Serial), slog.String("file", loop.BackingFile))
+	return loop.Cut()
+}
+
+// pluggedDisk is the disk in whichever guest has it, or nil.
+func (p *plane) pluggedDisk(id string) *plugged {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.guests {
+		if d := g.plugged[id]; d != nil {
+			return d
+		}
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// reconcile brings the data plane to what the records say, after whatever end the simulator had:
+// attached are the disks of running instances, disks and snapshots are all there are, and the
+// guests are those that were added. A device that is as it should be is adopted, so that a guest
+// that works with it notices nothing; every other is released. Files that belong to nothing go.
+func (p *plane) reconcile(
+	ctx context.Context, attached []deviceSpec, disks, snapshots []string,
+) error {
+	devices, err := p.ownDevices()
+	if err != nil {
+		return fmt.Errorf("reconcile the data plane: %w", err)
+	}
+	if err := p.thawLeftovers(devices); err != nil {
+		return fmt.Errorf("reconcile the data plane: %w", err)
+	}
+	adopted, err := p.adoptOrRelease(devices, attached)
+	err = errors.Join(err,
+		p.removeOrphans("disks", disks), p.removeOrphans("snapshots", snapshots),
+		p.removeUnfinished("images"), p.removeOrphanGuests())
+	if err != nil {
+		return fmt.Errorf("reconcile the data plane: %w", err)
+	}
+	if err := p.restoreViews(adopted); err != nil {
+		return fmt.Errorf("reconcile the data plane: %w", err)
+	}
+	for _, spec := range attached {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := p.plug(spec, deviceFault{})
+		if errors.Is(err, fs.ErrNotExist) {
+			// Its bytes are lost; the rest of the rack need not stand still for that.
+			p.log.Error("an attached disk has no bytes", slog.String("disk", spec.DiskID),
+				slog.String("error", err.Error()))
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reconcile the data plane: %w", err)
+		}
+	}
+	return nil
+}
+
+// ownDevices lists the loop devices whose file lies under the directory, removed or not.
+func (p *plane) ownDevices() ([]loopdev.Device, error) {
+	devices, err := loopdev.List()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
+		return !strings.HasPrefix(d.BackingFile, p.dir+"/")
+	}), nil
+}
+
+// adoptOrRelease returns the devices that are as an attached disk's should be, by disk, and
+// releases the others.
+func (p *plane) adoptOrRelease(
+	devices []loopdev.Device, attached []deviceSpec,
+) (map[string]*plugged, error) {
+	adopted := map[string]*plugged{}
+	var errs []error
+	for _, loop := range devices {
+		i := slices.IndexFunc(attached, func(spec deviceSpec) bool { return p.carries(loop, spec) })
+		if i < 0 || adopted[attached[i].DiskID] != nil {
+			errs = append(errs, p.yank(loop))
+			continue
+		}
+		adopted[attached[i].DiskID] = &plugged{spec: attached[i], loop: &loop}
+	}
+	return adopted, errors.Join(errs...)
+}
+
+// carries says that the device is what plug would make for the disk. One that the kernel is about to
+// release is not.
+func (p *plane) carries(loop loopdev.Device, spec deviceSpec) bool {
+	return loop.BackingFile == p.diskPath(spec.DiskID) && loop.Serial == spec.serial() &&
+		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
+		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
+}
+
+// restoreViews lets guests keep what they rightly see, and takes everything else out of their trees.
+// A disk that was hidden stays so: its guest has not restarted.
+func (p *plane) restoreViews(adopted map[string]*plugged) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, g := range p.guests {
+		var own []*plugged
+		for _, d := range adopted {
+			if d.spec.InstanceID == id {
+				own = append(own, d)
+			}
+		}
+		if err := p.restoreView(id, own); err != nil {
+			return fmt.Errorf("restore what instance %s sees: %w", id, err)
+		}
+		for _, d := range own {
+			if d.node != "" || exists(p.hiddenPath(id, d.spec.DiskID)) {
+				g.plugged[d.spec.DiskID] = d
+			}
+		}
+		// The visible ones are known now, which decides what they hide.
+		for _, d := range own {
+			if g.plugged[d.spec.DiskID] == nil {
+				if err := p.appear(g, d); err != nil {
+					return err
+				}
+				g.plugged[d.spec.DiskID] = d
+			}
+		}
+	}
+	return nil
+}
+
+// restoreView finds the devices' names in their guest and removes all other entries.
+func (p *plane) restoreView(id string, own []*plugged) error {
+	names := map[string]bool{}
+	for _, dir := range []string{p.blockDir(id), p.nodePath(id, "")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			names[e.Name()] = true
+		}
+	}
+	for name := range names {
+		i := slices.IndexFunc(own, func(d *plugged) bool { return d.node == "" && p.sees(name, d) })
+		if i >= 0 {
+			own[i].node = name
+			continue
+		}
+		if err := p.removeEntry(id, name); err != nil {
+			return err
+		}
+	}
+	aside := filepath.Join(p.guestDir(id), "aside")
+	return errors.Join(os.RemoveAll(aside), os.MkdirAll(aside, 0o755))
+}
+
+// sees says that the guest has, under that name, exactly this attachment of the device.
+func (p *plane) sees(name string, d *plugged) bool {
+	instanceID := d.spec.InstanceID
+	sequence, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), name, "diskseq"))
+	if err != nil || string(sequence) != fmt.Sprintf("%d\n", d.loop.Sequence) {
+		return false
+	}
+	var st unix.Stat_t
+	err = unix.Lstat(p.nodePath(instanceID, name), &st)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
+		st.Rdev == unix.Mkdev(d.loop.Major, d.loop.Minor)
+}
+
+// removeOrphans removes the files that belong to no object of that kind.
+func (p *plane) removeOrphans(kind string, ids []string) error {
+	belongs := map[string]bool{}
+	for _, id := range ids {
+		belongs[id+".img"] = true
+	}
+	return p.removeFiles(kind, func(name string) bool { return !belongs[name] })
+}
+
+// removeUnfinished removes only what was never finished.
+func (p *plane) removeUnfinished(kind string) error {
+	return p.removeFiles(kind, func(name string) bool {
+		return strings.HasSuffix(name, unfinished)
+	})
+}
+
+func (p *plane) removeFiles(kind string, goes func(name string) bool) error {
+	dir := filepath.Join(p.dir, kind)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if goes(e.Name()) {
+			p.log.Info("removing what no record names", slog.String("file", e.Name()))
+			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(append(errs, flushDir(dir))...)
+}
+
+func (p *plane) removeOrphanGuests() error {
+	dir := filepath.Join(p.dir, "guests")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var errs []error
+	for _, e := range entries {
+		if p.guests[e.Name()] == nil {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

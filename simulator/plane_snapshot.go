@@ -1,0 +1,180 @@
+package simulator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// errWritersNotHeld says that a snapshot would have been torn: the filesystem under the
+// simulator's directory has no reflinks, and the disk was written to while it was copied.
+var errWritersNotHeld = errors.New("the disk's writers could not be held")
+
+// snapshotAttempts is how often a copy is tried whose disk is written to meanwhile.
+const snapshotAttempts = 5
+
+// snapshotDisk keeps the disk's bytes as they are at one moment between call and return. A snapshot
+// that is there already is left alone. With errWritersNotHeld there is none.
+func (p *plane) snapshotDisk(ctx context.Context, snapshotID, diskID string) error {
+	defer p.disks.lock(diskID)()
+	err := makeBacking(p.snapshotPath(snapshotID), func(f *os.File) error {
+		src, err := os.Open(p.diskPath(diskID))
+		if err != nil {
+			return err
+		}
+		defer src.Close()
+		d := p.pluggedDisk(diskID)
+		if d == nil || d.loop == nil {
+			if shareBlocks(f, src) {
+				return nil
+			}
+			return copyKeepingHoles(ctx, f, src)
+		}
+		// What the guest wrote through the device's cache is in the snapshot, as far as it can be.
+		if err := d.loop.Sync(); err != nil {
+			return err
+		}
+		if !shareBlocks(f, src) {
+			if err := p.copyHeld(ctx, f, src, d); err != nil {
+				return err
+			}
+		}
+		return f.Truncate(d.spec.SizeBytes)
+	})
+	if err != nil {
+		return fmt.Errorf("snapshot %s of disk %s: %w", snapshotID, diskID, err)
+	}
+	return nil
+}
+
+// copyHeld copies the disk while a filesystem on it is frozen, and again if somebody wrote all the
+// same: a guest that uses the block device itself cannot be frozen.
+func (p *plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
+	for attempt := range snapshotAttempts {
+		if err := pause(ctx, time.Duration(attempt)*50*time.Millisecond); err != nil {
+			return err
+		}
+		if err := dst.Truncate(0); err != nil {
+			return err
+		}
+		still, err := p.copyFrozen(ctx, dst, src, d)
+		if err != nil || still {
+			return err
+		}
+		p.log.Info("a disk was written to while it was copied",
+			slog.String("disk", d.spec.DiskID), slog.Int("attempt", attempt+1))
+	}
+	return errWritersNotHeld
+}
+
+// copyFrozen copies once, and says whether the disk was still meanwhile.
+func (p *plane) copyFrozen(
+	ctx context.Context, dst, src *os.File, d *plugged,
+) (still bool, err error) {
+	thaw, err := p.freeze(*d.loop, d.spec.DiskID)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, thaw()) }()
+	if err := d.loop.Sync(); err != nil {
+		return false, err
+	}
+	before, idle, err := writesBegin(*d.loop)
+	if err != nil || !idle {
+		return false, err
+	}
+	if err := copyKeepingHoles(ctx, dst, src); err != nil {
+		return false, err
+	}
+	after, idle, err := writesEnd(*d.loop)
+	return idle && after == before, err
+}
+
+// writes counts what a block device has been asked to change. The kernel counts a request when it
+// is done.
+type writes struct{ requests, sectors, discards, discardedSectors uint64 }
+
+// writesBegin counts first and then looks for requests under way: whatever is done or begins later
+// is in the count or under way at the end.
+func writesBegin(loop loopdev.Device) (w writes, idle bool, err error) {
+	if w, err = countWrites(loop); err != nil {
+		return w, false, err
+	}
+	idle, err = noWriteUnderWay(loop)
+	return w, idle, err
+}
+
+// writesEnd looks in the opposite order, for the same reason.
+func writesEnd(loop loopdev.Device) (w writes, idle bool, err error) {
+	if idle, err = noWriteUnderWay(loop); err != nil {
+		return w, false, err
+	}
+	w, err = countWrites(loop)
+	return w, idle, err
+}
+
+// countWrites reads the counters (Documentation/block/stat.rst). With accounting switched off there
+// are none to rely on.
+func countWrites(loop loopdev.Device) (writes, error) {
+	accounted, err := loopNumbers(loop, "queue/iostats", 1)
+	if err != nil {
+		return writes{}, err
+	}
+	if accounted[0] == 0 {
+		return writes{}, fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)",
+			errWritersNotHeld, loop.Path)
+	}
+	n, err := loopNumbers(loop, "stat", 15)
+	if err != nil {
+		return writes{}, err
+	}
+	return writes{requests: n[4], sectors: n[6], discards: n[11], discardedSectors: n[13]}, nil
+}
+
+func noWriteUnderWay(loop loopdev.Device) (bool, error) {
+	n, err := loopNumbers(loop, "inflight", 2)
+	if err != nil {
+		return false, err
+	}
+	return n[1] == 0, nil
+}
+
+// loopNumbers reads an attribute that is a row of at least so many numbers.
+func loopNumbers(loop loopdev.Device, attribute string, least int) ([]uint64, error) {
+	path := fmt.Sprintf("/sys/block/loop%d/%s", loop.Number, attribute)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var numbers []uint64
+	for _, field := range bytes.Fields(text) {
+		n, err := strconv.ParseUint(string(field), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", path, err)
+		}
+		numbers = append(numbers, n)
+	}
+	if len(numbers) < least {
+		return nil, fmt.Errorf("read %s: %d numbers, want at least %d", path, len(numbers), least)
+	}
+	return numbers, nil
+}
+
+// pause waits, or returns ctx's error when it ends first.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

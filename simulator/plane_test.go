@@ -1,0 +1,472 @@
+package simulator
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+const testDiskSize = 64 << 20
+
+// newPlane opens a data plane whose devices are gone when the test ends.
+func newPlane(t *testing.T) *plane { return newPlaneIn(t, t.TempDir()) }
+
+func newPlaneIn(t *testing.T, dir string) *plane {
+	t.Helper()
+	needRootForDevices(t)
+	p, err := openPlane(dir, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+		if left := devicesOf(t, p); len(left) != 0 {
+			t.Errorf("devices are left: %+v", left)
+		}
+	})
+	return p
+}
+
+// needRootForDevices fails a test that cannot be run. A skipped one would look like a passed one.
+func needRootForDevices(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test attaches loop devices: run it as root")
+	}
+}
+
+// newPlaneOn opens a data plane on a filesystem of that type.
+func newPlaneOn(t *testing.T, fsType string) *plane {
+	t.Helper()
+	needRootForDevices(t)
+	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	host, err := loopdev.Attach(t.Context(), loopdev.Config{Path: image, Serial: "host-" + newID()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Detach(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	command(t, "mkfs."+fsType, "-q", host.Path)
+	mountFor(t, host.Path, dir)
+	return newPlaneIn(t, dir)
+}
+
+func mountFor(t *testing.T, device, dir string, options ...string) {
+	t.Helper()
+	command(t, "mount", append(options, device, dir)...)
+	t.Cleanup(func() {
+		// What was cut or unmounted in the test is no matter.
+		_ = unix.Unmount(dir, 0)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
+}
+
+func command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func newID() string { return uuid.NewString() }
+
+func devicesOf(t *testing.T, p *plane) []loopdev.Device {
+	t.Helper()
+	devices, err := p.ownDevices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return devices
+}
+
+func newGuest(t *testing.T, p *plane) string {
+	t.Helper()
+	id := newID()
+	need(t, p.addGuest(guestSpec{id, "web-1"}))
+	return id
+}
+
+// newDisk makes a blank disk that can be plugged into the instance.
+func newDisk(t *testing.T, p *plane, instanceID, name string) deviceSpec {
+	t.Helper()
+	spec := deviceSpec{InstanceID: instanceID, DiskID: newID(), DiskName: name,
+		SizeBytes: testDiskSize, BlockSize: 512}
+	need(t, p.createDisk(spec.DiskID, spec.SizeBytes))
+	return spec
+}
+
+func need(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// soon waits for a condition.
+func soon(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("waited 10 s in vain: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// seen are the names of the devices that the guest sees.
+func seen(t *testing.T, p *plane, instanceID string) []string {
+	t.Helper()
+	var names []string
+	entries, err := os.ReadDir(p.blockDir(instanceID))
+	need(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// nodeOf is the path of the only device node that the guest has.
+func nodeOf(t *testing.T, p *plane, instanceID string) string {
+	t.Helper()
+	names := seen(t, p, instanceID)
+	if len(names) != 1 {
+		t.Fatalf("the guest sees %v, want one device", names)
+	}
+	return p.nodePath(instanceID, names[0])
+}
+
+func attribute(t *testing.T, p *plane, instanceID, device, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), device, name))
+	need(t, err)
+	return string(b)
+}
+
+func TestAGuestReadsItsIdentityFromItsFirmware(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	for name, want := range map[string]string{
+		"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
+		"product_serial": id + "\n", "product_uuid": id + "\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(p.guestDir(id), "sys/class/dmi/id", name))
+		if string(got) != want {
+			t.Errorf("%s = %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
+	for _, c := range []struct {
+		name, disk, serial string
+		blockSize          int
+		readOnly           bool
+	}{
+		{"a short name", "data", "data" + strings.Repeat("\x00", 16) + "\n", 512, false},
+		{"a name of 20 bytes", "csi-0123456789abcdef", "csi-0123456789abcdef\n", 2048, false},
+		{"a name of 63 bytes", "pvc-6fa1d3ac-1234-4aaa" + strings.Repeat("x", 41),
+			"pvc-6fa1d3ac-1234-4a\n", 4096, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlane(t)
+			id := newGuest(t, p)
+			spec := newDisk(t, p, id, c.disk)
+			spec.BlockSize, spec.ReadOnly = c.blockSize, c.readOnly
+			need(t, p.plug(spec, deviceFault{}))
+
+			name := filepath.Base(nodeOf(t, p, id))
+			var st unix.Stat_t
+			need(t, unix.Stat(p.nodePath(id, name), &st))
+			ro := "0\n"
+			if c.readOnly {
+				ro = "1\n"
+			}
+			for attr, want := range map[string]string{
+				"dev":                      fmt.Sprintf("%d:%d\n", unix.Major(st.Rdev), unix.Minor(st.Rdev)),
+				"size":                     fmt.Sprintf("%d\n", testDiskSize/512),
+				"ro":                       ro,
+				"queue/logical_block_size": fmt.Sprintf("%d\n", c.blockSize),
+				"device/serial":            c.serial,
+				"device/model":             strings.Repeat("\x00", 40) + "\n",
+			} {
+				if got := attribute(t, p, id, name, attr); got != want {
+					t.Errorf("%s = %q, want %q", attr, got, want)
+				}
+			}
+			if st.Mode != unix.S_IFBLK|0o660 {
+				t.Errorf("the node's mode is %o", st.Mode)
+			}
+			size := strings.TrimSpace(command(t, "blockdev", "--getsize64", p.nodePath(id, name)))
+			if size != fmt.Sprint(testDiskSize) {
+				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
+			}
+		})
+	}
+}
+
+func TestWhatAGuestWritesIsThereInTheNextGuest(t *testing.T) {
+	p := newPlane(t)
+	a, b := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, a, "wanderer")
+	need(t, p.plug(spec, deviceFault{}))
+	want := bytes.Repeat([]byte("oxide"), 1000)
+	need(t, os.WriteFile(nodeOf(t, p, a), want, 0))
+	need(t, p.unplug(a, spec.DiskID))
+	if names := seen(t, p, a); len(names) != 0 {
+		t.Errorf("after the unplug A still sees %v", names)
+	}
+	spec.InstanceID = b
+	need(t, p.plug(spec, deviceFault{}))
+	got := make([]byte, len(want))
+	f, err := os.Open(nodeOf(t, p, b))
+	need(t, err)
+	defer f.Close()
+	_, err = f.Read(got)
+	need(t, err)
+	if !bytes.Equal(got, want) {
+		t.Error("B does not read what A wrote")
+	}
+}
+
+func TestPlugAndUnplugTwiceAreSuccesses(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	spec := newDisk(t, p, id, "twice")
+	for range 2 {
+		need(t, p.plug(spec, deviceFault{}))
+	}
+	if n := len(devicesOf(t, p)); n != 1 {
+		t.Errorf("%d loop devices, want 1", n)
+	}
+	for range 2 {
+		need(t, p.unplug(id, spec.DiskID))
+	}
+	need(t, p.unplug(newID(), newID()))
+}
+
+func TestADiskIsInOneGuestOnly(t *testing.T) {
+	p := newPlane(t)
+	a, b := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, a, "single")
+	need(t, p.plug(spec, deviceFault{}))
+	spec.InstanceID = b
+	if err := p.plug(spec, deviceFault{}); err == nil {
+		t.Error("a second guest was given the disk")
+	}
+	need(t, p.unplug(b, spec.DiskID))
+	if names := seen(t, p, a); len(names) != 1 {
+		t.Errorf("the unplug of B changed what A sees: %v", names)
+	}
+	if err := p.removeDisk(spec.DiskID); err == nil {
+		t.Error("a disk that a guest has was removed")
+	}
+}
+
+func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
+	p := newPlane(t)
+	p.seed = 7
+	id := newGuest(t, p)
+	var inOrder []string
+	for i := range 11 {
+		spec := newDisk(t, p, id, fmt.Sprintf("disk-%d", i))
+		need(t, p.plug(spec, deviceFault{}))
+		inOrder = append(inOrder, p.pluggedDisk(spec.DiskID).node)
+	}
+	rising := true
+	for i := range len(inOrder) - 1 {
+		var a, b int
+		fmt.Sscanf(inOrder[i], "nvme%d", &a)
+		fmt.Sscanf(inOrder[i+1], "nvme%d", &b)
+		rising = rising && a < b
+	}
+	if rising {
+		t.Errorf("the numbers follow the order of attachment: %v", inOrder)
+	}
+	if n := len(seen(t, p, id)); n != 11 {
+		t.Errorf("the guest sees %d devices, want 11", n)
+	}
+}
+
+func TestASecondDeviceWithAnEqualSerialStaysHiddenUntilTheGuestRestarts(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	first := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4aaa")
+	second := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4abb")
+	need(t, p.plug(first, deviceFault{}))
+	need(t, p.plug(second, deviceFault{}))
+	if names := seen(t, p, id); len(names) != 1 {
+		t.Errorf("the guest sees %v, want the first only", names)
+	}
+	need(t, p.unplug(id, first.DiskID))
+	if names := seen(t, p, id); len(names) != 0 {
+		t.Errorf("after the first went, the guest sees %v, want none", names)
+	}
+	// A restart takes everything away and gives it back.
+	need(t, p.unplug(id, second.DiskID))
+	need(t, p.plug(second, deviceFault{}))
+	if names := seen(t, p, id); len(names) != 1 {
+		t.Errorf("after a restart the guest sees %v, want the second", names)
+	}
+}
+
+func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
+	t.Run("late", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		start := time.Now()
+		need(t, p.plug(newDisk(t, p, id, "late"), deviceFault{Delay: 200 * time.Millisecond}))
+		if names := seen(t, p, id); len(names) != 0 {
+			t.Errorf("the device is there at once: %v", names)
+		}
+		soon(t, "the device appears", func() bool { return len(seen(t, p, id)) == 1 })
+		if took := time.Since(start); took < 200*time.Millisecond {
+			t.Errorf("it appeared after %s", took)
+		}
+	})
+	t.Run("taken away before it appears", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "too-late")
+		need(t, p.plug(spec, deviceFault{Delay: time.Hour}))
+		need(t, p.unplug(id, spec.DiskID))
+		if n := len(devicesOf(t, p)); n != 0 {
+			t.Errorf("%d loop devices are left", n)
+		}
+	})
+	t.Run("never", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "never")
+		need(t, p.plug(spec, deviceFault{Never: true}))
+		if names, n := seen(t, p, id), len(devicesOf(t, p)); len(names) != 0 || n != 0 {
+			t.Errorf("the guest sees %v of %d devices", names, n)
+		}
+		need(t, p.unplug(id, spec.DiskID))
+	})
+	for _, size := range []int64{testDiskSize / 2, testDiskSize * 2} {
+		t.Run(fmt.Sprintf("with %d bytes", size), func(t *testing.T) {
+			p := newPlane(t)
+			id := newGuest(t, p)
+			spec := newDisk(t, p, id, "odd")
+			need(t, p.plug(spec, deviceFault{SizeBytes: size}))
+			got := strings.TrimSpace(command(t, "blockdev", "--getsize64", nodeOf(t, p, id)))
+			if got != fmt.Sprint(size) {
+				t.Errorf("the device has %s bytes, want %d", got, size)
+			}
+			need(t, p.unplug(id, spec.DiskID))
+			st, err := os.Stat(p.diskPath(spec.DiskID))
+			if err != nil || st.Size() != testDiskSize {
+				t.Errorf("after the unplug the disk has %v, %v", st.Size(), err)
+			}
+		})
+	}
+}
+
+func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	need(t, p.plug(newDisk(t, p, id, "one"), deviceFault{}))
+	need(t, p.plug(newDisk(t, p, id, "two"), deviceFault{Delay: time.Hour}))
+	for range 2 {
+		need(t, p.removeGuest(id))
+	}
+	if n := len(devicesOf(t, p)); n != 0 || exists(p.guestDir(id)) {
+		t.Errorf("%d devices are left, the tree is there: %t", n, exists(p.guestDir(id)))
+	}
+}
+
+// TestAYankedDiskIsOutOfReachOfItsGuest takes a disk away under a mount and gives it to another.
+func TestAYankedDiskIsOutOfReachOfItsGuest(t *testing.T) {
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p := newPlane(t)
+			a, b := newGuest(t, p), newGuest(t, p)
+			spec := newDisk(t, p, a, "yanked")
+			spec.SizeBytes = 256 << 20
+			need(t, p.removeDisk(spec.DiskID))
+			need(t, p.createDisk(spec.DiskID, spec.SizeBytes))
+			need(t, p.plug(spec, deviceFault{}))
+			old, dir := nodeOf(t, p, a), t.TempDir()
+			command(t, "mkfs."+fsType, "-q", old)
+			mountFor(t, old, dir)
+			need(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
+			command(t, "sync", "-f", dir)
+			raw, err := os.OpenFile(old, os.O_RDWR, 0)
+			need(t, err)
+			defer raw.Close()
+
+			need(t, p.unplug(a, spec.DiskID))
+			spec.InstanceID = b
+			need(t, p.plug(spec, deviceFault{}))
+			if _, err := raw.WriteAt(make([]byte, 8192), 0); err == nil && raw.Sync() == nil {
+				t.Error("the old guest still writes")
+			}
+			_ = os.WriteFile(filepath.Join(dir, "g"), make([]byte, 1<<20), 0o600)
+			_ = exec.Command("sync", "-f", dir).Run()
+			raw.Close()
+			need(t, unix.Unmount(dir, unix.MNT_DETACH))
+			soon(t, "the kernel releases the old device",
+				func() bool { return len(devicesOf(t, p)) == 1 })
+
+			mountFor(t, nodeOf(t, p, b), dir)
+			got, err := os.ReadFile(filepath.Join(dir, "f"))
+			if string(got) != "kept" || exists(filepath.Join(dir, "g")) {
+				t.Errorf("the new guest reads %q, %v", got, err)
+			}
+			command(t, "umount", dir)
+		})
+	}
+}
+
+func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
+	needRootForDevices(t)
+	dir := t.TempDir()
+	mountFor(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
+	_, err := openPlane(dir, slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "nodev") {
+		t.Errorf("openPlane = %v, want an error that says nodev", err)
+	}
+}
+
+func TestCloseTakesEveryDeviceAway(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	need(t, p.plug(newDisk(t, p, id, "now"), deviceFault{}))
+	need(t, p.plug(newDisk(t, p, id, "later"), deviceFault{Delay: time.Hour}))
+	need(t, p.close())
+	if n, names := len(devicesOf(t, p)), seen(t, p, id); n != 0 || len(names) != 0 {
+		t.Errorf("after close there are %d devices, and the guest sees %v", n, names)
+	}
+	if err := p.plug(newDisk(t, p, id, "after"), deviceFault{}); err == nil {
+		t.Error("a closed data plane plugs a disk")
+	}
+}
