@@ -57,6 +57,10 @@ func (s *Server) onInstance(r *request, change func(*tx, *instance) error,
 	return after, nil
 }
 
+// errStillCreating refuses to change what is being made (A53).
+var errStillCreating = invalidRequest(
+	"cannot change instance state while it is still being created")
+
 // instanceStart starts a stopped or failed instance; one that runs or is about to is left alone
 // (A45).
 func (s *Server) instanceStart(r *request) (int, any, error) {
@@ -67,7 +71,7 @@ func (s *Server) instanceStart(r *request) (int, any, error) {
 		case runStopping:
 			return conflict("instance must finish stopping before it can be started")
 		case stateCreating:
-			return conflict("instance is still being created")
+			return errStillCreating
 		}
 		return nil
 	}, func(_, i instance) error {
@@ -88,6 +92,8 @@ func (s *Server) instanceStop(r *request) (int, any, error) {
 			i.become(runStopping)
 		case runFailed:
 			i.become(runStopped)
+		case stateCreating:
+			return errStillCreating
 		}
 		return nil
 	}, func(before, i instance) error {
@@ -109,6 +115,8 @@ func (s *Server) instanceReboot(r *request) (int, any, error) {
 		switch i.RunState {
 		case runRunning, runStarting, runRebooting:
 			i.become(runRebooting)
+		case stateCreating:
+			return errStillCreating
 		case runStopping:
 			return invalidRequest("cannot reboot an instance in state %s", i.RunState)
 		default:
@@ -269,20 +277,20 @@ var (
 func (s *Server) instanceUpdate(r *request) (int, any, error) {
 	u := r.body.(instanceUpdate)
 	i, err := s.onInstance(r, func(tx *tx, i *instance) error {
+		if err := checkSize(u.ncpus, u.memory); err != nil {
+			return err
+		}
+		resized := u.ncpus != i.NCPUs || u.memory != i.Memory ||
+			value(u.cpuPlatform) != value(i.CPUPlatform)
+		if resized && i.active() {
+			return conflict("instance must be stopped to change CPU or memory")
+		}
 		boot, err := tx.bootDisk(*i, u.bootDisk)
 		if err != nil {
 			return err
 		}
-		if err := checkSize(u.ncpus, u.memory); err != nil {
-			return err
-		}
-		switch stopped := !i.active(); {
-		case value(boot) != value(i.BootDiskID) && !stopped:
+		if value(boot) != value(i.BootDiskID) && i.active() {
 			return conflict("instance must be stopped to set boot disk")
-		case (u.ncpus != i.NCPUs || u.memory != i.Memory) && !stopped:
-			return conflict("instance must be stopped to be resized")
-		case value(u.cpuPlatform) != value(i.CPUPlatform) && !stopped:
-			return conflict("instance must be stopped to change CPU platform")
 		}
 		i.NCPUs, i.Memory, i.BootDiskID, i.TimeModified = u.ncpus, u.memory, boot, now()
 		i.AutoRestartPolicy, i.CPUPlatform = u.autoRestartPolicy, u.cpuPlatform

@@ -1,0 +1,230 @@
+package simulator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+func (r *rack) fault(rule Rule) string {
+	r.t.Helper()
+	return must[string](r.t)(r.Faults.Add(rule))
+}
+
+// exists says whether a disk is there, past all faults.
+func (r *rack) exists(name string) bool {
+	r.t.Helper()
+	r.Faults.Clear()
+	_, err := r.DiskView(r.t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"})
+	if err != nil && !errors.Is(err, oxide.ErrObjectNotFound) {
+		r.t.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestFaultsStrikeInTheirPhase(t *testing.T) {
+	answer := &Answer{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
+	answered := refusedAs(503, "ServiceNotAvailable", "no")
+	for _, test := range []struct {
+		name string
+		rule Rule
+		want refused // the zero value is a cut connection
+		done bool
+	}{
+		{"before: refused and not done", Rule{Phase: Before, Answer: answer}, answered, false},
+		{"instead: refused and not done", Rule{Phase: Instead, Answer: answer}, answered, false},
+		{"after: done and refused", Rule{Phase: After, Answer: answer}, answered, true},
+		{"an answer without a phase is instead", Rule{Answer: answer}, answered, false},
+		{"cut before", Rule{Phase: Before, Cut: true}, refused{}, false},
+		{"cut after", Rule{Phase: After, Cut: true}, refused{}, true},
+		{"hang instead", Rule{Phase: Instead, Hang: Duration(30 * time.Millisecond)}, refused{}, false},
+		{"hang after", Rule{Phase: After, Hang: Duration(30 * time.Millisecond)}, refused{}, true},
+		{"torn body", Rule{TornBody: 20}, refused{}, true},
+		{"unwound: refused and taken back", Rule{Phase: Unwind},
+			refusedAs(500, "Internal", "Internal Server Error"), false},
+		{"unwound with an answer of the rule's", Rule{Phase: Unwind, Answer: answer}, answered, false},
+		{"twice: the second finds what the first made", Rule{Phase: Twice},
+			refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`), true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRack(t, &Server{})
+			test.rule.Operation = "disk_create"
+			id := r.fault(test.rule)
+			_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
+			if test.want != (refused{}) {
+				test.want.check(t, err)
+			} else if err == nil || errors.As(err, new(*oxide.HTTPError)) {
+				t.Errorf("got %v, want a broken connection", err)
+			}
+			if got := r.Faults.List()[0].Fired; got != 1 {
+				t.Errorf("the rule fired %d times, want 1", got)
+			}
+			requests := r.Requests()
+			last := requests[len(requests)-1]
+			if last.Operation != "disk_create" || !slices.Equal(last.Faults, []string{id}) {
+				t.Errorf("the log says %+v", last)
+			}
+			if got := r.exists("d"); got != test.done {
+				t.Errorf("the disk exists: %v, want %v", got, test.done)
+			}
+		})
+	}
+}
+
+func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "disk_create", Phase: Before, Delay: Duration(200 * time.Millisecond)})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
+		t.Fatal("the caller did not give up")
+	}
+	if r.exists("d") {
+		t.Fatal("it was not delayed")
+	}
+	await(t, "the disk to be there", func() bool { return r.exists("d") })
+}
+
+func TestFaultsFindTheirRequests(t *testing.T) {
+	r := newRack(t, &Server{})
+	d := r.disk("d")
+	r.disk("e")
+	attach := func(instance, disk string) bool {
+		_, err := r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
+			Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+		if err != nil && !errors.Is(err, oxide.ErrHTTP503) {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	a := r.instance("a").Id
+	answer := &Answer{Status: 503}
+	for _, test := range []struct {
+		name string
+		rule Rule
+		want []bool // of an attach of d by name, d by ID, e, and again
+	}{
+		{"any object", Rule{}, []bool{true, true, true, true, true, true}},
+		{"a disk by name", Rule{Object: "d"}, []bool{true, true, false, true, true, false}},
+		{"a disk by ID", Rule{Object: d.Id}, []bool{true, true, false, true, true, false}},
+		{"an instance by name", Rule{Object: "a"}, []bool{true, true, true, true, true, true}},
+		{"an instance by ID", Rule{Object: a}, []bool{true, true, true, true, true, true}},
+		{"another", Rule{Object: "b"}, []bool{false, false, false, false, false, false}},
+		{"once", Rule{Times: 1}, []bool{true, false, false, false, false, false}},
+		{"twice, after one", Rule{Skip: 1, Times: 2}, []bool{false, true, true, false, false, false}},
+		{"another operation", Rule{Operation: "disk_view"},
+			[]bool{false, false, false, false, false, false}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.rule.Answer = answer
+			if test.rule.Operation == "" {
+				test.rule.Operation = "instance_disk_attach"
+			}
+			r.Faults.Clear()
+			r.fault(test.rule)
+			var got []bool
+			for _, disk := range []string{"d", d.Id, "e", "d", d.Id, "e"} {
+				got = append(got, attach(a, disk))
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestAFaultsDiceAreItsSeeds(t *testing.T) {
+	throw := func(seed uint64) (thrown []bool) {
+		var f Faults
+		if _, err := f.Add(Rule{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
+			t.Fatal(err)
+		}
+		for range 64 {
+			thrown = append(thrown, len(f.strike("disk_view", nil)) == 1)
+		}
+		return thrown
+	}
+	first := throw(7)
+	if !slices.Equal(first, throw(7)) {
+		t.Error("the same seed gives other throws")
+	}
+	if slices.Equal(first, throw(8)) {
+		t.Error("another seed gives the same throws")
+	}
+	if !slices.Contains(first, true) || !slices.Contains(first, false) {
+		t.Errorf("no dice: %v", first)
+	}
+}
+
+func TestASlowBodyArrivesWhole(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	r.fault(Rule{Operation: "disk_view", SlowBody: Duration(5 * time.Millisecond)})
+	start := time.Now()
+	if got := r.state("d"); got != "detached" {
+		t.Errorf("got %q", got)
+	}
+	if took := time.Since(start); took < 40*time.Millisecond {
+		t.Errorf("it took %s, want at least 8 pauses of 5 ms", took)
+	}
+}
+
+func TestAFaultAnswersAsAProxyWould(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "ping", Answer: &Answer{Status: 502, Body: "<html>bad gateway</html>",
+		ContentType: "text/html"}})
+	resp, body := r.call("GET", "/v1/ping", "")
+	if resp.StatusCode != 502 || body != "<html>bad gateway</html>" ||
+		resp.Header.Get("Content-Type") != "text/html" {
+		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+	}
+}
+
+func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
+	for name, rule := range map[string]Rule{
+		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},
+		"no phase \"later\"":           {Phase: "later", Cut: true},
+		"it does nothing":              {Operation: "disk_create"},
+		"status is 99":                 {Answer: &Answer{Status: 99}},
+		"probability is 1.5":           {Cut: true, Probability: 1.5},
+		"cannot be negative":           {Cut: true, Times: -1},
+	} {
+		var f Faults
+		if _, err := f.Add(rule); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%+v: got %v, want %q", rule, err, name)
+		}
+	}
+}
+
+// adminCall makes a request of the admin side and decodes its answer.
+func adminCall(t *testing.T, url, method, path, body string, into any) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if into != nil {
+		if err := json.Unmarshal(data, into); err != nil {
+			t.Fatalf("%s %s: %v: %s", method, path, err, data)
+		}
+	}
+	return resp.StatusCode
+}

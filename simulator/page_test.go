@@ -1,0 +1,183 @@
+package simulator
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"pgregory.net/rapid"
+)
+
+func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
+	r := newRack(t, &Server{})
+	empty := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
+		oxide.DiskListParams{Project: "default"}))
+	if empty.NextPage != "" || len(empty.Items) != 0 {
+		t.Errorf("an empty list has the page %+v", empty)
+	}
+	r.disk("d")
+	_, body := r.call("GET", "/v1/disks?project=default", "")
+	first := unmarshal[page[disk]](t, body)
+	if first.NextPage == nil {
+		t.Fatal("the last page that is not empty has no token")
+	}
+	want := `{"v":"v1","page_start":{"sort_by":"name_ascending","project":"default","last_seen":"d"}}`
+	if got, err := base64.URLEncoding.DecodeString(*first.NextPage); err != nil || string(got) != want {
+		t.Errorf("A09: the token holds %s (%v), want %s", got, err, want)
+	}
+	_, body = r.call("GET", "/v1/disks?page_token="+url.QueryEscape(*first.NextPage), "")
+	if body != `{"next_page":null,"items":[]}` {
+		t.Errorf("the page after the last is %s", body)
+	}
+}
+
+func TestA09QueriesOfLists(t *testing.T) {
+	r := newRack(t, &Server{})
+	long := strings.Repeat("QUJD", 200)
+	for query, want := range map[string]string{
+		"project=default&limit=0":         "expected a non-zero value",
+		"project=default&limit=x":         "invalid digit found in string",
+		"project=default&limit=-1":        "invalid digit found in string",
+		"project=default&sort_by=created": "unknown variant `created`, expected one of `name_ascending`, `name_descending`, `id_ascending`",
+		"limit=5":                         "missing field `project`",
+		"page_token=" + long:              "failed to parse pagination token: too large",
+		"page_token=!":                    "failed to parse pagination token: illegal base64 data at input byte 0",
+		"page_token=e30=":                 "failed to parse pagination token: corrupted token",
+	} {
+		resp, body := r.call("GET", "/v1/disks?"+query, "")
+		got := unmarshal[errorBody](t, body)
+		if want := "unable to parse query string: " + want; resp.StatusCode != 400 || got.Message != want {
+			t.Errorf("%s: got %d %q, want %q", query, resp.StatusCode, got.Message, want)
+		}
+	}
+	if resp, body := r.call("GET", "/v1/disks?project=default&limit=99999", ""); resp.StatusCode != 200 {
+		t.Errorf("a limit beyond the greatest: got %d %s, want 200", resp.StatusCode, body)
+	}
+}
+
+func TestAListMayBeLongerThanAPage(t *testing.T) {
+	r := newRack(t, &Server{})
+	for n := range 205 {
+		r.disk(fmt.Sprintf("d%03d", n))
+	}
+	got := must[[]oxide.Disk](t)(r.DiskListAllPages(t.Context(),
+		oxide.DiskListParams{Project: "default"}))
+	if len(got) != 205 {
+		t.Errorf("got %d disks, want 205", len(got))
+	}
+	first := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
+		oxide.DiskListParams{Project: "default"}))
+	if len(first.Items) != 100 {
+		t.Errorf("A09: a page has %d disks, want 100", len(first.Items))
+	}
+}
+
+// Whatever is inserted and deleted, a scan sees every object that was there all along exactly
+// once, in order, and none of another project.
+func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
+	s, err := openStore(t.TempDir() + "/rack.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	names := rapid.StringMatching(`[a-z]([-a-z0-9]{0,5}[a-z0-9])?`)
+	rapid.Check(t, func(rt *rapid.T) {
+		stay := rapid.SliceOfNDistinct(names, 0, 30, rapid.ID).Draw(rt, "stay")
+		more := rapid.SliceOfDistinct(names, rapid.ID).Draw(rt, "come and go")
+		sortBy := rapid.SampledFrom([]string{byName, byNameDescending, byID}).Draw(rt, "order")
+		limit := rapid.IntRange(1, 7).Draw(rt, "limit")
+		project := derivedID(rapid.StringN(1, 8, 8).Draw(rt, "project"))
+		make := func(name string) disk {
+			return disk{identity: newIdentity(derivedID(project, name), name, ""), ProjectID: project}
+		}
+		err := s.update(func(tx *tx) error {
+			if err := createBuckets(tx); err != nil {
+				return err
+			}
+			neighbour := make("zz")
+			neighbour.ID, neighbour.ProjectID = derivedID("x", project), project[:35]+"0"
+			return tx.putDisk(neighbour)
+		})
+		for _, name := range stay {
+			err = firstError(err, s.update(func(tx *tx) error { return tx.putDisk(make(name)) }))
+		}
+		var seen []identity
+		at := scan{SortBy: sortBy, limit: limit}
+		for {
+			var items []disk
+			err = firstError(err, s.view(func(tx *tx) (err error) {
+				items, err = disks.scan(tx, project, at.SortBy, at.LastSeen, at.limit)
+				return err
+			}))
+			if err != nil {
+				rt.Fatal(err)
+			}
+			p := newPage(at, items, disks.ident)
+			for _, d := range items {
+				seen = append(seen, d.identity)
+			}
+			if p.NextPage == nil {
+				break
+			}
+			if at, err = parseToken(*p.NextPage); err != nil {
+				rt.Fatal(err)
+			}
+			at.limit = limit
+			if len(more) > 0 {
+				d := make(more[0])
+				more = more[1:]
+				if slices.Contains(stay, d.Name) {
+					continue
+				}
+				err = s.update(func(tx *tx) error {
+					if disks.taken(tx, project, d.Name) {
+						return disks.delete(tx, d)
+					}
+					return tx.putDisk(d)
+				})
+			}
+		}
+		var stayed []string
+		for _, d := range seen {
+			if slices.Contains(stay, d.Name) {
+				stayed = append(stayed, d.Name)
+			}
+		}
+		sorted := sortedBy(sortBy, seen, func(i identity) identity { return i })
+		if !slices.Equal(seen, sorted) {
+			rt.Errorf("not in order: %v", seen)
+		}
+		slices.Sort(stay)
+		slices.Sort(stayed)
+		if !slices.Equal(stay, stayed) {
+			rt.Errorf("saw %v of %v", stayed, stay)
+		}
+		clearProject(rt, s, project)
+	})
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func clearProject(rt *rapid.T, s *store, project string) {
+	err := s.update(func(tx *tx) error {
+		items, err := disks.scan(tx, project, byName, nil, maxLimit)
+		for _, d := range items {
+			err = firstError(err, disks.delete(tx, d))
+		}
+		return err
+	})
+	if err != nil {
+		rt.Fatal(err)
+	}
+}

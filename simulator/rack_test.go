@@ -1,0 +1,271 @@
+package simulator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+const testToken = "oxide-token-test"
+
+// rack is a server under test with Oxide's own client for it.
+type rack struct {
+	*Server
+	*oxide.Client
+	t   *testing.T
+	url string
+}
+
+// newRack serves a rack, in a directory of the test's when none is given.
+func newRack(t *testing.T, s *Server) *rack {
+	t.Helper()
+	if s.Dir == "" {
+		s.Dir = t.TempDir()
+	}
+	if s.Instances == nil {
+		s.Instances = []Instance{{Name: "a"}, {Name: "b"}, {Name: "idle", Stopped: true}}
+	}
+	s.Token = testToken
+	s.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatalf("open: %v", err)
+	}
+	server := httptest.NewServer(s)
+	t.Cleanup(func() {
+		server.Close()
+		if err := s.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return &rack{Server: s, Client: newClient(t, server.URL), t: t, url: server.URL}
+}
+
+func newClient(t *testing.T, url string) *oxide.Client {
+	t.Helper()
+	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
+		oxide.WithHTTPClient(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}))
+	if err != nil {
+		t.Fatalf("make a client: %v", err)
+	}
+	return c
+}
+
+// call makes a request by hand; header fields come in pairs.
+func (r *rack) call(method, path, body string, header ...string) (*http.Response, string) {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
+		strings.NewReader(body))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		r.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return resp, string(answer)
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(got T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("unexpected refusal: %v", err)
+		}
+		return got
+	}
+}
+
+func (r *rack) blank(name string, gib uint64) oxide.DiskCreateParams {
+	return oxide.DiskCreateParams{Project: "default", Body: &oxide.DiskCreate{
+		Name: oxide.Name(name), Size: oxide.ByteCount(gib << 30),
+		DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+			DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
+		}},
+	}}
+}
+
+func (r *rack) local(name string, gib uint64) oxide.DiskCreateParams {
+	p := r.blank(name, gib)
+	p.Body.DiskBackend.Value = &oxide.DiskBackendLocal{}
+	return p
+}
+
+func (r *rack) from(source oxide.DiskSource, name string, gib uint64) oxide.DiskCreateParams {
+	p := r.blank(name, gib)
+	p.Body.DiskBackend.Value = &oxide.DiskBackendDistributed{DiskSource: source}
+	return p
+}
+
+func (r *rack) disk(name string) *oxide.Disk {
+	r.t.Helper()
+	return must[*oxide.Disk](r.t)(r.DiskCreate(r.t.Context(), r.blank(name, 1)))
+}
+
+func (r *rack) state(name string) string {
+	r.t.Helper()
+	d := must[*oxide.Disk](r.t)(r.DiskView(r.t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"}))
+	return string(d.State.State())
+}
+
+func (r *rack) doAttach(instance, disk string) (*oxide.Disk, error) {
+	return r.InstanceDiskAttach(r.t.Context(), oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Project: "default",
+		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+}
+
+func (r *rack) doDetach(instance, disk string) (*oxide.Disk, error) {
+	return r.InstanceDiskDetach(r.t.Context(), oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instance), Project: "default",
+		Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+}
+
+func (r *rack) doDelete(disk string) error {
+	return r.DiskDelete(r.t.Context(),
+		oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk), Project: "default"})
+}
+
+func (r *rack) doSnapshot(name, disk string) (*oxide.Snapshot, error) {
+	return r.SnapshotCreate(r.t.Context(), oxide.SnapshotCreateParams{Project: "default",
+		Body: &oxide.SnapshotCreate{Name: oxide.Name(name), Disk: oxide.NameOrId(disk)}})
+}
+
+func (r *rack) doStop(instance string) {
+	r.t.Helper()
+	must[*oxide.Instance](r.t)(r.InstanceStop(r.t.Context(),
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance), Project: "default"}))
+	r.awaitState(instance, "stopped")
+}
+
+func (r *rack) doStart(instance string) {
+	r.t.Helper()
+	must[*oxide.Instance](r.t)(r.InstanceStart(r.t.Context(),
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance), Project: "default"}))
+	r.awaitState(instance, "running")
+}
+
+func (r *rack) instance(name string) *oxide.Instance {
+	r.t.Helper()
+	return must[*oxide.Instance](r.t)(r.InstanceView(r.t.Context(),
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(name), Project: "default"}))
+}
+
+func (r *rack) awaitState(instance, state string) {
+	r.t.Helper()
+	await(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
+		return string(r.instance(instance).RunState) == state
+	})
+}
+
+// force puts a disk into a state that the API does not lead to.
+func (r *rack) force(name string, state diskState) {
+	r.t.Helper()
+	err := r.store.update(func(tx *tx) error {
+		p, _, err := projects.byName(tx, "", "default")
+		if err != nil {
+			return err
+		}
+		d, ok, err := disks.byName(tx, p.ID, name)
+		if err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("there is no disk %s", name))
+		}
+		d.State = state
+		return tx.putDisk(d)
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rack) forceRun(name, state string) {
+	r.t.Helper()
+	err := r.store.update(func(tx *tx) error {
+		p, _, err := projects.byName(tx, "", "default")
+		if err != nil {
+			return err
+		}
+		i, ok, err := instances.byName(tx, p.ID, name)
+		if err != nil || !ok {
+			return errors.Join(err, fmt.Errorf("there is no instance %s", name))
+		}
+		i.become(state)
+		return instances.put(tx, i)
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// await polls until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for !holds() {
+		if !wait(ctx, 2*time.Millisecond) {
+			t.Fatalf("waited too long for %s", what)
+		}
+	}
+}
+
+// refused is a refusal as the rack words it. The zero value is none.
+type refused struct {
+	status        int
+	code, message string
+}
+
+func refusedAs(status int, code, format string, args ...any) refused {
+	return refused{status, code, fmt.Sprintf(format, args...)}
+}
+
+func (want refused) check(t *testing.T, err error) {
+	t.Helper()
+	var got refused
+	var he *oxide.HTTPError
+	switch {
+	case errors.As(err, &he) && he.ErrorResponse != nil:
+		got = refused{he.HTTPResponse.StatusCode, he.ErrorResponse.ErrorCode,
+			he.ErrorResponse.Message}
+	case errors.As(err, &he):
+		got = refused{he.HTTPResponse.StatusCode, "", he.RawBody}
+	case err != nil:
+		t.Fatalf("got error %v, want %+v", err, want)
+	}
+	if got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func unmarshal[T any](t *testing.T, text string) T {
+	t.Helper()
+	var got T
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	if err := d.Decode(&got); err != nil {
+		t.Fatalf("decode %q: %v", text, err)
+	}
+	return got
+}
+
+func gone(kind, name string) refused {
+	return refusedAs(404, "ObjectNotFound", "not found: %s with name %q", kind, name)
+}
