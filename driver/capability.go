@@ -42,7 +42,8 @@ func capabilityProblem(c *csi.VolumeCapability) capabilityFault {
 			known = fmt.Sprintf("number %d", mode)
 		}
 		return unsupported("access mode %s is not supported: a disk can be attached to one "+
-			"instance, for writing; use ReadWriteOnce or ReadWriteOncePod (SINGLE_NODE_WRITER)", known)
+			"instance, for writing; use ReadWriteOnce or ReadWriteOncePod (SINGLE_NODE_WRITER)",
+			known)
 	}
 	return mountProblem(c.GetMount())
 }

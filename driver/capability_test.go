@@ -81,7 +81,8 @@ func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
 			if p.malformed != test.malformed || p.unsupported != test.unsupported {
 				t.Fatalf("got %+v", p)
 			}
-			if (p.message == "") != (p == capabilityFault{}) || strings.Contains(p.message, "tweety") {
+			if (p.message == "") != (p == capabilityFault{}) || strings.Contains(p.message,
+				"tweety") {
 				t.Errorf("the message is %q", p.message)
 			}
 		})

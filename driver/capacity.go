@@ -32,7 +32,8 @@ func parseCapacityRange(r *csi.CapacityRange) (capacityRange, error) {
 		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range is negative")
 	case out.min == 0 && out.max == 0:
 		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range sets "+
-			"neither required_bytes nor limit_bytes; leave it out for a volume of %d bytes", int64(defaultSizeBytes))
+			"neither required_bytes nor limit_bytes; leave it out for a volume of %d bytes",
+			int64(defaultSizeBytes))
 	case out.max == 0:
 		out.max = math.MaxInt64
 	case out.max < out.min:

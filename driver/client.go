@@ -40,7 +40,10 @@ func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), err
 			Timeout:   requestTimeLimit,
 			Transport: &rackTransport{Base: base, Tokens: tokens, Metrics: m, Refused: refused},
 			// A rack does not redirect, and what it sent to another host would carry the token.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+			CheckRedirect: func(*http.Request,
+				[]*http.Request) error {
+				return http.ErrUseLastResponse
+			},
 		}),
 	)
 	if err != nil {

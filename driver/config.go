@@ -71,23 +71,29 @@ var settings = []setting{
 		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
 	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
-		"wins over OXIDE_TOKEN (controller)", text(func(c *Config) *string { return &c.TokenFile })},
+		"wins over OXIDE_TOKEN " +
+		"(controller)", text(func(c *Config) *string { return &c.TokenFile })},
 	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)",
 		setProject},
 	{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
 		"apart (controller)", setClusterID},
-	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's (controller)",
+	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's " +
+		"(controller)",
 		text(func(c *Config) *string { return &c.CAFile })},
 	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places " +
 		"that reach its disks after semicolons", setTopology},
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
-	{"instance-id", instanceIDKey, "", "the UUID of this node's instance; not needed on a rack (node)",
+	{"instance-id", instanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
+		"(node)",
 		text(func(c *Config) *string { return &c.InstanceID })},
-	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +
-		"OXIDE_INSTANCE_ID (node)", text(func(c *Config) *string { return &c.InstanceMetadataFile })},
-	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the boot " +
+	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "",
+		"a file of KEY=VALUE lines with " +
+			"OXIDE_INSTANCE_ID " +
+			"(node)", text(func(c *Config) *string { return &c.InstanceMetadataFile })},
+	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the " +
+		"boot " +
 		"disk included", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", setDeviceTimeout},
@@ -159,7 +165,8 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 		// The package's errors name the flag, and the value only of a bool.
 		return nil, fmt.Errorf("%w; see --help", err)
 	case flags.NArg() > 0:
-		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help", flags.NArg())
+		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help",
+			flags.NArg())
 	}
 	return values, nil
 }
@@ -185,14 +192,17 @@ func printHelp(w io.Writer) {
 func (c *Config) complete() error {
 	switch {
 	case c.Mode == "":
-		return errors.New("OXIDE_MODE (--mode) is not set: say what to serve, controller, node or all")
+		return errors.New("OXIDE_MODE (--mode) is not set: say what to serve, controller, node or " +
+			"" +
+			"all")
 	case c.Endpoint == "":
 		return errors.New("CSI_ENDPOINT (--endpoint) is not set: say where to serve, " +
 			"unix:///path/name.sock")
 	case c.Mode.controller() && c.Host == "":
 		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
 	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
-		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the controller needs a token " +
+		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the controller needs a " +
+			"token " +
 			"of the rack")
 	case c.Mode.controller() && c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")

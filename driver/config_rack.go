@@ -40,7 +40,8 @@ func tokenProblem(token string) error {
 	case token == "":
 		return errors.New("holds no token")
 	case len(token) > most || strings.ContainsFunc(token, noWord):
-		return errors.New("holds something that is no token: a token is one word of ASCII characters")
+		return errors.New("holds something that is no token: a token is one word of ASCII " +
+			"characters")
 	}
 	return nil
 }
@@ -66,7 +67,8 @@ var clusterID = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9]
 func setClusterID(c *Config, value string) error {
 	c.ClusterID = value
 	if !clusterID.MatchString(value) {
-		return errors.New("has to be at most 63 letters, digits, dots, hyphens and underscores, with a " +
+		return errors.New("has to be at most 63 letters, digits, dots, hyphens and underscores, " +
+			"with a " +
 			"letter or digit at both ends")
 	}
 	return nil

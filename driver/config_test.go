@@ -64,7 +64,8 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 			"OXIDE_DEV_ROOT"},
 		{"a bad level", set("OXIDE_LOG_LEVEL", canary), nil, "OXIDE_LOG_LEVEL"},
 		{"a bad format", set("OXIDE_LOG_FORMAT", canary), nil, "OXIDE_LOG_FORMAT"},
-		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil, "OXIDE_METRICS_ADDRESS"},
+		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil,
+			"OXIDE_METRICS_ADDRESS"},
 		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
 		{"an argument", nil, []string{canary}, "--help"},
 	} {
@@ -75,7 +76,8 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 			}
 			if text := err.Error(); !strings.Contains(text, test.want) ||
 				strings.Contains(text, "tweety") || strings.Contains(text, "\n") {
-				t.Errorf("got %q; it has to name %s, in one line, without the value", text, test.want)
+				t.Errorf("got %q; it has to name %s, in one line, without the value", text,
+					test.want)
 			}
 		})
 	}
@@ -86,7 +88,8 @@ func TestConfigurationHasDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" || c.DevRoot != "/dev" ||
+	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" ||
+		c.DevRoot != "/dev" ||
 		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
 		c.MetricsAddress != "" || c.Topology != nil || c.Host != "https://silo.sys.example.com" {
 		t.Errorf("got %+v", c)
@@ -131,7 +134,8 @@ func TestAHostIsAnAddress(t *testing.T) {
 
 func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
 	var help bytes.Buffer
-	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err, flag.ErrHelp) {
+	if _, err := ParseConfig([]string{"--help"}, goodEnv(nil), &help); !errors.Is(err,
+		flag.ErrHelp) {
 		t.Fatalf("got %v", err)
 	}
 	for _, s := range settings {
@@ -164,7 +168,10 @@ func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
 		"--ca-file":        func(c *Config) { c.CAFile = filepath.Join(dir, "tweety-missing") },
 		"OXIDE_TOKEN_FILE": func(c *Config) { c.TokenFile = junk },
 		"--token-file":     func(c *Config) { c.TokenFile = filepath.Join(dir, "tweety-missing") },
-		"CSI_ENDPOINT":     func(c *Config) { c.Endpoint = "unix://" + dir + "/tweety-missing/csi.sock" },
+		"CSI_ENDPOINT": func(c *Config) {
+			c.Endpoint = "unix://" + dir +
+				"/tweety-missing/csi.sock"
+		},
 		"OXIDE_METRICS_ADDRESS": func(c *Config) {
 			c.MetricsAddress = "unix://" + dir + "/tweety-missing/m.sock"
 		},
@@ -176,7 +183,8 @@ func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
 		change(&c)
 		var log bytes.Buffer
 		err := Run(t.Context(), c, &log)
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "tweety") ||
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(),
+			"tweety") ||
 			strings.Contains(err.Error(), "\n") || log.Len() > 0 {
 			t.Errorf("%s: got %v, and the log %q", want, err, log.String())
 		}

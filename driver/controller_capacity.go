@@ -54,7 +54,8 @@ func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
 	}
 	if len(c.Topology) == 0 {
 		return false, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessible_topology is "+
-			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on controller and nodes")
+			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on "+
+			"controller and nodes")
 	}
 	for _, here := range c.Topology {
 		if here.within(wanted.GetSegments()) {

@@ -16,7 +16,8 @@ func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
 	}
 	answer := &csi.ControllerListVolumeHealthResponse{}
 	err = c.eachVolume(ctx, func(disk *oxide.Disk) (enough bool) {
-		if health := volumeHealth(disk); len(health.GetHealthStatuses()) > 0 && pages.take(disk.Id) {
+		if health := volumeHealth(disk); len(health.GetHealthStatuses()) > 0 &&
+			pages.take(disk.Id) {
 			answer.Entries = append(answer.Entries, health)
 		}
 		return pages.full()

@@ -20,7 +20,9 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		if pages.take(disk.Id) {
 			answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{
 				Volume: c.volume(disk),
-				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+				Status: &csi.ListVolumesResponse_VolumeStatus{
+					PublishedNodeIds: publishedNodes(disk),
+				},
 			})
 		}
 		return pages.full()
@@ -41,7 +43,9 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	}
 	return &csi.ControllerGetVolumeResponse{
 		Volume: c.volume(disk),
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(disk)},
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
+			PublishedNodeIds: publishedNodes(disk),
+		},
 	}, nil
 }
 

@@ -36,12 +36,14 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	red := with("description", mark{Name: "x", Cluster: "red"}.description())
 	c := rackThat(t,
 		ok(listDisks, pageOf("p2",
-			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here, red),
+			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here,
+				red),
 			listed(5, "detached", mine))),
 		// Only an attached disk of somebody else's making raises the question of boot disks.
 		ok(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, mine),
 			listed(8, "faulted"), listed(9, "detaching "+otherInstance))),
-		ok("GET /v1/instances", pageOf("i2", instanceOf("running", with("boot_disk_id", numbered(7))))),
+		ok("GET /v1/instances", pageOf("i2", instanceOf("running", with("boot_disk_id",
+			numbered(7))))),
 		ok("GET /v1/instances", pageOf("")),
 		ok(listDisks, pageOf("")),
 	)
@@ -69,8 +71,9 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 
 func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	restored := func(state string) string {
-		return diskOf(state, with("snapshot_id", testSnapshot), with("description", mark{Name: "pvc-1",
-			Cluster: "blue", MkfsOptions: "reservedPercent=0"}.description()))
+		return diskOf(state, with("snapshot_id", testSnapshot), with("description",
+			mark{Name: "pvc-1",
+				Cluster: "blue", MkfsOptions: "reservedPercent=0"}.description()))
 	}
 	c := rackThat(t, ok(viewSnap, snapshotOf("ready")), created(postDisk, restored("creating")),
 		ok(listDisks, pageOf("", restored("detached"))), ok(viewDisk, restored(here)))
@@ -87,12 +90,15 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 		t.Fatalf("got %v, %v", list, err)
 	}
 	sameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
-	got, err := c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+	got, err := c.ControllerGetVolume(t.Context(),
+		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: []string{testInstance}}})
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
+			PublishedNodeIds: []string{testInstance},
+		}})
 }
 
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
@@ -178,8 +184,9 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 			return err
 		},
 		func(token string, most int32) error {
-			_, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
-				StartingToken: token, MaxEntries: most})
+			_, err := c.ControllerListVolumeHealth(t.Context(),
+				&csi.ControllerListVolumeHealthRequest{
+					StartingToken: token, MaxEntries: most})
 			return err
 		},
 	} {
@@ -256,12 +263,14 @@ func TestGetCapacity(t *testing.T) {
 			limits(5 * gibBytes)},
 		{"CG-1 never negative", []exchange{left(gibBytes, 2*gibBytes)}, &csi.GetCapacityRequest{},
 			limits(0)},
-		{"CG-1 never too large", []exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{}, limits(1 << 62)},
+		{"CG-1 never too large", []exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{},
+			limits(1 << 62)},
 		{"CG-3 local disks", []exchange{left(10*gibBytes, 5*gibBytes)}, &csi.GetCapacityRequest{
 			Parameters: map[string]string{"diskType": "local"}}, local},
 		{"CG-2 a mode that volumes do not have", nil, &csi.GetCapacityRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{
-				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}}, &csi.GetCapacityResponse{}},
+				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}},
+			&csi.GetCapacityResponse{}},
 		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{
 			Parameters: map[string]string{"colour": "blue"}}, &csi.GetCapacityResponse{}},
 		{"CG-2 another rack", nil, &csi.GetCapacityRequest{

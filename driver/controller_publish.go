@@ -88,7 +88,8 @@ func instanceNotFound(id string) error {
 }
 
 // attachDisk attaches and believes only what the answer shows. A disk of our own making has a
-// serial of its own, so that nothing has to be looked at before; any other is compared with its neighbours.
+// serial of its own, so that nothing has to be looked at before; any other is compared with its
+// neighbours.
 func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
 	const doing = "attach disk"
 	if !isOwnName(a.DiskName) {
@@ -129,7 +130,8 @@ func (c *Controller) checkSerial(ctx context.Context, a attachment) (*oxide.Disk
 		if other.Id != disk.Id && diskSerial(string(other.Name)) == diskSerial(string(disk.Name)) {
 			return nil, fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks "+
 				"%s and %s, which is attached to the instance %s, begin with the same %d bytes, "+
-				"and the guest would show only one of them; detach that one", disk.Name, other.Name, a.Instance, ownNameBytes)
+				"and the guest would show only one of them; detach that one", disk.Name, other.Name,
+				a.Instance, ownNameBytes)
 		}
 	}
 	if disk.State.State() == oxide.DiskStateStateAttached && holder(disk) == string(a.Instance) {
@@ -153,7 +155,8 @@ func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId)
 }
 
 // checkAttached holds the rack's success to what was asked.
-func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxide.Disk) (*oxide.Disk,
+func (c *Controller) checkAttached(ctx context.Context, a attachment,
+	disk *oxide.Disk) (*oxide.Disk,
 	error) {
 	const doing = "attach disk"
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
@@ -167,11 +170,13 @@ func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxid
 		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still "+
 			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
 	case disk.State.State() != oxide.DiskStateStateAttached || holder(disk) != string(a.Instance):
-		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s", disk.Name,
+		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s",
+			disk.Name,
 			disk.State.State(), holder(disk), a.Instance)
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
 		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, "+
-			"but the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName, disk.Name)
+			"but the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
+			disk.Name)
 	}
 	return disk, nil
 }
@@ -188,7 +193,8 @@ func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error)
 	switch state := disk.State.State(); {
 	case elsewhere:
 		return nil, fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
-			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state, holder(disk))
+			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
+			holder(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return disk, nil
 	case state == oxide.DiskStateStateFaulted:
@@ -216,7 +222,8 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 		return err
 	case len(beside) >= c.maxDisks():
 		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d", instance.Name, len(beside), c.maxDisks())
+			"the boot disk included, and the rack allows %d", instance.Name, len(beside),
+			c.maxDisks())
 	}
 	return instanceRefusal("attach", instance, why)
 }
@@ -251,7 +258,8 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 	if slices.Contains(activeStates, instance.RunState) {
 		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
 			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
-			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)", instance.Name,
+			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)",
+			instance.Name,
 			instance.RunState, verb, words)
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
@@ -324,13 +332,15 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	switch {
 	case isNotFound(err):
 		return fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s is "+
-			"attached to the instance %s, and that there is no such instance; it cannot be taken for unpublished",
+			"attached to the instance %s, and that there is no such instance; it cannot be taken "+
+			"for unpublished",
 			disk.Name, instanceID)
 	case err != nil:
 		return err
 	case instance.BootDiskId == disk.Id:
 		return fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk of "+
-			"the instance %s, which the rack does not detach; choose another boot disk first", disk.Name,
+			"the instance %s, which the rack does not detach; choose another boot disk first",
+			disk.Name,
 			instance.Name)
 	}
 	return instanceRefusal("detach", instance, fmt.Errorf("detach disk: %w", why))

@@ -51,7 +51,8 @@ func TestPublishing(t *testing.T) {
 	}
 	for _, s := range []scene{
 		{"is one request", []exchange{accepted(attach, diskOf(here))}, codes.OK, "", ""},
-		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(attach), lost.to(viewDisk)},
+		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(attach),
+			lost.to(viewDisk)},
 			codes.NotFound, ReasonVolumeNotFound, testDisk},
 		{"CP-5 an unknown instance", []exchange{lost.to(attach), ok(viewDisk, diskOf("detached")),
 			lost.to(viewInstance)}, codes.NotFound, ReasonInstanceNotFound, testInstance},
@@ -74,43 +75,51 @@ func TestPublishing(t *testing.T) {
 			"the instance worker-1 is running and must be stopped"},
 		{"an instance in a state that takes no disks", []exchange{not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")),
-			ok(beside, pageOf(""))}, codes.FailedPrecondition, ReasonInstanceState, "the rack says no"},
+			ok(beside, pageOf(""))}, codes.FailedPrecondition, ReasonInstanceState,
+			"the rack says no"},
 		{"CP-11 another project", []exchange{not.to(attach), ok(viewDisk, diskOf("detached",
 			with("project_id", testDisk))), ok(viewInstance, instanceOf("running"))},
 			codes.InvalidArgument, ReasonOtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []exchange{not.to(attach), ok(viewDisk, diskOf("maintenance"))},
+		{"CP-13 a disk being snapshotted", []exchange{not.to(attach), ok(viewDisk,
+			diskOf("maintenance"))},
 			codes.Aborted, ReasonDiskBusy, "maintenance"},
 		{"CP-13 a disk being made", []exchange{not.to(attach), ok(viewDisk, diskOf("creating"))},
 			codes.Aborted, ReasonDiskBusy, "creating"},
 		{"CP-13 a disk on its way off", []exchange{not.to(attach),
-			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, ReasonDiskBusy, "detaching"},
+			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, ReasonDiskBusy,
+			"detaching"},
 		{"CP-13 a faulted disk", []exchange{not.to(attach), ok(viewDisk, diskOf("faulted"))},
 			codes.FailedPrecondition, ReasonDiskFaulted, ""},
 		{"CP-13 a destroyed disk", []exchange{not.to(attach), ok(viewDisk, diskOf("destroyed"))},
 			codes.NotFound, ReasonVolumeNotFound, ""},
 		{"CP-15 a disk on its way is awaited", []exchange{
 			accepted(attach, diskOf("attaching "+testInstance)),
-			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here))}, codes.OK, "", ""},
+			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here))}, codes.OK,
+			"", ""},
 		{"a success that is none", []exchange{accepted(attach, diskOf("detached"))}, codes.Internal,
 			ReasonRackAnswerWrong, "not attached"},
 		{"a success elsewhere", []exchange{accepted(attach, diskOf(elsewhere))}, codes.Internal,
 			ReasonRackAnswerWrong, otherInstance},
-		{"another disk's success", []exchange{accepted(attach, diskOf(here, with("id", testImage)))},
+		{"another disk's success", []exchange{accepted(attach, diskOf(here, with("id",
+			testImage)))},
 			codes.Internal, ReasonRackAnswerWrong, testImage},
 		{"a context that names another disk", []exchange{accepted(attach, diskOf(here,
-			with("name", "csi-0000000000000000")))}, codes.InvalidArgument, ReasonFieldInvalid, "diskName"},
+			with("name", "csi-0000000000000000")))}, codes.InvalidArgument, ReasonFieldInvalid,
+			"diskName"},
 		{"a lost answer", []exchange{{want: attach, cut: true}}, codes.Unavailable,
 			ReasonRackUnavailable, ""},
 		{"an error inside the rack", []exchange{rackError(500, "Internal", "oops").to(attach)},
 			codes.Internal, ReasonRackError, "oops"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
+			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(),
+				publishRequest())
 			s.verify(t, err)
 			if err == nil {
 				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
-						"diskName": diskName("pvc-1"), "sizeBytes": "10737418240", "readOnly": "false",
+						"diskName": diskName("pvc-1"), "sizeBytes": "10737418240",
+						"readOnly": "false",
 					}})
 			}
 		})
@@ -131,12 +140,16 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 			accepted(attach, static(here))}, codes.OK, "", ""},
 		{"needs no attach when it is attached", []exchange{ok(viewDisk, static(here)),
 			ok(beside, pageOf("", static(here)))}, codes.OK, "", ""},
-		{"CP-12 is refused beside one of the same 20 bytes", []exchange{ok(viewDisk, static("detached")),
-			ok(beside, pageOf("", neighbour("made-by-hand-with-a-short-one")))}, codes.FailedPrecondition,
+		{"CP-12 is refused beside one of the same 20 bytes", []exchange{ok(viewDisk,
+			static("detached")),
+			ok(beside, pageOf("", neighbour("made-by-hand-with-a-short-one")))},
+			codes.FailedPrecondition,
 			ReasonSerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", []exchange{lost.to(viewDisk)}, codes.NotFound, ReasonVolumeNotFound,
+		{"CP-4 of an unknown disk", []exchange{lost.to(viewDisk)}, codes.NotFound,
+			ReasonVolumeNotFound,
 			""},
-		{"CP-5 to an unknown instance", []exchange{ok(viewDisk, static("detached")), lost.to(beside)},
+		{"CP-5 to an unknown instance", []exchange{ok(viewDisk, static("detached")),
+			lost.to(beside)},
 			codes.NotFound, ReasonInstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -166,16 +179,20 @@ func TestUnpublishing(t *testing.T) {
 		{"CU-5 a deleted instance", []exchange{lost.to(detach), ok(viewDisk, diskOf("detached"))},
 			codes.OK, "", ""},
 		{"CU-6 a deleted instance that still has the disk", []exchange{lost.to(detach),
-			ok(viewDisk, diskOf(here)), lost.to(viewInstance)}, codes.NotFound, ReasonInstanceNotFound,
+			ok(viewDisk, diskOf(here)), lost.to(viewInstance)}, codes.NotFound,
+			ReasonInstanceNotFound,
 			"unpublished"},
 		{"CU-7 a running instance without hot-plug", []exchange{not.to(detach),
 			ok(viewDisk, diskOf(here)), ok(viewInstance, instanceOf("running"))},
 			codes.FailedPrecondition, ReasonInstanceMustBeStopped, "must be stopped"},
-		{"CU-8 the boot disk", []exchange{rackError(409, "Conflict", "boot disk cannot be detached").
+		{"CU-8 the boot disk", []exchange{rackError(409, "Conflict",
+			"boot disk cannot be detached").
 			to(detach), ok(viewDisk, diskOf(here)), ok(viewInstance, instanceOf("stopped",
-			with("boot_disk_id", testDisk)))}, codes.FailedPrecondition, ReasonBootDisk, "worker-1"},
+			with("boot_disk_id", testDisk)))}, codes.FailedPrecondition, ReasonBootDisk,
+			"worker-1"},
 		{"CU-9 a disk on its way on", []exchange{not.to(detach),
-			ok(viewDisk, diskOf("attaching "+testInstance))}, codes.Aborted, ReasonDiskBusy, "attaching"},
+			ok(viewDisk, diskOf("attaching "+testInstance))}, codes.Aborted, ReasonDiskBusy,
+			"attaching"},
 		{"CU-10 a disk on its way off is awaited", []exchange{
 			accepted(detach, diskOf("detaching "+testInstance)),
 			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
@@ -200,7 +217,8 @@ func TestCU2UnpublishingFromWherever(t *testing.T) {
 		{"it is", []exchange{ok(viewDisk, diskOf(here)), accepted(detach, diskOf("detached"))},
 			codes.OK, "", ""},
 		{"it is not", []exchange{ok(viewDisk, diskOf("detached"))}, codes.OK, "", ""},
-		{"it was before it was deleted", []exchange{lost.to(viewDisk), ok(viewProject, projectOf())},
+		{"it was before it was deleted", []exchange{lost.to(viewDisk), ok(viewProject,
+			projectOf())},
 			codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -222,7 +240,8 @@ func TestValidating(t *testing.T) {
 	}{
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512",
-				"mkfsOptions": "reservedPercent=0", "storage.kubernetes.io/csiProvisionerIdentity": "x"}
+				"mkfsOptions": "reservedPercent=0",
+				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
 			r.Parameters = map[string]string{"blockSize": "512", "diskType": "distributed",
 				"mkfsOptions": "reservedPercent=0", "csi.storage.k8s.io/fstype": "ext4"}
 		}, ""},
@@ -238,7 +257,8 @@ func TestValidating(t *testing.T) {
 		{"VC-5 other blocks in the context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"blockSize": "4096"}
 		}, "blockSize"},
-		{"VC-5 other mkfsOptions in the context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+		{"VC-5 other mkfsOptions in the " +
+			"context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"mkfsOptions": "reservedPercent=1"}
 		}, "mkfsOptions"},
 		{"VC-5 an unknown key", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
@@ -266,12 +286,14 @@ func TestValidating(t *testing.T) {
 			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
 				VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")}}
 			test.edit(r)
-			answer, err := rackThat(t, ok(viewDisk, test.disk)).ValidateVolumeCapabilities(t.Context(), r)
+			answer, err := rackThat(t, ok(viewDisk,
+				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if test.want != "" {
-				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(), test.want) {
+				if answer.GetConfirmed() != nil || !strings.Contains(answer.GetMessage(),
+					test.want) {
 					t.Errorf("got %v", answer)
 				}
 				return

@@ -186,7 +186,8 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, codes.InvalidArgument, ReasonParameterInvalid},
 		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t, "rack=a")}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
+				"rack=a")}
 		}, codes.InvalidArgument, ReasonTopologyInvalid},
 		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) { r.CapacityRange = asked(0, 0) },
 			codes.InvalidArgument, ReasonCapacityInvalid},
@@ -253,7 +254,8 @@ func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
 	wantFailure(t, err, codes.NotFound, ReasonInstanceNotFound)
 	_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: "fake"})
 	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
-	_, err = c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
+	_, err = c.ControllerGetVolumeHealth(ctx,
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
 	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
 	_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "fake"})
 	wantFailure(t, err, codes.NotFound, ReasonSnapshotNotFound)
@@ -286,7 +288,8 @@ func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 			r.Parameters = map[string]string{"a": "b"}
 		},
 		ReasonTopologyInvalid: func(r *csi.CreateSnapshotRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t, "rack=a")}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
+				"rack=a")}
 		},
 	} {
 		r := snapshotRequest()

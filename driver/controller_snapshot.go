@@ -123,7 +123,8 @@ func (c *Controller) createSnapshot(ctx context.Context, name string, disk oxide
 		},
 	})
 	switch {
-	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err, oxide.ErrInsufficientCapacity),
+	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err,
+		oxide.ErrInsufficientCapacity),
 		unknown(err):
 		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
 		return c.existingSnapshot(ctx, name, disk, err)
@@ -161,7 +162,8 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 	switch {
 	case !marked || m.Name != name || m.Cluster != c.ClusterID:
 		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
-			"snapshot %s, which is not of this cluster's making or has another name there", snapshot.Id)
+			"snapshot %s, which is not of this cluster's making or has another name there",
+			snapshot.Id)
 	case snapshot.DiskId != string(disk):
 		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
 			"snapshot %s, of the volume %s", snapshot.Id, snapshot.DiskId)

@@ -46,7 +46,8 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	case req.GetVolumeId() == "":
 		return "", "", volumeIDMissing()
 	case len(req.GetVolumeCapabilities()) == 0:
-		return "", "", fail(codes.InvalidArgument, ReasonFieldMissing, "volume_capabilities is missing")
+		return "", "", fail(codes.InvalidArgument, ReasonFieldMissing,
+			"volume_capabilities is missing")
 	}
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := capabilityProblem(capability); {
@@ -100,7 +101,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	case key == ctxDiskName && value != string(disk.Name):
 		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
 	case key == ctxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
-		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key, disk.BlockSize)
+		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key,
+			disk.BlockSize)
 	case key == ctxMkfsOptions && marked && value != m.MkfsOptions:
 		return fmt.Sprintf("volume_context: %s: the volume was made with others", key)
 	case key == ctxMkfsOptions:

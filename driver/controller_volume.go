@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name made.
+// CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name
+// made.
 func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
 	order, err := c.volumeOrder(req)
@@ -101,7 +102,8 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	switch {
 	case err == nil:
 		return disk, c.checkCreated(ctx, order, disk, sizeBytes)
-	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err, oxide.ErrInsufficientCapacity):
+	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err,
+		oxide.ErrInsufficientCapacity):
 		// The rack counts the quota before it looks at the name: a repeated create may meet either.
 		return c.existingDisk(ctx, order, err)
 	case refused(err) && order.hasSource():
@@ -115,7 +117,8 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 
 // madeBefore is for a source that is gone: the disk may have been made while it was there, and then
 // a repeated create has to find it.
-func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (*oxide.Disk,
+func (c *Controller) madeBefore(ctx context.Context, order volumeOrder,
+	sourceErr error) (*oxide.Disk,
 	error) {
 	if !isNotFound(sourceErr) {
 		return nil, sourceErr
@@ -187,7 +190,8 @@ func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxi
 	if err := believable(doing, d); err != nil {
 		return err
 	}
-	if want := order.Parameters.BlockSize; order.hasSource() && want != 0 && want != int(d.BlockSize) {
+	if want := order.Parameters.BlockSize; order.hasSource() && want != 0 &&
+		want != int(d.BlockSize) {
 		// Only now can it be known: a snapshot does not show its block size, and its disk was gone.
 		if err := c.deleteDisk(ctx, oxide.NameOrId(d.Id)); err != nil {
 			return err

@@ -42,8 +42,10 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 			if err := json.Unmarshal(body, &got); err != nil {
 				t.Fatal(err)
 			}
-			want := `{"description":"csi.oxide.computer {\"name\":\"pvc-1\",\"cluster\":\"blue\"}",` +
-				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"},` +
+			want := `{"description":"csi.oxide.computer ` +
+				`{\"name\":\"pvc-1\",\"cluster\":\"blue\"}",` +
+				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},` +
+				`"type":"distributed"},` +
 				`"name":"` + diskName("pvc-1") + `","size":10737418240}`
 			if asJSON(got) != want {
 				t.Errorf("D-20, D-21: got %s\nwant %s", asJSON(got), want)
@@ -76,15 +78,17 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 
 func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 	for name, edit := range map[string]func(map[string]any){
-		"another size":       with("size", 20*gibBytes),
-		"other blocks":       with("block_size", 512),
-		"another type":       with("disk_type", "local"),
-		"a snapshot's":       with("snapshot_id", testSnapshot),
-		"an image's":         with("image_id", testImage),
-		"read-only":          with("read_only", true),
-		"made by hand":       with("description", "mine"),
-		"of another cluster": with("description", mark{Name: "pvc-1", Cluster: "red"}.description()),
-		"a collision":        with("description", mark{Name: "pvc-2", Cluster: "blue"}.description()),
+		"another size": with("size", 20*gibBytes),
+		"other blocks": with("block_size", 512),
+		"another type": with("disk_type", "local"),
+		"a snapshot's": with("snapshot_id", testSnapshot),
+		"an image's":   with("image_id", testImage),
+		"read-only":    with("read_only", true),
+		"made by hand": with("description", "mine"),
+		"of another cluster": with("description", mark{Name: "pvc-1",
+			Cluster: "red"}.description()),
+		"a collision": with("description", mark{Name: "pvc-2",
+			Cluster: "blue"}.description()),
 		"with mkfsOptions": with("description", mark{Name: "pvc-1", Cluster: "blue",
 			MkfsOptions: "reservedPercent=0"}.description()),
 	} {
@@ -194,14 +198,16 @@ func TestParametersReachTheDisk(t *testing.T) {
 		{"a local disk", map[string]string{"diskType": "local"}, nil,
 			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
 			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096"}},
-		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage, asJSON(map[string]any{
-			"id": testImage, "size": gibBytes + 1, "block_size": 512, "project_id": nil}))},
+		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage,
+			asJSON(map[string]any{
+				"id": testImage, "size": gibBytes + 1, "block_size": 512, "project_id": nil}))},
 			diskOf("creating", with("image_id", testImage), with("block_size", 512),
 				with("size", 2*gibBytes)),
 			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
 			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512"}},
-		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"}, nil,
+		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
+			nil,
 			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
 				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
@@ -209,12 +215,14 @@ func TestParametersReachTheDisk(t *testing.T) {
 				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := rackThat(t, append(test.before, exchange{want: postDisk, status: 201, body: test.answer,
+			c := rackThat(t, append(test.before, exchange{want: postDisk, status: 201,
+				body: test.answer,
 				check: func(t *testing.T, body []byte) {
 					var got struct {
 						Backend map[string]any `json:"disk_backend"`
 					}
-					if err := json.Unmarshal(body, &got); err != nil || asJSON(got.Backend) != test.want {
+					if err := json.Unmarshal(body, &got); err != nil ||
+						asJSON(got.Backend) != test.want {
 						t.Errorf("the body is %s, %v", body, err)
 					}
 				}})...)
@@ -240,7 +248,9 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		}
 		return r
 	}
-	in512 := func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"blockSize": "512"} }
+	in512 := func(r *csi.CreateVolumeRequest) {
+		r.Parameters = map[string]string{"blockSize": "512"}
+	}
 	restored := diskOf("creating", with("snapshot_id", testSnapshot), with("block_size", 2048))
 	ready := ok(viewSnap, snapshotOf("ready"))
 	other := "99999999-aaaa-4bbb-8ccc-222222222222"
@@ -251,24 +261,28 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		code   codes.Code
 		reason Reason
 	}{
-		{"D-18 is two requests", restore(), []exchange{ready, created(postDisk, restored)}, codes.OK, ""},
+		{"D-18 is two requests", restore(), []exchange{ready, created(postDisk, restored)},
+			codes.OK, ""},
 		{"CV-14 an unknown snapshot", restore(), []exchange{lost.to(viewSnap), lost.to(viewName)},
 			codes.NotFound, ReasonSnapshotNotFound},
 		{"CV-18 a snapshot that went after the restore", restore(), []exchange{lost.to(viewSnap),
 			ok(viewName, diskOf("detached", with("snapshot_id", testSnapshot)))}, codes.OK, ""},
-		{"a name that is taken and a snapshot that is gone", restore(), []exchange{lost.to(viewSnap),
-			ok(viewName, diskOf("detached"))}, codes.NotFound, ReasonSnapshotNotFound},
+		{"a name that is taken and a snapshot that is gone", restore(),
+			[]exchange{lost.to(viewSnap),
+				ok(viewName, diskOf("detached"))}, codes.NotFound, ReasonSnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), []exchange{ready,
 			ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, ReasonSourceIncompatible},
-		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512), []exchange{ready,
-			lost.to(viewDisk), created(postDisk, restored), {want: deleteDisk, status: 204}},
+		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
+			[]exchange{ready,
+				lost.to(viewDisk), created(postDisk, restored), {want: deleteDisk, status: 204}},
 			codes.InvalidArgument, ReasonSourceIncompatible},
 		{"CV-15 a snapshot of another project", restore(), []exchange{
 			ok(viewSnap, snapshotOf("ready", with("project_id", other))), not.to(postDisk),
 			ok(viewProject, projectOf())}, codes.InvalidArgument, ReasonSourceIncompatible},
 		{"a refusal for another reason", restore(), []exchange{ready, not.to(postDisk),
 			ok(viewProject, projectOf())}, codes.Internal, ReasonRackError},
-		{"CV-16 a snapshot in the making", restore(), []exchange{ok(viewSnap, snapshotOf("creating"))},
+		{"CV-16 a snapshot in the making", restore(), []exchange{ok(viewSnap,
+			snapshotOf("creating"))},
 			codes.FailedPrecondition, ReasonSnapshotNotReady},
 		{"CV-16 a faulted snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("faulted"))},
 			codes.FailedPrecondition, ReasonSnapshotFaulted},
@@ -289,7 +303,8 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sameMessage(t, answer.GetVolume().GetContentSource(), fromSnapshot(testSnapshot)) // CV-23
+			sameMessage(t, answer.GetVolume().GetContentSource(),
+				fromSnapshot(testSnapshot)) // CV-23
 		})
 	}
 }
@@ -302,21 +317,27 @@ func TestDeletingVolumes(t *testing.T) {
 		reason Reason
 	}{
 		{"is one request", []exchange{{want: deleteDisk, status: 204}}, codes.OK, ""},
-		{"DV-2 of a disk that is gone", []exchange{lost.to(deleteDisk), ok(viewProject, projectOf())},
+		{"DV-2 of a disk that is gone", []exchange{lost.to(deleteDisk), ok(viewProject,
+			projectOf())},
 			codes.OK, ""},
-		{"OX-6 of a disk that cannot be seen", []exchange{lost.to(deleteDisk), lost.to(viewProject)},
+		{"OX-6 of a disk that cannot be seen", []exchange{lost.to(deleteDisk),
+			lost.to(viewProject)},
 			codes.PermissionDenied, ReasonProjectNotFound},
-		{"OX-6 at an address that is no rack", []exchange{{want: deleteDisk, status: 404, body: "<html>"}},
+		{"OX-6 at an address that is no rack", []exchange{{want: deleteDisk, status: 404,
+			body: "<html>"}},
 			codes.Internal, ReasonRackUnknown},
 		{"DV-3 of an attached disk", []exchange{not.to(deleteDisk),
-			ok(viewDisk, diskOf("attached "+testInstance))}, codes.FailedPrecondition, ReasonDiskAttached},
+			ok(viewDisk, diskOf("attached "+testInstance))}, codes.FailedPrecondition,
+			ReasonDiskAttached},
 		{"DV-3 of a disk being detached", []exchange{not.to(deleteDisk),
-			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.FailedPrecondition, ReasonDiskAttached},
+			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.FailedPrecondition,
+			ReasonDiskAttached},
 		{"DV-3 of a disk being snapshotted", []exchange{not.to(deleteDisk),
 			ok(viewDisk, diskOf("maintenance"))}, codes.Aborted, ReasonDiskBusy},
 		{"of a disk that goes meanwhile", []exchange{not.to(deleteDisk), lost.to(viewDisk),
 			ok(viewProject, projectOf())}, codes.OK, ""},
-		{"of a disk that is free again", []exchange{not.to(deleteDisk), ok(viewDisk, diskOf("detached"))},
+		{"of a disk that is free again", []exchange{not.to(deleteDisk), ok(viewDisk,
+			diskOf("detached"))},
 			codes.Aborted, ReasonDiskBusy},
 		{"of a faulted disk that the rack keeps", []exchange{not.to(deleteDisk),
 			ok(viewDisk, diskOf("faulted"))}, codes.Internal, ReasonRackError},

@@ -10,9 +10,11 @@ import (
 
 func TestB18OnlyAbsoluteUnixSocketsAreEndpoints(t *testing.T) {
 	for _, bad := range []string{
-		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock", "csi.sock",
+		"", "unix://csi/csi.sock", "unix:/csi/csi.sock", "unix:csi.sock", "/csi/csi.sock",
+		"csi.sock",
 		"tcp://127.0.0.1:9000", "unix:///csi/csi", "unix:///csi/csi.socket", "unix://host/csi.sock",
-		"unix:///csi/csi.sock?x=y", "unix:///csi/csi.sock#x", "http:///csi.sock", "unix://u@/csi.sock",
+		"unix:///csi/csi.sock?x=y", "unix:///csi/csi.sock#x", "http:///csi.sock",
+		"unix://u@/csi.sock",
 		"unix:///" + strings.Repeat("x", 120) + ".sock", "unix:///a\x00.sock", "unix:///%zz.sock",
 	} {
 		if path, err := socketPath(bad); err == nil {
@@ -81,7 +83,8 @@ func TestB19NothingButASocketIsRemoved(t *testing.T) {
 		t.Errorf("the file now holds %q, %v", content, err)
 	}
 	_, err := listenUnix(filepath.Join(dir, "nowhere", "csi.sock"))
-	if err == nil || !strings.Contains(err.Error(), "directory") || strings.Contains(err.Error(), dir) {
+	if err == nil || !strings.Contains(err.Error(), "directory") || strings.Contains(err.Error(),
+		dir) {
 		t.Errorf("a missing directory: %v", err)
 	}
 }

@@ -65,7 +65,8 @@ func statusError(ctx context.Context, doing string, err error) error {
 		return fail(codes.NotFound, ReasonObjectNotFound, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrHTTP404):
 		return fail(codes.Internal, ReasonRackUnknown, "%s: what answers at OXIDE_HOST does not "+
-			"know this call: %s; look whether it is the rack's address and its release at least v20",
+			"know this call: %s; look whether it is the rack's address and its release at least "+
+			"v20",
 			doing, why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
 		return fail(codes.ResourceExhausted, ReasonRackFull, "%s: %s", doing, why)
@@ -96,7 +97,8 @@ func temporary(answer *oxide.HTTPError) bool {
 // torn says whether the connection broke within the rack's explanation. What it was about to say is
 // then not known.
 func torn(answer *oxide.HTTPError) bool {
-	return answer.ErrorResponse == nil && answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
+	return answer.ErrorResponse == nil &&
+		answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
 }
 
 // transportError is for a call that got no whole answer. It may have had its effect, so the codes
@@ -143,6 +145,7 @@ func isAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyE
 
 // wrongAnswer is for an answer that contradicts the call: a success that cannot be believed.
 func wrongAnswer(doing, format string, args ...any) error {
-	return fail(codes.Internal, ReasonRackAnswerWrong, "%s: the rack's answer cannot be believed: %s",
+	return fail(codes.Internal, ReasonRackAnswerWrong, "%s: the rack's answer cannot be believed: "+
+		"%s",
 		doing, fmt.Sprintf(format, args...))
 }

@@ -33,7 +33,8 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 		words  string // that the message has to contain
 	}{
 		{"OX-1 a name that is taken is 400", rackError(400, "ObjectAlreadyExists",
-			`already exists: disk "x"`), codes.AlreadyExists, ReasonNameTaken, `already exists: disk "x"`},
+			`already exists: disk "x"`), codes.AlreadyExists, ReasonNameTaken,
+			`already exists: disk "x"`},
 		{"OX-2 a bad value", rackError(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
 			ReasonValueRefused, "unsupported value"},
 		{"a refusal nobody has a better word for", rackError(400, "InvalidRequest", "no"),
@@ -44,7 +45,8 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			codes.Unauthenticated, ReasonTokenRejected, "OXIDE_TOKEN"},
 		{"OX-5 a missing role", rackError(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
 			ReasonRoleMissing, "limited-collaborator"},
-		{"OX-6 an unknown object", rackError(404, "ObjectNotFound", "not found: disk"), codes.NotFound,
+		{"OX-6 an unknown object", rackError(404, "ObjectNotFound", "not found: disk"),
+			codes.NotFound,
 			ReasonObjectNotFound, "not found: disk"},
 		{"OX-6 a 404 that is not the rack's", exchange{status: 404, body: "<html>Not Found</html>"},
 			codes.Internal, ReasonRackUnknown, "OXIDE_HOST"},
@@ -52,10 +54,12 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			ReasonRackUnknown, "v20"},
 		{"OX-7 a conflict", rackError(409, "Conflict", "boot disk cannot be detached"),
 			codes.FailedPrecondition, ReasonConflict, "boot disk"},
-		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, ReasonRackError, "request r-1"},
+		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, ReasonRackError,
+			"request r-1"},
 		{"OX-8 an error inside the rack", rackError(500, "Internal", "Internal Server Error"),
 			codes.Internal, ReasonRackError, "request r-1"},
-		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable", "Service Unavailable"),
+		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable",
+			"Service Unavailable"),
 			codes.Unavailable, ReasonRackUnavailable, "Service Unavailable"},
 		{"OX-9 a proxy that limits", exchange{status: 429, body: "slow down"}, codes.Unavailable,
 			ReasonRackUnavailable, "HTTP 429"},
@@ -65,14 +69,16 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			codes.ResourceExhausted, ReasonRackFull, "quota"},
 		{"OX-12 a redirect is not followed", exchange{status: 302, body: ""}, codes.Internal,
 			ReasonRackError, "HTTP 302"},
-		{"OX-12 a status nobody expects", exchange{status: 418, body: "short and stout"}, codes.Internal,
+		{"OX-12 a status nobody expects", exchange{status: 418, body: "short and stout"},
+			codes.Internal,
 			ReasonRackError, "HTTP 418"},
 		{"a success that is no JSON", exchange{status: 200, body: "<html>hello</html>"},
 			codes.Unavailable, ReasonRackUnavailable, "no whole answer"},
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
 			ReasonRackUnavailable, "no whole answer"},
 		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError, "Bearer *** line two"},
+			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError,
+			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := viewing(t.Context(), rackThat(t, test.answer.to(viewDisk)))
@@ -90,7 +96,8 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	server.Close()
 	err := viewing(t.Context(), controllerFor(t, server.URL))
 	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
-	if !strings.Contains(err.Error(), "connection refused") || strings.Contains(err.Error(), "/v1/") {
+	if !strings.Contains(err.Error(), "connection refused") || strings.Contains(err.Error(),
+		"/v1/") {
 		t.Errorf("%v should say what failed, without the URL", err)
 	}
 }

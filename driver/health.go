@@ -111,7 +111,8 @@ func healthFault(err error) error {
 		return fail(codes.FailedPrecondition, Reason(reason), "%s", text)
 	case errors.Is(err, oxide.ErrObjectNotFound):
 		return fail(codes.FailedPrecondition, ReasonProjectNotFound, "the rack shows this token "+
-			"no project of the name or id in OXIDE_PROJECT; create it, or give the token's user a role on it")
+			"no project of the name or id in OXIDE_PROJECT; create it, or give the token's user a "+
+			"role on it")
 	}
 	return nil
 }
@@ -127,7 +128,8 @@ func (h *rackHealth) state() (ready bool, err error) {
 func toolsHealth() error {
 	if missing := missingTools(); len(missing) > 0 {
 		return fail(codes.FailedPrecondition, ReasonToolsMissing, "the node service runs %s and "+
-			"cannot find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux", strings.Join(missing, ", "))
+			"cannot find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux",
+			strings.Join(missing, ", "))
 	}
 	return nil
 }

@@ -38,7 +38,8 @@ func TestGC1CapabilitiesDependOnTheTopologyAlone(t *testing.T) {
 		topology bool
 		want     []csi.PluginCapability_Service_Type
 	}{
-		{false, []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}},
+		{false,
+			[]csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}},
 		{true, []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE,
 			csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}},
 	} {

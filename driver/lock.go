@@ -63,7 +63,8 @@ func lockKey(req any) string {
 		return objectKey("snapshot", r.GetSnapshotId())
 	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest,
 		*csi.ControllerUnpublishVolumeRequest, *csi.NodeStageVolumeRequest,
-		*csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest:
+		*csi.NodeUnstageVolumeRequest, *csi.NodePublishVolumeRequest,
+		*csi.NodeUnpublishVolumeRequest:
 		return objectKey("volume", r.(interface{ GetVolumeId() string }).GetVolumeId())
 	}
 	return ""

@@ -38,8 +38,9 @@ func newMetrics() *metrics {
 			Help: "CSI calls that are at work.",
 		}),
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "oxide_csi_rack_request_seconds",
-			Help:    "How long requests to the rack took, by HTTP method and status; none is no answer.",
+			Name: "oxide_csi_rack_request_seconds",
+			Help: "How long requests to the rack took, by HTTP method and status; none is no " +
+				"answer.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"method", "status"}),
 	}

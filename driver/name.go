@@ -34,7 +34,8 @@ var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding
 
 // diskName is the name of the disk of the volume that the CO calls csiName. It is a pure function,
 // so that two controllers that create the same volume meet in the rack's rule that names are
-// unique; and it is exactly as long as the serial a guest sees, so that the serial is the whole name.
+// unique; and it is exactly as long as the serial a guest sees, so that the serial is the whole
+// name.
 func diskName(csiName string) string { return ownName(csiName) }
 
 // snapshotName is the name of the snapshot that the CO calls csiName. Snapshots have names of their

@@ -33,7 +33,8 @@ func TestE17EveryNameIsOneTheRackTakes(t *testing.T) {
 
 func TestForeignNamesAreTold(t *testing.T) {
 	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
-		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef", "csi-0123456789abc-ef"} {
+		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef",
+		"csi-0123456789abc-ef"} {
 		if isOwnName(name) {
 			t.Errorf("isOwnName(%q)", name)
 		}

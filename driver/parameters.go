@@ -41,7 +41,10 @@ type parameters struct {
 }
 
 func foreignKey(key string) bool {
-	return slices.ContainsFunc(foreignKeys, func(p string) bool { return strings.HasPrefix(key, p) })
+	return slices.ContainsFunc(foreignKeys, func(p string) bool {
+		return strings.HasPrefix(key,
+			p)
+	})
 }
 
 func parseParameters(values map[string]string) (parameters, error) {

@@ -28,7 +28,8 @@ func TestCV6ParametersAreRead(t *testing.T) {
 	if err != nil || p.DiskType != oxide.DiskTypeDistributed || p.BlockSize != 0 {
 		t.Errorf("without parameters: %+v, %v", p, err)
 	}
-	if _, err = parseParameters(map[string]string{"diskType": "local", "blockSize": "4096"}); err != nil {
+	if _, err = parseParameters(map[string]string{"diskType": "local",
+		"blockSize": "4096"}); err != nil {
 		t.Error(err)
 	}
 }

@@ -108,10 +108,12 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func rackError(status int, code, message string) exchange {
 	quoted := fmt.Sprintf("%q", code)
 	if code == "" {
-		return exchange{status: status, body: fmt.Sprintf(`{"request_id":"r-1","message":%q}`, message)}
+		return exchange{status: status, body: fmt.Sprintf(`{"request_id":"r-1","message":%q}`,
+			message)}
 	}
-	return exchange{status: status, body: fmt.Sprintf(`{"request_id":"r-1","error_code":%s,"message":%q}`,
-		quoted, message)}
+	return exchange{status: status,
+		body: fmt.Sprintf(`{"request_id":"r-1","error_code":%s,"message":%q}`,
+			quoted, message)}
 }
 
 // to makes the answer one to that request.
@@ -127,8 +129,9 @@ func diskOf(state string, edit ...func(map[string]any)) string {
 		"description": mark{Name: "pvc-1", Cluster: "blue"}.description(),
 		"size":        10 * gibBytes, "block_size": 4096, "disk_type": "distributed",
 		"read_only": false, "snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x",
-		"time_created": "2026-06-12T18:01:02.345678Z", "time_modified": "2026-06-12T18:01:02.345678Z",
-		"state": stateOf(state),
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
+		"state":         stateOf(state),
 	}
 	for _, e := range edit {
 		e(disk)
@@ -154,7 +157,8 @@ func snapshotOf(state string, edit ...func(map[string]any)) string {
 		"id": testSnapshot, "name": snapshotName("snap-1"), "project_id": testProjectID,
 		"description": mark{Name: "snap-1", Cluster: "blue"}.description(),
 		"disk_id":     testDisk, "state": state, "size": 10 * gibBytes,
-		"time_created": "2026-06-12T18:01:02.345678Z", "time_modified": "2026-06-12T18:01:02.345678Z",
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
 	}
 	for _, e := range edit {
 		e(snapshot)
@@ -166,7 +170,8 @@ func instanceOf(runState string, edit ...func(map[string]any)) string {
 	instance := map[string]any{
 		"id": testInstance, "name": "worker-1", "project_id": testProjectID, "run_state": runState,
 		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": gibBytes,
-		"time_created": "2026-06-12T18:01:02.345678Z", "time_modified": "2026-06-12T18:01:02.345678Z",
+		"time_created":  "2026-06-12T18:01:02.345678Z",
+		"time_modified": "2026-06-12T18:01:02.345678Z",
 	}
 	for _, e := range edit {
 		e(instance)

@@ -25,7 +25,8 @@ const (
 	// ReasonSourceUnsupported: volumes can be made blank, from a snapshot or from an image, not
 	// from other volumes. Take a snapshot and restore it instead.
 	ReasonSourceUnsupported Reason = "SourceUnsupported"
-	// ReasonSourceIncompatible: the snapshot is of another project, or the parameters contradict it.
+	// ReasonSourceIncompatible: the snapshot is of another project, or the parameters contradict
+	// it.
 	ReasonSourceIncompatible Reason = "SourceIncompatible"
 	// ReasonTopologyInvalid: the accessibility requirements break CSI's rules, or the plugin was
 	// started without a topology.
@@ -61,7 +62,8 @@ const (
 	ReasonInstanceState Reason = "InstanceState"
 	// ReasonDiskAttached: the disk is attached to an instance and cannot be deleted.
 	ReasonDiskAttached Reason = "DiskAttached"
-	// ReasonDiskAttachedElsewhere: the disk is attached to another instance, which the message names.
+	// ReasonDiskAttachedElsewhere: the disk is attached to another instance, which the message
+	// names.
 	ReasonDiskAttachedElsewhere Reason = "DiskAttachedElsewhere"
 	// ReasonDiskBusy: the rack is at work on the disk. Repeat the call later.
 	ReasonDiskBusy Reason = "DiskBusy"
@@ -109,7 +111,8 @@ const (
 	ReasonConflict Reason = "Conflict"
 	// ReasonRackFull: the silo's quota or the rack's space is used up.
 	ReasonRackFull Reason = "RackFull"
-	// ReasonRackUnavailable: the rack cannot be reached, or cannot answer now. The call is repeated.
+	// ReasonRackUnavailable: the rack cannot be reached, or cannot answer now. The call is
+	// repeated.
 	ReasonRackUnavailable Reason = "RackUnavailable"
 	// ReasonRackUnknown: what answers at OXIDE_HOST is not a rack of release v20 or later.
 	ReasonRackUnknown Reason = "RackUnknown"
@@ -117,7 +120,8 @@ const (
 	ReasonRackError Reason = "RackError"
 	// ReasonRackAnswerWrong: the rack's answer contradicts the call and is not believed.
 	ReasonRackAnswerWrong Reason = "RackAnswerWrong"
-	// ReasonDeadlineExceeded: the caller's time was up before the rack answered. The call is repeated.
+	// ReasonDeadlineExceeded: the caller's time was up before the rack answered. The call is
+	// repeated.
 	ReasonDeadlineExceeded Reason = "DeadlineExceeded"
 	// ReasonCanceled: the caller gave up.
 	ReasonCanceled Reason = "Canceled"

@@ -240,15 +240,18 @@ func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
 	controller := csi.NewControllerClient(s.conn)
 	requests := []func() error{
 		func() error {
-			_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "visible-name",
-				VolumeCapabilities: []*csi.VolumeCapability{capability}, Secrets: secrets,
-				Parameters: map[string]string{"unknown": testToken}})
+			_, err := controller.CreateVolume(t.Context(),
+				&csi.CreateVolumeRequest{Name: "visible-name",
+					VolumeCapabilities: []*csi.VolumeCapability{capability}, Secrets: secrets,
+					Parameters: map[string]string{"unknown": testToken}})
 			return err
 		},
 		func() error {
-			_, err := controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
-				VolumeId: "visible-volume", NodeId: "n", VolumeCapability: capability, Secrets: secrets,
-				VolumeContext: map[string]string{"visible-key": "y"}})
+			_, err := controller.ControllerPublishVolume(t.Context(),
+				&csi.ControllerPublishVolumeRequest{
+					VolumeId: "visible-volume", NodeId: "n", VolumeCapability: capability,
+					Secrets:       secrets,
+					VolumeContext: map[string]string{"visible-key": "y"}})
 			return err
 		},
 		func() error {
@@ -287,7 +290,8 @@ func TestB15EveryMessageIsRedacted(t *testing.T) {
 		message := kind.New()
 		plantCanaries(message, 5)
 		messages++
-		if text := (redacted{message.Interface()}).LogValue().String(); strings.Contains(text, canary) {
+		if text := (redacted{message.Interface()}).LogValue().String(); strings.Contains(text,
+			canary) {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
@@ -392,16 +396,20 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) {
 	}{
 		{"a long id", &csi.DeleteVolumeRequest{VolumeId: long}, "volume_id"},
 		{"an id of 128 bytes", &csi.DeleteVolumeRequest{VolumeId: long[1:]}, ""},
-		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)}, "name"},
+		{"bytes count, not letters", &csi.CreateVolumeRequest{Name: strings.Repeat("é", 65)},
+			"name"},
 		{"a node's 256 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[2:]}, ""},
-		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]}, "node_id"},
-		{"B-4 a long path", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc", 300)}, ""},
+		{"a node's 257 bytes", &csi.ControllerPublishVolumeRequest{NodeId: long + long[1:]},
+			"node_id"},
+		{"B-4 a long path", &csi.NodeStageVolumeRequest{StagingTargetPath: strings.Repeat("/abc",
+			300)}, ""},
 		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},
 		{"large secrets", &csi.CreateVolumeRequest{Secrets: big}, "secrets"},
 		{"a long filesystem", &csi.CreateVolumeRequest{VolumeCapabilities: []*csi.VolumeCapability{
 			mountable(long)}}, "fs_type"},
 		{"a long mount flag", &csi.NodeStageVolumeRequest{VolumeCapability: flagged}, ""},
-		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: asked(-1, 0)}, "required_bytes"},
+		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: asked(-1, 0)},
+			"required_bytes"},
 		{"a negative count", &csi.ListVolumesRequest{MaxEntries: -1}, "max_entries"},
 		{"LV-2 a long token is a bad token", &csi.ListVolumesRequest{StartingToken: long}, ""},
 	} {

@@ -108,7 +108,8 @@ func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return answer, nil
 	}
 	drain(answer.Body)
-	if answer, err = t.send(again, fresh); err == nil && answer.StatusCode == http.StatusUnauthorized {
+	if answer, err = t.send(again, fresh); err == nil &&
+		answer.StatusCode == http.StatusUnauthorized {
 		t.refused()
 	}
 	return answer, err

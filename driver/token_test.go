@@ -170,7 +170,8 @@ func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeIdle)
-	if _, err := client.ProjectView(t.Context(), oxide.ProjectViewParams{Project: "x"}); err != nil {
+	if _, err := client.ProjectView(t.Context(),
+		oxide.ProjectViewParams{Project: "x"}); err != nil {
 		t.Error(err)
 	}
 }

@@ -53,6 +53,8 @@ func (s Segments) add(name, value string) error {
 	switch {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
+			"" +
+			"" +
 			"underscores, with a letter or digit at both ends")
 	case s.has(topologyPrefix + name):
 		return errors.New("gives a key twice; keys that differ in case only are the same")
@@ -102,9 +104,9 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 		return accessible(ours, nil), nil
 	}
 	if len(ours) == 0 {
-		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid, "+
-			""accessibility_requirements are set, but this plugin was started without a topology; "+
-			"set OXIDE_TOPOLOGY on controller and nodes")
+		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid,
+			"accessibility_requirements are set, but this plugin was started without a topology; "+
+				"set OXIDE_TOPOLOGY on controller and nodes")
 	}
 	if err := checkTopologyRequirement(req); err != nil {
 		return nil, err
@@ -120,7 +122,8 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 		return accessible(ours, nil), nil // a preference is no demand
 	}
 	return nil, fail(codes.ResourceExhausted, ReasonTopologyUnreachable, "none of the %d "+
-		"requisite topologies is where this rack's disks can be reached: %s", len(req.GetRequisite()), ours)
+		"requisite topologies is where this rack's disks can be reached: %s",
+		len(req.GetRequisite()), ours)
 }
 
 // accessible is a volume's topology: all places that reach this rack's disks, the chosen one first.

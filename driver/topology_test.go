@@ -44,7 +44,8 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 	}{
 		{"available in Z3", []string{"region=R1,zone=Z3"}, "Z3"},
 		{"falls back to Z2", []string{"region=R1,zone=Z2"}, "Z2"},
-		{"prefers Z3 where both are reached", []string{"region=R1,zone=Z2", "region=R1,zone=Z3"}, "Z3"},
+		{"prefers Z3 where both are reached", []string{"region=R1,zone=Z2", "region=R1,zone=Z3"},
+			"Z3"},
 		{"never elsewhere", []string{"region=R1,zone=Z4"}, ""},
 		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
 	} {
@@ -89,18 +90,22 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 			codes.InvalidArgument, ReasonTopologyInvalid},
 		{"CV-9 a bad prefix", &csi.TopologyRequirement{Requisite: raw("-x/rack", "a")}, ours,
 			codes.InvalidArgument, ReasonTopologyInvalid},
-		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(topologyPrefix+"rack", "-")}, ours,
+		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(topologyPrefix+"rack", "-")},
+			ours,
 			codes.InvalidArgument, ReasonTopologyInvalid},
 		{"CV-9 a key twice", &csi.TopologyRequirement{Requisite: []*csi.Topology{{
-			Segments: map[string]string{"x/Rack": "a", "x/rack": "a"}}}}, ours, codes.InvalidArgument,
+			Segments: map[string]string{"x/Rack": "a", "x/rack": "a"}}}}, ours,
+			codes.InvalidArgument,
 			ReasonTopologyInvalid},
 		{"CV-10 another rack", &csi.TopologyRequirement{Requisite: topologies(t, "rack=b")}, ours,
 			codes.ResourceExhausted, ReasonTopologyUnreachable},
-		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: topologies(t, "row=1")}, ours,
+		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: topologies(t, "row=1")},
+			ours,
 			codes.ResourceExhausted, ReasonTopologyUnreachable},
 		{"B-27 the case of keys does not count", &csi.TopologyRequirement{
 			Requisite: raw(strings.ToUpper(topologyPrefix)+"RACK", "a")}, ours, codes.OK, ""},
-		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: topologies(t, "rack=b")}, ours,
+		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: topologies(t, "rack=b")},
+			ours,
 			codes.OK, ""},
 		{"no requirement", nil, ours, codes.OK, ""},
 	} {

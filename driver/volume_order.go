@@ -62,12 +62,16 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 // checkName holds the name of a new volume or snapshot to CSI's rules: any Unicode, in at most 128
 // bytes, but no control characters other than tab, line feed and carriage return.
 func checkName(name string) error {
-	banned := func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r) }
+	banned := func(r rune) bool {
+		return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r",
+			r)
+	}
 	switch {
 	case name == "":
 		return fail(codes.InvalidArgument, ReasonFieldMissing, "name is missing")
 	case len(name) > mostStringBytes:
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name has %d bytes; CSI allows %d", len(name),
+		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name has %d bytes; CSI allows %d",
+			len(name),
 			mostStringBytes)
 	case strings.ContainsFunc(name, banned):
 		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name contains a control character")
@@ -136,7 +140,8 @@ func (o volumeOrder) backend() oxide.DiskBackend {
 	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
 }
 
-// difference says in what a disk is not the ordered one, or "". It reads as the end of "the disk …".
+// difference says in what a disk is not the ordered one, or "". It reads as the end of "the disk
+// …".
 func (o volumeOrder) difference(d *oxide.Disk) string {
 	m, marked := readMark(d.Description)
 	wantBlocks := o.Parameters.BlockSize
