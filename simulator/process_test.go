@@ -1,0 +1,335 @@
+package simulator
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+func serveAdmin(t *testing.T, s *Server) string {
+	t.Helper()
+	server := httptest.NewServer(s.Admin())
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// process is a simulator in a process of its own.
+type process struct {
+	cmd  *exec.Cmd
+	said struct {
+		URL, Admin, Project, CA string
+		Instances               []struct{ Name, ID, Guest string }
+	}
+}
+
+func buildSimulator(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "oxide-simulator")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", path,
+		"github.com/oxidecomputer/oxide-csi-plugin/cmd/oxide-simulator")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the simulator: %v\n%s", err, out)
+	}
+	return path
+}
+
+func startProcess(t *testing.T, binary, dir string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(binary, append([]string{"serve", "--dir", dir,
+		"--token", testToken, "--instance", "a", "--instance", "b"}, args...)...)}
+	p.cmd.Stderr = t.Output()
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadBytes('\n')
+	if err != nil {
+		t.Fatalf("the simulator said nothing: %v", err)
+	}
+	if err := json.Unmarshal(line, &p.said); err != nil {
+		t.Fatalf("the simulator said %q: %v", line, err)
+	}
+	return p
+}
+
+// stop ends the process as an operator does, and demands that it ends well.
+func (p *process) stop(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.cmd.Wait() // it was killed
+}
+
+// loopsUnder lists the loop devices whose files lie in a directory.
+func loopsUnder(t *testing.T, dir string) []loopdev.Device {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := must[[]loopdev.Device](t)(loopdev.List())
+	var ours []loopdev.Device
+	for _, d := range all {
+		if strings.HasPrefix(d.BackingFile, dir+"/") {
+			ours = append(ours, d)
+		}
+	}
+	return ours
+}
+
+func TestTheBinarySaysWhereItServesAndGivesEverythingBack(t *testing.T) {
+	binary := buildSimulator(t)
+	dir := filepath.Join(t.TempDir(), "new", "rack")
+	p := startProcess(t, binary, dir, "--project", "one", "--tls")
+	if len(p.said.Instances) != 2 || p.said.Project != "one" || p.said.CA == "" ||
+		!strings.HasPrefix(p.said.URL, "https://127.0.0.1:") {
+		t.Fatalf("it said %+v", p.said)
+	}
+	for _, part := range []string{"sys", "dev"} {
+		if _, err := os.Stat(filepath.Join(p.said.Instances[0].Guest, part)); err != nil {
+			t.Error(err)
+		}
+	}
+	client := trusting(t, p.said.CA, p.said.URL)
+	r := &rack{t: t, Client: client}
+	d := r.blank("d", 1)
+	d.Project = "one"
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), d))
+	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
+		Instance: "a", Project: "one", Body: &oxide.DiskPath{Disk: "d"}}))
+	if got := loopsUnder(t, dir); len(got) != 1 {
+		t.Errorf("there are the devices %v, want one", got)
+	}
+	p.stop(t)
+	if got := loopsUnder(t, dir); len(got) != 0 {
+		t.Errorf("it left the devices %v", got)
+	}
+	again := startProcess(t, binary, dir, "--project", "one", "--tls")
+	must[*oxide.Disk](t)(trusting(t, p.said.CA, again.said.URL).DiskView(t.Context(),
+		oxide.DiskViewParams{Disk: "d", Project: "one"})) // the same authority
+	again.stop(t)
+}
+
+func trusting(t *testing.T, caFile, url string) *oxide.Client {
+	t.Helper()
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Transport{TLSClientConfig: trust(t, pem), DisableKeepAlives: true}
+	c, err := oxide.NewClient(oxide.WithHost(url), oxide.WithToken(testToken),
+		oxide.WithHTTPClient(&http.Client{Transport: server}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
+	binary := buildSimulator(t)
+	for _, test := range []struct {
+		want string
+		args []string
+	}{
+		{`the first argument must be "serve"`, nil},
+		{"--dir is missing", []string{"serve"}},
+		{`unexpected argument "now"`, []string{"serve", "--dir", "x", "now"}},
+		{"--token does not begin with oxide-token-", []string{"serve", "--dir", "x", "--token", "secret"}},
+		{"--tls-cert and --tls-key go together", []string{"serve", "--dir", "x", "--tls-cert", "y"}},
+		{"flag provided but not defined", []string{"serve", "--nope"}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		out, err := exec.CommandContext(ctx, binary, test.args...).CombinedOutput()
+		cancel()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), test.want) ||
+			strings.Contains(string(out), "secret") {
+			t.Errorf("%v: got %v and %q, want exit 1 and %q", test.args, err, out, test.want)
+		}
+	}
+}
+
+// ledger is what callers were told: disks that exist, with the instance they are attached to.
+type ledger struct {
+	mu sync.Mutex
+	// mu guards disks and doubt.
+	disks map[string]string
+	// doubt are the disks of calls that got no answer: they may be this way or that.
+	doubt map[string]bool
+}
+
+func (l *ledger) note(disk, instance string, exists bool, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil:
+		l.doubt[disk] = true
+	case exists:
+		l.disks[disk] = instance
+	default:
+		delete(l.disks, disk)
+	}
+	return err == nil
+}
+
+// churn makes, attaches, detaches and deletes disks until the rack no longer answers.
+func (l *ledger) churn(ctx context.Context, r *rack, worker, round int) {
+	instance := []string{"a", "b"}[worker%2]
+	for n := 0; ; n++ {
+		name := fmt.Sprintf("w%d-r%d-n%d", worker, round, n)
+		_, err := r.DiskCreate(ctx, r.blank(name, 1))
+		if !l.note(name, "", true, err) {
+			return
+		}
+		path := &oxide.DiskPath{Disk: oxide.NameOrId(name)}
+		_, err = r.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+			Instance: oxide.NameOrId(instance), Project: "default", Body: path})
+		if !l.note(name, instance, true, err) {
+			return
+		}
+		if n%4 == 3 {
+			continue // it stays attached
+		}
+		_, err = r.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+			Instance: oxide.NameOrId(instance), Project: "default", Body: path})
+		if !l.note(name, "", true, err) {
+			return
+		}
+		if n%4 == 2 {
+			continue // it stays detached
+		}
+		err = r.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: path.Disk, Project: "default"})
+		if !l.note(name, "", false, err) {
+			return
+		}
+	}
+}
+
+// A rack that is killed at any moment keeps what it acknowledged, and the next simulator leaves
+// no device that its records do not explain.
+func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
+	binary := buildSimulator(t)
+	dir := filepath.Join(t.TempDir(), "rack")
+	told := &ledger{disks: map[string]string{}, doubt: map[string]bool{}}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	dice := rand.New(rand.NewPCG(seed, 0))
+	for round := range 4 {
+		p := startProcess(t, binary, dir, "--disk-limit", "1000")
+		told.compare(t, &rack{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		var workers sync.WaitGroup
+		for worker := range 4 {
+			workers.Go(func() {
+				told.churn(ctx, &rack{t: t, Client: newClient(t, p.said.URL)}, worker, round)
+			})
+		}
+		wait(ctx, time.Duration(100+dice.IntN(400))*time.Millisecond)
+		p.kill(t)
+		workers.Wait()
+		cancel()
+	}
+	p := startProcess(t, binary, dir)
+	told.compare(t, &rack{t: t, Client: newClient(t, p.said.URL)}, p, dir)
+	if len(told.disks) < 4 {
+		t.Errorf("only %d disks were made, which shows little", len(told.disks))
+	}
+	p.stop(t)
+	if got := loopsUnder(t, dir); len(got) != 0 {
+		t.Errorf("SIGTERM left the devices %v", got)
+	}
+}
+
+// compare holds a rack that came back against what callers were told; what was in doubt is taken
+// as it is found.
+func (l *ledger) compare(t *testing.T, r *rack, p *process, dir string) {
+	t.Helper()
+	ids := map[string]string{}
+	for _, i := range p.said.Instances {
+		ids[i.ID] = i.Name
+	}
+	found := map[string]string{}
+	attached := 0
+	var storage oxide.ByteCount
+	for _, d := range r.disks() {
+		found[string(d.Name)] = ""
+		storage += d.Size
+		if a, ok := d.State.AsAttached(); ok {
+			found[string(d.Name)] = ids[a.Instance]
+			attached++
+		} else if s := d.State.State(); s != "detached" {
+			t.Errorf("disk %s came back as %s", d.Name, s)
+		}
+	}
+	for name := range l.doubt {
+		delete(l.disks, name)
+		if instance, ok := found[name]; ok {
+			l.disks[name] = instance
+		}
+	}
+	l.doubt = map[string]bool{}
+	for name, instance := range l.disks {
+		if got, ok := found[name]; !ok || got != instance {
+			t.Errorf("disk %s was acknowledged on %q and is there: %v, on %q", name, instance, ok, got)
+		}
+	}
+	if len(found) != len(l.disks) {
+		t.Errorf("there are %d disks, %d were acknowledged", len(found), len(l.disks))
+	}
+	if got := len(loopsUnder(t, dir)); got != attached {
+		t.Errorf("%d loop devices for %d attached disks", got, attached)
+	}
+	u := must[*oxide.Utilization](t)(r.UtilizationView(t.Context()))
+	if u.Provisioned.Storage != storage {
+		t.Errorf("the quota counts %d, the disks have %d", u.Provisioned.Storage, storage)
+	}
+	if files, err := filepath.Glob(filepath.Join(dir, "disks", "*")); err != nil || len(files) != len(found) {
+		t.Errorf("%d files (%v) for %d disks", len(files), err, len(found))
+	}
+}
+
+func trust(t *testing.T, pem []byte) *tls.Config {
+	t.Helper()
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		t.Fatal("the authority's file holds no certificate")
+	}
+	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+}

@@ -1,0 +1,307 @@
+package simulator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// again serves the directory of a rack that was closed.
+func (r *rack) again() *rack {
+	r.t.Helper()
+	if err := r.Close(); err != nil {
+		r.t.Fatalf("close: %v", err)
+	}
+	return newRack(r.t, &Server{Dir: r.Dir})
+}
+
+// guestDevices lists what an instance's guest sees.
+func (r *rack) guestDevices(instance string) []string {
+	r.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(r.GuestDir(r.instance(instance).Id), "sys", "block"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestARestartedRackHasEverything(t *testing.T) {
+	r := newRack(t, &Server{Images: []Image{{Name: "image", SizeBytes: 1 << 20}}})
+	d := r.disk("d")
+	r.disk("e")
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	must[*oxide.Snapshot](t)(r.doSnapshot("s", "e"))
+	must[*oxide.Instance](t)(r.doCreate(r.instanceBody("more")))
+	r.doStop("b")
+	await(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
+
+	next := r.again()
+	for name, state := range map[string]string{"d": "attached", "e": "detached"} {
+		if got := next.state(name); got != state {
+			t.Errorf("%s is %q, want %q", name, got, state)
+		}
+	}
+	if got := next.disks()[0]; got.Id != d.Id || !got.TimeCreated.Equal(*d.TimeCreated) {
+		t.Errorf("disk d was %+v and is %+v", d, got)
+	}
+	if got := next.snapshotState("s"); got != "ready" {
+		t.Errorf("the snapshot is %q", got)
+	}
+	for name, state := range map[string]string{
+		"a": "running", "b": "stopped", "idle": "stopped", "more": "running",
+	} {
+		if got := next.instance(name).RunState; string(got) != state {
+			t.Errorf("instance %s is %s, want %s", name, got, state)
+		}
+	}
+	await(t, "the device again", func() bool { return len(next.guestDevices("a")) == 1 })
+	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
+	if u.Provisioned.Storage != 3<<30 {
+		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
+	}
+}
+
+func (r *rack) disks() []oxide.Disk {
+	r.t.Helper()
+	return must[[]oxide.Disk](r.t)(r.DiskListAllPages(r.t.Context(),
+		oxide.DiskListParams{Project: "default"}))
+}
+
+// What was under way when the simulator died is taken back or brought to its end.
+func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
+	r := newRack(t, &Server{})
+	for _, name := range []string{"half", "resting", "attached", "made", "lent"} {
+		r.disk(name)
+	}
+	must[*oxide.Snapshot](t)(r.doSnapshot("begun", "resting"))
+	must[*oxide.Disk](t)(r.doAttach("a", "attached"))
+	r.forceRun("b", runStopping)
+	r.forceRun("idle", runStarting)
+	r.force("half", diskState{State: stateCreating})
+	r.force("resting", diskState{State: stateMaintenance})
+	halfMadeInstance(r, "begun", "made", "lent")
+	err := r.store.update(func(tx *tx) error {
+		p, _, err := projects.byName(tx, "", "default")
+		if err != nil {
+			return err
+		}
+		sn, _, err := snapshots.byName(tx, p.ID, "begun")
+		sn.State = snapshotCreating
+		return errors.Join(err, snapshots.put(tx, sn))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	next := r.again()
+	var got []string
+	for _, d := range next.disks() {
+		got = append(got, string(d.Name)+" "+string(d.State.State()))
+	}
+	want := "attached attached, lent detached, resting detached"
+	if s := strings.Join(got, ", "); s != want {
+		t.Errorf("got  %s\nwant %s", s, want)
+	}
+	if s := next.snapshotState("begun"); s != "none" {
+		t.Errorf("the snapshot is %q", s)
+	}
+	for name, state := range map[string]string{"b": "stopped", "idle": "running"} {
+		if got := next.instance(name).RunState; string(got) != state {
+			t.Errorf("instance %s is %s, want %s", name, got, state)
+		}
+	}
+	_, err = next.InstanceView(t.Context(),
+		oxide.InstanceViewParams{Instance: "begun", Project: "default"})
+	gone("instance", "begun").check(t, err)
+	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
+	if u.Provisioned.Storage != 3<<30 {
+		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
+	}
+	files, err := filepath.Glob(filepath.Join(next.Dir, "disks", "*"))
+	if err != nil || len(files) != 3 {
+		t.Errorf("the disks' files are %v (%v), want 3", files, err)
+	}
+}
+
+// halfMadeInstance leaves what a creation leaves that dies in the middle.
+func halfMadeInstance(r *rack, name, made, lent string) {
+	r.t.Helper()
+	err := r.store.update(func(tx *tx) error {
+		p, _, err := projects.byName(tx, "", "default")
+		if err != nil {
+			return err
+		}
+		i := instance{identity: newIdentity(derivedID(name), name, ""), ProjectID: p.ID}
+		i.become(stateCreating)
+		var ids []string
+		for _, disk := range []string{made, lent} {
+			d, _, err := disks.byName(tx, p.ID, disk)
+			if err != nil {
+				return err
+			}
+			d.State = diskState{stateAttached, i.ID}
+			if err := tx.putDisk(d); err != nil {
+				return err
+			}
+			ids = append(ids, d.ID)
+		}
+		return tx.insertInstance(i, nil, ids[:1])
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	version := filepath.Join(r.Dir, versionFile)
+	if err := os.WriteFile(version, []byte("7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(filepath.Join(r.Dir, recordsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
+	err = s.Open(t.Context())
+	if err == nil || !strings.Contains(err.Error(), `says version "7" and this simulator reads version "1"`) {
+		t.Errorf("got %v", err)
+	}
+	after, err := os.ReadFile(filepath.Join(r.Dir, recordsFile))
+	if err != nil || string(before) != string(after) {
+		t.Errorf("the records changed (%v)", err)
+	}
+}
+
+func TestADirectoryServesOneSimulator(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
+	if err := s.Open(t.Context()); !errors.Is(err, errInUse) {
+		t.Errorf("got %v, want %v", err, errInUse)
+	}
+	if got := r.state("d"); got != "detached" {
+		t.Errorf("the first one's disk is %q", got)
+	}
+}
+
+func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "letter"), []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := Server{Dir: dir, Log: slog.New(slog.DiscardHandler)}
+	if err := s.Open(t.Context()); err == nil || !strings.Contains(err.Error(), `it holds "letter"`) {
+		t.Errorf("got %v", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("the directory has %v (%v)", entries, err)
+	}
+}
+
+func TestBadConfigurationsAreRefused(t *testing.T) {
+	for want, s := range map[string]*Server{
+		`project "X": name must begin`:    {Projects: []string{"X"}},
+		`instance "X": name must begin`:   {Instances: []Instance{{Name: "X"}}},
+		`its ID "5" is no UUID`:           {Instances: []Instance{{Name: "x", ID: "5"}}},
+		`there is no project "other"`:     {Instances: []Instance{{Name: "x", Project: "other"}}},
+		"needs a size or a file":          {Images: []Image{{Name: "x"}}},
+		"no such file or directory":       {Images: []Image{{Name: "x", File: "/nowhere"}}},
+		"role is \"king\"; use":           {Role: "king"},
+		"quota_bytes is -1; it cannot be": {QuotaBytes: -1},
+	} {
+		s.Dir, s.Log = t.TempDir(), slog.New(slog.DiscardHandler)
+		err := s.Open(context.WithoutCancel(t.Context()))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Errorf("%s: close: %v", want, err)
+		}
+	}
+}
+
+func TestTheAdminSide(t *testing.T) {
+	r := newRack(t, &Server{})
+	url := serveAdmin(t, r.Server)
+	r.disk("d")
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+
+	var log []Request
+	adminCall(t, url, "GET", "/requests", "", &log)
+	if len(log) != 2 || log[0].Operation != "disk_create" || log[0].Status != 201 ||
+		log[0].Object != "d" || log[0].ObjectID == "" || log[0].DurationMS <= 0 ||
+		log[1].Operation != "instance_disk_attach" || log[1].ObjectID != log[0].ObjectID {
+		t.Errorf("got %+v", log)
+	}
+	adminCall(t, url, "GET", "/requests?since=1", "", &log)
+	if len(log) != 1 || log[0].Seq != 2 {
+		t.Errorf("since 1: got %+v", log)
+	}
+	adminCall(t, url, "DELETE", "/requests", "", nil)
+	r.state("d")
+	adminCall(t, url, "GET", "/requests", "", &log)
+	if len(log) != 1 || log[0].Seq != 3 {
+		t.Errorf("after forgetting: got %+v", log)
+	}
+
+	var added struct{ ID string }
+	adminCall(t, url, "POST", "/faults", `{"operation":"disk_view","times":1,"hang":"10ms"}`, &added)
+	var rules []ActiveRule
+	adminCall(t, url, "GET", "/faults", "", &rules)
+	if len(rules) != 1 || rules[0].ID != added.ID || rules[0].Phase != Instead ||
+		rules[0].Hang != Duration(10e6) {
+		t.Errorf("got %+v", rules)
+	}
+	for _, bad := range []string{`{"opration":"disk_view"}`, `{"operation":"disk_vieww","cut":true}`,
+		`{"delay":"-1s"}`, `{`} {
+		if got := adminCall(t, url, "POST", "/faults", bad, nil); got != 400 {
+			t.Errorf("%s: got %d, want 400", bad, got)
+		}
+	}
+	if got := adminCall(t, url, "DELETE", "/faults/"+added.ID, "", nil); got != 204 {
+		t.Errorf("got %d", got)
+	}
+	if got := adminCall(t, url, "DELETE", "/faults/"+added.ID, "", nil); got != 404 {
+		t.Errorf("got %d", got)
+	}
+
+	var now Switches
+	adminCall(t, url, "PATCH", "/switches", `{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
+	if now.Hotplug || now.DeviceDelay != Duration(1.5e9) || now.DiskLimit != 3 ||
+		now.QuotaBytes != defaultQuota {
+		t.Errorf("got %+v", now)
+	}
+	if got := adminCall(t, url, "PATCH", "/switches", `{"role":"king"}`, nil); got != 400 {
+		t.Errorf("got %d", got)
+	}
+	adminCall(t, url, "GET", "/switches", "", &now)
+	if now.Role != RoleCollaborator {
+		t.Errorf("got %+v", now)
+	}
+
+	var state State
+	adminCall(t, url, "GET", "/state", "", &state)
+	if len(state.Disks) != 1 || len(state.Instances) != 3 || len(state.Attachments) != 1 ||
+		len(state.LoopDevices) != 1 || state.LoopDevices[0].Serial != "d" ||
+		state.StorageBytes != 1<<30 {
+		text, _ := json.MarshalIndent(state, "", " ")
+		t.Errorf("got %s", text)
+	}
+}
