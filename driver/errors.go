@@ -115,14 +115,18 @@ func transportError(ctx context.Context, doing string, err error) error {
 		doing, transportText(err))
 }
 
-// transportText shortens what net/http says about a failed call. The client wraps it as text, with
-// the URL in front.
+// address is where net/http says what it was talking to.
+var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp [^ ]+: |` +
+	`lookup [^ ]+( on [^ ]+)?: `)
+
+// transportText shortens what net/http says about a failed call: the client wraps it as text, with
+// the URL in front. The message may reach people whom the rack's address is none of the business.
 func transportText(err error) string {
 	text := err.Error()
-	if i := strings.LastIndex(text, `": `); i >= 0 {
-		text = text[i+3:]
+	if _, after, ok := strings.Cut(text, `": `); ok {
+		text = after
 	}
-	return text
+	return address.ReplaceAllString(text, "")
 }
 
 // answerText is the rack's message with its request id. A body that is not the rack's JSON (a
