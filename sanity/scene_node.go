@@ -258,8 +258,11 @@ func (p *placement) open(seed uint64, flags int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = file.Seek(int64(seed)*pieceStride, io.SeekStart)
-	return file, err
+	if _, err := file.Seek(int64(seed)*pieceStride, io.SeekStart); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return file, nil
 }
 
 // write writes a piece as a workload does. It does not ask for it to be on the disk: that is what
