@@ -191,6 +191,9 @@ func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error)
 	}
 	elsewhere := holder(disk) != "" && holder(disk) != string(a.Instance)
 	switch state := disk.State.State(); {
+	case state == oxide.DiskStateStateDetaching:
+		// From whichever instance: it is free in a moment (CP-13).
+		return nil, diskBusy(disk)
 	case elsewhere:
 		return nil, fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
 			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
