@@ -182,6 +182,9 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		{"CV-6 mkfsOptions for another filesystem", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "reflink=true"}
 		}, codes.InvalidArgument, ReasonMkfsOptions},
+		{"CV-6 a filesystem with smaller blocks than the disk's", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"mkfsOptions": "fsBlockSize=1024"}
+		}, codes.InvalidArgument, ReasonMkfsOptions},
 		{"CV-7 mutable parameters", func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, codes.InvalidArgument, ReasonParameterInvalid},

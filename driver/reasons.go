@@ -70,8 +70,6 @@ const (
 	// ReasonDiskFaulted: the rack reports the disk as faulted. Restore the volume from a snapshot,
 	// or ask the rack's operator.
 	ReasonDiskFaulted Reason = "DiskFaulted"
-	// ReasonDiskReadOnly: the disk can only be read, and volumes are for writing.
-	ReasonDiskReadOnly Reason = "DiskReadOnly"
 	// ReasonOtherProject: the disk and the instance are in different projects.
 	ReasonOtherProject Reason = "OtherProject"
 	// ReasonSerialTaken: another disk of the instance has a name with the same first 20 bytes, and

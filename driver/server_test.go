@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -176,6 +177,7 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 }
 
 func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
+	before := goleak.IgnoreCurrent()
 	working, finish := make(chan struct{}), make(chan struct{})
 	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
@@ -208,6 +210,8 @@ func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+	_ = s.conn.Close()
+	goleak.VerifyNone(t, before)
 }
 
 func TestB29AClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -39,6 +40,9 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, err
 	}
 	if err = order.Parameters.fits(req.GetVolumeCapabilities()); err != nil {
+		return order, err
+	}
+	if err = order.checkFilesystemBlocks(); err != nil {
 		return order, err
 	}
 	if order.SnapshotID, err = orderedSnapshot(req.GetVolumeContentSource()); err != nil {
@@ -118,6 +122,19 @@ func (o volumeOrder) blankBlockSize() int {
 		return defaultBlockSize
 	}
 	return o.Parameters.BlockSize
+}
+
+// checkFilesystemBlocks refuses a filesystem that mkfs could not make on the disk, before there is
+// one. What comes from an image has its filesystem already.
+func (o volumeOrder) checkFilesystemBlocks() error {
+	n, err := strconv.Atoi(o.Parameters.MkfsOptions.value("fsBlockSize"))
+	if err == nil && o.Parameters.ImageID == "" && n < o.blankBlockSize() {
+		return fail(codes.InvalidArgument, ReasonMkfsOptions,
+			"mkfsOptions: fsBlockSize=%d is less "+
+				"than the disk's blocks of %d bytes; set blockSize to 512 or 2048", n,
+			o.blankBlockSize())
+	}
+	return nil
 }
 
 func (o volumeOrder) backend() oxide.DiskBackend {
