@@ -16,60 +16,87 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// controllerRounds is how many rounds one iteration has: these calls are quick and their times vary.
+const controllerRounds = 4
+
 // BenchmarkController compares the controller's calls with the requests that they make of the rack,
-// made with Oxide's client alone.
+// made with Oxide's client alone. A call that does nothing shows how much of the difference is the
+// way to the driver and back.
 func BenchmarkController(b *testing.B) {
-	bn := openBench(b)
-	instance := bn.rack.Instance("").ID
-	ctl := bn.driver.Controller()
-	create := duel{name: "create", aim: aimController, theirs: "sdk"}
-	attach := duel{name: "attach", aim: aimController, theirs: "sdk"}
-	detach := duel{name: "detach", aim: aimController, theirs: "sdk"}
-	remove := duel{name: "delete", aim: aimController, theirs: "sdk"}
-	for round := 0; b.Loop(); round++ {
-		ctx := b.Context()
-		var (
-			volume *csi.Volume
-			disk   *oxide.Disk
-		)
-		for _, step := range []struct {
-			duel        *duel
-			driver, sdk func() error
-		}{
-			{&create, func() error {
-				req := createRequest(fmt.Sprint("bench-", round))
-				resp, err := ctl.CreateVolume(ctx, req)
-				volume = resp.GetVolume()
+	c := controllerBench{bench: openBench(b)}
+	for _, name := range []string{"create", "attach", "detach", "delete"} {
+		c.duels = append(c.duels, &duel{name: name, aim: aimController, theirs: "sdk"})
+	}
+	round := 0
+	for b.Loop() {
+		for range controllerRounds {
+			must(b, c.round(b.Context(), round))
+			round++
+		}
+	}
+	for _, d := range c.duels {
+		d.report()
+	}
+	fmt.Printf("FIGURE empty-call driver_ms=%.2f rounds=%d\n", ms(median(c.empty)), len(c.empty))
+}
+
+type controllerBench struct {
+	*bench
+	// duels are create, attach, detach and delete.
+	duels []*duel
+	// empty is how long calls took that do nothing.
+	empty []time.Duration
+}
+
+// round takes one volume and one disk through their lives.
+func (c *controllerBench) round(ctx context.Context, round int) error {
+	var (
+		ctl      = c.driver.Controller()
+		instance = c.rack.Instance("").ID
+		byHand   = fmt.Sprint("by-hand-", round)
+		volume   *csi.Volume
+		disk     *oxide.Disk
+	)
+	for i, step := range []struct{ driver, sdk func() error }{
+		{func() error {
+			resp, err := ctl.CreateVolume(ctx, createRequest(fmt.Sprint("bench-", round)))
+			volume = resp.GetVolume()
+			return err
+		}, func() (err error) {
+			disk, err = c.createByHand(ctx, byHand, gib)
+			return err
+		}},
+		{func() error {
+			_, err := ctl.ControllerPublishVolume(ctx, publishRequest(volume, instance))
+			return err
+		}, func() error { return c.attachByHand(ctx, disk.Id) }},
+		{func() error {
+			_, err := ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, instance))
+			return err
+		}, func() error { return c.detachByHand(ctx, disk.Id) }},
+		{func() error {
+			_, err := ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			return err
+		}, func() error { return c.deleteByHand(ctx, disk.Id) }},
+	} {
+		d := c.duels[i]
+		err := inTurns(round, d.time(&d.driver, step.driver), d.time(&d.byHand, step.sdk))
+		if err != nil {
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+		if d.name == "attach" {
+			if _, err := c.awaitDevice(ctx, byHand); err != nil {
 				return err
-			}, func() (err error) {
-				disk, err = bn.createByHand(ctx, fmt.Sprint("by-hand-", round), gib)
-				return err
-			}},
-			{&attach, func() error {
-				_, err := ctl.ControllerPublishVolume(ctx, publishRequest(volume, instance))
-				return err
-			}, func() error { return bn.attachByHand(ctx, disk.Id) }},
-			{&detach, func() error {
-				_, err := ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, instance))
-				return err
-			}, func() error { return bn.detachByHand(ctx, disk.Id) }},
-			{&remove, func() error {
-				_, err := ctl.DeleteVolume(ctx,
-					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
-				return err
-			}, func() error { return bn.deleteByHand(ctx, disk.Id) }},
-		} {
-			must(b, inTurns(round, step.duel.time(&step.duel.driver, step.driver),
-				step.duel.time(&step.duel.byHand, step.sdk)))
-			if step.duel == &attach {
-				_, err := bn.awaitDevice(ctx, fmt.Sprint("by-hand-", round))
-				must(b, err)
 			}
 		}
 	}
-	for _, d := range []*duel{&create, &attach, &detach, &remove} {
-		d.report()
-	}
+	took, err := timed(func() error {
+		_, err := c.driver.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		return err
+	})
+	c.empty = append(c.empty, took)
+	return err
 }
 
 // time adds what something takes to one side of the duel.
