@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// controllerRounds is how many rounds one iteration has: these calls are quick and their times vary.
+// controllerRounds is how many rounds one iteration has: these calls are quick, and vary.
 const controllerRounds = 4
 
 // BenchmarkController compares the controller's calls with the requests that they make of the rack,

@@ -24,8 +24,8 @@ func Demo(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil {
-			run.Failed()
+		if err != nil && ctx.Err() == nil {
+			run.Failed() // who interrupts a demo needs no evidence
 		}
 		err = errors.Join(err, run.Close())
 	}()

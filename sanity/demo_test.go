@@ -2,6 +2,9 @@ package sanity
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -32,5 +35,44 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(shown)
+	}
+}
+
+// interrupter ends a demo when it shows a text.
+type interrupter struct {
+	bytes.Buffer
+	at        string
+	interrupt func()
+}
+
+func (i *interrupter) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), i.at) {
+		i.interrupt()
+	}
+	return i.Buffer.Write(p)
+}
+
+func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
+	dir, err := os.MkdirTemp("", "demo-") // t.TempDir's path is too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("OXIDE_SANITY_DIR", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &interrupter{at: "The workload writes", interrupt: cancel}
+	if err := Demo(ctx, out); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
+	}
+	ledger := Ledger{}
+	if err := addKernel(ledger, dir); err != nil {
+		t.Fatal(err)
+	}
+	if left := ledger.More(nil); len(left) > 0 {
+		t.Errorf("left after an interrupt: %q", left)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("%s holds %v, %v", dir, entries, err)
 	}
 }

@@ -39,8 +39,8 @@ var _ = onNodes("the rack's API goes away under volumes in use", func(s *nodeSce
 		Entry("killed under ext4", "ext4"), Entry("killed under xfs", "xfs"),
 		Entry("killed under btrfs", "btrfs"), Entry("killed under block", "block"))
 
-	DescribeTable("B-38 stopped, which says what it could not take away, and what was on the disks is "+
-		"there again",
+	DescribeTable("B-38 stopped, which says what it could not take away, and what was on the disks "+
+		"is there again",
 		func(ctx SpecContext, name string) {
 			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
