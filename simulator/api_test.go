@@ -33,11 +33,11 @@ func TestZeroServerIsARack(t *testing.T) {
 func TestA01ErrorsLookLikeTheRacks(t *testing.T) {
 	r := newRack(t, &Server{})
 	resp, body := r.call("GET", "/v1/disks/nope?project=default", "")
-	id := resp.Header.Get("X-Request-Id")
+	id := resp.header.Get("X-Request-Id")
 	want := fmt.Sprintf("{\n  \"request_id\": %q,\n  \"error_code\": \"ObjectNotFound\",\n"+
 		"  \"message\": \"not found: disk with name \\\"nope\\\"\"\n}", id)
-	if resp.StatusCode != 404 || body != want || uuid.Validate(id) != nil {
-		t.Errorf("got %d %q, want 404 %q", resp.StatusCode, body, want)
+	if resp.status != 404 || body != want || uuid.Validate(id) != nil {
+		t.Errorf("got %d %q, want 404 %q", resp.status, body, want)
 	}
 	_, body = r.call("GET", "/v1/disks/"+uuid.NewString(), "")
 	if !strings.Contains(body, "not found: disk with id ") {
@@ -62,13 +62,13 @@ func TestA01RoutesThatAreNotServed(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			resp, body := r.call(test.method, test.path, "")
 			got := unmarshal[errorBody](t, body)
-			if resp.StatusCode != test.status || got.Message != test.message || got.ErrorCode != "" {
-				t.Errorf("got %d %+v, want %d %q", resp.StatusCode, got, test.status, test.message)
+			if resp.status != test.status || got.Message != test.message || got.ErrorCode != "" {
+				t.Errorf("got %d %+v, want %d %q", resp.status, got, test.status, test.message)
 			}
 		})
 	}
 	resp, _ := r.call("PUT", "/v1/disks", "")
-	if allow := resp.Header.Get("Allow"); allow != "GET, POST" {
+	if allow := resp.header.Get("Allow"); allow != "GET, POST" {
 		t.Errorf("Allow %q, want GET, POST", allow)
 	}
 }
@@ -107,8 +107,8 @@ func TestA11Tokens(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			resp, body := r.call("GET", test.path, "", "Authorization", test.authorization)
-			if resp.StatusCode != test.status {
-				t.Fatalf("got %d, want %d", resp.StatusCode, test.status)
+			if resp.status != test.status {
+				t.Fatalf("got %d, want %d", resp.status, test.status)
 			}
 			got := unmarshal[errorBody](t, body)
 			got.RequestID = ""
@@ -137,8 +137,8 @@ func TestA13Versions(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			resp, body := r.call("GET", "/v1/ping", "", "Api-Version", test.version)
 			got := unmarshal[errorBody](t, body)
-			if resp.StatusCode != test.status || got.Message != test.message || got.ErrorCode != "" {
-				t.Errorf("got %d %+v, want %d %q", resp.StatusCode, got, test.status, test.message)
+			if resp.status != test.status || got.Message != test.message || got.ErrorCode != "" {
+				t.Errorf("got %d %+v, want %d %q", resp.status, got, test.status, test.message)
 			}
 		})
 	}
@@ -188,8 +188,8 @@ func TestA05NamesAndIDs(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			resp, body := r.call("GET", test.path, "")
 			got := unmarshal[errorBody](t, body)
-			if resp.StatusCode != test.status || got.Message != test.message {
-				t.Errorf("got %d %+v, want %d %q", resp.StatusCode, got, test.status, test.message)
+			if resp.status != test.status || got.Message != test.message {
+				t.Errorf("got %d %+v, want %d %q", resp.status, got, test.status, test.message)
 			}
 		})
 	}
@@ -244,15 +244,15 @@ func TestA06BadBodies(t *testing.T) {
 			resp, answer := r.call("POST", "/v1/disks?project=default", test.body)
 			got := unmarshal[errorBody](t, answer)
 			want := "unable to parse JSON body: " + test.message
-			if resp.StatusCode != 400 || got.Message != want || got.ErrorCode != "" {
-				t.Errorf("got %d %+v, want 400 %q", resp.StatusCode, got, want)
+			if resp.status != 400 || got.Message != want || got.ErrorCode != "" {
+				t.Errorf("got %d %+v, want 400 %q", resp.status, got, want)
 			}
 		})
 	}
 	t.Run("a field that is unknown is ignored", func(t *testing.T) {
 		resp, answer := r.call("POST", "/v1/disks?project=default", body(`{"name"`, `{"x":1,"name"`))
-		if resp.StatusCode != 201 {
-			t.Errorf("got %d %s, want 201", resp.StatusCode, answer)
+		if resp.status != 201 {
+			t.Errorf("got %d %s, want 201", resp.status, answer)
 		}
 	})
 }
@@ -262,20 +262,20 @@ func TestA12BodiesHaveALimit(t *testing.T) {
 	long := fmt.Sprintf(`{"name":"d","description":"%s"`, strings.Repeat("x", maxBody))
 	resp, body := r.call("POST", "/v1/disks?project=default", long)
 	got := unmarshal[errorBody](t, body)
-	if resp.StatusCode != 400 || got.Message != "request body exceeded maximum size of 1048576 bytes" {
-		t.Errorf("got %d %+v", resp.StatusCode, got)
+	if resp.status != 400 || got.Message != "request body exceeded maximum size of 1048576 bytes" {
+		t.Errorf("got %d %+v", resp.status, got)
 	}
 	resp, _ = r.call("POST", "/v1/disks?project=default", "{}", "Content-Type", "text/plain")
-	if resp.StatusCode != 400 {
-		t.Errorf("text/plain: got %d, want 400", resp.StatusCode)
+	if resp.status != 400 {
+		t.Errorf("text/plain: got %d, want 400", resp.status)
 	}
 }
 
 func TestA14ABodyIsReadBeforeTheToken(t *testing.T) {
 	r := newRack(t, &Server{})
 	resp, _ := r.call("POST", "/v1/disks?project=default", "{", "Authorization", "")
-	if resp.StatusCode != http.StatusBadRequest {
-		t.Errorf("got %d, want 400", resp.StatusCode)
+	if resp.status != http.StatusBadRequest {
+		t.Errorf("got %d, want 400", resp.status)
 	}
 }
 
@@ -283,9 +283,7 @@ func TestA15RolesDecideWhatIsThere(t *testing.T) {
 	r := newRack(t, &Server{})
 	d := r.disk("d")
 	role := func(role string) {
-		if _, err := r.switches.change(func(s *Switches) error { s.Role = role; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must[Switches](t)(r.switches.change(func(s *Switches) error { s.Role = role; return nil }))
 	}
 	role(RoleViewer)
 	if got := r.state("d"); got != "detached" {

@@ -9,8 +9,10 @@ import (
 )
 
 func TestSituationsOfAttach(t *testing.T) {
-	const notStopped = "cannot attach disk: instance is not fully stopped"
-	elsewhere := `cannot attach disk "d": disk is attached to another instance`
+	notStopped := refusedAs(400, "InvalidRequest",
+		"cannot attach disk: instance is not fully stopped")
+	elsewhere := refusedAs(400, "InvalidRequest",
+		`cannot attach disk "d": disk is attached to another instance`)
 	for _, test := range []struct {
 		name     string
 		cold     bool
@@ -21,13 +23,13 @@ func TestSituationsOfAttach(t *testing.T) {
 	}{
 		{"A33 already here, hot-plug", false, "a", "here", "", refused{}},
 		{"A33 already here, while it runs", true, "a", "here", "", refused{}},
-		{"A34 attached elsewhere", false, "a", "there", "", refusedAs(400, "InvalidRequest", "%s", elsewhere)},
-		{"A34 attached elsewhere, cold", true, "a", "there", "", refusedAs(400, "InvalidRequest", "%s", elsewhere)},
+		{"A34 attached elsewhere", false, "a", "there", "", elsewhere},
+		{"A34 attached elsewhere, cold", true, "a", "there", "", elsewhere},
 		{"A17 running, hot-plug", false, "a", stateDetached, "", refused{}},
-		{"A17 running", true, "a", stateDetached, "", refusedAs(400, "InvalidRequest", notStopped)},
-		{"A17 starting", true, "idle", stateDetached, runStarting, refusedAs(400, "InvalidRequest", notStopped)},
-		{"A17 stopping", true, "idle", stateDetached, runStopping, refusedAs(400, "InvalidRequest", notStopped)},
-		{"A17 rebooting", true, "idle", stateDetached, runRebooting, refusedAs(400, "InvalidRequest", notStopped)},
+		{"A17 running", true, "a", stateDetached, "", notStopped},
+		{"A17 starting", true, "idle", stateDetached, runStarting, notStopped},
+		{"A17 stopping", true, "idle", stateDetached, runStopping, notStopped},
+		{"A17 rebooting", true, "idle", stateDetached, runRebooting, notStopped},
 		{"A17 stopped", true, "idle", stateDetached, "", refused{}},
 		{"A34 failed", false, "idle", stateDetached, runFailed,
 			refusedAs(400, "InvalidRequest", "cannot attach disk to instance in failed state")},
@@ -159,9 +161,7 @@ func TestA17HotPlugCanBeSwitchedWhileTheRackServes(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	flip := func(on bool) {
-		if _, err := r.switches.change(func(s *Switches) error { s.Hotplug = on; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must[Switches](t)(r.switches.change(func(s *Switches) error { s.Hotplug = on; return nil }))
 	}
 	flip(false)
 	_, err := r.doAttach("a", "d")

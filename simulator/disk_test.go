@@ -116,7 +116,8 @@ func TestSituationsOfCreate(t *testing.T) {
 			test.want.check(t, err)
 		})
 	}
-	for name, size := range map[string]oxide.BlockSize{"restored": 2048, "imaged": 4096, "local": 4096} {
+	inherited := map[string]oxide.BlockSize{"restored": 2048, "imaged": 4096, "local": 4096}
+	for name, size := range inherited {
 		d := must[*oxide.Disk](t)(r.DiskView(t.Context(),
 			oxide.DiskViewParams{Disk: oxide.NameOrId(name), Project: "default"}))
 		if d.BlockSize != size {

@@ -50,7 +50,7 @@ func alreadyExists(kind, name string) error {
 		Message: fmt.Sprintf("already exists: %s %q", kind, name)}
 }
 
-func insufficientCapacity(text string) error {
+func insufficientCapacity(text string) *apiError {
 	return &apiError{Status: http.StatusInsufficientStorage, Code: "InsufficientCapacity",
 		Message: "Insufficient capacity: " + text}
 }
@@ -95,7 +95,7 @@ func refusal(err error) *apiError {
 	case errors.Is(err, errWritersNotHeld):
 		return errUnavailable
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return insufficientCapacity("Not enough storage").(*apiError)
+		return insufficientCapacity("Not enough storage")
 	}
 	return errInternal
 }

@@ -183,9 +183,9 @@ func TestAFaultAnswersAsAProxyWould(t *testing.T) {
 	r.fault(Rule{Operation: "ping", Answer: &Answer{Status: 502, Body: "<html>bad gateway</html>",
 		ContentType: "text/html"}})
 	resp, body := r.call("GET", "/v1/ping", "")
-	if resp.StatusCode != 502 || body != "<html>bad gateway</html>" ||
-		resp.Header.Get("Content-Type") != "text/html" {
-		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+	if resp.status != 502 || body != "<html>bad gateway</html>" ||
+		resp.header.Get("Content-Type") != "text/html" {
+		t.Errorf("got %d %q %v", resp.status, body, resp.header)
 	}
 }
 

@@ -10,14 +10,17 @@ import (
 )
 
 func (r *rack) change(verb, instance string) (*oxide.Instance, error) {
-	name := oxide.NameOrId(instance)
+	ctx, name := r.t.Context(), oxide.NameOrId(instance)
 	switch verb {
 	case "start":
-		return r.InstanceStart(r.t.Context(), oxide.InstanceStartParams{Instance: name, Project: "default"})
+		return r.InstanceStart(ctx,
+			oxide.InstanceStartParams{Instance: name, Project: "default"})
 	case "stop":
-		return r.InstanceStop(r.t.Context(), oxide.InstanceStopParams{Instance: name, Project: "default"})
+		return r.InstanceStop(ctx,
+			oxide.InstanceStopParams{Instance: name, Project: "default"})
 	}
-	return r.InstanceReboot(r.t.Context(), oxide.InstanceRebootParams{Instance: name, Project: "default"})
+	return r.InstanceReboot(ctx,
+		oxide.InstanceRebootParams{Instance: name, Project: "default"})
 }
 
 func TestSituationsOfStartStopAndReboot(t *testing.T) {
@@ -77,7 +80,8 @@ func TestA48DeletingAnInstanceDetachesItsDisks(t *testing.T) {
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	remove := func() error {
-		return r.InstanceDelete(t.Context(), oxide.InstanceDeleteParams{Instance: "a", Project: "default"})
+		return r.InstanceDelete(t.Context(),
+			oxide.InstanceDeleteParams{Instance: "a", Project: "default"})
 	}
 	refusedAs(400, "InvalidRequest",
 		"cannot delete instance: instance is running or has not yet fully stopped").check(t, remove())
@@ -156,7 +160,8 @@ func TestA51AnInstanceThatCannotBeCreatedLeavesNothing(t *testing.T) {
 	if r.exists("made") || r.state("data") != "detached" || full.Id == "" {
 		t.Error("something is left")
 	}
-	_, err = r.InstanceView(t.Context(), oxide.InstanceViewParams{Instance: "new", Project: "default"})
+	_, err = r.InstanceView(t.Context(),
+		oxide.InstanceViewParams{Instance: "new", Project: "default"})
 	gone("instance", "new").check(t, err)
 	r.disk("fits") // the quota is free again
 }

@@ -195,7 +195,8 @@ func schemaStory(t *testing.T, r *rack) {
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
 	r.snapshotState("s")
-	must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(ctx, oxide.SnapshotListParams{Project: "default"}))
+	must[[]oxide.Snapshot](t)(r.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: "default"}))
 	images := must[[]oxide.Image](t)(r.ImageListAllPages(ctx, oxide.ImageListParams{}))
 	must[[]oxide.Image](t)(r.ImageListAllPages(ctx, oxide.ImageListParams{Project: "default"}))
 	must[*oxide.Image](t)(r.ImageView(ctx, oxide.ImageViewParams{Image: "silo"}))
@@ -210,7 +211,8 @@ func schemaStory(t *testing.T, r *rack) {
 		oxide.InstanceDiskListParams{Instance: "a", Project: "default"}))
 	must[*oxide.Disk](t)(r.doDetach("a", "d"))
 
-	must[[]oxide.Instance](t)(r.InstanceListAllPages(ctx, oxide.InstanceListParams{Project: "default"}))
+	must[[]oxide.Instance](t)(r.InstanceListAllPages(ctx,
+		oxide.InstanceListParams{Project: "default"}))
 	body := r.instanceBody("new")
 	body.BootDisk = createdDisk("boot")
 	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("d")}
@@ -237,7 +239,9 @@ func schemaStory(t *testing.T, r *rack) {
 		r.call("GET", path, "")
 	}
 	r.call("GET", "/v1/me", "", "Authorization", "")
-	if err := r.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: "new", Project: "default"}); err != nil {
+	err := r.InstanceDelete(ctx,
+		oxide.InstanceDeleteParams{Instance: "new", Project: "default"})
+	if err != nil {
 		t.Error(err)
 	}
 	if err := r.dropSnapshot("s"); err != nil {

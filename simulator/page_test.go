@@ -26,7 +26,8 @@ func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
 		t.Fatal("the last page that is not empty has no token")
 	}
 	want := `{"v":"v1","page_start":{"sort_by":"name_ascending","project":"default","last_seen":"d"}}`
-	if got, err := base64.URLEncoding.DecodeString(*first.NextPage); err != nil || string(got) != want {
+	got, err := base64.URLEncoding.DecodeString(*first.NextPage)
+	if err != nil || string(got) != want {
 		t.Errorf("A09: the token holds %s (%v), want %s", got, err, want)
 	}
 	_, body = r.call("GET", "/v1/disks?page_token="+url.QueryEscape(*first.NextPage), "")
@@ -39,23 +40,25 @@ func TestA09QueriesOfLists(t *testing.T) {
 	r := newRack(t, &Server{})
 	long := strings.Repeat("QUJD", 200)
 	for query, want := range map[string]string{
-		"project=default&limit=0":         "expected a non-zero value",
-		"project=default&limit=x":         "invalid digit found in string",
-		"project=default&limit=-1":        "invalid digit found in string",
-		"project=default&sort_by=created": "unknown variant `created`, expected one of `name_ascending`, `name_descending`, `id_ascending`",
-		"limit=5":                         "missing field `project`",
-		"page_token=" + long:              "failed to parse pagination token: too large",
-		"page_token=!":                    "failed to parse pagination token: illegal base64 data at input byte 0",
-		"page_token=e30=":                 "failed to parse pagination token: corrupted token",
+		"project=default&limit=0":  "expected a non-zero value",
+		"project=default&limit=x":  "invalid digit found in string",
+		"project=default&limit=-1": "invalid digit found in string",
+		"project=default&sort_by=created": "unknown variant `created`, expected one of " +
+			"`name_ascending`, `name_descending`, `id_ascending`",
+		"limit=5":            "missing field `project`",
+		"page_token=" + long: "failed to parse pagination token: too large",
+		"page_token=!": "failed to parse pagination token: " +
+			"illegal base64 data at input byte 0",
+		"page_token=e30=": "failed to parse pagination token: corrupted token",
 	} {
 		resp, body := r.call("GET", "/v1/disks?"+query, "")
 		got := unmarshal[errorBody](t, body)
-		if want := "unable to parse query string: " + want; resp.StatusCode != 400 || got.Message != want {
-			t.Errorf("%s: got %d %q, want %q", query, resp.StatusCode, got.Message, want)
+		if want := "unable to parse query string: " + want; resp.status != 400 || got.Message != want {
+			t.Errorf("%s: got %d %q, want %q", query, resp.status, got.Message, want)
 		}
 	}
-	if resp, body := r.call("GET", "/v1/disks?project=default&limit=99999", ""); resp.StatusCode != 200 {
-		t.Errorf("a limit beyond the greatest: got %d %s, want 200", resp.StatusCode, body)
+	if resp, body := r.call("GET", "/v1/disks?project=default&limit=99999", ""); resp.status != 200 {
+		t.Errorf("a limit beyond the greatest: got %d %s, want 200", resp.status, body)
 	}
 }
 

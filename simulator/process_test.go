@@ -171,7 +171,8 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 		{`the first argument must be "serve"`, nil},
 		{"--dir is missing", []string{"serve"}},
 		{`unexpected argument "now"`, []string{"serve", "--dir", "x", "now"}},
-		{"--token does not begin with oxide-token-", []string{"serve", "--dir", "x", "--token", "secret"}},
+		{"--token does not begin with oxide-token-",
+			[]string{"serve", "--dir", "x", "--token", "secret"}},
 		{"--tls-cert and --tls-key go together", []string{"serve", "--dir", "x", "--tls-cert", "y"}},
 		{"flag provided but not defined", []string{"serve", "--nope"}},
 	} {
@@ -320,7 +321,8 @@ func (l *ledger) compare(t *testing.T, r *rack, p *process, dir string) {
 	if u.Provisioned.Storage != storage {
 		t.Errorf("the quota counts %d, the disks have %d", u.Provisioned.Storage, storage)
 	}
-	if files, err := filepath.Glob(filepath.Join(dir, "disks", "*")); err != nil || len(files) != len(found) {
+	files, err := filepath.Glob(filepath.Join(dir, "disks", "*"))
+	if err != nil || len(files) != len(found) {
 		t.Errorf("%d files (%v) for %d disks", len(files), err, len(found))
 	}
 }

@@ -61,8 +61,14 @@ func newClient(t *testing.T, url string) *oxide.Client {
 	return c
 }
 
+// reply is what comes back beside the body.
+type reply struct {
+	status int
+	header http.Header
+}
+
 // call makes a request by hand; header fields come in pairs.
-func (r *rack) call(method, path, body string, header ...string) (*http.Response, string) {
+func (r *rack) call(method, path, body string, header ...string) (reply, string) {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path,
 		strings.NewReader(body))
@@ -82,7 +88,7 @@ func (r *rack) call(method, path, body string, header ...string) (*http.Response
 	if err != nil {
 		r.t.Fatalf("%s %s: %v", method, path, err)
 	}
-	return resp, string(answer)
+	return reply{resp.StatusCode, resp.Header}, string(answer)
 }
 
 func must[T any](t *testing.T) func(T, error) T {

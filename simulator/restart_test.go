@@ -179,7 +179,8 @@ func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {
 	}
 	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
 	err = s.Open(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `says version "7" and this simulator reads version "1"`) {
+	const want = `says version "7" and this simulator reads version "1"`
+	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v", err)
 	}
 	after, err := os.ReadFile(filepath.Join(r.Dir, recordsFile))
@@ -283,7 +284,8 @@ func TestTheAdminSide(t *testing.T) {
 	}
 
 	var now Switches
-	adminCall(t, url, "PATCH", "/switches", `{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
+	adminCall(t, url, "PATCH", "/switches",
+		`{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
 	if now.Hotplug || now.DeviceDelay != Duration(1.5e9) || now.DiskLimit != 3 ||
 		now.QuotaBytes != defaultQuota {
 		t.Errorf("got %+v", now)

@@ -135,12 +135,12 @@ func (s *Server) Close() error {
 	wasClosed := s.closed
 	s.closed = true
 	s.mu.Unlock()
-	if s.openError != nil || wasClosed {
-		return nil
+	if s.openError == nil && !wasClosed {
+		s.die()
+		s.work.Wait()
+		return s.release()
 	}
-	s.die()
-	s.work.Wait()
-	return s.release()
+	return nil // there is nothing, or nothing any more
 }
 
 func (s *Server) release() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bberrors "go.etcd.io/bbolt/errors"
 )
 
 // store keeps the rack's records in one bbolt file. A change is one transaction and is on disk
@@ -19,7 +20,7 @@ var errInUse = errors.New("another simulator serves this directory")
 
 func openStore(path string) (*store, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bberrors.ErrTimeout) {
 		return nil, errInUse
 	}
 	if err != nil {
@@ -188,7 +189,7 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 		// '0' follows '/', so this is just behind the parent's last entry.
 		start = append(bytes.Clone(prefix[:len(prefix)-1]), '/'+1)
 	}
-	if k, v = c.Seek(start); k == nil {
+	if k, _ := c.Seek(start); k == nil {
 		return c.Last()
 	}
 	return c.Prev()
