@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -84,10 +85,11 @@ func (m *metrics) listen(address string) (net.Listener, error) {
 	return listenUnix(path)
 }
 
-// serve shows the metrics until ctx ends.
+// serve shows the metrics, and what every goroutine does, until ctx ends.
 func (m *metrics) serve(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/pprof"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,7 @@ import (
 //	PATCH  /switches               changes those that are named
 //	GET    /state                  disks, snapshots, instances, attachments, loop devices
 //	GET    /metrics                Prometheus
+//	GET    /debug/pprof/goroutine  what every goroutine does, with ?debug=1 as text
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -53,6 +55,7 @@ func (s *Server) Admin() http.Handler {
 		adminAnswer(w, state, err)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	return s.opened(mux)
 }
 
