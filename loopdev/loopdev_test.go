@@ -407,71 +407,46 @@ func churn(t *testing.T, file string) {
 }
 
 func TestCutTakesTheBytesFromAHolderAndLeavesThemInTheFile(t *testing.T) {
-	for _, fsType := range []string{"no filesystem", "ext4", "xfs", "btrfs"} {
-		t.Run(fsType, func(t *testing.T) {
-			file, dir := newFile(t, 320*mib), t.TempDir()
-			d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
-			if fsType != "no filesystem" {
-				mountNew(t, fsType, d.Path, dir)
+	for _, readOnly := range []bool{false, true} {
+		t.Run("read-only "+strconv.FormatBool(readOnly), func(t *testing.T) {
+			c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t), ReadOnly: readOnly}
+			want := bytes.Repeat([]byte("oxide"), 8*mib/5+1)[:8*mib]
+			if err := os.WriteFile(c.Path, want, 0o600); err != nil {
+				t.Fatal(err)
 			}
-			holder, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_DIRECT, 0)
+			d := attach(t, c)
+			flag := os.O_RDWR
+			if readOnly {
+				flag = os.O_RDONLY
+			}
+			holder, err := os.OpenFile(d.Path, flag|unix.O_DIRECT, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer holder.Close()
-			if err := d.Cut(); err != nil {
-				t.Fatal(err)
+			for range 2 {
+				if err := d.Cut(); err != nil {
+					t.Fatal(err)
+				}
 			}
-			before := contents(t, file)
 			if n, err := holder.WriteAt(aligned(4096), mib); err == nil {
 				t.Errorf("a write of %d bytes to a cut device succeeded", n)
 			}
 			if n, err := holder.ReadAt(aligned(4096), mib); err == nil {
 				t.Errorf("a read of %d bytes from a cut device succeeded", n)
 			}
-			// Whether this fails depends on what the filesystem has in memory.
-			_ = os.WriteFile(filepath.Join(dir, "late"), make([]byte, mib), 0o600)
-			_ = exec.Command("sync", "-f", dir).Run()
-			if !bytes.Equal(before, contents(t, file)) {
-				t.Error("the file changed after Cut")
-			}
-			_ = unix.Unmount(dir, 0)
 			holder.Close()
 			if err := d.Detach(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if fsType == "no filesystem" {
-				return
+			if got, err := os.ReadFile(c.Path); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("the file is not as it was before Cut, %v", err)
 			}
-			d = attach(t, loopdev.Config{Path: file, Serial: serial(t)})
-			run(t, "mount", d.Path, dir)
-			if got := contents(t, filepath.Join(dir, "early")); string(got) != "kept" {
-				t.Errorf("after the cut the file holds %q, want what was synced before", got)
+			if err := d.Cut(); err != nil {
+				t.Errorf("Cut of a device that is gone = %v, want success", err)
 			}
-			run(t, "umount", dir)
 		})
 	}
-}
-
-// mountNew makes a filesystem with one file on the device.
-func mountNew(t *testing.T, fsType, device, dir string) {
-	t.Helper()
-	run(t, "mkfs."+fsType, "-q", device)
-	run(t, "mount", device, dir)
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	if err := os.WriteFile(filepath.Join(dir, "early"), []byte("kept"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "sync", "-f", dir)
-}
-
-func contents(t *testing.T, path string) []byte {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Error(err)
-	}
-	return b
 }
 
 // aligned is memory as direct I/O wants it.
@@ -481,11 +456,4 @@ func aligned(n int) []byte {
 		panic(err)
 	}
 	return b
-}
-
-func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
 }

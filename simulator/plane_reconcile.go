@@ -87,16 +87,16 @@ func (p *plane) adoptOrRelease(
 	return adopted, errors.Join(errs...)
 }
 
-// carries says that the device is what plug would make for the disk. One that the kernel is about to
-// release is not.
+// carries says that the device is what plug would make for the disk. One that the kernel is about
+// to release is not.
 func (p *plane) carries(loop loopdev.Device, spec deviceSpec) bool {
 	return loop.BackingFile == p.diskPath(spec.DiskID) && loop.Serial == spec.serial() &&
 		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
 		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
-// restoreViews lets guests keep what they rightly see, and takes everything else out of their trees.
-// A disk that was hidden stays so: its guest has not restarted.
+// restoreViews lets guests keep what they rightly see, and takes everything else out of their
+// trees. A disk that was hidden stays so: its guest has not restarted.
 func (p *plane) restoreViews(adopted map[string]*plugged) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

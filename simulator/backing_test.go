@@ -1,0 +1,118 @@
+package simulator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// allocated is how many bytes a file takes on its filesystem.
+func allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	need(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+func TestABlankDiskTakesNoSpace(t *testing.T) {
+	p, id := newPlane(t), newID()
+	const size = 1023 << 30
+	for range 2 {
+		need(t, p.createDisk(id, size))
+	}
+	st, err := os.Stat(p.diskPath(id))
+	if err != nil || st.Size() != size {
+		t.Errorf("the disk has %d bytes, %v, want %d", st.Size(), err, int64(size))
+	}
+	if n := allocated(t, p.diskPath(id)); n > 1<<20 {
+		t.Errorf("the disk takes %d bytes", n)
+	}
+	for range 2 {
+		need(t, p.removeDisk(id))
+	}
+}
+
+func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p, id := newPlaneOn(t, fsType), newID()
+			source := filepath.Join(t.TempDir(), "image.raw") // On another filesystem.
+			f, err := os.Create(source)
+			need(t, err)
+			defer f.Close()
+			want := bytes.Repeat([]byte("oxide"), 50_000)
+			for _, at := range []int64{0, 40 << 20, 200<<20 - int64(len(want))} {
+				_, err := f.WriteAt(want, at)
+				need(t, err)
+			}
+			const size = 200 << 20
+			need(t, p.importImage(t.Context(), id, source, size))
+			need(t, p.cloneDisk(t.Context(), id, p.imagePath(id), 2*size))
+			clone, err := os.ReadFile(p.diskPath(id))
+			need(t, err)
+			original, err := os.ReadFile(source)
+			need(t, err)
+			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
+				t.Errorf("the clone of %d bytes differs from its source", len(clone))
+			}
+			if n := allocated(t, p.diskPath(id)); n > 4<<20 {
+				t.Errorf("the clone takes %d bytes: its holes were filled", n)
+			}
+		})
+	}
+}
+
+func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
+	p, id := newPlaneOn(t, "ext4"), newID()
+	source := filepath.Join(t.TempDir(), "image.raw")
+	need(t, os.WriteFile(source, make([]byte, 1<<20), 0o600))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.importImage(ctx, id, source, 1<<20); !errors.Is(err, context.Canceled) {
+		t.Errorf("importImage = %v, want context.Canceled", err)
+	}
+	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("there is %v, %v", entries, err)
+	}
+}
+
+func TestAFullFilesystemIsSaidAndNothingIsLeft(t *testing.T) {
+	p, id := newPlaneOn(t, "ext4"), newID()
+	source := filepath.Join(t.TempDir(), "image.raw")
+	const size = 2 << 30 // Twice the filesystem.
+	need(t, os.WriteFile(source, nil, 0o600))
+	need(t, unix.Truncate(source, size))
+	f, err := os.OpenFile(source, os.O_WRONLY, 0)
+	need(t, err)
+	defer f.Close()
+	// Unwritten but allocated: data to a copy, and quickly made.
+	piece := make([]byte, 16<<20)
+	for i := range piece {
+		piece[i] = 'x'
+	}
+	for at := int64(0); at < 1<<30; at += int64(len(piece)) {
+		_, err := f.WriteAt(piece, at)
+		need(t, err)
+	}
+	if err := p.importImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("importImage = %v, want ENOSPC inside", err)
+	}
+	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("there is %v, %v", entries, err)
+	}
+}
+
+func TestAnImageLargerThanItsDiskIsRefused(t *testing.T) {
+	p, id := newPlane(t), newID()
+	need(t, p.importImage(t.Context(), id, "", 1<<20))
+	if err := p.cloneDisk(t.Context(), id, p.imagePath(id), 1<<19); err == nil {
+		t.Error("a clone smaller than its source was made")
+	}
+}

@@ -1,0 +1,200 @@
+package simulator
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// isFrozen asks for a freeze, which is refused where there is one.
+func isFrozen(t *testing.T, dir string) bool {
+	t.Helper()
+	f, err := os.Open(dir)
+	need(t, err)
+	defer f.Close()
+	err = unix.IoctlSetInt(int(f.Fd()), ioctlFreeze, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return true
+	}
+	need(t, err)
+	need(t, thawMount(f))
+	return false
+}
+
+// thawAtEnd is for tests that freeze: whatever they find, nobody shall hang.
+func thawAtEnd(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.Open(dir)
+	need(t, err)
+	t.Cleanup(func() {
+		_ = thawMount(f)
+		f.Close()
+	})
+}
+
+func TestAFreezeHoldsAndIsTakenBack(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p := newPlane(t)
+			spec := mountedDisk(t, p, fsType)
+			thawAtEnd(t, spec.dir)
+			thaw, err := p.freeze(*p.pluggedDisk(spec.DiskID).loop, spec.DiskID)
+			need(t, err)
+			if !isFrozen(t, spec.dir) {
+				t.Error("the filesystem is not frozen")
+			}
+			need(t, thaw())
+			if isFrozen(t, spec.dir) {
+				t.Error("the filesystem stays frozen")
+			}
+			need(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
+		})
+	}
+}
+
+func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p := newPlane(t)
+			spec := mountedDisk(t, p, fsType)
+			loop := *p.pluggedDisk(spec.DiskID).loop
+			dir := filepath.Join(t.TempDir(), "a name with spaces")
+			need(t, os.Mkdir(dir, 0o700))
+			// Away from here, and in there under another name.
+			inside := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c",
+				`mount --move "$1" "$2" || mount --bind "$1" "$2" && umount "$1"
+				echo mounted; read -r word; true`, "sh", spec.dir, dir)
+			in, err := inside.StdinPipe()
+			need(t, err)
+			out, err := inside.StdoutPipe()
+			need(t, err)
+			need(t, inside.Start())
+			_, err = bufio.NewReader(out).ReadString('\n')
+			need(t, err)
+			command(t, "umount", spec.dir)
+			mount, err := findMount(loop)
+			need(t, err)
+			if mount == nil {
+				t.Fatal("the mount in the other namespace was not found")
+			}
+			mount.Close()
+			in.Close()
+			need(t, inside.Wait())
+			if mount, err = findMount(loop); mount != nil || err != nil {
+				t.Errorf("after the namespace ended: %v, %v", mount, err)
+			}
+		})
+	}
+}
+
+func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
+	p := newPlane(t)
+	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
+	command(t, "umount", above.dir)
+	mountFor(t, nodeOf(t, p, above.InstanceID), below.dir)
+	mount, err := findMount(*p.pluggedDisk(below.DiskID).loop)
+	if mount != nil || err != nil {
+		t.Errorf("findMount of what is covered = %v, %v, want none", mount, err)
+	}
+	mount, err = findMount(*p.pluggedDisk(above.DiskID).loop)
+	if mount == nil || err != nil {
+		t.Fatalf("findMount of what covers it = %v, %v", mount, err)
+	}
+	mount.Close()
+	command(t, "umount", below.dir)
+}
+
+func TestASnapshotLeavesTheFreezeOfAnotherAlone(t *testing.T) {
+	p := newPlaneOn(t, "ext4")
+	spec := mountedDisk(t, p, "ext4")
+	thawAtEnd(t, spec.dir)
+	command(t, "fsfreeze", "--freeze", spec.dir)
+	need(t, p.snapshotDisk(t.Context(), newID(), spec.DiskID))
+	if !isFrozen(t, spec.dir) {
+		t.Error("the snapshot ended somebody else's freeze")
+	}
+	command(t, "fsfreeze", "--unfreeze", spec.dir)
+}
+
+func TestAnInterruptedSnapshotThaws(t *testing.T) {
+	p := newPlaneOn(t, "ext4")
+	spec := mountedDisk(t, p, "ext4")
+	thawAtEnd(t, spec.dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	d := p.pluggedDisk(spec.DiskID)
+	src, err := os.Open(p.diskPath(spec.DiskID))
+	need(t, err)
+	defer src.Close()
+	dst, err := os.Create(filepath.Join(t.TempDir(), "copy"))
+	need(t, err)
+	defer dst.Close()
+	cancel()
+	if _, err := p.copyFrozen(ctx, dst, src, d); !errors.Is(err, context.Canceled) {
+		t.Errorf("copyFrozen = %v, want context.Canceled", err)
+	}
+	if isFrozen(t, spec.dir) || exists(p.freezeNote(spec.DiskID)) {
+		t.Error("the filesystem stays frozen, or the note of it")
+	}
+}
+
+// TestAKilledSnapshotThaws kills a process while it holds a filesystem frozen.
+func TestAKilledSnapshotThaws(t *testing.T) {
+	if dir := os.Getenv("SIMULATOR_TEST_FREEZE"); dir != "" {
+		freezeUntilKilled(t, dir, os.Getenv("SIMULATOR_TEST_DISK"))
+		return
+	}
+	p := newPlane(t)
+	spec := mountedDisk(t, p, "ext4")
+	thawAtEnd(t, spec.dir)
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAKilledSnapshotThaws$")
+	child.Env = append(os.Environ(),
+		"SIMULATOR_TEST_FREEZE="+p.dir, "SIMULATOR_TEST_DISK="+spec.DiskID)
+	out, err := child.StdoutPipe()
+	need(t, err)
+	need(t, child.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || line != "frozen\n" {
+		t.Fatalf("the child says %q, %v", line, err)
+	}
+	if !isFrozen(t, spec.dir) {
+		t.Error("the filesystem is not frozen")
+	}
+	need(t, child.Process.Kill())
+	_ = child.Wait() // It was killed; that is no news.
+	soon(t, "the guard thaws", func() bool { return !isFrozen(t, spec.dir) })
+	need(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
+}
+
+func freezeUntilKilled(t *testing.T, dir, diskID string) {
+	p := &plane{dir: dir, log: slog.New(slog.DiscardHandler)}
+	for _, loop := range devicesOf(t, p) {
+		if loop.BackingFile == p.diskPath(diskID) {
+			_, err := p.freeze(loop, diskID)
+			need(t, err)
+			_, err = os.Stdout.WriteString("frozen\n")
+			need(t, err)
+			select {}
+		}
+	}
+	t.Fatal("the disk has no device")
+}
+
+func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
+	p := newPlane(t)
+	spec := mountedDisk(t, p, "ext4")
+	thawAtEnd(t, spec.dir)
+	// The guard was killed as well.
+	command(t, "fsfreeze", "--freeze", spec.dir)
+	need(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
+	need(t, p.thawLeftovers(devicesOf(t, p)))
+	if isFrozen(t, spec.dir) || exists(p.freezeNote(spec.DiskID)) {
+		t.Error("the filesystem stays frozen, or the note of it")
+	}
+}
