@@ -32,7 +32,9 @@ type part struct{ name, filter string }
 // parts cover the whole suite.
 func parts() []part {
 	all := []part{
-		{"our own specs", "!csi-sanity && !conformance"}, {"conformance of a rack", "conformance"},
+		{"our own specs of the controller", "controller"},
+		{"our other own specs", "!csi-sanity && !conformance && !controller"},
+		{"conformance of a rack", "conformance"},
 	}
 	for _, c := range combinations() {
 		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.labels(), " && ")})

@@ -19,7 +19,7 @@ import (
 
 // citing are the functions whose string argument is the name of a test.
 var citing = []string{"It", "FIt", "Entry", "Describe", "DescribeTable", "Context", "Run",
-	"Simulated", "onStage", "onNodes", "describeLost"}
+	"Simulated", "onStage", "onNodes", "describeLost", "wrong"}
 
 // citation is the start of a test's name: one or several IDs, then words.
 var citation = regexp.MustCompile(`^((?:[A-Z]{1,3}-\d+ )+)\S`)

@@ -38,7 +38,7 @@ type sceneOptions struct {
 // onStage registers a container whose specs share a scene. One that fails does not keep the others
 // from running.
 func onStage(text string, options sceneOptions, specs func(s *scene)) bool {
-	return Simulated(text, Ordered, ContinueOnFailure, func() {
+	return Simulated(text, Ordered, ContinueOnFailure, Label("controller"), func() {
 		s := &scene{}
 		BeforeAll(func(ctx SpecContext) { s.open(ctx, options) }, NodeTimeout(2*time.Minute))
 		specs(s)

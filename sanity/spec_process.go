@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -129,77 +130,96 @@ var _ = Simulated("a misconfigured driver", func() {
 			expectMisconfigured(ctx, env, append(words, m.variable)...)
 			Expect(filepath.Join(dir, "csi.sock")).NotTo(BeAnExistingFile())
 		},
-		Entry("B-28 no mode", misconfiguration{base: controllerEnv, variable: "OXIDE_MODE"}),
-		Entry("B-28 a mode that is none", misconfiguration{controllerEnv, "OXIDE_MODE",
+		wrong("B-28 no mode", misconfiguration{base: controllerEnv, variable: "OXIDE_MODE"}),
+		wrong("B-28 a mode that is none", misconfiguration{controllerEnv, "OXIDE_MODE",
 			"both-" + canary, nil}, "controller", "node", "all"),
-		Entry("B-18 no endpoint", misconfiguration{base: controllerEnv, variable: "CSI_ENDPOINT"}),
-		Entry("B-17 an endpoint that is no UNIX socket",
+		wrong("B-18 no endpoint", misconfiguration{base: controllerEnv, variable: "CSI_ENDPOINT"}),
+		wrong("B-17 an endpoint that is no UNIX socket",
 			misconfiguration{controllerEnv, "CSI_ENDPOINT", "tcp://127.0.0.1:10000", nil}),
-		Entry("B-18 an endpoint with two slashes",
+		wrong("B-18 an endpoint with two slashes",
 			misconfiguration{controllerEnv, "CSI_ENDPOINT", "unix://csi/csi.sock", nil}),
-		Entry("B-18 a relative endpoint",
+		wrong("B-18 a relative endpoint",
 			misconfiguration{controllerEnv, "CSI_ENDPOINT", "csi.sock", nil}),
-		Entry("B-18 an endpoint that does not end in .sock",
+		wrong("B-18 an endpoint that does not end in .sock",
 			misconfiguration{controllerEnv, "CSI_ENDPOINT", "unix://DIR/csi.socket", nil}),
-		Entry("B-18 an endpoint in a directory that is not there",
+		wrong("B-18 an endpoint in a directory that is not there",
 			misconfiguration{controllerEnv, "CSI_ENDPOINT", "unix://DIR/none/csi.sock", nil}),
-		Entry("B-26 no host", misconfiguration{base: controllerEnv, variable: "OXIDE_HOST"}),
-		Entry("B-26 a host that is no URL",
+		wrong("B-26 no host", misconfiguration{base: controllerEnv, variable: "OXIDE_HOST"}),
+		wrong("B-26 a host that is no URL",
 			misconfiguration{controllerEnv, "OXIDE_HOST", "http://%zz" + canary, nil}),
-		Entry("B-26 a host with another scheme",
+		wrong("B-26 a host with another scheme",
 			misconfiguration{controllerEnv, "OXIDE_HOST", "ftp://" + canary, nil}),
-		Entry("B-26 no token", misconfiguration{base: controllerEnv, variable: "OXIDE_TOKEN"}),
-		Entry("B-26 a token with a line break in it",
+		wrong("B-26 no token", misconfiguration{base: controllerEnv, variable: "OXIDE_TOKEN"}),
+		wrong("B-26 a token with a line break in it",
 			misconfiguration{controllerEnv, "OXIDE_TOKEN", canary + "\nx", nil}),
-		Entry("B-26 a token file that is not there", misconfiguration{controllerEnv,
+		wrong("B-26 a token file that is not there", misconfiguration{controllerEnv,
 			"OXIDE_TOKEN_FILE", "DIR/none", []string{"OXIDE_TOKEN"}}),
-		Entry("B-26 a token file that is empty", misconfiguration{controllerEnv,
+		wrong("B-26 a token file that is empty", misconfiguration{controllerEnv,
 			"OXIDE_TOKEN_FILE", "/dev/null", []string{"OXIDE_TOKEN"}}),
-		Entry("B-26 no project", misconfiguration{base: controllerEnv, variable: "OXIDE_PROJECT"}),
-		Entry("B-26 a project that no rack can have",
+		wrong("B-26 no project", misconfiguration{base: controllerEnv, variable: "OXIDE_PROJECT"}),
+		wrong("B-26 a project that no rack can have",
 			misconfiguration{controllerEnv, "OXIDE_PROJECT", "No Project " + canary, nil}),
-		Entry("B-26 a CA file that is not there",
+		wrong("B-26 a CA file that is not there",
 			misconfiguration{controllerEnv, "OXIDE_CA_FILE", "DIR/none", nil}),
-		Entry("B-26 a CA file without a certificate",
+		wrong("B-26 a CA file without a certificate",
 			misconfiguration{controllerEnv, "OXIDE_CA_FILE", "/dev/null", nil}),
-		Entry("D-64 no instance ID on a machine that is no instance",
+		wrong("D-64 no instance ID on a machine that is no instance",
 			misconfiguration{base: nodeEnv, variable: "OXIDE_INSTANCE_ID"}),
-		Entry("NI-4 an instance ID that is no UUID",
+		wrong("NI-4 an instance ID that is no UUID",
 			misconfiguration{nodeEnv, "OXIDE_INSTANCE_ID", "host-" + canary, nil}),
-		Entry("D-67 a metadata file that is not there", misconfiguration{nodeEnv,
+		wrong("D-67 a metadata file that is not there", misconfiguration{nodeEnv,
 			"OXIDE_INSTANCE_METADATA_FILE", "DIR/none", []string{"OXIDE_INSTANCE_ID"}}),
-		Entry("D-67 a metadata file without the ID", misconfiguration{nodeEnv,
+		wrong("D-67 a metadata file without the ID", misconfiguration{nodeEnv,
 			"OXIDE_INSTANCE_METADATA_FILE", "/dev/null", []string{"OXIDE_INSTANCE_ID"}}),
-		Entry("B-26 a number of disks that is none",
+		wrong("B-26 a number of disks that is none",
 			misconfiguration{nodeEnv, "OXIDE_MAX_DISKS", canary, nil}),
-		Entry("B-26 a negative number of disks",
+		wrong("B-26 a negative number of disks",
 			misconfiguration{nodeEnv, "OXIDE_MAX_DISKS", "-1", nil}),
-		Entry("B-26 a time to wait for devices that is none",
+		wrong("B-26 a time to wait for devices that is none",
 			misconfiguration{nodeEnv, "OXIDE_DEVICE_TIMEOUT", canary, nil}),
-		Entry("B-26 a negative time to wait for devices",
+		wrong("B-26 a negative time to wait for devices",
 			misconfiguration{nodeEnv, "OXIDE_DEVICE_TIMEOUT", "-1s", nil}),
-		Entry("B-26 no sysfs where it is said to be",
+		wrong("B-26 no sysfs where it is said to be",
 			misconfiguration{nodeEnv, "OXIDE_SYSFS_ROOT", "DIR/none", nil}),
-		Entry("B-26 no devices where they are said to be",
+		wrong("B-26 no devices where they are said to be",
 			misconfiguration{nodeEnv, "OXIDE_DEV_ROOT", "DIR/none", nil}),
-		Entry("B-26 a log level that is none",
+		wrong("B-26 a log level that is none",
 			misconfiguration{nodeEnv, "OXIDE_LOG_LEVEL", canary, nil}, "debug"),
-		Entry("B-26 a log format that is none",
+		wrong("B-26 a log format that is none",
 			misconfiguration{nodeEnv, "OXIDE_LOG_FORMAT", canary, nil}, "json", "text"),
-		Entry("B-26 a cluster ID that is too long", misconfiguration{controllerEnv,
+		wrong("B-26 a cluster ID that is too long", misconfiguration{controllerEnv,
 			"OXIDE_CLUSTER_ID", strings.Repeat(canary, 10), nil}),
-		Entry("B-26 an address for metrics that is none",
+		wrong("B-26 an address for metrics that is none",
 			misconfiguration{nodeEnv, "OXIDE_METRICS_ADDRESS", canary, nil}),
-		Entry("D-73 a rack whose name is no topology value",
+		wrong("D-73 a rack whose name is no topology value",
 			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY_RACK", "-" + canary + "-", nil}),
-		Entry("B-27 a region whose name is too long", misconfiguration{nodeEnv,
+		wrong("B-27 a region whose name is too long", misconfiguration{nodeEnv,
 			"OXIDE_TOPOLOGY_REGION", strings.Repeat("r", 64), nil}),
-		Entry("B-27 a zone with a slash in its name",
+		wrong("B-27 a zone with a slash in its name",
 			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY_ZONE", canary + "/1", nil}),
-		Entry("B-27 a topology that is no list of pairs",
+		wrong("B-27 a topology that is no list of pairs",
 			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY", canary, nil}),
 	)
+
+	It("B-26 every variable is among these", func(ctx SpecContext) {
+		help, err := driverCommand(ctx, nil, "--help").CombinedOutput()
+		Expect(err).NotTo(HaveOccurred())
+		known := regexp.MustCompile(`\$((?:OXIDE|CSI)_[A-Z_]+)`).FindAllStringSubmatch(string(help), -1)
+		Expect(len(known)).To(BeNumerically(">", 10), "%s", help)
+		for _, match := range known {
+			Expect(wrongVariables).To(HaveKey(match[1]))
+		}
+	})
 })
+
+// wrongVariables are those that the table above gets wrong.
+var wrongVariables = map[string]bool{}
+
+// wrong is an entry of the table of misconfigurations.
+func wrong(text string, m misconfiguration, words ...any) TableEntry {
+	wrongVariables[m.variable] = true
+	return Entry(text, append([]any{Offset(1), m}, words...)...)
+}
 
 // started runs the driver with an environment of the spec's own and waits until it serves.
 func started(ctx context.Context, dir string, env map[string]string) *exec.Cmd {

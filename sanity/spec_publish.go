@@ -158,7 +158,7 @@ func describeAttachPlaces(s *scene) {
 			s.published(ctx, two, "b")
 		})
 
-	It("CP-12 a static volume needs nothing but the UUID of its disk", func(ctx SpecContext) {
+	It("D-2 a static volume needs nothing but the UUID of its disk", func(ctx SpecContext) {
 		name := fresh("static")
 		disk := s.rackDisk(ctx, name, s.rack.Project)
 		published := s.published(ctx, &csi.Volume{VolumeId: disk.Id}, "a")

@@ -129,7 +129,8 @@ func describeBadCreates(s *scene) {
 		Entry("CV-12 a range without a whole GiB in it",
 			withRange(gib+gib/2, gib+gib*6/10), outOfRange),
 		Entry("CV-12 a limit below the smallest disk", withRange(0, gib-1), outOfRange),
-		Entry("CV-12 more than the largest disk", withRange(1023*gib+1, 0), outOfRange, fmt.Sprint(1023*gib)),
+		Entry("CV-12 more than the largest disk", withRange(1023*gib+1, 0), outOfRange,
+			fmt.Sprint(1023*gib)),
 		Entry("CV-12 a size that overflows when it is rounded", withRange(math.MaxInt64, 0),
 			outOfRange),
 		Entry("CV-13 a clone of a volume", change(func(req *csi.CreateVolumeRequest) {

@@ -1,0 +1,144 @@
+package sanity
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+)
+
+var _ = onStage("several controllers, and the end of one", sceneOptions{}, func(s *scene) {
+	It("B-13 D-41 two controllers make one disk of fifty creates of one name", func(ctx SpecContext) {
+		second := s.controller(ctx, PluginOptions{})
+		controllers := []csi.ControllerClient{s.ctl, second.Controller()}
+		req := createRequest(fresh("fifty"))
+		ids := make(chan string, 50)
+		turn := make(chan int, 50)
+		for i := range 50 {
+			turn <- i % 2
+		}
+		errs := atOnce(50, func(ctx context.Context) error {
+			ctl := controllers[<-turn]
+			// What is under way is asked for again until it is done.
+			return await(ctx, callTimeout, func() error {
+				resp, err := ctl.CreateVolume(ctx, req)
+				if err == nil {
+					ids <- resp.GetVolume().GetVolumeId()
+				}
+				return err
+			})
+		})
+		for _, err := range errs {
+			Expect(err).NotTo(HaveOccurred())
+		}
+		id := <-ids
+		s.deletedLater(id)
+		for range 49 {
+			Expect(<-ids).To(Equal(id))
+		}
+		Expect(s.disks(ctx)).To(HaveLen(1))
+	})
+
+	It("B-11 fifty creates of different names do not hold each other up", func(ctx SpecContext) {
+		s.switched(ctx, "create_hold", "1s", "0s")
+		names := make(chan string, 50)
+		for range 50 {
+			names <- fresh("parallel")
+		}
+		start := time.Now()
+		errs := atOnce(50, func(ctx context.Context) error {
+			_, err := s.ctl.CreateVolume(ctx, createRequest(<-names))
+			return err
+		})
+		took := time.Since(start)
+		for id := range s.listed(ctx, s.ctl) {
+			s.deletedLater(id)
+		}
+		for _, err := range errs {
+			Expect(err).NotTo(HaveOccurred())
+		}
+		Expect(s.disks(ctx)).To(HaveLen(50))
+		Expect(took).To(BeNumerically("<", 20*time.Second), "one after the other takes 50 s")
+	})
+
+	It("B-13 two controllers that publish to two nodes give the disk to one",
+		func(ctx SpecContext) {
+			second := s.controller(ctx, PluginOptions{})
+			volume := s.volume(ctx)
+			type attempt struct {
+				ctl  csi.ControllerClient
+				node string
+			}
+			attempts := make(chan attempt, 2)
+			attempts <- attempt{s.ctl, s.rack.Instance("a").ID}
+			attempts <- attempt{second.Controller(), s.rack.Instance("b").ID}
+			errs := atOnce(2, func(ctx context.Context) error {
+				a := <-attempts
+				_, err := a.ctl.ControllerPublishVolume(ctx, publishRequest(volume, a.node))
+				return err
+			})
+			s.unpublishedLater(volume, "")
+			Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
+				To(ConsistOf(codes.OK, codes.FailedPrecondition), "%v", errs)
+		})
+
+	It("B-10 CV-20 a controller that is killed while the rack creates "+
+		"leaves one disk to its successor",
+		func(ctx SpecContext) {
+			victim := s.controller(ctx, PluginOptions{})
+			s.switched(ctx, "create_hold", "1s", "0s")
+			req := createRequest(fresh("killed"))
+			gone := make(chan error, 1)
+			ctl := victim.Controller()
+			go func() {
+				_, err := ctl.CreateVolume(ctx, req)
+				gone <- err
+			}()
+			disk := s.awaitDisk(ctx, "creating")
+			victim.Kill()
+			Expect(<-gone).To(HaveOccurred())
+			Expect(victim.Start(ctx)).To(Succeed())
+			resp := converge(ctx, func() (*csi.CreateVolumeResponse, error) {
+				return victim.Controller().CreateVolume(ctx, req)
+			})
+			s.deletedLater(resp.GetVolume().GetVolumeId())
+			Expect(resp.GetVolume().GetVolumeId()).To(Equal(disk.Id))
+			Expect(s.disks(ctx)).To(HaveLen(1))
+		})
+
+	It("B-10 a controller that is killed while the rack attaches leaves one attachment",
+		func(ctx SpecContext) {
+			victim := s.controller(ctx, PluginOptions{})
+			volume := s.volume(ctx)
+			req := publishRequest(volume, s.rack.Instance("a").ID)
+			s.fault(ctx,
+				Fault{Operation: "instance_disk_attach", Phase: "after", Delay: "3s", Times: 1})
+			gone := make(chan error, 1)
+			ctl := victim.Controller()
+			go func() {
+				_, err := ctl.ControllerPublishVolume(ctx, req)
+				gone <- err
+			}()
+			s.awaitDisk(ctx, "attached")
+			victim.Kill()
+			Expect(<-gone).To(HaveOccurred())
+			s.unpublishedLater(volume, req.GetNodeId())
+			resp, err := s.ctl.ControllerPublishVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(resp.GetPublishContext()).To(HaveKey("diskName"))
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+		})
+
+	It("B-10 a rack that is killed and comes back has what it had promised",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			published := s.published(ctx, volume, "a")
+			s.rack.Kill()
+			Expect(s.rack.Start(ctx)).To(Succeed())
+			Expect(s.published(ctx, volume, "a")).To(Equal(published))
+			Expect(s.listed(ctx, s.ctl)).To(HaveKey(volume.GetVolumeId()))
+		})
+})
