@@ -299,14 +299,15 @@ func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId
 	if err := believable(doing, disk); err != nil {
 		return err
 	}
+	if disk.Id != string(id) {
+		return wrongAnswer(doing, "asked for the disk %s and got %.80q", id, disk.Id)
+	}
 	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
 	switch {
 	case isNotFound(err):
-		return nil
+		return c.projectVisible(ctx)
 	case err != nil:
 		return err
-	case disk.Id != string(id):
-		return wrongAnswer(doing, "asked for the disk %s and got %.80q", id, disk.Id)
 	case disk.State.State() == oxide.DiskStateStateDetaching:
 		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still detaching "+
 			"the disk %s; a repeated call goes on waiting", disk.Name)

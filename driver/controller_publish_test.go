@@ -206,6 +206,17 @@ func TestUnpublishing(t *testing.T) {
 			with("id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, testImage},
 		{"a lost answer", []exchange{{want: detach, cut: true}}, codes.Unavailable,
 			ReasonRackUnavailable, ""},
+		{"an attached disk of which the rack does not say where", []exchange{not.to(detach),
+			ok(viewDisk, diskOf("attached"))}, codes.Internal, ReasonRackAnswerWrong, "no instance"},
+		{"a refusal, and another disk than was asked about", []exchange{not.to(detach),
+			ok(viewDisk, diskOf("detached", with("id", testImage)))}, codes.Internal,
+			ReasonRackAnswerWrong, testImage},
+		{"OX-6 a disk that cannot be seen any more on its way off", []exchange{
+			accepted(detach, diskOf("detaching "+testInstance)), lost.to(viewDisk),
+			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, "OXIDE_PROJECT"},
+		{"a disk that is deleted on its way off", []exchange{
+			accepted(detach, diskOf("detaching "+testInstance)), lost.to(viewDisk),
+			ok(viewProject, projectOf())}, codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).ControllerUnpublishVolume(t.Context(),
@@ -223,6 +234,8 @@ func TestCU2UnpublishingFromWherever(t *testing.T) {
 		{"it was before it was deleted", []exchange{lost.to(viewDisk), ok(viewProject,
 			projectOf())},
 			codes.OK, "", ""},
+		{"the rack does not say where", []exchange{ok(viewDisk, diskOf("attached"))},
+			codes.Internal, ReasonRackAnswerWrong, "no instance"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).ControllerUnpublishVolume(t.Context(),

@@ -152,11 +152,11 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 		return nil, volumeNotFound(string(disk))
 	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, statusError(ctx, "create snapshot", why)
-	case unknown(err):
+	case err != nil && !unknown(err):
+		return nil, statusError(ctx, doing, err)
+	case unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
 		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is "+
 			"gone; repeat the call", snapshotName(name))
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
 	}
 	m, marked := readMark(snapshot.Description)
 	switch {
@@ -256,7 +256,15 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 		return (!isDisk || s.DiskId == string(source)) && visit(s)
 	}
 	if !isSnapshot {
-		return c.eachSnapshot(ctx, matching)
+		var inside error
+		err := c.eachSnapshot(ctx, func(s *oxide.Snapshot) bool {
+			inside = believableSnapshot("list snapshots", s)
+			return inside != nil || matching(s)
+		})
+		if inside != nil {
+			return inside
+		}
+		return err
 	}
 	snapshot, err := c.snapshotByID(ctx, id)
 	switch {
@@ -277,17 +285,22 @@ func (c *Controller) snapshotByID(ctx context.Context, id oxide.NameOrId) (*oxid
 		return nil, snapshotNotFound(string(id))
 	case err != nil:
 		return nil, statusError(ctx, doing, err)
+	}
+	switch err := believableSnapshot(doing, snapshot); {
+	case err != nil:
+		return nil, err
+	case snapshot.Id != string(id):
+		return nil, wrongAnswer(doing, "asked for the snapshot %s and got %s", id, snapshot.Id)
 	case snapshot.State == oxide.SnapshotStateDestroyed:
 		return nil, snapshotNotFound(string(id))
 	}
-	return snapshot, believableSnapshot(doing, snapshot)
+	return snapshot, nil
 }
 
 // believableSnapshot checks what the driver passes on.
 func believableSnapshot(doing string, s *oxide.Snapshot) error {
-	_, isID := rackID(s.Id)
 	switch {
-	case !isID:
+	case !isRackID(s.Id):
 		return wrongAnswer(doing, "the snapshot's id %.80q is no UUID", s.Id)
 	case s.Size == 0 || s.Size > 1<<62:
 		return wrongAnswer(doing, "the snapshot %s has %d bytes", s.Id, s.Size)
@@ -303,14 +316,11 @@ func cut(s *oxide.Snapshot) bool {
 }
 
 func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
-	answer := &csi.Snapshot{
+	return &csi.Snapshot{
 		SnapshotId:     s.Id,
 		SourceVolumeId: s.DiskId,
 		SizeBytes:      int64(s.Size),
+		CreationTime:   timestamppb.New(*s.TimeCreated), // there in every believable snapshot
 		ReadyToUse:     s.State == oxide.SnapshotStateReady,
 	}
-	if s.TimeCreated != nil {
-		answer.CreationTime = timestamppb.New(*s.TimeCreated)
-	}
-	return answer
 }

@@ -48,6 +48,8 @@ func TestTakingSnapshots(t *testing.T) {
 		{"CS-6 over one made by hand", []exchange{taken.to(postSnap), ok(viewSnapName,
 			snapshotOf("ready", with("description", "mine")))}, codes.AlreadyExists,
 			ReasonSnapshotExists, testSnapshot},
+		{"of a name whose snapshot is being destroyed", []exchange{taken.to(postSnap),
+			ok(viewSnapName, snapshotOf("destroyed"))}, codes.Aborted, ReasonOperationPending, ""},
 		{"of a name that is gone again", []exchange{taken.to(postSnap), lost.to(viewSnapName)},
 			codes.Aborted, ReasonOperationPending, ""},
 		{"CS-7 while another is taken", []exchange{busy.to(postSnap), ok(viewDisk, diskOf(here))},
@@ -155,6 +157,7 @@ func TestListingSnapshots(t *testing.T) {
 		t.Fatalf("LS-4: got %v, %v", rest, err)
 	}
 
+	viewSeventh := "GET /v1/snapshots/" + numbered(7)
 	for _, test := range []struct {
 		name  string
 		req   *csi.ListSnapshotsRequest
@@ -170,10 +173,10 @@ func TestListingSnapshots(t *testing.T) {
 				pageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", with("disk_id",
 					testImage))))},
 			"[1:true]"},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot}, []exchange{ok(viewSnap,
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)}, []exchange{ok(viewSeventh,
 			numberedSnap(7, "ready"))}, "[7:true]"},
-		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot,
-			SourceVolumeId: testImage}, []exchange{ok(viewSnap, numberedSnap(7, "ready"))}, "[]"},
+		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: numbered(7),
+			SourceVolumeId: testImage}, []exchange{ok(viewSeventh, numberedSnap(7, "ready"))}, "[]"},
 		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot},
 			[]exchange{lost.to(viewSnap)}, "[]"},
 	} {
@@ -193,6 +196,12 @@ func TestListingSnapshots(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
+	c := rackThat(t, ok(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil)))))
+	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
 }
 
 func TestGetSnapshot(t *testing.T) {

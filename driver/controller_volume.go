@@ -67,7 +67,7 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	case holder(disk) != "":
 		return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the "+
 			"instance %s; unpublish the volume first", disk.Name, disk.State.State(), holder(disk))
-	case disk.State.State() == oxide.DiskStateStateFaulted:
+	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(err, oxide.ErrConflict):
 		return statusError(ctx, doing, err)
 	}
 	return diskBusy(disk)
@@ -83,8 +83,11 @@ func diskBusy(d *oxide.Disk) error {
 func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.Disk, error) {
 	const doing = "create disk"
 	source, err := c.volumeSource(ctx, order)
-	if err != nil {
+	switch {
+	case source.gone:
 		return c.madeBefore(ctx, order, err)
+	case err != nil:
+		return nil, err
 	}
 	sizeBytes, err := order.Range.diskSize(source.floorBytes, order.Parameters.largest())
 	if err != nil {
@@ -117,14 +120,10 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 
 // madeBefore is for a source that is gone: the disk may have been made while it was there, and then
 // a repeated create has to find it.
-func (c *Controller) madeBefore(ctx context.Context, order volumeOrder,
-	sourceErr error) (*oxide.Disk,
-	error) {
-	if !isNotFound(sourceErr) {
-		return nil, sourceErr
-	}
+func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (
+	*oxide.Disk, error) {
 	disk, err := c.existingDisk(ctx, order, nil)
-	if err != nil && (isNotFound(err) || isAlreadyExists(err)) {
+	if isNotFound(err) || isAlreadyExists(err) {
 		return nil, sourceErr
 	}
 	return disk, err
@@ -132,8 +131,8 @@ func (c *Controller) madeBefore(ctx context.Context, order volumeOrder,
 
 // existingDisk is the disk that has the order's name already, if it is what is asked for. why is
 // the rack's refusal to make it, nil when it was not asked.
-func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (*oxide.Disk,
-	error) {
+func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (
+	*oxide.Disk, error) {
 	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{
 		Disk: oxide.NameOrId(order.diskName()), Project: c.project(),
 	})
@@ -190,13 +189,9 @@ func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxi
 	if err := believable(doing, d); err != nil {
 		return err
 	}
-	if want := order.Parameters.BlockSize; order.hasSource() && want != 0 &&
-		want != int(d.BlockSize) {
-		// Only now can it be known: a snapshot does not show its block size, and its disk was gone.
-		if err := c.deleteDisk(ctx, oxide.NameOrId(d.Id)); err != nil {
-			return err
-		}
-		return blockSizeInherited(want, int(d.BlockSize))
+	expected := order
+	if order.hasSource() {
+		expected.Parameters.BlockSize = 0 // inherited, and looked at last
 	}
 	switch state := d.State.State(); {
 	case string(d.Name) != order.diskName():
@@ -208,8 +203,22 @@ func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxi
 	case state != oxide.DiskStateStateCreating && state != oxide.DiskStateStateDetached:
 		return wrongAnswer(doing, "the new disk is %s", state)
 	}
-	if difference := order.difference(d); difference != "" {
+	if difference := expected.difference(d); difference != "" {
 		return wrongAnswer(doing, "the new disk %s", difference)
 	}
-	return nil
+	return c.checkInherited(ctx, order, d)
+}
+
+// checkInherited undoes a disk whose source has other blocks than were asked for. Only now can that
+// be known: a snapshot does not show its block size, and its disk was gone. The caller knows that
+// the disk is the one just made.
+func (c *Controller) checkInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+	want := order.Parameters.BlockSize
+	if want == 0 || want == int(d.BlockSize) {
+		return nil
+	}
+	if err := c.deleteDisk(ctx, oxide.NameOrId(d.Id)); err != nil {
+		return err
+	}
+	return blockSizeInherited(want, int(d.BlockSize))
 }

@@ -239,6 +239,18 @@ func TestParametersReachTheDisk(t *testing.T) {
 	}
 }
 
+func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
+	r := createRequest()
+	r.Parameters = map[string]string{"imageId": testImage}
+	made := diskOf("detached", with("image_id", testImage))
+	if _, err := rackThat(t, lost.to(viewImage), ok(viewName, made)).CreateVolume(t.Context(),
+		r); err != nil {
+		t.Error(err)
+	}
+	_, err := rackThat(t, lost.to(viewImage), lost.to(viewName)).CreateVolume(t.Context(), r)
+	wantFailure(t, err, codes.InvalidArgument, ReasonImageNotFound)
+}
+
 func TestVolumesFromSnapshots(t *testing.T) {
 	restore := func(edit ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
 		r := createRequest()
@@ -276,6 +288,14 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			[]exchange{ready,
 				lost.to(viewDisk), created(postDisk, restored), {want: deleteDisk, status: 204}},
 			codes.InvalidArgument, ReasonSourceIncompatible},
+		{"another disk's answer, whose disk is not deleted", restore(in512), []exchange{ready,
+			lost.to(viewDisk), created(postDisk, diskOf("detached", with("snapshot_id", testSnapshot),
+				with("block_size", 2048), with("name", "somebodys-disk")))},
+			codes.Internal, ReasonRackAnswerWrong},
+		{"a disk in use in the answer, which is not deleted", restore(in512), []exchange{ready,
+			lost.to(viewDisk), created(postDisk, diskOf("attached "+testInstance,
+				with("snapshot_id", testSnapshot), with("block_size", 2048)))},
+			codes.Internal, ReasonRackAnswerWrong},
 		{"CV-15 a snapshot of another project", restore(), []exchange{
 			ok(viewSnap, snapshotOf("ready", with("project_id", other))), not.to(postDisk),
 			ok(viewProject, projectOf())}, codes.InvalidArgument, ReasonSourceIncompatible},
@@ -339,6 +359,11 @@ func TestDeletingVolumes(t *testing.T) {
 		{"of a disk that is free again", []exchange{not.to(deleteDisk), ok(viewDisk,
 			diskOf("detached"))},
 			codes.Aborted, ReasonDiskBusy},
+		{"DV-4 of a disk that the rack ties to another object", []exchange{
+			rackError(409, "Conflict", "disk has dependents").to(deleteDisk),
+			ok(viewDisk, diskOf("detached"))}, codes.FailedPrecondition, ReasonConflict},
+		{"DV-6 by something that is no rack", []exchange{{want: deleteDisk, status: 200,
+			body: "<html>welcome"}}, codes.Unavailable, ReasonRackUnavailable},
 		{"of a faulted disk that the rack keeps", []exchange{not.to(deleteDisk),
 			ok(viewDisk, diskOf("faulted"))}, codes.Internal, ReasonRackError},
 		{"without an answer", []exchange{{want: deleteDisk, cut: true}}, codes.Unavailable,

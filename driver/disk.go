@@ -25,14 +25,18 @@ func holder(d *oxide.Disk) string {
 	return ""
 }
 
+// statesAtInstance are those in which an instance has the disk.
+var statesAtInstance = []oxide.DiskStateState{
+	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
+}
+
 func readOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
 
 // believable checks a disk in an answer: what the driver passes on, and decides from, has to be
 // there.
 func believable(doing string, d *oxide.Disk) error {
-	_, isID := rackID(d.Id)
 	switch {
-	case !isID:
+	case !isRackID(d.Id):
 		return wrongAnswer(doing, "the disk's id %.80q is no UUID", d.Id)
 	case d.Name == "":
 		return wrongAnswer(doing, "the disk %s has no name", d.Id)
@@ -42,6 +46,9 @@ func believable(doing string, d *oxide.Disk) error {
 		return wrongAnswer(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.State.State() == "":
 		return wrongAnswer(doing, "the disk %s has no state", d.Id)
+	case slices.Contains(statesAtInstance, d.State.State()) && !isRackID(holder(d)):
+		// Taken for a disk that nobody has, it would be unpublished by doing nothing.
+		return wrongAnswer(doing, "the disk %s is %s at no instance", d.Id, d.State.State())
 	}
 	return nil
 }
@@ -56,10 +63,15 @@ func (c *Controller) diskByID(ctx context.Context, id oxide.NameOrId) (*oxide.Di
 	case err != nil:
 		return nil, statusError(ctx, doing, err)
 	}
-	if disk.State.State() == oxide.DiskStateStateDestroyed {
+	switch err := believable(doing, disk); {
+	case err != nil:
+		return nil, err
+	case disk.Id != string(id):
+		return nil, wrongAnswer(doing, "asked for the disk %s and got %s", id, disk.Id)
+	case disk.State.State() == oxide.DiskStateStateDestroyed:
 		return nil, volumeNotFound(string(id))
 	}
-	return disk, believable(doing, disk)
+	return disk, nil
 }
 
 func volumeNotFound(id string) error {

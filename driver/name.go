@@ -63,6 +63,12 @@ func rackID(id string) (oxide.NameOrId, bool) {
 	return oxide.NameOrId(u.String()), err == nil
 }
 
+// isRackID says whether the rack could have written an id: a UUID in lower case.
+func isRackID(id string) bool {
+	canonical, ok := rackID(id)
+	return ok && string(canonical) == id
+}
+
 // mark is what the driver writes into the description of a disk or snapshot it makes: the CO's name
 // for it, which the rack's name only hashes, and what else a later call has to answer again.
 type mark struct {

@@ -121,7 +121,20 @@ func (t *rackTransport) send(req *http.Request, token string) (*http.Response, e
 	start := time.Now()
 	answer, err := t.Base.RoundTrip(req)
 	t.Metrics.request(req.Method, answer, time.Since(start))
+	if err == nil && falseDelete(req, answer) {
+		drain(answer.Body)
+		return nil, fmt.Errorf("HTTP %d to a DELETE, which is no answer of a rack's; look at "+
+			"OXIDE_HOST and at proxies before it", answer.StatusCode)
+	}
 	return answer, err
+}
+
+// falseDelete says whether a DELETE got a success that is not the rack's, which has no body to tell
+// it by but only its 204. The client takes any 2xx, a proxy's page for one, and a disk that is
+// there still would pass for deleted.
+func falseDelete(req *http.Request, answer *http.Response) bool {
+	return req.Method == http.MethodDelete && answer.StatusCode < http.StatusMultipleChoices &&
+		answer.StatusCode != http.StatusNoContent
 }
 
 // secondTry is the request once more and a fresher token for it; nil when there is none.

@@ -194,6 +194,7 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo
+	gone       bool   // beside an error: the rack does not know it (any more)
 }
 
 // volumeSource reads the snapshot or image of an order. A blank disk needs no call.
@@ -210,7 +211,7 @@ func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volum
 func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	snapshot, err := c.snapshotByID(ctx, order.SnapshotID)
 	if err != nil {
-		return volumeSource{}, err
+		return volumeSource{gone: isNotFound(err)}, err
 	}
 	// The rack does not look whether the snapshot is complete.
 	switch snapshot.State {
@@ -242,8 +243,8 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: order.Parameters.ImageID})
 	switch want := order.Parameters.BlockSize; {
 	case unknown(err):
-		return volumeSource{}, fail(codes.InvalidArgument, ReasonImageNotFound, "imageId: the "+
-			"rack has no image %s, or shows this token none", order.Parameters.ImageID)
+		return volumeSource{gone: true}, fail(codes.InvalidArgument, ReasonImageNotFound,
+			"imageId: the rack has no image %s, or shows this token none", order.Parameters.ImageID)
 	case err != nil:
 		return volumeSource{}, statusError(ctx, "read image", err)
 	case image.Size == 0 || image.Size > 1<<62:
