@@ -5,6 +5,8 @@ GO      ?= go
 RACE    ?= -race
 # Tests that need more than this are stuck.
 TIMEOUT ?= 30m
+# What the binaries say of themselves; a tree without git says nothing.
+RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LINT     = $(GO) tool -modfile=tools/go.mod golangci-lint
 
 .DEFAULT_GOAL := help
@@ -14,7 +16,8 @@ help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ \
+		-ldflags='-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=$(RELEASE)' ./cmd/...
 
 sanity: ## the main job: csi-sanity and our own specs against driver and simulated rack
 	@tools/prerequisites
