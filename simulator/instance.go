@@ -250,6 +250,8 @@ type instanceUpdate struct {
 	autoRestartPolicy *string
 	cpuPlatform       *string
 	jumboFrames       bool
+	// unsupported names a part of the request that this simulator does not have.
+	unsupported string
 }
 
 func parseInstanceUpdate(f *fields) any {
@@ -264,6 +266,7 @@ func parseInstanceUpdate(f *fields) any {
 		u.cpuPlatform = f.oneOf("cpu_platform", cpuPlatforms)
 	}
 	f.read("enable_jumbo_frames", "a boolean", &u.jumboFrames)
+	u.unsupported = f.unsupported("multicast_groups")
 	return u
 }
 
@@ -276,6 +279,9 @@ var (
 // the instance stopped (A49).
 func (s *Server) instanceUpdate(r *request) (int, any, error) {
 	u := r.body.(instanceUpdate)
+	if u.unsupported != "" {
+		return 0, nil, lacking(u.unsupported)
+	}
 	i, err := s.onInstance(r, func(tx *tx, i *instance) error {
 		if err := checkSize(u.ncpus, u.memory); err != nil {
 			return err

@@ -69,15 +69,26 @@ func parseInstanceCreate(f *fields) any {
 		c.disks = append(c.disks, readAttachment(d))
 	}
 	c.interfaces = readInterfaces(f)
-	for _, name := range []string{
-		"anti_affinity_groups", "external_ips", "multicast_groups", "ssh_public_keys",
-	} {
+	c.unsupported = f.unsupported(
+		"anti_affinity_groups", "external_ips", "multicast_groups", "ssh_public_keys")
+	return c
+}
+
+// unsupported names the first of some lists in which there is something.
+func (f *fields) unsupported(names ...string) string {
+	for _, name := range names {
 		var wanted []json.RawMessage
 		if f.has(name) && f.read(name, "a sequence", &wanted) && len(wanted) > 0 {
-			c.unsupported = name
+			return name
 		}
 	}
-	return c
+	return ""
+}
+
+// lacking is never the rack's answer: it says what this simulator does not give an instance.
+func lacking(part string) error {
+	return &apiError{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
+		"the simulator does not have an instance's %s, which the rack has", part)}
 }
 
 func readAttachment(f *fields) diskAttachment {
@@ -110,8 +121,7 @@ func checkSize(ncpus int, memory int64) error {
 func (s *Server) instanceCreate(r *request) (int, any, error) {
 	c := r.body.(instanceCreate)
 	if c.unsupported != "" {
-		return 0, nil, &apiError{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
-			"the simulator does not have an instance's %s, which the rack has", c.unsupported)}
+		return 0, nil, lacking(c.unsupported)
 	}
 	attachments := c.disks
 	if c.boot != nil {

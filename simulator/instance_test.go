@@ -245,6 +245,12 @@ func TestNeighboursReadPaths(t *testing.T) {
 	if len(nics) != 1 || nics[0].InstanceId != a.Id || !*nics[0].Primary {
 		t.Errorf("interfaces %+v", nics)
 	}
+	huge := must[*oxide.InstanceNetworkInterfaceResultsPage](t)(r.InstanceNetworkInterfaceList(ctx,
+		oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(a.Id),
+			Limit: oxide.NewPointer(1000000000)}))
+	if len(huge.Items) != 1 {
+		t.Errorf("with the greatest of limits: %+v", huge)
+	}
 	other := must[[]oxide.InstanceNetworkInterface](t)(r.InstanceNetworkInterfaceListAllPages(ctx,
 		oxide.InstanceNetworkInterfaceListParams{Instance: "b", Project: "default"}))
 	if other[0].Mac == nics[0].Mac || other[0].Id == nics[0].Id {
@@ -293,5 +299,47 @@ func TestInstancesKeepTheirIDsOverDirectories(t *testing.T) {
 	}
 	if got := first.instance("y").Id; got != "6a3e1f3a-0000-4000-8000-000000000001" {
 		t.Errorf("got %s, want the one that was given", got)
+	}
+}
+
+func TestA52AnInstanceHasTheInterfacesItAskedFor(t *testing.T) {
+	r := newRack(t, &Server{})
+	names := func(nics oxide.InstanceNetworkInterfaceAttachment) (names []string) {
+		body := r.instanceBody("new")
+		body.NetworkInterfaces, body.Start = nics, oxide.NewPointer(false)
+		i := must[*oxide.Instance](t)(r.doCreate(body))
+		for _, nic := range must[[]oxide.InstanceNetworkInterface](t)(
+			r.InstanceNetworkInterfaceListAllPages(t.Context(),
+				oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(i.Id)})) {
+			names = append(names, string(nic.Name)+" "+string(nic.IpStack.Type()))
+		}
+		if err := r.InstanceDelete(t.Context(),
+			oxide.InstanceDeleteParams{Instance: oxide.NameOrId(i.Id)}); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	for _, test := range []struct {
+		name string
+		nics oxide.InstanceNetworkInterfaceAttachment
+		want []string
+	}{
+		{"by default", oxide.InstanceNetworkInterfaceAttachment{}, []string{"net0 dual_stack"}},
+		{"IPv4", oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentDefaultIpv4{}}, []string{"net0 v4"}},
+		{"none", oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}, nil},
+		{"its own", oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentCreate{
+				Params: []oxide.InstanceNetworkInterfaceCreate{
+					{Name: "one", VpcName: "default", SubnetName: "default"},
+					{Name: "two", VpcName: "default", SubnetName: "other"}}}},
+			[]string{"one dual_stack", "two dual_stack"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := names(test.nics); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
 	}
 }
