@@ -98,9 +98,9 @@ func (a Admin) Switch(ctx context.Context, switches map[string]any) error {
 	return a.call(ctx, http.MethodPatch, "/switches", switches, nil)
 }
 
-// Goroutines reads how many the simulator has.
-func (a Admin) Goroutines(ctx context.Context) (int, error) {
-	return goroutines(ctx, adminClient, a.URL+"/metrics")
+// Goroutines lists what the simulator's goroutines do.
+func (a Admin) Goroutines(ctx context.Context) ([]string, error) {
+	return goroutines(ctx, adminClient, a.URL)
 }
 
 // adminClient keeps no connection, so that the ledger does not count the harness's own.

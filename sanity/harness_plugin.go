@@ -193,9 +193,9 @@ func (p *Plugin) Kill() {
 	p.proc.kill()
 }
 
-// Goroutines reads how many the plugin has.
-func (p *Plugin) Goroutines(ctx context.Context) (int, error) {
-	return goroutines(ctx, p.metrics, "http://plugin/metrics")
+// Goroutines lists what the plugin's goroutines do.
+func (p *Plugin) Goroutines(ctx context.Context) ([]string, error) {
+	return goroutines(ctx, p.metrics, "http://plugin")
 }
 
 // unixClient is an HTTP client for a server on a socket that keeps no connection.

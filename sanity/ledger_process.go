@@ -1,7 +1,6 @@
 package sanity
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -19,34 +18,37 @@ import (
 	"strings"
 )
 
-// stock is a process whose files and goroutines are counted. An idle connection between driver
-// and rack is no leak: it is kept for the next call. So it is counted with the goroutines that
-// belong to it taken off.
+// idleConnections is how many connections to the rack a driver may keep for its next calls.
+const idleConnections = 32
+
+// stock is a process whose files and goroutines are counted. A connection between driver and rack
+// is no leak while they are few; it is counted apart, and without its goroutines.
 type stock struct {
-	name          string
-	proc          *process
-	port          uint16
-	perConnection int
-	goroutines    func(context.Context) (int, error)
+	name string
+	proc *process
+	port uint16
+	// goroutines lists what its goroutines do.
+	goroutines func(context.Context) ([]string, error)
 }
 
 func (s stock) add(ctx context.Context, ledger Ledger) error {
-	// Goroutines first: asking for them opens a connection, which is gone again when the
-	// files are read.
-	count, err := s.goroutines(ctx)
+	routines, err := s.goroutines(ctx)
 	if err != nil {
-		return fmt.Errorf("count the goroutines of %s: %w", s.name, err)
+		return fmt.Errorf("list the goroutines of %s: %w", s.name, err)
 	}
 	files, connections, err := openFiles(s.proc.pid(), s.port)
 	if err != nil {
 		return fmt.Errorf("list the open files of %s: %w", s.name, err)
 	}
+	ledger.add(s.goroutineEntry(), routines...)
 	ledger.add("open file of "+s.name+":", files...)
-	ledger[s.goroutineEntry()] += count - s.perConnection*connections
+	if connections > idleConnections {
+		ledger["connection between driver and rack, of "+s.name] = connections
+	}
 	return nil
 }
 
-func (s stock) goroutineEntry() string { return "goroutine of " + s.name }
+func (s stock) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
 // openFiles lists what a process has open, and apart from it how many connections between driver
 // and rack.
@@ -179,23 +181,70 @@ func netPort(address string) uint16 {
 	return uint16(port)
 }
 
-// goroutines reads the number that a Prometheus page gives.
-func goroutines(ctx context.Context, client *http.Client, address string) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+// goroutines lists what the goroutines of a program do, from the profile that it serves.
+func goroutines(ctx context.Context, client *http.Client, address string) ([]string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		address+"/debug/pprof/goroutine?debug=1", nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	page, err := fetch(client, req)
+	profile, err := fetch(client, req)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	lines := bufio.NewScanner(bytes.NewReader(page))
-	for lines.Scan() {
-		if value, found := strings.CutPrefix(lines.Text(), "go_goroutines "); found {
-			return strconv.Atoi(value)
+	return goroutinesIn(string(profile))
+}
+
+// goroutinesIn reads a profile: a heading, then for each stack how many goroutines have it and its
+// frames, the innermost first, and a blank line.
+func goroutinesIn(profile string) ([]string, error) {
+	heading, stacks, _ := strings.Cut(profile, "\n")
+	if !strings.HasPrefix(heading, "goroutine profile:") {
+		return nil, fmt.Errorf("no goroutine profile: %q", heading)
+	}
+	var list []string
+	for stack := range strings.SplitSeq(strings.TrimSpace(stacks), "\n\n") {
+		number, _, _ := strings.Cut(stack, " ")
+		count, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, fmt.Errorf("no count before a stack: %q", stack)
+		}
+		if name := purpose(stack); !ofConnection(name) {
+			list = append(list, slices.Repeat([]string{name}, count)...)
 		}
 	}
-	return 0, fmt.Errorf("%s does not say go_goroutines", address)
+	return list, nil
+}
+
+// purpose is the function that a goroutine was started with, or that was given to the one it was
+// started with.
+func purpose(stack string) string {
+	lines := strings.Split(strings.TrimSpace(stack), "\n")
+	for _, line := range slices.Backward(lines[1:]) {
+		// "#", address, function+offset, file
+		fields := strings.Fields(line)
+		if len(fields) < 3 {
+			continue
+		}
+		name, _, _ := strings.Cut(fields[2], "+0x")
+		if !strings.HasPrefix(name, "sync.(*WaitGroup).Go") &&
+			!strings.HasPrefix(name, "golang.org/x/sync/errgroup.") {
+			return name
+		}
+	}
+	return "unknown"
+}
+
+// ofConnection says that a goroutine comes and goes with an HTTP connection, which is counted as
+// an open file.
+func ofConnection(name string) bool {
+	for _, prefix := range []string{"net/http.(*conn).serve", "net/http.(*connReader).",
+		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2."} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // noneLeft demands that no process of this one's group runs any more: a mkfs or a mount that

@@ -95,3 +95,33 @@ func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
 		t.Errorf("noneLeft = %v, want the sleep named", err)
 	}
 }
+
+func TestGoroutinesAreNamedByWhatTheyWereStartedFor(t *testing.T) {
+	const profile = `goroutine profile: total 6
+2 @ 0x4c5e6e 0x45274f
+#	0xb97552	main.serve.func1.2+0x52					/src/main.go:69
+#	0x88bca6	golang.org/x/sync/errgroup.(*Group).Go.func1+0x86	/src/errgroup.go:93
+
+1 @ 0x4c5e6e 0x485557
+#	0x4c5024	internal/poll.runtime_pollWait+0x84	/src/netpoll.go:351
+#	0x867de4	net/http.(*conn).serve+0xe64	/src/server.go:2067
+
+2 @ 0x4c5e6e 0x485557
+#	0x4c5024	driver.wait+0x84	/src/driver/wait.go:3
+
+1 @ 0x4c5e6e 0x485557
+
+`
+	got, err := goroutinesIn(profile)
+	want := []string{"main.serve.func1.2", "main.serve.func1.2",
+		"driver.wait", "driver.wait", "unknown"}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("goroutines (-want +got):\n%s", diff)
+	}
+	if got, err := goroutinesIn("404 page not found"); err == nil {
+		t.Errorf("goroutines of another page = %q, want an error", got)
+	}
+}
