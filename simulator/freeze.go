@@ -129,10 +129,44 @@ func (p *plane) thawLeftovers(devices []loopdev.Device) error {
 
 func (p *plane) thawLeftover(d loopdev.Device) error {
 	mount, err := findMount(d)
-	if err != nil || mount == nil {
+	if err != nil {
 		return err
+	}
+	if mount == nil {
+		return p.thawUnmounted(d)
 	}
 	p.log.Warn("thawing what a killed simulator may have left frozen",
 		slog.String("device", d.Path), slog.String("mount", mount.Name()))
+	return errors.Join(thawMount(mount), mount.Close())
+}
+
+// thawUnmounted thaws a filesystem that was unmounted while it was frozen. It lives on without a
+// mount, and keeps its device for ever; to mount it again is the only way to reach it.
+func (p *plane) thawUnmounted(d loopdev.Device) error {
+	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
+	if !errors.Is(err, unix.EBUSY) {
+		if err == nil {
+			err = f.Close()
+		}
+		return err // Nobody keeps it.
+	}
+	dir, err := os.MkdirTemp("", "oxide-simulator-thaw-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(dir)
+	if out, err := exec.Command("mount", d.Path, dir).CombinedOutput(); err != nil {
+		// Then something else keeps it.
+		p.log.Warn("could not look for a frozen filesystem on a device that is held",
+			slog.String("device", d.Path), slog.String("mount", string(out)))
+		return nil
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
+	mount, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	p.log.Warn("thawing a filesystem that was unmounted while frozen",
+		slog.String("device", d.Path))
 	return errors.Join(thawMount(mount), mount.Close())
 }

@@ -198,3 +198,23 @@ func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
 		t.Error("the filesystem stays frozen, or the note of it")
 	}
 }
+
+func TestReconcileThawsWhatWasUnmountedWhileFrozen(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p := newPlane(t)
+			spec := mountedDisk(t, p, fsType)
+			command(t, "fsfreeze", "--freeze", spec.dir)
+			command(t, "umount", spec.dir)
+			need(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
+			need(t, p.thawLeftovers(devicesOf(t, p)))
+			loop := *p.pluggedDisk(spec.DiskID).loop
+			need(t, p.unplug(spec.InstanceID, spec.DiskID))
+			for _, d := range devicesOf(t, p) {
+				if d.Sequence == loop.Sequence {
+					t.Error("the filesystem still keeps its device")
+				}
+			}
+		})
+	}
+}
