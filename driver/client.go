@@ -18,15 +18,9 @@ const requestTimeLimit = 10 * time.Minute
 // newClient makes the rack's client of a configuration. refused is told when the rack does not
 // accept the token. The returned function gives up the connections that are idle.
 func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), error) {
-	base := http.DefaultTransport.(*http.Transport).Clone()
-	base.MaxIdleConnsPerHost = 32
-	base.IdleConnTimeout = 30 * time.Second
-	if c.CAFile != "" {
-		pool, err := certificates(c.CAFile)
-		if err != nil {
-			return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
-		}
-		base.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	base, err := connections(c.CAFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
 	tokens := &tokenSource{Fixed: c.Token, Path: c.TokenFile}
 	if _, err := tokens.current(); err != nil {
@@ -40,8 +34,7 @@ func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), err
 			Timeout:   requestTimeLimit,
 			Transport: &rackTransport{Base: base, Tokens: tokens, Metrics: m, Refused: refused},
 			// A rack does not redirect, and what it sent to another host would carry the token.
-			CheckRedirect: func(*http.Request,
-				[]*http.Request) error {
+			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse
 			},
 		}),
@@ -50,6 +43,26 @@ func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), err
 		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
 	}
 	return client, base.CloseIdleConnections, nil
+}
+
+// connections makes the connections to the rack; caFile is empty for the system's certificates.
+func connections(caFile string) (*http.Transport, error) {
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.MaxIdleConnsPerHost = 32
+	base.IdleConnTimeout = 30 * time.Second
+	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it
+	// any more, and without pings every call would wait there until TCP gives up, after a quarter
+	// of an hour.
+	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
+	if caFile == "" {
+		return base, nil
+	}
+	pool, err := certificates(caFile)
+	if err != nil {
+		return nil, err
+	}
+	base.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return base, nil
 }
 
 func certificates(path string) (*x509.CertPool, error) {

@@ -1,0 +1,103 @@
+package driver
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A rack's address that moves to another machine leaves connections on which nobody answers. Calls
+// must not wait for those any longer than it takes to see that.
+func TestOX9AConnectionThatWentSilentIsGivenUp(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		_, _ = io.WriteString(w, projectOf())
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pemOf(server.Certificate().Raw), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	relay := newRelay(t, server.Listener.Addr().String())
+	base, err := connections(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(base.CloseIdleConnections)
+	base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout = 50*time.Millisecond, 50*time.Millisecond
+	call := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, relay.url, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := base.RoundTrip(req)
+		if err == nil {
+			drain(answer.Body)
+		}
+		return err
+	}
+	if err := call(); err != nil {
+		t.Fatal(err)
+	}
+	relay.silent.Store(true)
+	awaitCondition(t, "calls take another connection", func() bool { return call() == nil })
+}
+
+// relay passes bytes on to a server until it falls silent; connections made after that work.
+type relay struct {
+	url    string
+	silent atomic.Bool
+}
+
+func newRelay(t *testing.T, server string) *relay {
+	t.Helper()
+	front, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	r := &relay{url: "https://" + front.Addr().String()}
+	go func() {
+		for {
+			in, err := front.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", server)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			works := r.silent.Load()
+			go r.pass(out, in, works)
+			go r.pass(in, out, works)
+		}
+	}()
+	return r
+}
+
+// pass copies one direction; works says that silence does not concern it.
+func (r *relay) pass(to, from net.Conn, works bool) {
+	defer func() { _ = to.Close() }()
+	buffer := make([]byte, 4096)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		if works || !r.silent.Load() {
+			_, _ = to.Write(buffer[:n])
+		}
+	}
+}
