@@ -59,7 +59,7 @@ func (ds devices) find(ctx context.Context, serial string, wait time.Duration) (
 		}
 		select {
 		case <-ctx.Done():
-			return device{}, fmt.Errorf("wait for the device with serial %q: %w", serial, ctx.Err())
+			return device{}, fmt.Errorf("%w while the node waited: %s", ctx.Err(), err.Error())
 		case <-time.After(min(pause, left)):
 		}
 	}

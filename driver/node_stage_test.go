@@ -119,6 +119,9 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		defer cancel()
 		_, err := n.NodeStageVolume(ctx, v.stageRequest())
 		mustFail(t, err, codes.DeadlineExceeded, ReasonDeadlineExceeded)
+		if !strings.Contains(err.Error(), "seen: ") {
+			t.Errorf("it does not say which serials were seen: %v", err)
+		}
 	})
 	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
 		func(t *testing.T) {

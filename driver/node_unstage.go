@@ -175,20 +175,28 @@ func (ds devices) release(ctx context.Context, d device, fsType string, wait tim
 	if fsType == fsBtrfs {
 		forgetBtrfs(d.Path)
 	}
+	return held.awaitFree(ctx, wait)
+}
+
+// awaitFree waits until nobody holds the device any more, or it is gone. What cannot be asked is
+// not taken for free.
+func (h *heldDevice) awaitFree(ctx context.Context, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
 	for {
-		err := held.claim()
-		if !refusedFor(err, ReasonDeviceHeld) {
-			// Anything but "held" means that the device went away meanwhile.
+		err := h.claim()
+		switch {
+		case err == nil, missing(err), vanished(err), lostDevice(err),
+			refusedFor(err, ReasonDeviceChanged):
 			return nil
-		}
-		if time.Now().After(deadline) {
+		case !refusedFor(err, ReasonDeviceHeld):
+			return refuse(ReasonNodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
+		case time.Now().After(deadline):
 			return refuse(ReasonStillMounted, "%s is unmounted here but still in use on this "+
-				"node, in another mount namespace or by another driver: %w", d.Path, err)
+				"node, in another mount namespace or by another driver: %w", h.Path, err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until nobody holds %s: %w", d.Path, ctx.Err())
+			return fmt.Errorf("wait until nobody holds %s: %w", h.Path, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -124,3 +124,21 @@ func TestNodeUnstageVolume(t *testing.T) {
 		}
 	})
 }
+
+func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
+	g := newGuest(t)
+	g.attach(testSerial, 8*mib)
+	ds := g.node().devices()
+	d, err := ds.lookup(testSerial)
+	must(t, err)
+	held, err := ds.open(d)
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	must(t, held.awaitFree(t.Context(), time.Second))
+	must(t, os.Rename(d.Path, d.Path+".moved"))
+	must(t, os.Mkdir(d.Path, 0o755))
+	err = nodeError(held.awaitFree(t.Context(), time.Second))
+	must(t, os.Remove(d.Path))
+	must(t, os.Rename(d.Path+".moved", d.Path))
+	mustFail(t, err, codes.Internal, ReasonNodeToolFailed)
+}
