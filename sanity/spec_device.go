@@ -115,6 +115,8 @@ func describeAppearance(s *nodeScene) {
 			}
 			return nil
 		})
+		// The caller's time ends a moment before the driver's call does, and with it the lock (B-12).
+		eventually(ctx, func() error { return p.unpublish(ctx) })
 	})
 
 	It("NS-10 is left alone when its size is not the disk's", func(ctx SpecContext) {
