@@ -19,7 +19,11 @@ type store struct{ db *bbolt.DB }
 var errInUse = errors.New("another simulator serves this directory")
 
 func openStore(path string) (*store, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout: time.Second, // for the lock that another simulator may hold
+		// The list of free pages can be found again, so it need not be written each time.
+		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
+	})
 	if errors.Is(err, bberrors.ErrTimeout) {
 		return nil, errInUse
 	}
