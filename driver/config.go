@@ -71,36 +71,31 @@ var settings = []setting{
 		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
 	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token, read again when it changes; " +
-		"wins over OXIDE_TOKEN " +
-		"(controller)", text(func(c *Config) *string { return &c.TokenFile })},
+		"wins over OXIDE_TOKEN (controller)", text(func(c *Config) *string { return &c.TokenFile })},
 	{"project", "OXIDE_PROJECT", "", "the project of the disks and instances (controller)",
 		setProject},
 	{"cluster-id", "OXIDE_CLUSTER_ID", "", "keeps the volumes of several clusters in one project " +
 		"apart (controller)", setClusterID},
 	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's " +
-		"(controller)",
-		text(func(c *Config) *string { return &c.CAFile })},
+		"(controller)", text(func(c *Config) *string { return &c.CAFile })},
 	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places " +
 		"that reach its disks after semicolons", setTopology},
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
 	{"instance-id", instanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
-		"(node)",
-		text(func(c *Config) *string { return &c.InstanceID })},
-	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "",
-		"a file of KEY=VALUE lines with " +
-			"OXIDE_INSTANCE_ID " +
-			"(node)", text(func(c *Config) *string { return &c.InstanceMetadataFile })},
+		"(node)", text(func(c *Config) *string { return &c.InstanceID })},
+	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines " +
+		"with OXIDE_INSTANCE_ID (node)",
+		text(func(c *Config) *string { return &c.InstanceMetadataFile })},
 	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the " +
-		"boot " +
-		"disk included", setMaxDisks},
+		"boot disk included", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", setDeviceTimeout},
-	{"sysfs-root", "OXIDE_SYSFS_ROOT", defaultSysfsRoot, "where sysfs is mounted (node)", text(
-		func(c *Config) *string { return &c.SysfsRoot })},
-	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)", text(
-		func(c *Config) *string { return &c.DevRoot })},
+	{"sysfs-root", "OXIDE_SYSFS_ROOT", defaultSysfsRoot, "where sysfs is mounted (node)",
+		text(func(c *Config) *string { return &c.SysfsRoot })},
+	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)",
+		text(func(c *Config) *string { return &c.DevRoot })},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
@@ -162,13 +157,22 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 		printHelp(help)
 		return nil, err
 	case err != nil:
-		// The package's errors name the flag, and the value only of a bool.
-		return nil, fmt.Errorf("%w; see --help", err)
+		return nil, fmt.Errorf("%s; see --help", flagProblem(err))
 	case flags.NArg() > 0:
 		return nil, fmt.Errorf("expected flags only, found %d other arguments; see --help",
 			flags.NArg())
 	}
 	return values, nil
+}
+
+// flagProblem is what package flag says of a bad argument, where it names no more than the flag.
+func flagProblem(err error) string {
+	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
+		if strings.HasPrefix(err.Error(), harmless) {
+			return plain(err.Error())
+		}
+	}
+	return "an argument is no --flag=value"
 }
 
 func printHelp(w io.Writer) {
@@ -193,7 +197,6 @@ func (c *Config) complete() error {
 	switch {
 	case c.Mode == "":
 		return errors.New("OXIDE_MODE (--mode) is not set: say what to serve, controller, node or " +
-			"" +
 			"all")
 	case c.Endpoint == "":
 		return errors.New("CSI_ENDPOINT (--endpoint) is not set: say where to serve, " +
@@ -202,8 +205,7 @@ func (c *Config) complete() error {
 		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
 	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
 		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the controller needs a " +
-			"token " +
-			"of the rack")
+			"token of the rack")
 	case c.Mode.controller() && c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")
 	case c.Mode.node() && len(c.Topology) > 1:

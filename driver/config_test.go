@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +68,9 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil,
 			"OXIDE_METRICS_ADDRESS"},
 		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
+		{"a flag without a name", nil, []string{"--=" + canary}, "--help"},
+		{"a version that is asked for in words", nil, []string{"--version=" + canary}, "--help"},
+		{"an unknown flag of two lines", nil, []string{"--a\nb=" + canary}, "--help"},
 		{"an argument", nil, []string{canary}, "--help"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -188,5 +192,51 @@ func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
 			strings.Contains(err.Error(), "\n") || log.Len() > 0 {
 			t.Errorf("%s: got %v, and the log %q", want, err, log.String())
 		}
+	}
+}
+
+// What README's table says of a setting's default where the program has none of its own.
+var spokenDefaults = map[string]string{
+	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
+}
+
+func TestB37TheReadmeListsEverySetting(t *testing.T) {
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "| flag | variable | default | what it says |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var want []string
+	for _, s := range settings {
+		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") {
+			// They stand in the line of the whole topology.
+			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
+			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {
+				t.Errorf("README.md does not name %s", s.env)
+			}
+			continue
+		}
+		flag, preset := "", spokenDefaults[s.env]
+		if s.flag != "" {
+			flag = "`--" + s.flag + "`"
+		}
+		if s.preset != "" {
+			preset = "`" + s.preset + "`"
+		}
+		want = append(want, flag+", `"+s.env+"`, "+preset)
+	}
+	var got []string
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(line, "|"); len(cells) == 6 && !strings.Contains(line, "|---|") {
+			got = append(got, strings.TrimSpace(cells[1])+", "+strings.TrimSpace(cells[2])+", "+
+				strings.TrimSpace(cells[3]))
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("README.md lists\n%s\nand the program knows\n%s", strings.Join(got, "\n"),
+			strings.Join(want, "\n"))
 	}
 }
