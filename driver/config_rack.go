@@ -68,8 +68,7 @@ func setClusterID(c *Config, value string) error {
 	c.ClusterID = value
 	if !clusterID.MatchString(value) {
 		return errors.New("has to be at most 63 letters, digits, dots, hyphens and underscores, " +
-			"with a " +
-			"letter or digit at both ends")
+			"with a letter or digit at both ends")
 	}
 	return nil
 }

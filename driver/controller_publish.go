@@ -155,9 +155,8 @@ func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId)
 }
 
 // checkAttached holds the rack's success to what was asked.
-func (c *Controller) checkAttached(ctx context.Context, a attachment,
-	disk *oxide.Disk) (*oxide.Disk,
-	error) {
+func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
+	*oxide.Disk, error) {
 	const doing = "attach disk"
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
 	if err != nil {
@@ -171,8 +170,7 @@ func (c *Controller) checkAttached(ctx context.Context, a attachment,
 			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
 	case disk.State.State() != oxide.DiskStateStateAttached || holder(disk) != string(a.Instance):
 		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s",
-			disk.Name,
-			disk.State.State(), holder(disk), a.Instance)
+			disk.Name, disk.State.State(), holder(disk), a.Instance)
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
 		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, "+
 			"but the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
@@ -262,8 +260,7 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
 			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)",
-			instance.Name,
-			instance.RunState, verb, words)
+			instance.Name, instance.RunState, verb, words)
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
 		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
@@ -337,15 +334,13 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	case isNotFound(err):
 		return fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s is "+
 			"attached to the instance %s, and that there is no such instance; it cannot be taken "+
-			"for unpublished",
-			disk.Name, instanceID)
+			"for unpublished", disk.Name, instanceID)
 	case err != nil:
 		return err
 	case instance.BootDiskId == disk.Id:
 		return fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk of "+
 			"the instance %s, which the rack does not detach; choose another boot disk first",
-			disk.Name,
-			instance.Name)
+			disk.Name, instance.Name)
 	}
 	return instanceRefusal("detach", instance, fmt.Errorf("detach disk: %w", why))
 }

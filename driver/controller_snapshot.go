@@ -123,9 +123,8 @@ func (c *Controller) createSnapshot(ctx context.Context, name string, disk oxide
 		},
 	})
 	switch {
-	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err,
-		oxide.ErrInsufficientCapacity),
-		unknown(err):
+	case errors.Is(err, oxide.ErrObjectAlreadyExists),
+		errors.Is(err, oxide.ErrInsufficientCapacity), unknown(err):
 		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
 		return c.existingSnapshot(ctx, name, disk, err)
 	case refused(err):

@@ -105,8 +105,8 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	switch {
 	case err == nil:
 		return disk, c.checkCreated(ctx, order, disk, sizeBytes)
-	case errors.Is(err, oxide.ErrObjectAlreadyExists), errors.Is(err,
-		oxide.ErrInsufficientCapacity):
+	case errors.Is(err, oxide.ErrObjectAlreadyExists),
+		errors.Is(err, oxide.ErrInsufficientCapacity):
 		// The rack counts the quota before it looks at the name: a repeated create may meet either.
 		return c.existingDisk(ctx, order, err)
 	case refused(err) && order.hasSource():

@@ -96,8 +96,8 @@ func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(end) {
 		end = deadline.Add(-answerMargin)
 	}
-	for pause := firstLook; slices.Contains(passing, disk.State.State()); pause = min(2*pause,
-		lastLook) {
+	pause := firstLook
+	for ; slices.Contains(passing, disk.State.State()); pause = min(2*pause, lastLook) {
 		if time.Now().Add(pause).After(end) {
 			return disk, nil
 		}

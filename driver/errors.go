@@ -66,8 +66,7 @@ func statusError(ctx context.Context, doing string, err error) error {
 	case errors.Is(err, oxide.ErrHTTP404):
 		return fail(codes.Internal, ReasonRackUnknown, "%s: what answers at OXIDE_HOST does not "+
 			"know this call: %s; look whether it is the rack's address and its release at least "+
-			"v20",
-			doing, why)
+			"v20", doing, why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
 		return fail(codes.ResourceExhausted, ReasonRackFull, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrConflict):
@@ -150,6 +149,5 @@ func isAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyE
 // wrongAnswer is for an answer that contradicts the call: a success that cannot be believed.
 func wrongAnswer(doing, format string, args ...any) error {
 	return fail(codes.Internal, ReasonRackAnswerWrong, "%s: the rack's answer cannot be believed: "+
-		"%s",
-		doing, fmt.Sprintf(format, args...))
+		"%s", doing, fmt.Sprintf(format, args...))
 }

@@ -67,9 +67,8 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 		defer func() {
 			if p := recover(); p != nil {
 				// The panic's value may quote the request; the stack does not.
-				log.ErrorContext(ctx, "panic", "method", info.FullMethod, "type", fmt.Sprintf("%T",
-					p),
-					"stack", string(debug.Stack()))
+				log.ErrorContext(ctx, "panic", "method", info.FullMethod,
+					"type", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
 				err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log "+
 					"has the details", shortMethod(info.FullMethod))
 			}

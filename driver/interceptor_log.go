@@ -30,8 +30,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		attrs := append(objects(req), slog.Duration("took", time.Since(start)))
 		if err != nil {
 			s := status.Convert(err)
-			attrs = append(attrs, slog.String("code", s.Code().String()), slog.String("error",
-				s.Message()))
+			attrs = append(attrs, slog.String("code", s.Code().String()),
+				slog.String("error", s.Message()))
 		}
 		call.LogAttrs(ctx, levelOf(method, err), "done", attrs...)
 		if err == nil {
@@ -44,9 +44,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 // levelOf keeps the questions that a CO asks all day out of the log, and raises what somebody
 // should look at.
 func levelOf(method string, err error) slog.Level {
-	asking := method == "Probe" || strings.Contains(method, "Get") || strings.Contains(method,
-		"List") ||
-		strings.HasPrefix(method, "Validate")
+	asking := method == "Probe" || strings.Contains(method, "Get") ||
+		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
 	case code == codes.OK && asking, code == codes.Unimplemented:
 		return slog.LevelDebug

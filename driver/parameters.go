@@ -42,8 +42,7 @@ type parameters struct {
 
 func foreignKey(key string) bool {
 	return slices.ContainsFunc(foreignKeys, func(p string) bool {
-		return strings.HasPrefix(key,
-			p)
+		return strings.HasPrefix(key, p)
 	})
 }
 

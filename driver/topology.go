@@ -53,8 +53,6 @@ func (s Segments) add(name, value string) error {
 	switch {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
-			"" +
-			"" +
 			"underscores, with a letter or digit at both ends")
 	case s.has(topologyPrefix + name):
 		return errors.New("gives a key twice; keys that differ in case only are the same")

@@ -67,16 +67,14 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 // bytes, but no control characters other than tab, line feed and carriage return.
 func checkName(name string) error {
 	banned := func(r rune) bool {
-		return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r",
-			r)
+		return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r)
 	}
 	switch {
 	case name == "":
 		return fail(codes.InvalidArgument, ReasonFieldMissing, "name is missing")
 	case len(name) > mostStringBytes:
 		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name has %d bytes; CSI allows %d",
-			len(name),
-			mostStringBytes)
+			len(name), mostStringBytes)
 	case strings.ContainsFunc(name, banned):
 		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name contains a control character")
 	}
