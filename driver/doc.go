@@ -3,22 +3,25 @@
 // # The life of a volume
 //
 // A volume begins as a name that the orchestrator chose. CreateVolume derives the disk's name from
-// it, a hash of exactly 20 bytes, and asks the rack to make the disk. Nothing is looked up before:
-// if the name is taken, the rack says so, and only then does the driver read what is there and
-// compare. The disk's UUID becomes the volume's id. The name travels on in volume_context, because
-// it is what the guest will see: an NVMe controller's serial number holds the first 20 bytes of the
-// disk's name.
+// it, a hash of exactly 20 bytes, and asks the rack to make the disk. For a blank one nothing is
+// looked up before; for one from a snapshot or an image, only that. If the name is taken, the rack
+// says so, and only then does the driver read what is there and compare. The disk's UUID becomes
+// the volume's id. The name travels on in volume_context, because it is what the guest will see: an
+// NVMe controller's serial number holds the first 20 bytes of the disk's name.
 //
 // ControllerPublishVolume attaches the disk to the instance that is the node. The rack answers with
 // the disk; the driver believes the call only if that disk says that it is attached there. Name and
-// size go into publish_context. An instance may have to be stopped for this, and if so the driver
-// says it: it never stops anything.
+// size go into publish_context. A disk made by hand may have any name, so before its attach the
+// driver looks whether another disk of the instance would show the same serial. An instance may
+// have to be stopped for an attach, and if so the driver says it: it never stops anything.
 //
 // On the node, NodeStageVolume waits for the device with that serial to appear, proves that it is
 // the one and only, looks whether it is blank, formats it only then, grows what is smaller than its
 // disk, and mounts it at the staging path. NodePublishVolume binds the mount, or the device for raw
 // block volumes, to each workload's path. The way back is the same in reverse: unpublish, unstage,
-// detach, delete; each succeeds when what it has to undo is not there.
+// detach, delete; each succeeds when what it has to undo is not there. What cannot be asked is
+// never taken for gone: a rack that shows the token no project, or a device that does not answer
+// whether somebody holds it, is an error.
 //
 // No step needs what an earlier one kept in memory. The rack, sysfs and the kernel's mount table
 // are the only state, so that any process may die anywhere, and a repeated call goes on where the
@@ -29,6 +32,6 @@
 // Each RPC checks its request, does one thing, and builds its answer. What surrounds that is in one
 // place each: interceptors for the log without secrets, metrics, panics, CSI's field limits and
 // one call at a time for each object (interceptor.go); the rack's answers as gRPC codes
-// (errors.go); the words for what went wrong (reasons.go, node_reasons.go); and the two languages,
-// Oxide's and CSI's, meet in name.go.
+// (errors.go); the words for what went wrong (reasons.go, node_reasons.go); names and ids, of the
+// orchestrator and of the rack (name.go); and a disk in CSI's words (disk.go).
 package driver

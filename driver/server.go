@@ -67,11 +67,11 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	quietLibraries()
 	m := newMetrics()
 	p := plugin{config: c, log: log, metrics: m}
+	defer p.close()
 	server, err := p.assemble()
 	if err != nil {
 		return err
 	}
-	defer p.close()
 	path, err := socketPath(c.Endpoint)
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
