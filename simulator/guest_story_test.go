@@ -1,0 +1,288 @@
+package simulator
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"golang.org/x/sys/unix"
+)
+
+// device awaits the only device in an instance's guest and returns where its node lies.
+func (r *rack) device(instance string) string {
+	r.t.Helper()
+	await(r.t, "a device in guest "+instance, func() bool {
+		return len(r.guestDevices(instance)) == 1
+	})
+	return filepath.Join(r.GuestDir(r.instance(instance).Id), "dev", r.guestDevices(instance)[0])
+}
+
+func (r *rack) noDevice(instance string) {
+	r.t.Helper()
+	if got := r.guestDevices(instance); len(got) != 0 {
+		r.t.Errorf("guest %s still sees %v", instance, got)
+	}
+}
+
+func writeDevice(t *testing.T, path, text string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte(text), 1<<20)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readDevice(t *testing.T, path string, offset int64, n int) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	data := make([]byte, n)
+	if _, err := f.ReadAt(data, offset); err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestWhatAGuestWroteMovesWithTheDisk(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	r.noDevice("b")
+	writeDevice(t, r.device("a"), "before")
+
+	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
+	writeDevice(t, r.device("a"), "after.")
+	must[*oxide.Disk](t)(r.doDetach("a", "d"))
+	r.noDevice("a")
+	must[*oxide.Disk](t)(r.doAttach("b", "d"))
+	if got := readDevice(t, r.device("b"), 1<<20, 6); got != "after." {
+		t.Errorf("the other guest reads %q", got)
+	}
+	must[*oxide.Disk](t)(r.doDetach("b", "d"))
+
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(snapshotSource(sn.Id, false), "r", 2)))
+	must[*oxide.Disk](t)(r.doAttach("b", "r"))
+	if got := readDevice(t, r.device("b"), 1<<20, 6); got != "before" {
+		t.Errorf("the restored disk has %q", got)
+	}
+}
+
+func TestADiskOfAnImageHasItsContent(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "image")
+	content := bytes.Repeat([]byte("image..."), 1024)
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRack(t, &Server{Images: []Image{{Name: "image", File: file}}})
+	img := must[*oxide.Image](t)(r.ImageView(t.Context(), oxide.ImageViewParams{Image: "image"}))
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(imageSource(img.Id, false), "d", 1)))
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	if got := readDevice(t, r.device("a"), 8184, 8); got != "image..." {
+		t.Errorf("the disk has %q", got)
+	}
+}
+
+func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	writeDevice(t, r.device("a"), "kept")
+	r.doStop("a")
+	r.noDevice("a")
+	if got := r.state("d"); got != "attached" {
+		t.Errorf("the disk is %q", got)
+	}
+	r.disk("cold")
+	must[*oxide.Disk](t)(r.doAttach("idle", "cold"))
+	r.noDevice("idle")
+	r.doStart("a")
+	if got := readDevice(t, r.device("a"), 1<<20, 4); got != "kept" {
+		t.Errorf("got %q", got)
+	}
+	must[*oxide.Instance](t)(r.change("reboot", "a"))
+	r.awaitState("a", "running")
+	if got := readDevice(t, r.device("a"), 1<<20, 4); got != "kept" {
+		t.Errorf("after a reboot: got %q", got)
+	}
+	r.doStart("idle")
+	r.device("idle")
+}
+
+func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
+	r := newRack(t, &Server{})
+	size := func(node string) int64 {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
+			filepath.Base(node), "size"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sectors * 512
+	}
+	cycle := func(rule *DeviceFault) {
+		t.Helper()
+		r.Faults.Clear()
+		if rule != nil {
+			r.fault(Rule{Operation: "instance_disk_attach", Device: rule})
+		}
+		must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	}
+	r.disk("d")
+	t.Run("with another size", func(t *testing.T) {
+		cycle(&DeviceFault{SizeBytes: 1 << 20})
+		if got := size(r.device("a")); got != 1<<20 {
+			t.Errorf("got %d", got)
+		}
+		must[*oxide.Disk](t)(r.doDetach("a", "d"))
+	})
+	t.Run("late", func(t *testing.T) {
+		start := time.Now()
+		cycle(&DeviceFault{Delay: Duration(150 * time.Millisecond)})
+		r.device("a")
+		if took := time.Since(start); took < 150*time.Millisecond {
+			t.Errorf("it appeared after %s", took)
+		}
+		must[*oxide.Disk](t)(r.doDetach("a", "d"))
+	})
+	t.Run("late by a switch", func(t *testing.T) {
+		must[Switches](t)(r.switches.change(func(s *Switches) error {
+			s.DeviceDelay = Duration(150 * time.Millisecond)
+			return nil
+		}))
+		start := time.Now()
+		cycle(nil)
+		r.device("a")
+		if took := time.Since(start); took < 150*time.Millisecond {
+			t.Errorf("it appeared after %s", took)
+		}
+		must[*oxide.Disk](t)(r.doDetach("a", "d"))
+		must[Switches](t)(r.switches.change(func(s *Switches) error { s.DeviceDelay = 0; return nil }))
+	})
+	t.Run("never, until the next attach", func(t *testing.T) {
+		cycle(&DeviceFault{Never: true})
+		must[*oxide.Disk](t)(r.doDetach("a", "d"))
+		cycle(nil)
+		if got := size(r.device("a")); got != 1<<30 {
+			t.Errorf("got %d", got)
+		}
+	})
+}
+
+func TestOfManyAtOnceOneWins(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	race := func(want string, try func(n int) error) {
+		t.Helper()
+		var group sync.WaitGroup
+		errs := make([]error, 8)
+		for n := range errs {
+			group.Go(func() { errs[n] = try(n) })
+		}
+		group.Wait()
+		won := 0
+		for _, err := range errs {
+			var he *oxide.HTTPError
+			switch {
+			case err == nil:
+				won++
+			case !errors.As(err, &he) || !strings.Contains(he.ErrorResponse.Message, want):
+				t.Errorf("got %v, want %q", err, want)
+			}
+		}
+		if won != 1 {
+			t.Errorf("%d won, want one", won)
+		}
+	}
+	race("already exists", func(int) error {
+		_, err := r.DiskCreate(t.Context(), r.blank("same", 1))
+		return err
+	})
+	for n := range 5 {
+		must[*oxide.Instance](t)(r.doCreate(r.instanceBody("i" + strconv.Itoa(n))))
+	}
+	names := r.instances() // eight
+	race("disk is attached to another instance", func(n int) error {
+		_, err := r.doAttach(names[n], "d")
+		return err
+	})
+}
+
+func (r *rack) instances() []string {
+	r.t.Helper()
+	var names []string
+	for _, i := range must[[]oxide.Instance](r.t)(r.InstanceListAllPages(r.t.Context(),
+		oxide.InstanceListParams{Project: "default"})) {
+		names = append(names, string(i.Name))
+	}
+	return names
+}
+
+// A host without space refuses what needs some and loses nothing.
+func TestA27AFullHost(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
+		t.Fatalf("mount a small filesystem, which takes root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	r := newRack(t, &Server{Dir: filepath.Join(dir, "rack")})
+	r.disk("kept")
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1 << 16, 4096, 1} {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	if err := f.Close(); err != nil && !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	full := refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")
+	refusals := 0
+	for n := range 64 {
+		if _, err := r.DiskCreate(t.Context(), r.blank("d"+strconv.Itoa(n), 1)); err != nil {
+			full.check(t, err)
+			refusals++
+			break
+		}
+	}
+	if refusals == 0 {
+		t.Fatal("the host was not full")
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	made := len(r.disks())
+	next := r.again()
+	if got := len(next.disks()); got != made || next.state("kept") != "detached" {
+		t.Errorf("there are %d disks, want %d", got, made)
+	}
+	next.disk("fits")
+	files, err := filepath.Glob(filepath.Join(next.Dir, "disks", "*"))
+	if err != nil || len(files) != made+1 {
+		t.Errorf("%d files for %d disks (%v)", len(files), made+1, err)
+	}
+}
