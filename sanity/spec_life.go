@@ -35,6 +35,11 @@ func everyAccess() []TableEntry {
 }
 
 var _ = onNodes("the life of a volume", func(s *nodeScene) {
+	Describe("on two nodes", func() { describeMoves(s) })
+	Describe("and its snapshots", func() { describeSnapshots(s) })
+})
+
+func describeMoves(s *nodeScene) {
 	DescribeTable("B-38 what a workload wrote is there wherever the volume moves",
 		func(ctx SpecContext, name string) {
 			volume := s.volume(ctx)
@@ -69,7 +74,7 @@ var _ = onNodes("the life of a volume", func(s *nodeScene) {
 				"disk_create", "instance_disk_attach", "instance_disk_detach", "disk_delete",
 			}))
 		}, everyAccess())
-})
+}
 
 // restored makes a volume of some GiB from a snapshot.
 func (s *nodeScene) restored(ctx context.Context, snapshot *csi.Snapshot, gibs int64) *csi.Volume {
@@ -79,7 +84,7 @@ func (s *nodeScene) restored(ctx context.Context, snapshot *csi.Snapshot, gibs i
 	return s.created(ctx, fromSnapshot(req, snapshot.GetSnapshotId()))
 }
 
-var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
+func describeSnapshots(s *nodeScene) {
 	DescribeTable("CV-18 a restored volume holds what its origin held when the snapshot was taken",
 		func(ctx SpecContext, name string) {
 			origin := s.settled(ctx, s.volume(ctx), s.a, access(name))
@@ -139,4 +144,4 @@ var _ = onNodes("a volume and its snapshots", func(s *nodeScene) {
 			moved := s.settled(ctx, copied.volume, s.b, access(name))
 			Expect(moved.holds(1)).To(Succeed())
 		}, everyAccess())
-})
+}

@@ -25,12 +25,6 @@ func expectGone(path string) {
 	Expect(errors.Is(err, fs.ErrNotExist)).To(BeTrue(), "%s is still there: %v", path, err)
 }
 
-var _ = onNodes("NodePublishVolume", func(s *nodeScene) {
-	describeRefusedTargets(s)
-	describeSecondTargets(s)
-	describeReadOnlyTargets(s)
-})
-
 func describeRefusedTargets(s *nodeScene) {
 	type change func(*csi.NodePublishVolumeRequest)
 	DescribeTable("a bad request is refused, says why and leaves nothing",
@@ -194,7 +188,7 @@ func describeReadOnlyTargets(s *nodeScene) {
 	})
 }
 
-var _ = onNodes("NodeUnpublishVolume", func(s *nodeScene) {
+func describeTakenTargets(s *nodeScene) {
 	It("UP-1 refuses a path that is relative", func(ctx SpecContext) {
 		_, err := s.a.Node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
 			VolumeId: someUUID, TargetPath: "some/path",
@@ -246,4 +240,4 @@ var _ = onNodes("NodeUnpublishVolume", func(s *nodeScene) {
 		Expect(os.ReadFile(file)).To(Equal([]byte("data")))
 		Expect(os.Remove(file)).To(Succeed())
 	})
-})
+}

@@ -19,11 +19,23 @@ func longPath(dir string) string {
 		strings.Repeat(strings.Repeat("d", 249)+"/", 4), "/")...)...)
 }
 
-var _ = onNodes("NodeStageVolume", func(s *nodeScene) {
-	describeBadStages(s)
-	describeRepeatedStages(s)
-	describeStagesOfUsedDisks(s)
-	describeStageOptions(s)
+// The specs of the node service share one scene: a rack and four processes take their time.
+var _ = onNodes("the node service", func(s *nodeScene) {
+	Describe("NodeStageVolume", func() {
+		describeBadStages(s)
+		describeRepeatedStages(s)
+		describeStagesOfUsedDisks(s)
+		describeStageOptions(s)
+	})
+	Describe("NodeUnstageVolume", func() { describeUnstage(s) })
+	Describe("NodePublishVolume", func() {
+		describeRefusedTargets(s)
+		describeSecondTargets(s)
+		describeReadOnlyTargets(s)
+	})
+	Describe("NodeUnpublishVolume", func() { describeTakenTargets(s) })
+	Describe("NodeGetVolumeStats", func() { describeStats(s) })
+	Describe("what a node says of itself", func() { describeNodeInfo(s) })
 })
 
 // describeBadStages registers what is refused without a look at any device.

@@ -29,7 +29,7 @@ func (p *placement) stats(ctx context.Context, path string) (usageByUnit, error)
 	return byUnit, nil
 }
 
-var _ = onNodes("NodeGetVolumeStats", func(s *nodeScene) {
+func describeStats(s *nodeScene) {
 	It("VS-2 VS-5 finds no volume where there is none, or another one", func(ctx SpecContext) {
 		p := s.settled(ctx, s.volume(ctx), s.a, mounted())
 		other := s.settled(ctx, s.volume(ctx), s.a, mounted())
@@ -91,9 +91,9 @@ var _ = onNodes("NodeGetVolumeStats", func(s *nodeScene) {
 		_, err = p.stats(ctx, filepath.Dir(p.target))
 		expectRefusal(err, codes.NotFound)
 	})
-})
+}
 
-var _ = onNodes("what a node says of itself", func(s *nodeScene) {
+func describeNodeInfo(s *nodeScene) {
 	info := func(ctx context.Context, n *node) *csi.NodeGetInfoResponse {
 		GinkgoHelper()
 		resp, err := n.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
@@ -183,7 +183,7 @@ var _ = onNodes("what a node says of itself", func(s *nodeScene) {
 		_, err = s.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{})
 		expectRefusal(err, codes.Unimplemented)
 	})
-})
+}
 
 // syncAll has the volume's filesystem write everything to the disk.
 func (p *placement) syncAll() {

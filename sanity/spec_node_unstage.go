@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-var _ = onNodes("NodeUnstageVolume", func(s *nodeScene) {
+func describeUnstage(s *nodeScene) {
 	It("NU-1 refuses a path that is relative", func(ctx SpecContext) {
 		_, err := s.a.Node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
 			VolumeId: someUUID, StagingTargetPath: "some/path",
@@ -90,4 +90,4 @@ var _ = onNodes("NodeUnstageVolume", func(s *nodeScene) {
 		expectRefusal(p.unstage(ctx), codes.AlreadyExists, "tmpfs")
 		Expect(mountsAt(p.staging)).To(HaveLen(1))
 	})
-})
+}
