@@ -40,8 +40,8 @@ type Node struct {
 }
 
 // seenVolumes remembers which disk belongs to a volume id, from the requests that said so. It only
-// makes answers stricter. After a restart it is empty, and then NodeGetVolumeStats can only say that
-// the path shows some disk of this instance, not that it shows this volume's, and
+// makes answers stricter. After a restart it is empty, and then NodeGetVolumeStats can only say
+// that the path shows some disk of this instance, not that it shows this volume's, and
 // NodeUnstageVolume cannot look whether a block volume is published still.
 type seenVolumes struct {
 	mu sync.Mutex
