@@ -39,7 +39,8 @@ func (s *Server) pair(r *request, tx *tx) (instance, disk, error) {
 	return i, d, nil
 }
 
-// locked finds instance and disk, and holds both while it does its work.
+// locked finds instance and disk, and holds both while it does its work. A disk that is being
+// created may be attached; its bytes are waited for (A32).
 func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (int, any, error) {
 	var i instance
 	var d disk
@@ -51,6 +52,7 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 	if err != nil {
 		return 0, nil, err
 	}
+	s.creating.wait(d.ID) // A32
 	defer s.locks.lock(i.ID, d.ID)()
 	if d, err = work(i, d); err != nil {
 		return 0, nil, err
@@ -63,9 +65,8 @@ func (s *Server) instanceDiskAttach(r *request) (int, any, error) {
 }
 
 // attach decides and records in one transaction (A31), and then shows the device to a guest that
-// runs. A disk that is being created may be attached; its bytes are waited for (A32).
+// runs.
 func (s *Server) attach(r *request, instanceID, diskID string) (disk, error) {
-	s.creating.wait(diskID)
 	var i instance
 	var d disk
 	changed := false

@@ -35,7 +35,9 @@ type diskSource struct {
 	readOnly  bool
 }
 
-// The kinds of source that a distributed disk has.
+// The kinds of source that a distributed disk has. One that imports blocks ends in import_ready
+// and stays there: nobody on this path writes blocks through the API, so the bulk-write operations
+// are left out (501).
 const (
 	sourceBlank     = "blank"
 	sourceSnapshot  = "snapshot"
@@ -102,42 +104,52 @@ func (s *Server) createDisk(r *request, owner project, c diskCreate) (disk, erro
 	d := disk{identity: newIdentity(orDefault(c.id, uuid.NewString()),
 		c.name, c.description)}
 	defer s.creating.begin(d.ID)()
-	source, unlock := "", func() {}
-	if c.source.id != "" {
-		// A source that is being deleted is either gone or stays until it was read.
-		unlock = s.locks.lock(c.source.id)
-	}
-	defer unlock()
-	err := s.store.update(func(tx *tx) error {
-		var err error
-		if source, err = s.describeDisk(tx, owner, c, &d); err != nil {
-			return err
-		}
-		return s.insertDisk(tx, d)
-	})
-	if err != nil {
+	if err := s.makeDisk(owner, c, &d); err != nil {
 		return d, err
 	}
 	r.about(d.identity)
-	state := stateDetached
-	if c.source.kind == sourceImporting {
-		state = stateImportReady
+	s.hold(s.switches.get().CreateHold)
+	if r.unwinds() {
+		return d, s.unmakeDisk(d, errInternal)
 	}
-	return s.fillDisk(r, d, source, state)
+	return s.finishDisk(d, c)
 }
 
-// fillDisk makes the disk's bytes and lets it be used, or takes everything back.
-func (s *Server) fillDisk(r *request, d disk, source, state string) (disk, error) {
-	err := s.makeBytes(d, source)
-	s.hold(s.switches.get().CreateHold)
-	if err == nil && r.unwinds() {
-		err = errInternal
+// makeDisk makes the record and then the bytes, or neither.
+func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
+	if c.source.id != "" {
+		// A source that is being deleted is either gone or stays until it was read.
+		defer s.locks.lock(c.source.id)()
+	}
+	source := ""
+	err := s.store.update(func(tx *tx) error {
+		var err error
+		if source, err = s.describeDisk(tx, owner, c, d); err != nil {
+			return err
+		}
+		return s.insertDisk(tx, *d)
+	})
+	if err != nil {
+		return err
+	}
+	if source == "" {
+		err = s.plane.createDisk(d.ID, d.Size)
+	} else {
+		err = s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, source, d.Size)
 	}
 	if err != nil {
-		return d, s.unmakeDisk(d, err)
+		return s.unmakeDisk(*d, err)
 	}
+	return nil
+}
+
+// finishDisk lets the disk be used.
+func (s *Server) finishDisk(d disk, c diskCreate) (disk, error) {
 	final := d
-	final.State.State = state
+	final.State.State = stateDetached
+	if c.source.kind == sourceImporting {
+		final.State.State = stateImportReady
+	}
 	if err := s.store.update(func(tx *tx) error { return tx.putDisk(final) }); err != nil {
 		return d, s.unmakeDisk(d, err)
 	}
@@ -145,13 +157,6 @@ func (s *Server) fillDisk(r *request, d disk, source, state string) (disk, error
 		return final, nil // A23: nothing is allocated, so it is detached at once
 	}
 	return d, nil
-}
-
-func (s *Server) makeBytes(d disk, source string) error {
-	if source == "" {
-		return s.plane.createDisk(d.ID, d.Size)
-	}
-	return s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, source, d.Size)
 }
 
 // unmakeDisk takes a half-made disk back.

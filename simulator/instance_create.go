@@ -204,6 +204,7 @@ func (s *Server) fillInstance(r *request, owner project, i instance,
 		if err != nil {
 			return err
 		}
+		s.creating.wait(id) // A32
 		unlock := s.locks.lock(i.ID, id)
 		_, err = s.attach(r, i.ID, id)
 		unlock()

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"go.uber.org/goleak"
 )
 
 // again serves the directory of a rack that was closed.
@@ -305,5 +308,34 @@ func TestTheAdminSide(t *testing.T) {
 		state.StorageBytes != 1<<30 {
 		text, _ := json.MarshalIndent(state, "", " ")
 		t.Errorf("got %s", text)
+	}
+}
+
+func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	s := &Server{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), CreateHold: time.Hour,
+		InstanceDelay: time.Hour, DeviceDelay: time.Hour, Instances: []Instance{{Name: "a"}}}
+	server := httptest.NewServer(s)
+	defer server.Close()
+	r := &rack{t: t, Server: s, Client: newClient(t, server.URL), url: server.URL}
+	created := make(chan error)
+	go func() {
+		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
+		created <- err
+	}()
+	await(t, "the disk to be there", func() bool {
+		_, err := r.DiskView(t.Context(), oxide.DiskViewParams{Disk: "d", Project: "default"})
+		return err == nil
+	})
+	must[*oxide.Instance](t)(r.change("stop", "a"))
+	start := time.Now()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-created; err != nil {
+		t.Errorf("the creation under way ends with %v", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %s", took)
 	}
 }
