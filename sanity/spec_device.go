@@ -223,4 +223,17 @@ func describeYank(s *nodeScene) {
 		},
 		Entry("UP-5 ext4", "ext4"), Entry("UP-5 ext3", "ext3"), Entry("UP-5 xfs", "xfs"),
 		Entry("UP-5 btrfs", "btrfs"), Entry("UP-5 block", "block"))
+
+	It("NP-8 yanked from a pod that has it not open is free for another instance, although the "+
+		"first still shows what was there", func(ctx SpecContext) {
+		p := s.settled(ctx, s.volume(ctx), s.a, raw())
+		Expect(p.writeThrough(0)).To(Succeed())
+		s.detachByHand(ctx, p.volume.GetVolumeId(), "a")
+		moved := s.settled(ctx, p.volume, s.b, raw())
+		Expect(moved.holds(0)).To(Succeed())
+		p.leave(ctx)
+		expectGone(p.target)
+		Expect(moved.writeThrough(1)).To(Succeed())
+		Expect(moved.holds(1)).To(Succeed())
+	})
 }
