@@ -85,21 +85,15 @@ func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
 func TestAFullFilesystemIsSaidAndNothingIsLeft(t *testing.T) {
 	p, id := newPlaneOn(t, "ext4"), newID()
 	source := filepath.Join(t.TempDir(), "image.raw")
-	const size = 2 << 30 // Twice the filesystem.
-	need(t, os.WriteFile(source, nil, 0o600))
-	need(t, unix.Truncate(source, size))
-	f, err := os.OpenFile(source, os.O_WRONLY, 0)
+	const size = 128 << 20
+	need(t, os.WriteFile(source, bytes.Repeat([]byte("x"), size), 0o600))
+	var st unix.Statfs_t
+	need(t, unix.Statfs(p.dir, &st))
+	filler, err := os.Create(filepath.Join(p.dir, "filler"))
 	need(t, err)
-	defer f.Close()
-	// Unwritten but allocated: data to a copy, and quickly made.
-	piece := make([]byte, 16<<20)
-	for i := range piece {
-		piece[i] = 'x'
-	}
-	for at := int64(0); at < 1<<30; at += int64(len(piece)) {
-		_, err := f.WriteAt(piece, at)
-		need(t, err)
-	}
+	defer filler.Close()
+	taken := int64(st.Bavail)*st.Bsize - size/2
+	need(t, unix.Fallocate(int(filler.Fd()), 0, 0, taken))
 	if err := p.importImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("importImage = %v, want ENOSPC inside", err)
 	}

@@ -52,7 +52,11 @@ func TestASnapshotOfADetachedDiskKeepsItsBytesAndHoles(t *testing.T) {
 // never hold a number in the second that the first lacks.
 func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 	for _, host := range hosts {
-		for _, guestFS := range []string{"ext4", "xfs", "btrfs"} {
+		guests := []string{"ext4"}
+		if host == "ext4" {
+			guests = []string{"ext4", "xfs", "btrfs"} // The freeze is the guest's.
+		}
+		for _, guestFS := range guests {
 			t.Run(guestFS+" on "+host, func(t *testing.T) {
 				p := newPlaneOn(t, host)
 				spec := mountedDisk(t, p, guestFS)
@@ -106,7 +110,7 @@ func numberInTurn(t *testing.T, dir string) (stop func()) {
 		need(t, f.Sync())
 		files[i] = f
 		// Something to copy between the two, so that the writer has the time to get in.
-		ballast := bytes.Repeat([]byte("x"), 48<<20)
+		ballast := bytes.Repeat([]byte("x"), 32<<20)
 		need(t, os.WriteFile(filepath.Join(dir, name+".ballast"), ballast, 0o600))
 	}
 	command(t, "sync", "-f", dir)
