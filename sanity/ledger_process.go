@@ -209,7 +209,7 @@ func goroutinesIn(profile string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("no count before a stack: %q", stack)
 		}
-		if name := purpose(stack); !ofConnection(name) {
+		if name := purpose(stack); name != "" && !ofConnection(name) {
 			list = append(list, slices.Repeat([]string{name}, count)...)
 		}
 	}
@@ -217,7 +217,7 @@ func goroutinesIn(profile string) ([]string, error) {
 }
 
 // purpose is the function that a goroutine was started with, or that was given to the one it was
-// started with.
+// started with. It is empty for one that has not had its first turn.
 func purpose(stack string) string {
 	lines := strings.Split(strings.TrimSpace(stack), "\n")
 	for _, line := range slices.Backward(lines[1:]) {
@@ -232,7 +232,7 @@ func purpose(stack string) string {
 			return name
 		}
 	}
-	return "unknown"
+	return ""
 }
 
 // ofConnection says that a goroutine comes and goes with an HTTP connection, which is counted as

@@ -109,12 +109,13 @@ func TestGoroutinesAreNamedByWhatTheyWereStartedFor(t *testing.T) {
 2 @ 0x4c5e6e 0x485557
 #	0x4c5024	driver.wait+0x84	/src/driver/wait.go:3
 
-1 @ 0x4c5e6e 0x485557
+1 @ 0x4c5e6e
+#	0x4c5e6d
 
 `
 	got, err := goroutinesIn(profile)
 	want := []string{"main.serve.func1.2", "main.serve.func1.2",
-		"driver.wait", "driver.wait", "unknown"}
+		"driver.wait", "driver.wait"}
 	if err != nil {
 		t.Fatal(err)
 	}
