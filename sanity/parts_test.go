@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"runtime"
 	"strings"
 	"sync"
@@ -109,7 +110,7 @@ func runParts(t *testing.T, run *Run) {
 	}
 	whole.seconds = time.Since(start).Seconds()
 	fmt.Println(whole.figureLine("sanity"))
-	if faults := append(whole.faults, whole.unused()...); len(faults) > 0 {
+	if faults := slices.Concat(whole.faults, whole.unused()); len(faults) > 0 {
 		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))
 	}
 	if whole.passed == 0 {
