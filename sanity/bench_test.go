@@ -100,8 +100,8 @@ func median(times []time.Duration) time.Duration {
 func (d *duel) report() {
 	driver, byHand := median(d.driver), median(d.byHand)
 	ratio := float64(driver) / float64(byHand)
-	fmt.Printf("FIGURE %s driver_ms=%.2f %s_ms=%.2f ratio=%.2f rounds=%d", d.name, ms(driver),
-		d.theirs, ms(byHand), ratio, len(d.driver))
+	fmt.Printf("FIGURE %s driver_ms=%.2f %s_ms=%.2f more_ms=%.2f ratio=%.2f rounds=%d", d.name,
+		ms(driver), d.theirs, ms(byHand), ms(driver-byHand), ratio, len(d.driver))
 	if d.aim != 0 {
 		fmt.Printf(" aim=%.1f %s", d.aim, reached(ratio, d.aim))
 	}
