@@ -58,7 +58,7 @@ var _ = Simulated("conformance of a rack", Label("conformance"), func() {
 		stranger := createDisk(ctx, rack, "sanity")
 		rack.Balanced(ctx)
 
-		session := program(ctx, rack, nil, "-only", "ext4 || block")
+		session := program(ctx, rack, nil)
 
 		Eventually(ctx, session).WithTimeout(conformanceTimeout).Should(gexec.Exit(0))
 		Expect(session).To(gbytes.Say(`FIGURE conformance specs=\d+ passed=\d+ failed=0`))

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
-	"slices"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -59,16 +61,21 @@ func again(ctx context.Context, t *testing.T, run *Run, args []string) *exec.Cmd
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Unshareflags: syscall.CLONE_NEWNS,
-		// When this process is ended, Ginkgo ends the specs and cleans up behind them.
+		// An interrupt makes Ginkgo end the specs and clean up behind them, a second one makes
+		// it give that up. So it comes from here only, once.
+		Setpgid:   true,
 		Pdeathsig: syscall.SIGINT,
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 2 * stopTimeout
 	return cmd
 }
 
 // runChosen runs a part that the caller chose.
 func runChosen(t *testing.T, run *Run) {
-	cmd := again(t.Context(), t, run, os.Args[1:])
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	cmd := again(ctx, t, run, os.Args[1:])
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		t.Error(err)
@@ -78,12 +85,14 @@ func runChosen(t *testing.T, run *Run) {
 // runParts runs the whole suite: this binary again, once for each part, a few at a time.
 func runParts(t *testing.T, run *Run) {
 	start := time.Now()
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	var (
 		// mu guards whole.
 		mu    sync.Mutex
 		whole = newAudit(csiSanitySkips)
 	)
-	group, ctx := errgroup.WithContext(t.Context())
+	var group errgroup.Group
 	group.SetLimit(min(runtime.NumCPU(), 4))
 	for i, p := range parts() {
 		file := filepath.Join(run.Dir, fmt.Sprintf("part-%d.json", i))
@@ -91,6 +100,9 @@ func runParts(t *testing.T, run *Run) {
 			"-test.timeout=" + (partTimeout + time.Minute).String(),
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
 		group.Go(func() error {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
+			}
 			report, output, err := runPart(cmd, file)
 			share := newAudit(csiSanitySkips)
 			share.add(report)
@@ -106,11 +118,15 @@ func runParts(t *testing.T, run *Run) {
 		})
 	}
 	if err := group.Wait(); err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
 	whole.seconds = time.Since(start).Seconds()
 	fmt.Println(whole.figureLine("sanity"))
-	if faults := slices.Concat(whole.faults, whole.unused()); len(faults) > 0 {
+	faults := whole.faults
+	if !t.Failed() { // else not all has run
+		faults = slices.Concat(faults, whole.unused())
+	}
+	if len(faults) > 0 {
 		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))
 	}
 	if whole.passed == 0 {
@@ -125,11 +141,12 @@ func runPart(cmd *exec.Cmd, file string) (types.Report, []byte, error) {
 	err := cmd.Run()
 	data, errRead := os.ReadFile(file)
 	if errRead != nil {
-		return types.Report{}, output.Bytes(), fmt.Errorf("no report: %w, %w", errRead, err)
+		return types.Report{}, output.Bytes(), errors.Join(err, errRead)
 	}
 	var reports []types.Report
 	if errJSON := json.Unmarshal(data, &reports); errJSON != nil || len(reports) != 1 {
-		return types.Report{}, output.Bytes(), fmt.Errorf("read its report: %w, %w", errJSON, err)
+		return types.Report{}, output.Bytes(), errors.Join(err,
+			fmt.Errorf("%s is not one report: %w", file, errJSON))
 	}
 	return reports[0], output.Bytes(), err
 }
