@@ -25,6 +25,9 @@ type Device struct {
 	// BackingFile is the file's path as the kernel tells it: " (deleted)" follows when it was
 	// unlinked.
 	BackingFile string
+	// BackingDevice is the st_dev of the file. Its path alone does not identify it: what a mount
+	// covers, or another mount namespace has, may have the same.
+	BackingDevice uint64
 	// BlockSize is the logical block size in bytes.
 	BlockSize int
 	// ReadOnly says that the device refuses writes.

@@ -173,7 +173,8 @@ func TestAKilledSnapshotThaws(t *testing.T) {
 }
 
 func freezeUntilKilled(t *testing.T, dir, diskID string) {
-	p := &plane{dir: dir, log: slog.New(slog.DiscardHandler)}
+	p, err := openPlane(dir, slog.New(slog.DiscardHandler))
+	need(t, err)
 	for _, loop := range devicesOf(t, p) {
 		if loop.BackingFile == p.diskPath(diskID) {
 			_, err := p.freeze(loop, diskID)

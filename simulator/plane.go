@@ -36,6 +36,8 @@ type plane struct {
 	dir  string
 	log  *slog.Logger
 	seed uint64
+	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
+	device uint64
 
 	// life ends with close; working are the devices that will appear later.
 	life    context.Context
@@ -113,7 +115,8 @@ func openPlane(dir string, log *slog.Logger) (*plane, error) {
 	return p, nil
 }
 
-// checkNodes makes sure that device nodes can be made in the directory, and used.
+// checkNodes makes sure that device nodes can be made in the directory, and used. It also learns
+// what st_dev the directory's files have.
 func (p *plane) checkNodes() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
@@ -132,6 +135,11 @@ func (p *plane) checkNodes() error {
 		return fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
 			"filesystem that can hold device nodes", p.dir, err)
 	}
+	var node unix.Stat_t
+	if err := unix.Lstat(probe, &node); err != nil {
+		return fmt.Errorf("look at %s: %w", probe, err)
+	}
+	p.device = node.Dev
 	return os.Remove(probe)
 }
 

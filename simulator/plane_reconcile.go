@@ -58,14 +58,15 @@ func (p *plane) reconcile(
 	return nil
 }
 
-// ownDevices lists the loop devices whose file lies under the directory, removed or not.
+// ownDevices lists the loop devices whose file lies under the directory, removed or not. A file of
+// that path on another filesystem is somebody else's: of another container, say.
 func (p *plane) ownDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
-		return !strings.HasPrefix(d.BackingFile, p.dir+"/")
+		return !strings.HasPrefix(d.BackingFile, p.dir+"/") || d.BackingDevice != p.device
 	}), nil
 }
 

@@ -56,6 +56,21 @@ func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
 	need(t, p.unplug(spec.InstanceID, spec.DiskID))
 }
 
+func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
+	hidden := newPlane(t)
+	spec := newDisk(t, hidden, newGuest(t, hidden), "theirs")
+	need(t, hidden.plug(spec, deviceFault{}))
+	mountFor(t, "tmpfs", hidden.dir, "-t", "tmpfs")
+	p, err := openPlane(hidden.dir, hidden.log)
+	need(t, err)
+	need(t, p.reconcile(t.Context(), nil, nil, nil))
+	need(t, p.close())
+	command(t, "umount", hidden.dir)
+	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
+		t.Errorf("devices = %+v, want the one whose directory is covered", got)
+	}
+}
+
 func TestReconcileReleasesWhatNoRecordNames(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")

@@ -1,12 +1,6 @@
 package simulator
 
-import (
-	"errors"
-	"path/filepath"
-	"strings"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
-)
+import "errors"
 
 // State is all that a rack has at one moment, for tests that count what is left.
 type State struct {
@@ -50,24 +44,12 @@ func (s *Server) state() (State, error) {
 			state.Attachments = append(state.Attachments, attachment{d.State.Instance, d.ID})
 		}
 	}
-	devices, err := loopdev.List()
-	if err != nil {
-		return state, err
-	}
-	dir, err := filepath.EvalSymlinks(s.Dir)
-	if err != nil {
-		return state, err
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return state, err
-	}
+	devices, err := s.plane.ownDevices()
 	for _, d := range devices {
-		if strings.HasPrefix(d.BackingFile, dir+"/") {
-			state.LoopDevices = append(state.LoopDevices,
-				loopDevice{d.Path, d.Serial, d.BackingFile})
-		}
+		state.LoopDevices = append(state.LoopDevices,
+			loopDevice{d.Path, d.Serial, d.BackingFile})
 	}
-	return state, nil
+	return state, err
 }
 
 // collect reads every record of a table.
