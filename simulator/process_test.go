@@ -175,14 +175,15 @@ func TestTheBinaryRefusesABadCommandLine(t *testing.T) {
 			[]string{"serve", "--dir", "x", "--token", "secret"}},
 		{"--tls-cert and --tls-key go together", []string{"serve", "--dir", "x", "--tls-cert", "y"}},
 		{"flag provided but not defined", []string{"serve", "--nope"}},
+		{"parse error", []string{"serve", "--dir", "x", "--quota", "much"}},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		out, err := exec.CommandContext(ctx, binary, test.args...).CombinedOutput()
 		cancel()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), test.want) ||
-			strings.Contains(string(out), "secret") {
-			t.Errorf("%v: got %v and %q, want exit 1 and %q", test.args, err, out, test.want)
+			strings.Contains(string(out), "secret") || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%v: got %v and %q, want exit 1 and one line with %q", test.args, err, out, test.want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -42,18 +43,24 @@ type options struct {
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := &options{hotplug: true, tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
-	flags.SetOutput(stderr)
-	if len(args) == 0 || args[0] != "serve" {
+	// A mistake is told in one line, not before or behind a page of usage.
+	flags.SetOutput(io.Discard)
+	help := func() {
+		flags.SetOutput(stderr)
 		flags.Usage()
+	}
+	if len(args) == 0 || args[0] != "serve" {
 		if len(args) > 0 && strings.TrimLeft(args[0], "-") == "help" {
+			help()
 			return nil, nil
 		}
-		return nil, errors.New(`the first argument must be "serve"`)
+		return nil, errors.New(`the first argument must be "serve"; see oxide-simulator help`)
 	}
 	if err := flags.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
+		help()
 		return nil, nil
 	} else if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; see oxide-simulator help", err)
 	}
 	if err := o.check(flags.Args()); err != nil {
 		return nil, err
@@ -156,8 +163,9 @@ func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err err
 	var cert tls.Certificate
 	switch {
 	case o.tlsCert != "":
-		cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
-		caFile = o.tlsCert
+		if caFile, err = filepath.Abs(o.tlsCert); err == nil {
+			cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+		}
 	case o.tls:
 		cert, caFile, err = simulator.Certificate(o.rack.Dir, o.tlsHosts)
 	default:
