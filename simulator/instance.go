@@ -51,8 +51,7 @@ func (s *Server) onInstance(r *request, change func(*tx, *instance) error,
 		return after, err
 	}
 	if err := work(before, after); err != nil {
-		undo := s.store.update(func(tx *tx) error { return instances.put(tx, before) })
-		return before, errors.Join(err, undo)
+		return before, errors.Join(err, s.putInstance(before))
 	}
 	return after, nil
 }

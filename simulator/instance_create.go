@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"regexp"
 
@@ -137,12 +138,15 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if err := s.fillInstance(r, owner, i, attachments); err != nil {
-		r.about(i.identity)
-		return 0, nil, s.unmakeInstance(i, attachments, err)
+	err = s.fillInstance(r, owner, i, attachments)
+	if err == nil {
+		i, err = s.finishInstance(r, i, c)
 	}
 	r.about(i.identity)
-	return s.finishInstance(r, i, c)
+	if err != nil {
+		return 0, nil, s.unmakeInstance(i, attachments, err)
+	}
+	return http.StatusCreated, i, nil
 }
 
 // insertInstance records the instance, and what is being made for it.
@@ -233,9 +237,11 @@ func (s *Server) attachmentDisk(r *request, owner project, a diskAttachment) (st
 	return d.ID, err
 }
 
-// finishInstance makes the instance a stopped one and, where wanted, starts it.
-func (s *Server) finishInstance(r *request, i instance, c instanceCreate) (int, any, error) {
-	defer s.locks.lock(i.ID)()
+// finishInstance makes the instance a stopped one and, where wanted, starts it. A start that fails
+// leaves it stopped, and created all the same (A58).
+func (s *Server) finishInstance(r *request, made instance, c instanceCreate) (instance, error) {
+	defer s.locks.lock(made.ID)()
+	i := made
 	i.become(runStopped)
 	if c.start {
 		i.become(runStarting)
@@ -254,14 +260,28 @@ func (s *Server) finishInstance(r *request, i instance, c instanceCreate) (int, 
 		}
 		return errors.Join(tx.Bucket(bucketSagas).Delete([]byte(i.ID)), instances.put(tx, i))
 	})
-	if err != nil || !c.start {
-		return http.StatusCreated, i, err
+	if err != nil {
+		return made, err
+	}
+	if !c.start {
+		return i, nil
 	}
 	if err := s.plugAll(r, i); err != nil {
-		return 0, nil, err
+		s.log.Error("an instance that was created could not be started",
+			slog.String("instance", i.ID), slog.String("error", err.Error()))
+		i.become(runStopped)
+		if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
+			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+				slog.String("error", err.Error()))
+		}
+		return i, nil
 	}
 	s.settleLater(i)
-	return http.StatusCreated, i, nil
+	return i, nil
+}
+
+func (s *Server) putInstance(i instance) error {
+	return s.store.update(func(tx *tx) error { return instances.put(tx, i) })
 }
 
 // unmakeInstance takes a half-made instance back.

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -164,6 +165,22 @@ func TestA51AnInstanceThatCannotBeCreatedLeavesNothing(t *testing.T) {
 		oxide.InstanceViewParams{Instance: "new", Project: "default"})
 	gone("instance", "new").check(t, err)
 	r.disk("fits") // the quota is free again
+}
+
+func TestA58AnInstanceThatCannotBeStartedIsCreatedAndStaysStopped(t *testing.T) {
+	r := newRack(t, &Server{})
+	lost := r.disk("lost")
+	r.disk("data")
+	need(t, os.Remove(r.plane.diskPath(lost.Id)))
+	body := r.instanceBody("new")
+	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("data"), attachedDisk("lost")}
+	i := must[*oxide.Instance](t)(r.doCreate(body))
+	if i.RunState != "stopped" || r.instance("new").RunState != "stopped" {
+		t.Errorf("the answer says %s, the record %s", i.RunState, r.instance("new").RunState)
+	}
+	if got := devicesOf(t, r.plane); len(got) != 0 {
+		t.Errorf("it has the devices %v", got)
+	}
 }
 
 func TestA50SizesOfInstances(t *testing.T) {
