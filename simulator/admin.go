@@ -1,9 +1,11 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/pprof"
 	"strconv"
@@ -134,6 +136,13 @@ func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
+	// Read in full first: the rack does not wait for a caller who is slow.
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		adminAnswer(w, nil, adminMistake{fmt.Errorf("read the body: %w", err)})
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	now, err := s.switches.change(func(next *Switches) error { return adminRead(r, next) })
 	if err != nil {
 		err = adminMistake{err}

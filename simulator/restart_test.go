@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -219,15 +223,77 @@ func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
 	}
 }
 
+func TestADirectoryThatWasMadeOnAFullDiskServesLater(t *testing.T) {
+	needRootForDevices(t)
+	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
+		dir := t.TempDir()
+		mountFor(t, "tmpfs", dir, "-t", "tmpfs", "-o", fmt.Sprintf("size=%dk", kib))
+		full := Server{Dir: dir, Instances: []Instance{{Name: "a"}},
+			Log: slog.New(slog.DiscardHandler)}
+		if err := full.Open(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("%d KiB: got %v, want %v", kib, err, syscall.ENOSPC)
+		}
+		command(t, "mount", "-o", "remount,size=4m", dir)
+		newRack(t, &Server{Dir: dir}).disk("d")
+	}
+}
+
+func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
+	id := derivedID("some", "other")
+	first := newRack(t, &Server{Instances: []Instance{{Name: "a", ID: id}}})
+	need(t, first.Close())
+	again := newRack(t, &Server{Dir: first.Dir, Instances: []Instance{{Name: "a"}}})
+	if got := again.InstanceID(again.Instances[0]); got != id {
+		t.Errorf("it says %s, want %s", got, id)
+	}
+}
+
+func TestTheGuestDirectoryOfAServerThatNobodyOpened(t *testing.T) {
+	var s Server
+	dir := s.GuestDir(derivedID("x"))
+	if !filepath.IsAbs(dir) {
+		t.Errorf("GuestDir = %q, want an absolute path", dir)
+	}
+	need(t, s.Close())
+}
+
+func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
+	r := newRack(t, &Server{})
+	body, slow := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Admin().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(
+			http.MethodPatch, "/switches", body))
+	}()
+	_, err := io.WriteString(slow, "{")
+	need(t, err) // it is being read
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		_ = r.switches.get()
+	}()
+	select {
+	case <-answered:
+	case <-time.After(5 * time.Second):
+		t.Error("the rack waits for a caller of its admin side")
+	}
+	need(t, slow.Close())
+	<-done
+	<-answered
+}
+
 func TestBadConfigurationsAreRefused(t *testing.T) {
 	for want, s := range map[string]*Server{
-		`project "X": name must begin`:    {Projects: []string{"X"}},
-		`instance "X": name must begin`:   {Instances: []Instance{{Name: "X"}}},
-		`its ID "5" is no UUID`:           {Instances: []Instance{{Name: "x", ID: "5"}}},
-		`there is no project "other"`:     {Instances: []Instance{{Name: "x", Project: "other"}}},
-		"needs a size or a file":          {Images: []Image{{Name: "x"}}},
-		"no such file or directory":       {Images: []Image{{Name: "x", File: "/nowhere"}}},
-		"role is \"king\"; use":           {Role: "king"},
+		`project "X": name must begin`:  {Projects: []string{"X"}},
+		`instance "X": name must begin`: {Instances: []Instance{{Name: "X"}}},
+		`its ID "5" is no UUID`:         {Instances: []Instance{{Name: "x", ID: "5"}}},
+		`there is no project "other"`:   {Instances: []Instance{{Name: "x", Project: "other"}}},
+		"needs a size or a file":        {Images: []Image{{Name: "x"}}},
+		"no such file or directory":     {Images: []Image{{Name: "x", File: "/nowhere"}}},
+		"role is \"king\"; use":         {Role: "king"},
+		`is that of instance "x"`: {Instances: []Instance{
+			{Name: "x", ID: derivedID("x")}, {Name: "y", ID: derivedID("x")}}},
 		"quota_bytes is -1; it cannot be": {QuotaBytes: -1},
 	} {
 		s.Dir, s.Log = t.TempDir(), slog.New(slog.DiscardHandler)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/google/uuid"
 )
@@ -128,10 +129,13 @@ func (s *Server) seedProjects(tx *tx) error {
 }
 
 func (s *Server) seedInstances(tx *tx) error {
-	for _, spec := range s.Instances {
-		if err := s.seedInstance(tx, spec); err != nil {
+	s.Instances = slices.Clone(s.Instances)
+	for n, spec := range s.Instances {
+		id, err := s.seedInstance(tx, spec)
+		if err != nil {
 			return fmt.Errorf("instance %q: %w", spec.Name, err)
 		}
+		s.Instances[n].ID = id
 	}
 	return nil
 }
@@ -147,28 +151,37 @@ func (s *Server) InstanceID(i Instance) string {
 	return i.ID
 }
 
-func (s *Server) seedInstance(tx *tx, spec Instance) error {
+// seedInstance makes an instance that the directory lacks, and returns its ID either way.
+func (s *Server) seedInstance(tx *tx, spec Instance) (id string, err error) {
 	if problem := nameProblem(spec.Name); problem != "" {
-		return errors.New(problem)
+		return "", errors.New(problem)
 	}
 	owner := orDefault(spec.Project, s.projectNames()[0])
 	p, ok, err := projects.byName(tx, "", owner)
 	if err != nil || !ok {
-		return errors.Join(err, fmt.Errorf("there is no project %q", owner))
+		return "", errors.Join(err, fmt.Errorf("there is no project %q", owner))
 	}
 	parsed, err := uuid.Parse(s.InstanceID(spec))
 	if err != nil {
-		return fmt.Errorf("its ID %q is no UUID", spec.ID)
+		return "", fmt.Errorf("its ID %q is no UUID", spec.ID)
 	}
 	existing, ok, err := instances.byName(tx, p.ID, spec.Name)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if ok {
 		if spec.ID != "" && existing.ID != parsed.String() {
-			return fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed)
+			return "", fmt.Errorf("the directory knows it as %s, not as %s", existing.ID, parsed)
 		}
-		return nil
+		return existing.ID, nil
+	}
+	other, ok, err := instances.get(tx, parsed.String())
+	if err != nil {
+		return "", err
+	}
+	if ok {
+		return "", fmt.Errorf("its ID %s is that of instance %q; give it another one",
+			parsed, other.Name)
 	}
 	i := instance{
 		identity:  newIdentity(parsed.String(), spec.Name, "made by the simulator"),
@@ -179,7 +192,7 @@ func (s *Server) seedInstance(tx *tx, spec Instance) error {
 	if spec.Stopped {
 		i.become(runStopped)
 	}
-	return tx.insertInstance(i, []interfaceCreate{defaultInterface}, nil)
+	return i.ID, tx.insertInstance(i, []interfaceCreate{defaultInterface}, nil)
 }
 
 // seedImages imports the images that the directory lacks; their content first, so that a record

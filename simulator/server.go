@@ -183,8 +183,14 @@ func (s *Server) background(work func()) {
 // Requests lists the calls that the rack has answered.
 func (s *Server) Requests() []Request { return s.requests.since(0) }
 
-// GuestDir is where an instance's guest view lies, with sys and dev in it.
-func (s *Server) GuestDir(instanceID string) string { return s.plane.guestDir(instanceID) }
+// GuestDir is where an instance's guest view lies, with sys and dev in it. Like a request it opens
+// a server that nobody has opened; one that cannot be opened has no guests, and "" for an answer.
+func (s *Server) GuestDir(instanceID string) string {
+	if s.Open(context.Background()) != nil {
+		return ""
+	}
+	return s.plane.guestDir(instanceID)
+}
 
 // ServeHTTP serves the rack's API.
 func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {

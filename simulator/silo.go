@@ -4,13 +4,14 @@ import "net/http"
 
 // served are the operations that this simulator carries out.
 var served = map[string]*operation{
-	"ping":              {noAuth: true, serve: (*Server).ping},
-	"current_user_view": {serve: (*Server).currentUser},
-	"utilization_view":  {serve: (*Server).utilization},
-	"rack_list":         {list: true, serve: (*Server).fleetOnly},
-	"silo_quotas_view":  {serve: (*Server).fleetOnly},
-	"project_list":      {list: true, serve: (*Server).projectList},
-	"project_view":      {serve: (*Server).projectView},
+	"ping":                  {noAuth: true, serve: (*Server).ping},
+	"current_user_view":     {serve: (*Server).currentUser},
+	"utilization_view":      {serve: (*Server).utilization},
+	"rack_list":             {list: true, serve: (*Server).fleetOnly},
+	"silo_quotas_view":      {serve: (*Server).fleetOnly},
+	"silo_utilization_list": {list: true, serve: (*Server).fleetOnly},
+	"project_list":          {list: true, serve: (*Server).projectList},
+	"project_view":          {serve: (*Server).projectView},
 
 	"disk_list":   {list: true, required: inProject, serve: (*Server).diskList},
 	"disk_create": {required: inProject, body: parseDiskCreate, serve: (*Server).diskCreate},

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -19,6 +21,9 @@ type store struct{ db *bbolt.DB }
 var errInUse = errors.New("another simulator serves this directory")
 
 func openStore(path string) (*store, error) {
+	if err := createStore(path); err != nil {
+		return nil, fmt.Errorf("make the records in %s: %w", path, err)
+	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout: time.Second, // for the lock that another simulator may hold
 		// The list of free pages can be found again, so it need not be written each time.
@@ -31,6 +36,30 @@ func openStore(path string) (*store, error) {
 		return nil, fmt.Errorf("open the records in %s: %w", path, err)
 	}
 	return &store{db}, nil
+}
+
+// createStore makes an empty file of records where there is none: whole or not at all, as bbolt
+// can do nothing with the beginning of one that a full disk or a kill left behind.
+func createStore(path string) error {
+	if exists(path) {
+		return nil
+	}
+	temp := path + unfinished
+	if err := os.RemoveAll(temp); err != nil {
+		return err
+	}
+	db, err := bbolt.Open(temp, 0o600, nil)
+	if err == nil {
+		err = db.Close()
+	}
+	if err == nil {
+		// Unlike a rename, this never replaces what another simulator has made meanwhile.
+		err = os.Link(temp, path)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(temp))
 }
 
 func (s *store) close() error { return s.db.Close() }
