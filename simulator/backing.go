@@ -39,8 +39,12 @@ func (p *plane) cloneDisk(ctx context.Context, id, source string, size int64) er
 	return nil
 }
 
-// importImage makes an image of a file, or a blank one. One that is there already is left alone.
+// importImage makes an image of a file, or a blank one. Bytes that are there already have no record
+// yet, and may be those of another file: they are replaced.
 func (p *plane) importImage(ctx context.Context, id, file string, size int64) error {
+	if err := removeBacking(p.imagePath(id)); err != nil {
+		return fmt.Errorf("import image %s: %w", id, err)
+	}
 	err := makeBacking(p.imagePath(id), func(f *os.File) error {
 		if file == "" {
 			return f.Truncate(size)

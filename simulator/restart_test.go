@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -235,6 +236,22 @@ func TestADirectoryThatWasMadeOnAFullDiskServesLater(t *testing.T) {
 		}
 		command(t, "mount", "-o", "remount,size=4m", dir)
 		newRack(t, &Server{Dir: dir}).disk("d")
+	}
+}
+
+func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	need(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
+	dir := t.TempDir()
+	first := newRack(t, &Server{Dir: dir})
+	id := derivedID("image", "", "image")
+	need(t, os.WriteFile(first.plane.imagePath(id), make([]byte, 4096), 0o600))
+	need(t, first.Close())
+
+	r := newRack(t, &Server{Dir: dir, Images: []Image{{Name: "image", File: file}}})
+	got, err := os.ReadFile(r.plane.imagePath(id))
+	if err != nil || len(got) != 1024 || string(got[:4]) != "new!" {
+		t.Errorf("the image has %d bytes (%v), want the file's 1024", len(got), err)
 	}
 }
 
