@@ -131,43 +131,24 @@ func describeRepeatedStages(s *nodeScene) {
 		Expect(blank(edges(over.device()))).To(BeTrue(), "it was formatted all the same")
 	})
 
-	It("NS-9 a second call for a volume that is being staged is told so", func(ctx SpecContext) {
-		s.switched(ctx, "device_delay", "1s", "0s")
-		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
-		expectOneAborted(atOnce(2, p.stage))
-		Expect(mountsAt(p.staging)).To(HaveLen(1))
-	})
-
-	It("NU-6 NP-10 nor is it unstaged or published meanwhile", func(ctx SpecContext) {
-		s.switched(ctx, "device_delay", "1s", "0s")
-		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
-		// As a CO does, the call is repeated while another one, here the spec's own look, is at
-		// work for the volume.
-		staged := inBackground(func() (any, error) {
-			for {
-				if err := p.stage(ctx); codeOf(err) != codes.Aborted {
-					return nil, err
-				}
-			}
+	It("NS-9 NU-6 NP-10 what else is asked of a volume that is being staged is refused for now",
+		func(ctx SpecContext) {
+			p, tools := s.heldFormat(ctx)
+			staged := inBackground(func() (any, error) { return nil, p.stage(ctx) })
+			eventually(ctx, tools.started)
+			expectRefusal(p.stage(ctx), codes.Aborted)
+			expectRefusal(p.unstage(ctx), codes.Aborted)
+			expectRefusal(p.publish(ctx), codes.Aborted)
+			tools.goOn()
+			staged()
+			Expect(mountsAt(p.staging)).To(HaveLen(1))
+			Expect(p.publish(ctx)).To(Succeed())
+			Expect(tools.runs()).To(Equal(1))
 		})
-		// The call is under way from some moment on; until then nothing is there to unstage.
-		eventually(ctx, func() error {
-			if err := p.unstage(ctx); codeOf(err) != codes.Aborted {
-				return errNotYet(err)
-			}
-			return nil
-		})
-		expectRefusal(p.publish(ctx), codes.Aborted)
-		staged()
-		Expect(p.publish(ctx)).To(Succeed())
-	})
 
 	It("B-12 a format goes on when its caller has gone, and nobody formats beside it",
 		func(ctx SpecContext) {
-			tools := slowFormat()
-			n := s.node(ctx, "a", PluginOptions{Env: map[string]string{"PATH": tools.path}})
-			p := s.placed(ctx, s.volume(ctx), n, mounted())
-			DeferCleanup(tools.goOn)
+			p, tools := s.heldFormat(ctx)
 			impatient, leave := context.WithCancel(ctx)
 			failed := inBackground(func() (codes.Code, error) {
 				return codeOf(p.stage(impatient)), nil
@@ -309,18 +290,6 @@ func describeStageOptions(s *nodeScene) {
 	})
 }
 
-// notYet is why something that is awaited is not there.
-type notYet struct{ err error }
-
-func (n notYet) Error() string {
-	if n.err == nil {
-		return "not yet"
-	}
-	return n.err.Error()
-}
-
-func errNotYet(err error) error { return notYet{err} }
-
 // toolsWith is a PATH on which a shell script takes the place of one tool.
 func toolsWith(tool, script string) string {
 	GinkgoHelper()
@@ -333,15 +302,20 @@ func toolsWith(tool, script string) string {
 // heldTool is a mke2fs that waits until it may go on.
 type heldTool struct{ path, dir string }
 
-func slowFormat() heldTool {
+// heldFormat is an attached volume on a node whose mke2fs waits.
+func (s *nodeScene) heldFormat(ctx context.Context) (*placement, heldTool) {
 	GinkgoHelper()
 	real, err := exec.LookPath("mke2fs")
 	Expect(err).NotTo(HaveOccurred())
 	dir := GinkgoT().TempDir()
-	return heldTool{dir: dir, path: toolsWith("mke2fs", `
+	tools := heldTool{dir: dir, path: toolsWith("mke2fs", `
 echo run >>"`+dir+`/runs"
 while [ ! -e "`+dir+`/go" ]; do sleep 0.01; done
 exec `+real+` "$@"`)}
+	n := s.node(ctx, "a", PluginOptions{Env: map[string]string{"PATH": tools.path}})
+	p := s.placed(ctx, s.volume(ctx), n, mounted())
+	DeferCleanup(tools.goOn)
+	return p, tools
 }
 
 func (t heldTool) started() error {
