@@ -111,10 +111,18 @@ func (c *conformance) all(ctx context.Context) (err error) {
 func (c *conformance) mayUseProject(ctx context.Context) error {
 	project := oxide.NameOrId(os.Getenv("OXIDE_PROJECT"))
 	_, err := c.client.ProjectView(ctx, oxide.ProjectViewParams{Project: project})
-	if err != nil {
-		return fmt.Errorf("ask the rack that OXIDE_HOST names for OXIDE_PROJECT: %w", brief(err))
+	var refusal *oxide.HTTPError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &refusal):
+		return fmt.Errorf("reach the rack that OXIDE_HOST names (OXIDE_CA_FILE names the "+
+			"authority of a private certificate): %w", err)
+	case errors.Is(err, oxide.ErrHTTP401):
+		return fmt.Errorf("the rack that OXIDE_HOST names does not let OXIDE_TOKEN in: %w",
+			brief(err))
 	}
-	return nil
+	return fmt.Errorf("ask the rack that OXIDE_HOST names for OXIDE_PROJECT: %w", brief(err))
 }
 
 // brief leaves the headers out of a rack's refusal, which the client's error prints in full.

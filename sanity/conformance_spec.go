@@ -92,6 +92,27 @@ var _ = Simulated("conformance of a rack", Label("conformance"), func() {
 		Expect(session.Out.Contents()).To(BeEmpty())
 	})
 
+	It("says in one line that the rack does not let the token in", func(ctx SpecContext) {
+		rack := NewRack(ctx, RackOptions{})
+
+		session := program(ctx, rack, map[string]string{"OXIDE_TOKEN": "oxide-token-stranger"})
+
+		Eventually(ctx, session).WithTimeout(startTimeout).Should(gexec.Exit(1))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(
+			`\Aoxide-conformance: [^\n]*OXIDE_TOKEN[^\n]*\n\z`))
+		Expect(session.Err.Contents()).NotTo(ContainSubstring("oxide-token-stranger"))
+	})
+
+	It("says in one line that it does not know the rack's certificate", func(ctx SpecContext) {
+		rack := NewRack(ctx, RackOptions{TLS: true})
+
+		session := program(ctx, rack, map[string]string{"OXIDE_CA_FILE": ""})
+
+		Eventually(ctx, session).WithTimeout(startTimeout).Should(gexec.Exit(1))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(
+			`\Aoxide-conformance: [^\n]*OXIDE_CA_FILE[^\n]*\n\z`))
+	})
+
 	It("says in one line that it cannot see the project", func(ctx SpecContext) {
 		rack := NewRack(ctx, RackOptions{})
 

@@ -121,7 +121,7 @@ func runParts(t *testing.T, run *Run) {
 		t.Error(err)
 	}
 	whole.seconds = time.Since(start).Seconds()
-	fmt.Println(whole.figureLine("sanity"))
+	fmt.Printf("%s%s\n", bullets(whole.explanations()), whole.figureLine("sanity"))
 	faults := whole.faults
 	if !t.Failed() { // else not all has run
 		faults = slices.Concat(faults, whole.unused())

@@ -19,7 +19,7 @@ func auditSuite(name string, skips []explainedSkip, out io.Writer) {
 		if fullRun(report.SuiteConfig) {
 			faults = append(faults, audit.unused()...)
 		}
-		fmt.Fprintln(out, audit.figureLine(name))
+		fmt.Fprintf(out, "\n%s%s\n", bullets(audit.explanations()), audit.figureLine(name))
 		if len(faults) > 0 {
 			Fail(fmt.Sprintf("%d skips are not in order:\n%s", len(faults), bullets(faults)))
 		}
@@ -27,5 +27,9 @@ func auditSuite(name string, skips []explainedSkip, out io.Writer) {
 }
 
 func bullets(lines []string) string {
-	return "  " + strings.Join(lines, "\n  ")
+	var text strings.Builder
+	for _, line := range lines {
+		fmt.Fprintf(&text, "  %s\n", line)
+	}
+	return text.String()
 }

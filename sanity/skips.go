@@ -76,13 +76,14 @@ type figures struct {
 type audit struct {
 	figures
 	skips []explainedSkip
-	used  []bool
+	// used counts the specs that each of skips explains.
+	used []int
 	// faults are the skips that nothing explains.
 	faults []string
 }
 
 func newAudit(skips []explainedSkip) *audit {
-	return &audit{skips: skips, used: make([]bool, len(skips))}
+	return &audit{skips: skips, used: make([]int, len(skips))}
 }
 
 // add counts a report.
@@ -113,8 +114,20 @@ func (a *audit) explain(spec types.SpecReport) {
 			spec.FullText(), spec.Failure.Message))
 		return
 	}
-	a.used[i] = true
+	a.used[i]++
 	a.explained++
+}
+
+// explanations say how many specs were skipped for which reason.
+func (a *audit) explanations() []string {
+	var lines []string
+	for i, skip := range a.skips {
+		if a.used[i] > 0 {
+			lines = append(lines, fmt.Sprintf("%d skipped for %s, %s: %q",
+				a.used[i], skip.capability, skip.reason, skip.spec))
+		}
+	}
+	return lines
 }
 
 // unused are the explanations that explained nothing, which says something only of a suite that
@@ -122,7 +135,7 @@ func (a *audit) explain(spec types.SpecReport) {
 func (a *audit) unused() []string {
 	var faults []string
 	for i, skip := range a.skips {
-		if !a.used[i] {
+		if a.used[i] == 0 {
 			faults = append(faults, fmt.Sprintf(
 				"nothing was skipped any more for %s (%s): take %q off the list",
 				skip.capability, skip.reason, skip.spec))

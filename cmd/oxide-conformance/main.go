@@ -15,16 +15,16 @@ import (
 )
 
 func main() {
-	if len(os.Args) == 2 && os.Args[1] == "demo" {
-		os.Exit(demo())
-	}
-	os.Exit(sanity.Conformance(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
-}
-
-// demo runs until the volume is gone again, or until it is interrupted; then it cleans up, too.
-func demo() int {
+	// Interrupted, both clean up what they made.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) == 2 && os.Args[1] == "demo" {
+		os.Exit(demo(ctx))
+	}
+	os.Exit(sanity.Conformance(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func demo(ctx context.Context) int {
 	if err := sanity.Demo(ctx, os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "oxide-conformance: demo: %v\n", err)
 		return 1
