@@ -5,9 +5,9 @@
 //
 // TestSanity runs csi-sanity in every combination that the driver promises (ext4, xfs, btrfs and
 // raw block; one process, or controller and node as two), and our own specs beside it, against
-// simulated racks. It does so in parts, side by side, each a process of its own in a mount namespace
-// of its own, so that runs do not see each other. [Conformance] runs the part that needs no
-// simulator against the rack that OXIDE_HOST names; cmd/oxide-conformance is its program.
+// simulated racks. It does so in parts, side by side, each a process of its own in a mount
+// namespace of its own, so that runs do not see each other. [Conformance] runs the part that needs
+// no simulator against the rack that OXIDE_HOST names; cmd/oxide-conformance is its program.
 //
 //	make sanity                                          all of it
 //	go test -race ./sanity -run TestSanity \
@@ -33,8 +33,8 @@
 //
 // What [NewRack] and [Rack.Plugin] start is stopped at the end of the spec, or of the container
 // when BeforeAll of an Ordered one asked for it; they must end with exit code 0 (a data race makes
-// it 66) and leave no process, loop device or mount. To go without Ginkgo, as benchmarks and the demo do, use
-// [NewRun], [Run.StartRack], [Rack.StartPlugin] and Stop, which return errors.
+// it 66) and leave no process, loop device or mount. To go without Ginkgo, as benchmarks and the
+// demo do, use [NewRun], [Run.StartRack], [Rack.StartPlugin] and Stop, which return errors.
 //
 // A rack is looked at and disturbed through [Rack.Admin] (request log, faults, switches), through
 // [Rack.Client] (Oxide's own client), and with [Rack.Kill] and [Rack.Start]; a driver with

@@ -14,14 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 )
 
-func main() {
-	// Interrupted, both clean up what they made.
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run cleans up what it made also when it is interrupted.
+func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if len(os.Args) == 2 && os.Args[1] == "demo" {
-		os.Exit(demo(ctx))
+	if len(args) == 1 && args[0] == "demo" {
+		return demo(ctx)
 	}
-	os.Exit(sanity.Conformance(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	return sanity.Conformance(ctx, args, os.Stdout, os.Stderr)
 }
 
 func demo(ctx context.Context) int {
