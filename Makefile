@@ -7,7 +7,8 @@ RACE    ?= -race
 TIMEOUT ?= 30m
 # What the binaries say of themselves; a tree without git says nothing.
 RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
-LINT     = $(GO) tool -modfile=tools/go.mod golangci-lint
+# Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
+LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 
 .DEFAULT_GOAL := help
 .PHONY: help build sanity test bench demo conformance check fmt lint schema clean
@@ -51,4 +52,4 @@ schema: ## check the simulator's answers against a rack's OpenAPI document: make
 	OXIDE_OPENAPI=$(abspath $(SPEC)) $(GO) test -tags=openapi -count=1 -run Schema ./simulator/
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin .cache
