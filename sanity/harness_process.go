@@ -43,8 +43,7 @@ func startProcess(name, path, log string, args, env []string) (*process, error) 
 		return nil, fmt.Errorf("open the log of %s: %w", name, err)
 	}
 	cmd := exec.Command(path, args...)
-	// The race detector waits a second before it ends a process, unless it is told not to.
-	cmd.Env = append(append(foreignEnvironment(), "GORACE=atexit_sleep_ms=0"), env...)
+	cmd.Env = append(foreignEnvironment(), env...)
 	cmd.Stderr = file
 	// In a group of its own an interrupt at the terminal reaches this process only, which then
 	// stops the others in order; and none outlives it.
@@ -91,7 +90,13 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 	case line := <-p.lines:
 		return line, nil
 	case <-p.done:
-		return "", p.ended()
+		// It may have printed the line and then ended, before anybody asked.
+		select {
+		case line := <-p.lines:
+			return line, nil
+		default:
+			return "", p.ended()
+		}
 	case <-ctx.Done():
 		return "", fmt.Errorf("%s printed nothing on its standard output: %w\n%s",
 			p.name, ctx.Err(), p.tail())
