@@ -81,7 +81,9 @@ func TestAProcessIsReadFromItsStatLine(t *testing.T) {
 }
 
 func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
-	shell := exec.Command("sh", "-c", "sleep 60 & echo started")
+	// The shell ends when its child has become the sleep; until then the child is a shell, too.
+	shell := exec.Command("sh", "-c",
+		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := shell.Run(); err != nil {
 		t.Fatal(err)
