@@ -37,7 +37,7 @@ demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 	@$(GO) run ./cmd/oxide-conformance demo
 
 conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name
-	@$(GO) run ./cmd/oxide-conformance
+	@$(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance
 
 check: fmt lint test ## what must be green before a commit is shared
 
