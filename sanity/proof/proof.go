@@ -1,0 +1,111 @@
+// Package proof is what the proofs of data safety share: a seed that repeats a run, a short and a
+// long form, progress, and the figure at the end.
+//
+// PROOF_SEED chooses the seed and PROOF_DURATION the long form; PROOF_FIGURES names a file that
+// collects the figures, for the go command hides what passing tests print.
+package proof
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// defaultSeed makes the short form the same for everybody.
+const defaultSeed = 1
+
+// Proof is one run of a proof.
+type Proof struct {
+	Name string
+	Seed uint64
+
+	t        testing.TB
+	start    time.Time
+	duration time.Duration
+	rand     *rand.Rand
+}
+
+// New begins a proof. It ends the test when the environment is not what it promises.
+func New(t testing.TB, name string) *Proof {
+	t.Helper()
+	p := &Proof{Name: name, Seed: defaultSeed, t: t, start: time.Now()}
+	var err error
+	if text := os.Getenv("PROOF_SEED"); text != "" {
+		if p.Seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("PROOF_SEED has to be a whole number, it is %q", text)
+		}
+	}
+	if text := os.Getenv("PROOF_DURATION"); text != "" {
+		if p.duration, err = time.ParseDuration(text); err != nil || p.duration <= 0 {
+			t.Fatalf("PROOF_DURATION has to be a duration such as 10m, it is %q", text)
+		}
+	}
+	p.rand = rand.New(rand.NewPCG(p.Seed, p.Seed))
+	t.Cleanup(func() {
+		if t.Failed() {
+			fmt.Fprintf(os.Stderr, "%s: repeat this run with PROOF_SEED=%d\n", name, p.Seed)
+		}
+	})
+	return p
+}
+
+// Long says whether the proof is to run until Over, and not only its short form.
+func (p *Proof) Long() bool { return p.duration > 0 }
+
+// Over says whether the time of the long form is up. The short form has no time, but an amount.
+func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
+
+// Duration is what the long form was given; 0 in the short one.
+func (p *Proof) Duration() time.Duration { return p.duration }
+
+// Rand is the proof's only source of chance. It is not for several goroutines.
+func (p *Proof) Rand() *rand.Rand { return p.rand }
+
+// Say tells the progress to a person who waits.
+func (p *Proof) Say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s: %5.1fs %s\n", p.Name, time.Since(p.start).Seconds(),
+		fmt.Sprintf(format, args...))
+}
+
+// Figure prints what the proof has measured, as names and values in turn; with the seed and the
+// seconds it took.
+func (p *Proof) Figure(pairs ...any) {
+	p.t.Helper()
+	line := Line(p.Name, append(pairs, "seed", p.Seed,
+		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)
+	if err := Print(line); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// Line is a figure as a line.
+func Line(name string, pairs ...any) string {
+	var line strings.Builder
+	fmt.Fprintf(&line, "FIGURE %s", name)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		fmt.Fprintf(&line, " %v=%v", pairs[i], pairs[i+1])
+	}
+	return line.String()
+}
+
+// Print prints a figure, and adds it to the file that PROOF_FIGURES names.
+func Print(line string) error {
+	fmt.Println(line)
+	path := os.Getenv("PROOF_FIGURES")
+	if path == "" {
+		return nil
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("keep a figure: %w", err)
+	}
+	defer f.Close()
+	if _, err := fmt.Fprintln(f, line); err != nil {
+		return fmt.Errorf("keep a figure: %w", err)
+	}
+	return nil
+}
