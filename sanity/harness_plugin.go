@@ -37,6 +37,8 @@ type PluginOptions struct {
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
+	// Program is a driver built elsewhere; empty is the one that the run builds.
+	Program string
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
@@ -99,7 +101,10 @@ func (r *Run) newPlugin(
 
 // Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
-	path, err := p.run.Binary(ctx, "oxide-csi-plugin")
+	path, err := p.options.Program, error(nil)
+	if path == "" {
+		path, err = p.run.Binary(ctx, "oxide-csi-plugin")
+	}
 	if err != nil {
 		return err
 	}
