@@ -26,6 +26,9 @@ func errorRules(
 	if err == nil || len(header)+len(trailer) == 0 {
 		return err
 	}
+	if err := noteReason(status.Convert(err)); err != nil {
+		return err
+	}
 	if fault := errorFault(status.Convert(err)); fault != "" {
 		return status.Errorf(codes.DataLoss, "%s answered an error that %s: %v", method, fault, err)
 	}

@@ -92,6 +92,7 @@ func runParts(t *testing.T, run *Run) {
 		mu    sync.Mutex
 		whole = newAudit(csiSanitySkips)
 	)
+	reasons := filepath.Join(run.Dir, "reasons")
 	var group errgroup.Group
 	group.SetLimit(min(runtime.NumCPU(), 4))
 	for i, p := range parts() {
@@ -99,6 +100,7 @@ func runParts(t *testing.T, run *Run) {
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-test.timeout=" + (partTimeout + time.Minute).String(),
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
+		cmd.Env = append(cmd.Env, reasonsVariable+"="+reasons)
 		group.Go(func() error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
@@ -125,6 +127,12 @@ func runParts(t *testing.T, run *Run) {
 	faults := whole.faults
 	if !t.Failed() { // else not all has run
 		faults = slices.Concat(faults, whole.unused())
+		wrong, err := faultsOfReasons(reasons)
+		if err != nil {
+			t.Error(err)
+		} else if len(wrong) > 0 {
+			t.Errorf("the suite and the page of reasons disagree:\n%s", bullets(wrong))
+		}
 	}
 	if len(faults) > 0 {
 		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))

@@ -1,0 +1,123 @@
+package sanity
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"unicode"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// reasonsPage is the page that explains every reason of the driver, seen from this package.
+const reasonsPage = "../driver/REASONS.md"
+
+// reasonsVariable names a file that collects the reasons of the errors that the driver gave.
+const reasonsVariable = "OXIDE_SANITY_REASONS"
+
+// firstWord is the reason in the message of an error; what gRPC itself says has none.
+var firstWord = regexp.MustCompile(`^([A-Z][A-Za-z0-9]+): `)
+
+// reasonOf is the reason of an error that the driver gave, or "".
+func reasonOf(err *status.Status) string {
+	if match := firstWord.FindStringSubmatch(err.Message()); match != nil {
+		return match[1]
+	}
+	return ""
+}
+
+// seen collects reasons, each once for a process.
+var seen sync.Map
+
+// noteReason keeps the reason of an error that the driver gave, with its code.
+func noteReason(err *status.Status) error {
+	path, reason := os.Getenv(reasonsVariable), reasonOf(err)
+	if path == "" || reason == "" {
+		return nil
+	}
+	line := reason + " " + inCapitals(err.Code())
+	if _, known := seen.LoadOrStore(line, true); known {
+		return nil
+	}
+	f, failed := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if failed != nil {
+		return fmt.Errorf("keep a reason: %w", failed)
+	}
+	defer f.Close()
+	if _, failed := fmt.Fprintln(f, line); failed != nil {
+		return fmt.Errorf("keep a reason: %w", failed)
+	}
+	return nil
+}
+
+// inCapitals is a code as CSI and the page write it.
+func inCapitals(code codes.Code) string {
+	if code == codes.Canceled {
+		return "CANCELED" // where gRPC itself writes two Ls
+	}
+	var name strings.Builder
+	for i, r := range code.String() {
+		if i > 0 && unicode.IsUpper(r) {
+			name.WriteByte('_')
+		}
+		name.WriteRune(unicode.ToUpper(r))
+	}
+	return name.String()
+}
+
+// reasonEntry is where the page explains a reason; the line below has its codes.
+var reasonEntry = regexp.MustCompile("(?m)^### `([A-Za-z0-9]+)`\n\n(.+)$")
+
+// explainedReasons are the reasons that the page explains, each with its codes.
+func explainedReasons() (map[string]string, error) {
+	page, err := os.ReadFile(reasonsPage)
+	if err != nil {
+		return nil, fmt.Errorf("read the page of reasons: %w", err)
+	}
+	reasons := map[string]string{}
+	for _, match := range reasonEntry.FindAllSubmatch(page, -1) {
+		reasons[string(match[1])] = string(match[2])
+	}
+	return reasons, nil
+}
+
+// faultsOfReasons compares the page with what the driver said in the whole suite: every reason has
+// to have happened, with the codes that the page names and no others.
+func faultsOfReasons(file string) ([]string, error) {
+	explained, err := explainedReasons()
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the reasons that the driver gave: %w", err)
+	}
+	var faults []string
+	happened := map[string]bool{}
+	for line := range strings.Lines(string(data)) {
+		reason, code, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if happened[reason] = true; !strings.Contains(explained[reason], "`"+code+"`") {
+			faults = append(faults, fmt.Sprintf("%s came with %s, the page says %q", reason, code,
+				explained[reason]))
+		}
+	}
+	for reason := range explained {
+		if !happened[reason] && !slices.Contains(happenElsewhere, reason) {
+			faults = append(faults, "no spec brought about "+reason)
+		}
+	}
+	slices.Sort(faults)
+	return slices.Compact(faults), nil
+}
+
+// happenElsewhere are the reasons that no caller can bring about from outside; tests of the driver
+// make them happen.
+var happenElsewhere = []string{
+	"Canceled",        // a caller that gave up hears nothing
+	"Internal",        // a bug
+	"InstanceUnknown", // a node without an identity does not start
+}

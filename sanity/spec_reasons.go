@@ -1,0 +1,168 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"unsafe"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// expectReason demands an error with that code whose message begins with that reason.
+func expectReason(err error, code codes.Code, reason string) {
+	GinkgoHelper()
+	expectRefusal(err, code)
+	Expect(reasonOf(status.Convert(err))).To(Equal(reason), "%v", err)
+}
+
+// Most reasons happen in the specs of the call that gives them. Here are those that take a special
+// effort; the suite as a whole is held to bring about every one.
+var _ = onStage("a reason that the rack causes", sceneOptions{}, func(s *scene) {
+	attach := func(ctx context.Context, volume *csi.Volume) error {
+		_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, s.rack.Instance("a").ID))
+		return err
+	}
+
+	It("CP-10 InstanceState: the instance is in a state without attach", func(ctx SpecContext) {
+		volume, instance := s.volume(ctx), s.rack.Instance("a").ID
+		failed := s.rackJSON(ctx, "/v1/instances/"+instance, nil)
+		failed["run_state"] = "failed"
+		s.refuse(ctx, "instance_disk_attach", volume.GetVolumeId(), http.StatusBadRequest,
+			"InvalidRequest", "cannot attach disk to instance in failed state")
+		s.answer(ctx, "instance_view", instance, failed)
+		expectReason(attach(ctx, volume), codes.FailedPrecondition, "InstanceState")
+	})
+
+	It("CV-14 ImageNotFound: the rack has no such image", func(ctx SpecContext) {
+		req := createRequest(fresh("pictured"))
+		req.Parameters = map[string]string{"imageId": someUUID}
+		_, err := s.ctl.CreateVolume(ctx, req)
+		expectReason(err, codes.InvalidArgument, "ImageNotFound")
+	})
+
+	It("OX-6 ObjectNotFound: the rack does not know what a listing is of", func(ctx SpecContext) {
+		s.refuse(ctx, "disk_list", "", http.StatusNotFound, "ObjectNotFound", "not found: something")
+		_, err := s.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+		expectReason(err, codes.NotFound, "ObjectNotFound")
+	})
+
+	It("OX-1 NameTaken: the rack speaks of a name where none was given", func(ctx SpecContext) {
+		volume := s.volume(ctx)
+		s.refuse(ctx, "disk_delete", volume.GetVolumeId(), http.StatusBadRequest,
+			"ObjectAlreadyExists", "already exists: something")
+		_, err := s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+		expectReason(err, codes.AlreadyExists, "NameTaken")
+	})
+
+	It("OX-12 RackAnswerWrong: the rack answers with another disk", func(ctx SpecContext) {
+		volume, other := s.volume(ctx), s.volume(ctx)
+		s.answer(ctx, "disk_view", volume.GetVolumeId(),
+			s.rackJSON(ctx, "/v1/disks/"+other.GetVolumeId(), nil))
+		_, err := s.ctl.ControllerGetVolume(ctx,
+			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
+		expectReason(err, codes.Internal, "RackAnswerWrong")
+	})
+})
+
+var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
+	It("NS-6 DeviceChanged: the node in /dev is another device's", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		other := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		device, aside := p.device(), p.device()+".aside"
+		Expect(os.Rename(device, aside)).To(Succeed())
+		DeferCleanup(func() { Expect(os.Rename(aside, device)).To(Succeed()) })
+		Expect(os.Link(other.device(), device)).To(Succeed())
+		brief := s.impatientNode(ctx).hold(p.volume, p.capability)
+		brief.published = p.published
+		expectReason(brief.stage(ctx), codes.FailedPrecondition, "DeviceChanged")
+	})
+
+	It("NS-8 DeviceHeld: the volume is staged at another path", func(ctx SpecContext) {
+		p := s.settled(ctx, s.volume(ctx), s.a, mounted())
+		elsewhere := p.node.hold(p.volume, p.capability)
+		elsewhere.published = p.published
+		expectReason(elsewhere.stage(ctx), codes.FailedPrecondition, "DeviceHeld")
+	})
+
+	It("NP-9 DeviceReadOnly: a blank disk that cannot be written", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		p.published["readOnly"] = "true"
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceReadOnly")
+	})
+
+	It("NS-10 DeviceUnreadable: the disk answers reads with errors", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		file := backingFile(p.device())
+		Expect(os.Truncate(file, gib/2)).To(Succeed())
+		DeferCleanup(func() { Expect(os.Truncate(file, gib)).To(Succeed()) })
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceUnreadable")
+	})
+
+	It("NS-13 FilesystemTooLarge: the filesystem claims more than the disk has",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.detached(ctx, s.settled(ctx, volume, s.a, mounted()))
+			s.fault(ctx, Fault{Operation: "instance_disk_attach", Times: 1,
+				Device: &FaultDevice{SizeBytes: gib / 2}})
+			p := s.placed(ctx, volume, s.a, mounted())
+			p.published["sizeBytes"] = "536870912"
+			expectReason(p.stage(ctx), codes.FailedPrecondition, "FilesystemTooLarge")
+		})
+
+	It("NS-11 FilesystemDamaged: its check finds what it may not repair", func(ctx SpecContext) {
+		p := s.settled(ctx, s.volume(ctx), s.a, mounted())
+		p.leave(ctx)
+		for _, damage := range []string{"clri <2>", "ssv state 2"} {
+			out, err := exec.CommandContext(ctx, "debugfs", "-w", "-R", damage, p.device()).
+				CombinedOutput()
+			Expect(err).NotTo(HaveOccurred(), string(out))
+		}
+		expectReason(p.stage(ctx), codes.Internal, "FilesystemDamaged")
+	})
+
+	It("NP-5 FilesystemFailed: the kernel has shut the filesystem down", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("xfs"))
+		Expect(p.stage(ctx)).To(Succeed())
+		shutDown(p.staging)
+		expectReason(p.publish(ctx), codes.FailedPrecondition, "FilesystemFailed")
+	})
+
+	It("NS-15 MountFlagsUnsupported: a flag that no volume may have", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4", "bind"))
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "MountFlagsUnsupported")
+	})
+})
+
+// backingFile is the file behind a loop device, whatever the guest calls the device.
+func backingFile(device string) string {
+	GinkgoHelper()
+	var st unix.Stat_t
+	Expect(unix.Stat(device, &st)).To(Succeed())
+	number := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	link := filepath.Join("/sys/dev/block", number, "loop/backing_file")
+	name, err := os.ReadFile(link)
+	Expect(err).NotTo(HaveOccurred())
+	return string(name[:len(name)-1])
+}
+
+// shutDown makes the kernel give up the ext4 or xfs filesystem that is mounted there, as it does
+// after an error in its metadata.
+func shutDown(path string) {
+	GinkgoHelper()
+	const goingDown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
+	dir, err := os.Open(path)
+	Expect(err).NotTo(HaveOccurred())
+	defer dir.Close()
+	var flags uint32
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), goingDown, uintptr(unsafe.Pointer(&flags)))
+	Expect(errno).To(BeZero())
+}
