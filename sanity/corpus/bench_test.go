@@ -1,0 +1,54 @@
+package corpus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// bench is a guest with a driver in it, where one trial after the other is made.
+type bench struct {
+	dir    string
+	guest  guest
+	plugin *sanity.Plugin
+	bases  *bases
+	// bin comes first in the driver's PATH. A trial may put a program there.
+	bin string
+}
+
+// newBench starts a driver: the run's own, or the program.
+func newBench(ctx context.Context, run *sanity.Run, bases *bases, program string, env map[string]string) (
+	*bench, error) {
+	dir, err := os.MkdirTemp(run.Dir, "bench-")
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{dir: dir, bases: bases, bin: filepath.Join(dir, "bin")}
+	if err := os.Mkdir(b.bin, 0o755); err != nil {
+		return nil, err
+	}
+	if b.guest, err = newGuest(filepath.Join(dir, "guest")); err != nil {
+		return nil, fmt.Errorf("make a guest: %w", err)
+	}
+	all := map[string]string{
+		"PATH": b.bin + ":" + os.Getenv("PATH"),
+		// Nothing here appears later than it is asked for.
+		"OXIDE_DEVICE_TIMEOUT": "20ms",
+	}
+	for key, value := range env {
+		all[key] = value
+	}
+	b.plugin, err = run.StartNode(ctx, sanity.NodeOptions{
+		Guest: b.guest.dir, InstanceID: instanceID, Program: program, Env: all,
+	})
+	return b, err
+}
+
+// close ends the driver, which must end well.
+func (b *bench) close() error {
+	return errors.Join(b.plugin.Stop(), os.RemoveAll(b.dir))
+}

@@ -1,0 +1,148 @@
+package corpus_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+func TestMain(m *testing.M) { proof.Main(m) }
+
+// TestNoDiskThatIsNotBlankIsFormatted is the proof.
+func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
+	p := proof.New(t, "blank-corpus")
+	run, err := sanity.NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	bases, err := newBases(run.Dir, p.Rand())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
+	for round := uint64(0); ; round++ {
+		c.round(t.Context(), run, bases, chosen(t, corpus()), p.Seed+round)
+		if !p.Long() || p.Over() || t.Failed() {
+			break
+		}
+	}
+	p.Figure("disks", c.disks, "formatted_blank", c.outcomes[formatted]-c.overwritten,
+		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
+		"formatted_nonblank", c.overwritten)
+}
+
+// chosen are the generators whose name PROOF_ONLY matches, all without it.
+func chosen(t *testing.T, all []generator) []generator {
+	t.Helper()
+	only, err := regexp.Compile(os.Getenv("PROOF_ONLY"))
+	if err != nil {
+		t.Fatalf("PROOF_ONLY has to be a regular expression: %v", err)
+	}
+	var some []generator
+	for _, g := range all {
+		if only.MatchString(g.name) {
+			some = append(some, g)
+		}
+	}
+	return some
+}
+
+// tally counts what came out.
+type tally struct {
+	p *proof.Proof
+	t *testing.T
+
+	// mu guards the rest.
+	mu          sync.Mutex
+	said        time.Time
+	disks       int
+	overwritten int
+	outcomes    map[outcome]int
+}
+
+// benches is how many drivers work at once.
+const benches = 2
+
+// round tries each generator once.
+func (c *tally) round(ctx context.Context, run *sanity.Run, bases *bases, all []generator, seed uint64) {
+	work := make(chan generator)
+	var workers sync.WaitGroup
+	for range benches {
+		workers.Go(func() {
+			b, err := newBench(ctx, run, bases, "", nil)
+			if err != nil {
+				c.t.Errorf("start a driver: %v", err)
+			}
+			for g := range work {
+				if err == nil {
+					c.one(ctx, b, g, seed, len(all))
+				}
+			}
+			if err != nil {
+				return
+			}
+			if err := b.close(); err != nil {
+				c.t.Error(err)
+			}
+		})
+	}
+	for _, g := range all {
+		if c.p.Over() {
+			break
+		}
+		work <- g
+	}
+	close(work)
+	workers.Wait()
+}
+
+// one makes one trial and counts it.
+func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
+	v, err := b.try(ctx, g.trial(seed))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disks++
+	c.outcomes[v.Outcome]++
+	if v.Overwritten {
+		c.overwritten++
+	}
+	if err != nil {
+		c.t.Errorf("%q (seed %d) cannot be tried: %v", g.name, seed, err)
+	}
+	if v.Wrong != nil {
+		c.t.Errorf("%q (seed %d): %v", g.name, seed, v.Wrong)
+	}
+	if os.Getenv("PROOF_ANSWERS") != "" {
+		c.p.Say("%q: %s %v", g.name, v.Outcome, v.Answer)
+	}
+	if time.Since(c.said) > 5*time.Second {
+		c.said = time.Now()
+		c.p.Say("%d disks, %d in a round; the last one: %s", c.disks, of, g.name)
+	}
+}
+
+// trial makes the trial for a seed.
+func (g generator) trial(seed uint64) *trial {
+	h := fnv.New64a()
+	fmt.Fprint(h, g.name)
+	t := defaults(g.name, rand.New(rand.NewPCG(seed, h.Sum64())))
+	g.make(t)
+	return t
+}
