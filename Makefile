@@ -3,6 +3,9 @@
 GO      ?= go
 # RACE= (empty) turns the race detector off for a quicker look.
 RACE    ?= -race
+# What the proofs are repeatable by, and how long all of a soak takes.
+SEED     ?= 1
+DURATION ?= 30m
 # Tests that need more than this are stuck.
 TIMEOUT ?= 30m
 # What the binaries say of themselves; a tree without git says nothing.
@@ -11,7 +14,17 @@ RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 
 .DEFAULT_GOAL := help
-.PHONY: help build sanity test bench demo conformance check fmt lint schema clean
+.PHONY: help build sanity test proofs soak bench demo conformance check fmt lint schema clean under-test
+
+# The proofs of data safety, each a package below sanity/ and a target here.
+PROOFS   = corpus crash faults model concurrency fuzz
+# The programs that the suite and the proofs start, built once for all packages.
+PROGRAMS = .cache/under-test
+FIGURES  = .cache/figures
+SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
+	OXIDE_CSI_PLUGIN=$(CURDIR)/$(PROGRAMS)/oxide-csi-plugin \
+	OXIDE_CONFORMANCE=$(CURDIR)/$(PROGRAMS)/oxide-conformance \
+	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,11 +35,34 @@ build: ## build the binaries into bin/
 
 sanity: ## the main job: csi-sanity and our own specs against driver and simulated rack
 	@tools/prerequisites
-	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/...
+	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
-test: ## every test, sanity included
+test: under-test ## every test: sanity, the proofs in their short form, and each package's own
+	@rm -f $(FIGURES)
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
+	@cat $(FIGURES)
+
+proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make crash runs one
+	@rm -f $(FIGURES)
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(PROOFS:%=./sanity/%)
+	@cat $(FIGURES)
+
+.PHONY: $(PROOFS)
+$(PROOFS): under-test
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/$@
+
+soak: under-test ## the proofs in their long form, one after the other: make soak DURATION=2h SEED=7
+	@rm -f $(FIGURES)
+	@for proof in $(PROOFS); do \
+		echo "soak: $$proof, its share of $(DURATION)"; \
+		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(PROOFS)) \
+			$(GO) test $(RACE) -count=1 -timeout=0 -v ./sanity/$$proof || exit 1; \
+	done
+	@cat $(FIGURES)
+
+under-test:
 	@tools/prerequisites
-	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
+	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
 
 bench: ## measure: driver against the same work by hand, memory, start-up, sizes
 	@tools/prerequisites

@@ -20,6 +20,8 @@ import (
 
 	"github.com/onsi/ginkgo/v2/types"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // partTimeout ends a part that hangs, after which its processes are still stopped.
@@ -123,7 +125,10 @@ func runParts(t *testing.T, run *Run) {
 		t.Error(err)
 	}
 	whole.seconds = time.Since(start).Seconds()
-	fmt.Printf("%s%s\n", bullets(whole.explanations()), whole.figureLine("sanity"))
+	fmt.Print(bullets(whole.explanations()))
+	if err := proof.Print(whole.figureLine("sanity")); err != nil {
+		t.Error(err)
+	}
 	faults := whole.faults
 	if !t.Failed() { // else not all has run
 		faults = slices.Concat(faults, whole.unused())

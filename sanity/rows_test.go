@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // citing are the functions whose string argument is the name of a test.
@@ -174,8 +176,10 @@ func TestEveryRequirementIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, by, none, faults := checkRows(rows, found, cases)
-	fmt.Printf("FIGURE requirements rows=%d own=%d csi_sanity=%d not_applicable=%d\n",
-		len(rows), own, by, none)
+	if err := proof.Print(proof.Line("requirements", "rows", len(rows), "own", own,
+		"csi_sanity", by, "not_applicable", none)); err != nil {
+		t.Error(err)
+	}
 	for _, fault := range faults {
 		t.Error(fault)
 	}

@@ -1,8 +1,9 @@
 // Package proof is what the proofs of data safety share: a seed that repeats a run, a short and a
 // long form, progress, and the figure at the end.
 //
-// PROOF_SEED chooses the seed and PROOF_DURATION the long form; PROOF_FIGURES names a file that
-// collects the figures, for the go command hides what passing tests print.
+// PROOF_SEED chooses the seed and PROOF_DURATION the long form, of whose time a proof takes one of
+// PROOF_SHARES; PROOF_FIGURES names a file that collects the figures, for the go command hides what
+// passing tests print.
 package proof
 
 import (
@@ -43,6 +44,13 @@ func New(t testing.TB, name string) *Proof {
 		if p.duration, err = time.ParseDuration(text); err != nil || p.duration <= 0 {
 			t.Fatalf("PROOF_DURATION has to be a duration such as 10m, it is %q", text)
 		}
+	}
+	if text := os.Getenv("PROOF_SHARES"); text != "" {
+		shares, err := strconv.Atoi(text)
+		if err != nil || shares < 1 {
+			t.Fatalf("PROOF_SHARES has to be a number of proofs, it is %q", text)
+		}
+		p.duration /= time.Duration(shares)
 	}
 	p.rand = rand.New(rand.NewPCG(p.Seed, p.Seed))
 	t.Cleanup(func() {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
@@ -38,6 +39,10 @@ func TestTheEnvironmentChoosesSeedAndForm(t *testing.T) {
 	p := proof.New(t, "some-proof")
 	if p.Seed != 7 || !p.Long() || p.Over() {
 		t.Errorf("seed %d, long %t, over %t; want 7, true, false", p.Seed, p.Long(), p.Over())
+	}
+	t.Setenv("PROOF_SHARES", "6")
+	if got := proof.New(t, "some-proof").Duration(); got != 10*time.Minute {
+		t.Errorf("a sixth of an hour is %s, want 10m", got)
 	}
 	t.Setenv("PROOF_SEED", "")
 	t.Setenv("PROOF_DURATION", "")
