@@ -192,6 +192,9 @@ func (r *Rack) Instance(name string) Instance {
 	return r.Instances[i]
 }
 
+// PID is the simulator's.
+func (r *Rack) PID() int { return r.proc.pid() }
+
 // LogFile is where the simulator logs.
 func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
 
