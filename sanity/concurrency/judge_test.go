@@ -1,0 +1,89 @@
+package concurrency
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// tally counts what was done and what was seen.
+type tally struct {
+	calls, aborted, abandoned, wrong atomic.Int64
+	volumes, races, leaked           atomic.Int64
+
+	creates, names, disks, ids   atomic.Int64
+	attaches, snapshots, deletes atomic.Int64
+
+	stages, publishes, formats, mounts atomic.Int64
+}
+
+// answers are those that a call may get besides OK: by code, the reasons that may stand there.
+type answers map[codes.Code][]string
+
+// and are these answers and more.
+func (a answers) and(more answers) answers {
+	both := answers{}
+	for _, some := range []answers{a, more} {
+		for code, reasons := range some {
+			both[code] = append(both[code], reasons...)
+		}
+	}
+	return both
+}
+
+// busy is what everybody has to be ready for: another call for the object, or the rack's own work.
+var busy = answers{codes.Aborted: {"OperationPending", "DiskBusy"}}
+
+// givenUp is what a caller sees who did not wait; the driver or the caller's own side may say it.
+var givenUp = answers{
+	codes.DeadlineExceeded: {"DeadlineExceeded", "context deadline exceeded", "stream terminated"},
+	codes.Canceled:         {"Canceled", "context canceled", "stream terminated"},
+}
+
+func codeOf(err error) codes.Code { return status.Code(err) }
+
+// wrong notes what must not be.
+func (s *site) wrong(format string, args ...any) {
+	s.tally.wrong.Add(1)
+	s.t.Errorf(format, args...)
+}
+
+// judge counts an answer and holds it to those that are allowed. It says whether it is OK.
+func (s *site) judge(what string, err error, allowed answers) bool {
+	s.tally.calls.Add(1)
+	code := codeOf(err)
+	switch code {
+	case codes.OK:
+		return true
+	case codes.Aborted:
+		s.tally.aborted.Add(1)
+	case codes.Canceled, codes.DeadlineExceeded:
+		s.tally.abandoned.Add(1)
+	}
+	message := status.Convert(err).Message()
+	if !slices.ContainsFunc(allowed[code], func(reason string) bool {
+		return strings.HasPrefix(message, reason)
+	}) {
+		s.wrong("%s may not answer this: %v", what, err)
+	}
+	return false
+}
+
+// converge repeats a call until it is OK; meanwhile it gets none but the allowed answers.
+func (s *site) converge(ctx context.Context, what string, allowed answers,
+	call func(context.Context) error) {
+	err := await(ctx, func() error {
+		err := call(ctx)
+		if !s.judge(what, err, allowed) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		s.wrong("%s does not converge: %v", what, err)
+	}
+}
