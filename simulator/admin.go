@@ -24,6 +24,8 @@ import (
 //	GET    /faults                 the rules in force, with how often each fired
 //	POST   /faults                 adds a Rule; answers {"id":…}
 //	DELETE /faults[/ID]            removes all rules, or one
+//	POST   /late                   carries out now what rules of the phase late hold back; answers
+//	                               when it is done
 //	GET    /switches               the Switches
 //	PATCH  /switches               changes those that are named
 //	GET    /state                  disks, snapshots, instances, attachments, loop devices
@@ -48,6 +50,13 @@ func (s *Server) Admin() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("DELETE /faults/{id}", s.adminRemoveFault)
+	mux.HandleFunc("POST /late", func(w http.ResponseWriter, r *http.Request) {
+		if err := s.CarryOut(r.Context()); err != nil {
+			adminAnswer(w, nil, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
 	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
 		adminAnswer(w, s.switches.get(), nil)
 	})

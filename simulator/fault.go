@@ -1,8 +1,6 @@
 package simulator
 
 import (
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -23,21 +21,30 @@ const (
 	Instead Phase = "instead"
 	// After strikes when the effect is there: it is done, and the caller is told otherwise.
 	After Phase = "after"
-	// Twice does it twice and answers as the second time says, as a proxy does that repeats.
+	// Twice does it twice and answers as the second time says, as a proxy does that repeats; or as
+	// the rule says.
 	Twice Phase = "twice"
+	// Late strikes before the effect, which comes all the same: the rule's Delay after the caller
+	// had his answer, or gave up. It needs an Answer, a Cut or a Hang. Server.CarryOut does not
+	// wait for the Delay.
+	Late Phase = "late"
 	// Unwind lets the rack fail in the middle and take back what it began: a create leaves
 	// nothing, a delete leaves the disk faulted under another name (A24).
 	Unwind Phase = "unwind"
 )
 
 // Rule makes the rack misbehave on purpose. Which requests it strikes: those of Operation (as the
-// API names them; "" is any) that speak of Object (a name or an ID; "" is any), after the first
-// Skip of them, Times times (0 is always), each with Probability (0 is certainly; the dice are
-// Seed's). What it does to them: Delay and then go on; or end them with Answer, a Cut connection,
-// or a Hang that ends in a cut; or give the body slowly or torn; or spoil the attached Device.
+// API names them; "" is any) that speak of Object (a name or an ID; "" is any) and carry the
+// token Bearer ("" is any), after the first Skip of them, Times times (0 is always), each with
+// Probability (0 is certainly; the dice are Seed's). What it does to them: Delay and then go on; or
+// end them with Answer, a Cut connection, or a Hang that ends in a cut; or give the body slowly (in
+// eight pieces with SlowBody before each, or byte for byte with SlowByte), torn after TornBody
+// bytes, or without the DropFields of the object or of a page's objects; or spoil the attached
+// Device.
 type Rule struct {
 	Operation   string       `json:"operation,omitempty"`
 	Object      string       `json:"object,omitempty"`
+	Bearer      string       `json:"bearer,omitempty"`
 	Skip        int          `json:"skip,omitempty"`
 	Times       int          `json:"times"`
 	Probability float64      `json:"probability,omitempty"`
@@ -48,18 +55,22 @@ type Rule struct {
 	Hang        Duration     `json:"hang,omitempty"`
 	Delay       Duration     `json:"delay,omitempty"`
 	SlowBody    Duration     `json:"slow_body,omitempty"`
+	SlowByte    Duration     `json:"slow_byte,omitempty"`
 	TornBody    int          `json:"torn_body,omitempty"`
+	DropFields  []string     `json:"drop_fields,omitempty"`
 	Device      *DeviceFault `json:"device,omitempty"`
 }
 
 // Answer is what the caller gets in place of the rack's own: an error of the rack's form, or a
-// raw Body as a proxy in front of the rack would give.
+// raw Body as a proxy in front of the rack would give, behind PadBytes of white space.
 type Answer struct {
-	Status      int    `json:"status"`
-	ErrorCode   string `json:"error_code,omitempty"`
-	Message     string `json:"message,omitempty"`
-	Body        string `json:"body,omitempty"`
-	ContentType string `json:"content_type,omitempty"`
+	Status      int               `json:"status"`
+	ErrorCode   string            `json:"error_code,omitempty"`
+	Message     string            `json:"message,omitempty"`
+	Body        string            `json:"body,omitempty"`
+	PadBytes    int               `json:"pad_bytes,omitempty"`
+	ContentType string            `json:"content_type,omitempty"`
+	Header      map[string]string `json:"header,omitempty"`
 }
 
 // DeviceFault is how an attached disk shows in its guest: never, late, or with another size.
@@ -113,35 +124,6 @@ func (f *Faults) Add(r Rule) (id string, err error) {
 	return id, nil
 }
 
-// check refuses a rule that can never strike or has no effect, which is a mistake in a test.
-func (r Rule) check() error {
-	phases := []Phase{"", Before, Instead, After, Twice, Unwind}
-	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
-		return op.name == r.Operation
-	})
-	effect := r.Answer != nil || r.Cut || r.Hang > 0 || r.Delay > 0 || r.SlowBody > 0 ||
-		r.TornBody > 0 || r.Device != nil || r.Phase == Twice || r.Phase == Unwind
-	switch {
-	case !known:
-		return fmt.Errorf("fault rule: the rack has no operation %q; name one as the API's "+
-			"operationId does, such as disk_create", r.Operation)
-	case !slices.Contains(phases, r.Phase):
-		return fmt.Errorf("fault rule: there is no phase %q; use one of %q", r.Phase, phases[1:])
-	case !effect:
-		return errors.New("fault rule: it does nothing; give it an answer, cut, hang, delay, " +
-			"slow_body, torn_body or device")
-	case r.Answer != nil && (r.Answer.Status < 200 || r.Answer.Status > 599):
-		return fmt.Errorf("fault rule: the answer's status is %d; give one from 200 to 599",
-			r.Answer.Status)
-	case r.Probability < 0 || r.Probability > 1:
-		return fmt.Errorf("fault rule: the probability is %g; give one from 0 to 1",
-			r.Probability)
-	case r.Skip < 0 || r.Times < 0 || r.TornBody < 0:
-		return errors.New("fault rule: skip, times and torn_body cannot be negative")
-	}
-	return nil
-}
-
 // Clear removes every rule.
 func (f *Faults) Clear() {
 	f.mu.Lock()
@@ -176,21 +158,22 @@ func (f *Faults) empty() bool {
 }
 
 // strike finds the rules that strike a request, in the order in which they were added.
-func (f *Faults) strike(operation string, subjects []string) []*firing {
+func (f *Faults) strike(r *request) []*firing {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var struck []*firing
-	for _, r := range f.rules {
-		if r.matches(operation, subjects) && r.fires() {
-			struck = append(struck, &firing{r.ID, r.Rule})
+	for _, rule := range f.rules {
+		if rule.matches(r) && rule.fires() {
+			struck = append(struck, &firing{rule.ID, rule.Rule})
 		}
 	}
 	return struck
 }
 
-func (r *ActiveRule) matches(operation string, subjects []string) bool {
-	return (r.Operation == "" || r.Operation == operation) &&
-		(r.Object == "" || slices.Contains(subjects, r.Object))
+func (r *ActiveRule) matches(req *request) bool {
+	return (r.Operation == "" || r.Operation == req.entry.Operation) &&
+		(r.Object == "" || slices.Contains(req.subjects, r.Object)) &&
+		(r.Bearer == "" || req.Header.Get("Authorization") == "Bearer "+r.Bearer)
 }
 
 func (r *ActiveRule) fires() bool {

@@ -54,6 +54,7 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 		{"unwound with an answer of the rule's", Rule{Phase: Unwind, Answer: answer}, answered, false},
 		{"twice: the second finds what the first made", Rule{Phase: Twice},
 			refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`), true},
+		{"twice with an answer of the rule's", Rule{Phase: Twice, Answer: answer}, answered, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRack(t, &Server{})
@@ -149,7 +150,7 @@ func TestAFaultsDiceAreItsSeeds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 64 {
-			thrown = append(thrown, len(f.strike("disk_view", nil)) == 1)
+			thrown = append(thrown, len(f.strike(&request{entry: Request{Operation: "disk_view"}})) == 1)
 		}
 		return thrown
 	}
@@ -197,6 +198,10 @@ func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
 		"status is 99":                 {Answer: &Answer{Status: 99}},
 		"probability is 1.5":           {Cut: true, Probability: 1.5},
 		"cannot be negative":           {Cut: true, Times: -1},
+		"pad_bytes is -1":              {Answer: &Answer{Status: 200, PadBytes: -1}},
+		"cannot fail in the middle":    {Operation: "disk_view", Phase: Unwind},
+		"shows no device to a guest":   {Operation: "disk_create", Device: &DeviceFault{Never: true}},
+		"late needs what the caller":   {Operation: "disk_create", Phase: Late, Delay: 1},
 	} {
 		var f Faults
 		if _, err := f.Add(rule); err == nil || !strings.Contains(err.Error(), name) {

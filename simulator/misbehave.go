@@ -1,7 +1,9 @@
 package simulator
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -16,7 +18,7 @@ func (s *Server) draw(r *request) error {
 	if err := s.resolve(r); err != nil {
 		return err
 	}
-	r.faults = s.Faults.strike(r.entry.Operation, r.subjects)
+	r.faults = s.Faults.strike(r)
 	for _, f := range r.faults {
 		r.entry.Faults = append(r.entry.Faults, f.id)
 		s.log.Warn("a fault strikes", slog.String("rule", f.id),
@@ -79,8 +81,10 @@ func (s *Server) interfere(r *request, phase Phase) (answer, bool) {
 		if f.Phase != phase {
 			continue
 		}
-		// A delayed request is carried out although its caller may have given up.
-		wait(s.life, time.Duration(f.Delay))
+		if phase != Late {
+			// A delayed request is carried out although its caller may have given up.
+			wait(s.life, time.Duration(f.Delay))
+		}
 		switch {
 		case f.Hang > 0:
 			s.linger(r, time.Duration(f.Hang))
@@ -103,7 +107,43 @@ func (a *Answer) encode(requestID string) answer {
 	if a.Body == "" && a.Status >= 300 {
 		body = encode(errorBody{requestID, a.ErrorCode, a.Message}, "  ")
 	}
-	return answer{a.Status, nil, contentType, body}
+	if a.PadBytes > 0 {
+		body = append(bytes.Repeat([]byte(" "), a.PadBytes), body...)
+	}
+	header := http.Header{}
+	for name, value := range a.Header {
+		header.Set(name, value)
+	}
+	return answer{a.Status, header, contentType, body}
+}
+
+// dropped is the rack's own answer without the fields that a fault drops, as a rack of another
+// release would give it.
+func (r *request) dropped(a answer) answer {
+	var fields []string
+	for _, f := range r.faults {
+		fields = append(fields, f.DropFields...)
+	}
+	var object map[string]json.RawMessage
+	if len(fields) == 0 || a.status >= 300 || json.Unmarshal(a.body, &object) != nil {
+		return a
+	}
+	var items []map[string]json.RawMessage
+	if json.Unmarshal(object["items"], &items) == nil && items != nil {
+		for _, item := range items {
+			drop(item, fields)
+		}
+		object["items"] = encode(items, "")
+	}
+	drop(object, fields)
+	a.body = encode(object, "")
+	return a
+}
+
+func drop(object map[string]json.RawMessage, fields []string) {
+	for _, field := range fields {
+		delete(object, field)
+	}
 }
 
 // linger waits, but no longer than the caller does.
@@ -121,17 +161,22 @@ func (s *Server) misdeliver(w http.ResponseWriter, r *request, body []byte) bool
 		case f.TornBody > 0 && f.TornBody < len(body):
 			deliver(w, body[:f.TornBody])
 			panic(http.ErrAbortHandler)
+		case f.SlowByte > 0:
+			s.trickle(w, r, body, len(body), time.Duration(f.SlowByte))
+			return true
 		case f.SlowBody > 0:
-			s.trickle(w, r, body, time.Duration(f.SlowBody))
+			s.trickle(w, r, body, 8, time.Duration(f.SlowBody))
 			return true
 		}
 	}
 	return false
 }
 
-// trickle delivers the body in eight pieces with a pause before each.
-func (s *Server) trickle(w http.ResponseWriter, r *request, body []byte, pause time.Duration) {
-	const pieces = 8
+// trickle delivers the body in pieces with a pause before each.
+func (s *Server) trickle(w http.ResponseWriter, r *request, body []byte, pieces int,
+	pause time.Duration,
+) {
+	pieces = max(1, pieces)
 	size := max(1, (len(body)+pieces-1)/pieces)
 	for len(body) > 0 && s.linger(r, pause) {
 		n := min(size, len(body))

@@ -20,6 +20,8 @@ type Request struct {
 	DurationMS float64   `json:"duration_ms"`
 	// Faults are the IDs of the fault rules that fired.
 	Faults []string `json:"faults"`
+	// Late says that this is the effect of a request that was answered before, by a fault.
+	Late bool `json:"late,omitempty"`
 }
 
 // keptRequests bounds the log's memory.

@@ -53,6 +53,7 @@ type Server struct {
 	locks     locks
 	creating  pending
 	repairs   repairs
+	later     later
 	// life ends when the server closes; work is what is still under way then.
 	life context.Context
 	die  context.CancelFunc
@@ -233,13 +234,18 @@ func (s *Server) handle(r *request) answer {
 	if a, ended := s.interfere(r, Instead); ended {
 		return a
 	}
-	a := s.serve(r)
+	if f := r.late(); f != nil {
+		s.carryOutLater(r, time.Duration(f.Delay))
+		a, _ := s.interfere(r, Late)
+		return a
+	}
+	a := r.dropped(s.serve(r))
 	for _, f := range r.faults {
 		if f.Phase == Twice {
-			a = s.serve(r)
+			a = r.dropped(s.serve(r))
 		}
 	}
-	for _, phase := range []Phase{Unwind, After} {
+	for _, phase := range []Phase{Unwind, Twice, After} {
 		if lie, ended := s.interfere(r, phase); ended {
 			return lie
 		}

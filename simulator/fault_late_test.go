@@ -1,0 +1,168 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+const hour = Duration(time.Hour)
+
+func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
+	r := newRack(t, &Server{})
+	answer := &Answer{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
+	for name, rule := range map[string]Rule{
+		"answered": {Answer: answer},
+		"cut":      {Cut: true},
+		"hung":     {Hang: Duration(20 * time.Millisecond)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rule.Operation, rule.Phase, rule.Delay = "disk_create", Late, hour
+			r.fault(rule)
+			if _, err := r.DiskCreate(t.Context(), r.blank(name, 1)); err == nil {
+				t.Fatal("the caller was told of a success")
+			}
+			if r.exists(name) {
+				t.Fatal("it was done at once")
+			}
+			if err := r.CarryOut(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !r.exists(name) {
+				t.Fatal("it was not done")
+			}
+			var late int
+			for _, request := range r.Requests() {
+				if request.Late && request.Object == name && request.Status == http.StatusCreated {
+					late++
+				}
+			}
+			if late != 1 {
+				t.Errorf("the log has %d late entries, want 1", late)
+			}
+		})
+	}
+}
+
+func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	r.fault(Rule{Operation: "disk_delete", Phase: Late, Cut: true, Delay: 1})
+	if err := r.DiskDelete(t.Context(),
+		oxide.DiskDeleteParams{Disk: "d", Project: "default"}); err == nil {
+		t.Fatal("the caller was told of a success")
+	}
+	await(t, "the disk to be gone", func() bool { return !r.exists("d") })
+}
+
+func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "disk_create", Phase: Late, Hang: hour, Delay: hour})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
+		t.Fatal("the caller was told of a success")
+	}
+	if r.exists("d") {
+		t.Fatal("it was done at once")
+	}
+	if err := r.CarryOut(t.Context()); err != nil || !r.exists("d") {
+		t.Errorf("it was not done: %v", err)
+	}
+}
+
+func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
+	s := &Server{Dir: t.TempDir(), Token: testToken}
+	server := httptest.NewServer(s)
+	defer server.Close()
+	if _, err := s.Faults.Add(Rule{Operation: "disk_create", Phase: Late, Cut: true,
+		Delay: hour}); err != nil {
+		t.Fatal(err)
+	}
+	r := &rack{Server: s, Client: newClient(t, server.URL), t: t}
+	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
+		t.Fatal("the caller was told of a success")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if again := newRack(t, &Server{Dir: s.Dir}); again.exists("d") {
+		t.Error("it was done by a rack that was closed")
+	}
+}
+
+func TestAdminCarriesOutWhatIsLate(t *testing.T) {
+	r := newRack(t, &Server{})
+	admin := httptest.NewServer(r.Admin())
+	defer admin.Close()
+	r.fault(Rule{Operation: "disk_create", Phase: Late, Cut: true, Delay: hour})
+	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
+		t.Fatal("the caller was told of a success")
+	}
+	if code := adminCall(t, admin.URL, "POST", "/late", "", nil); code != http.StatusNoContent {
+		t.Errorf("got %d, want 204", code)
+	}
+	if !r.exists("d") {
+		t.Error("it was not done")
+	}
+}
+
+func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	r.fault(Rule{DropFields: []string{"disk_type", "read_only"}})
+	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
+		_, body := r.call("GET", path, "")
+		if strings.Contains(body, "disk_type") || strings.Contains(body, "read_only") ||
+			!strings.Contains(body, `"block_size":512`) {
+			t.Errorf("GET %s: %s", path, body)
+		}
+	}
+}
+
+func TestAFaultStrikesATokenOnly(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "project_view", Bearer: testToken,
+		Answer: &Answer{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
+	view := func() error {
+		_, err := r.ProjectView(t.Context(), oxide.ProjectViewParams{Project: "default"})
+		return err
+	}
+	if err := view(); !errors.Is(err, oxide.ErrUnauthenticated) {
+		t.Errorf("got %v, want 401", err)
+	}
+	r.Faults.Clear()
+	r.fault(Rule{Operation: "project_view", Bearer: testToken + "-other", Cut: true})
+	if err := view(); err != nil {
+		t.Errorf("another token was struck: %v", err)
+	}
+}
+
+func TestABodyArrivesByteForByte(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "ping", SlowByte: Duration(2 * time.Millisecond)})
+	start := time.Now()
+	if _, body := r.call("GET", "/v1/ping", ""); body != `{"status":"ok"}` {
+		t.Errorf("got %s", body)
+	}
+	if took := time.Since(start); took < 30*time.Millisecond {
+		t.Errorf("15 bytes took %s, want at least 15 pauses of 2 ms", took)
+	}
+}
+
+func TestAnAnswerIsAsLargeAndHasTheHeaderThatTheRuleSays(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.fault(Rule{Operation: "ping", Answer: &Answer{Status: 299, Body: "{}", PadBytes: 1 << 20,
+		Header: map[string]string{"Location": "/v1/me"}}})
+	resp, body := r.call("GET", "/v1/ping", "")
+	if len(body) != 1<<20+2 || !strings.HasSuffix(body, " {}") ||
+		resp.header.Get("Location") != "/v1/me" {
+		t.Errorf("got %d bytes and %v", len(body), resp.header)
+	}
+}

@@ -1,0 +1,105 @@
+package simulator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// later are the requests whose callers had an answer, and whose effect is still to come.
+type later struct {
+	mu sync.Mutex
+	// mu guards held.
+	held []*heldBack
+}
+
+// heldBack is one of them: now is closed when it shall not wait any longer, done when it is over.
+type heldBack struct{ now, done chan struct{} }
+
+func (l *later) add() *heldBack {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = slices.DeleteFunc(l.held, (*heldBack).over)
+	h := &heldBack{now: make(chan struct{}), done: make(chan struct{})}
+	l.held = append(l.held, h)
+	return h
+}
+
+func (h *heldBack) over() bool {
+	select {
+	case <-h.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// release ends the wait of all and returns them.
+func (l *later) release() []*heldBack {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.held
+	l.held = nil
+	for _, h := range all {
+		close(h.now)
+	}
+	return all
+}
+
+// late is the rule by which the request's effect comes late, or nil.
+func (r *request) late() *firing {
+	for _, f := range r.faults {
+		if f.Phase == Late {
+			return f
+		}
+	}
+	return nil
+}
+
+// carryOutLater carries a request out when its caller has had his answer, or is gone, and the delay
+// is over. A rack that closes meanwhile forgets it.
+func (s *Server) carryOutLater(r *request, delay time.Duration) {
+	// The answer under way writes into the request.
+	late := *r
+	late.entry.Late = true
+	h := s.later.add()
+	forget := func() { close(h.done) }
+	if !s.begin() {
+		forget()
+		return
+	}
+	go func() {
+		defer s.work.Done()
+		defer forget()
+		select {
+		case <-late.Context().Done():
+		case <-s.life.Done():
+		}
+		timer := time.NewTimer(delay)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-h.now:
+		case <-s.life.Done():
+		}
+		if s.life.Err() == nil {
+			late.started = time.Now()
+			s.record(&late, s.serve(&late))
+		}
+	}()
+}
+
+// CarryOut carries out now what rules of the phase Late hold back, and returns when all of it is
+// done, also what was under way already.
+func (s *Server) CarryOut(ctx context.Context) error {
+	for _, h := range s.later.release() {
+		select {
+		case <-h.done:
+		case <-ctx.Done():
+			return fmt.Errorf("carry out what comes late: %w", ctx.Err())
+		}
+	}
+	return nil
+}
