@@ -29,6 +29,7 @@ type Request struct {
 	Status     int       `json:"status"`
 	DurationMS float64   `json:"duration_ms"`
 	Faults     []string  `json:"faults"`
+	Late       bool      `json:"late"`
 }
 
 // Fault is a rule by which the rack misbehaves. See the simulator's documentation for what the
@@ -36,27 +37,32 @@ type Request struct {
 type Fault struct {
 	Operation   string       `json:"operation,omitempty"`
 	Object      string       `json:"object,omitempty"`
+	Bearer      string       `json:"bearer,omitempty"`
 	Skip        int          `json:"skip,omitempty"`
 	Times       int          `json:"times"` // 0 = always
 	Probability float64      `json:"probability,omitempty"`
 	Seed        uint64       `json:"seed,omitempty"`
-	Phase       string       `json:"phase,omitempty"` // before, after, instead
+	Phase       string       `json:"phase,omitempty"` // before, after, instead, twice, late, unwind
 	Answer      *FaultAnswer `json:"answer,omitempty"`
 	Cut         bool         `json:"cut,omitempty"`
 	Hang        string       `json:"hang,omitempty"`
 	Delay       string       `json:"delay,omitempty"`
 	SlowBody    string       `json:"slow_body,omitempty"`
+	SlowByte    string       `json:"slow_byte,omitempty"`
 	TornBody    int          `json:"torn_body,omitempty"`
+	DropFields  []string     `json:"drop_fields,omitempty"`
 	Device      *FaultDevice `json:"device,omitempty"`
 }
 
 // FaultAnswer is what the caller gets in place of the rack's own answer.
 type FaultAnswer struct {
-	Status      int    `json:"status"`
-	ErrorCode   string `json:"error_code,omitempty"`
-	Message     string `json:"message,omitempty"`
-	Body        string `json:"body,omitempty"`
-	ContentType string `json:"content_type,omitempty"`
+	Status      int               `json:"status"`
+	ErrorCode   string            `json:"error_code,omitempty"`
+	Message     string            `json:"message,omitempty"`
+	Body        string            `json:"body,omitempty"`
+	PadBytes    int               `json:"pad_bytes,omitempty"`
+	ContentType string            `json:"content_type,omitempty"`
+	Header      map[string]string `json:"header,omitempty"`
 }
 
 // FaultDevice is how an attached disk appears in its guest, or does not.
@@ -87,6 +93,11 @@ func (a Admin) AddFault(ctx context.Context, fault Fault) (string, error) {
 	return added.ID, err
 }
 
+// CarryOut carries out now what faults of the phase late hold back, and waits until it is done.
+func (a Admin) CarryOut(ctx context.Context) error {
+	return a.call(ctx, http.MethodPost, "/late", nil, nil)
+}
+
 // ClearFaults removes every rule.
 func (a Admin) ClearFaults(ctx context.Context) error {
 	return a.call(ctx, http.MethodDelete, "/faults", nil, nil)
@@ -96,6 +107,11 @@ func (a Admin) ClearFaults(ctx context.Context) error {
 // snapshot_hold, instance_delay (durations as "1s"), quota_bytes, disk_limit.
 func (a Admin) Switch(ctx context.Context, switches map[string]any) error {
 	return a.call(ctx, http.MethodPatch, "/switches", switches, nil)
+}
+
+// State reads all that the rack has, as the simulator's documentation describes it.
+func (a Admin) State(ctx context.Context, into any) error {
+	return a.call(ctx, http.MethodGet, "/state", nil, into)
 }
 
 // Goroutines lists what the simulator's goroutines do.
