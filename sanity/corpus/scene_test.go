@@ -82,8 +82,9 @@ func (s *scene) attach(ctx context.Context, im *image, readOnly bool) (loopdev.D
 		return loopdev.Device{}, im.err
 	}
 	loop, err := loopdev.Attach(ctx, loopdev.Config{
-		Path: im.Path, Serial: fmt.Sprintf("corpus-%d", os.Getpid()), BlockSize: s.BlockSize,
-		ReadOnly: readOnly,
+		// btrfs takes two loop devices with one serial for one file.
+		Path: im.Path, Serial: "corpus-" + filepath.Base(s.dir) + "-" + filepath.Base(im.Path),
+		BlockSize: s.BlockSize, ReadOnly: readOnly,
 	})
 	if err == nil {
 		s.atEnd(func() error { return loop.Detach(context.Background()) })

@@ -80,7 +80,8 @@ type generator struct {
 
 // corpus are all generators, in the order of the families.
 func corpus() []generator {
-	return slices.Concat(blanks(), noise())
+	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
+		situations())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.

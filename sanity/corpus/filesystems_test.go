@@ -1,0 +1,306 @@
+package corpus_test
+
+import (
+	"fmt"
+	"slices"
+)
+
+// kind is a way to make a filesystem, of fsBytes.
+type kind struct {
+	name string
+	// fs is what the kernel calls it.
+	fs string
+	// sector is the smallest logical block of a disk that can have it; 0 is 512.
+	sector int
+	tool   string
+	args   []string
+	// copies are the offsets of further superblocks on a disk of that size. Each has its mark in the
+	// first pageBytes there.
+	copies func(size int64) []int64
+	// unmountable says that this kernel need not know it.
+	unmountable bool
+}
+
+// fsBytes is the size of the filesystems.
+const fsBytes = gib
+
+// kinds are the filesystems of volumes, and those that could be mistaken for one. Where their
+// copies lie: Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers of 3, 5, 7), the
+// XFS Algorithms and Data Structures, 13 (each allocation group), and btrfs-dev-docs' on-disk-format
+// (64 MiB, 256 GiB).
+var kinds = []kind{
+	mke2fs("ext2", "ext2 with 4096-byte blocks", 4096, "-b", "4096"),
+	mke2fs("ext2", "ext2 with 1024-byte blocks", 1024, "-b", "1024"),
+	mke2fs(ext3, "ext3", 4096, "-b", "4096"),
+	mke2fs(ext3, "ext3 with 1024-byte blocks", 1024, "-b", "1024"),
+	mke2fs(ext4, "ext4", 4096, "-b", "4096"),
+	mke2fs(ext4, "ext4 with 1024-byte blocks", 1024, "-b", "1024"),
+	mke2fs(ext4, "ext4 with 2048-byte blocks", 2048, "-b", "2048"),
+	mke2fs(ext4, "ext4 with 32-bit block numbers", 4096, "-b", "4096", "-O", "^64bit"),
+	mke2fs(ext4, "ext4 without checksums", 4096, "-b", "4096", "-O", "^metadata_csum"),
+	mke2fs(ext4, "ext4 without a journal", 4096, "-b", "4096", "-O", "^has_journal"),
+	mke2fs(ext4, "ext4 with copies in every group", 4096, "-b", "4096", "-O",
+		"^sparse_super,^resize_inode"),
+	mke2fs(ext4, "ext4 with two copies", 4096, "-b", "4096", "-O",
+		"^sparse_super,sparse_super2,^resize_inode"),
+	mke2fs(ext4, "ext4 with meta_bg", 4096, "-b", "4096", "-O", "meta_bg,^resize_inode"),
+	{name: "xfs", fs: xfs, tool: "mkfs.xfs", args: []string{"-s", "size=512"}, copies: quarters},
+	{name: "xfs with 4096-byte sectors", fs: xfs, sector: 4096, tool: "mkfs.xfs",
+		args: []string{"-s", "size=4096"}, copies: quarters},
+	{name: "xfs with 8 allocation groups", fs: xfs, tool: "mkfs.xfs",
+		args: []string{"-d", "agcount=8"}, copies: quarters},
+	{name: "xfs of version 4", fs: xfs, tool: "mkfs.xfs", unmountable: true,
+		args: []string{"-m", "crc=0,reflink=0,finobt=0,rmapbt=0"}, copies: quarters},
+	{name: "btrfs", fs: btrfs, tool: "mkfs.btrfs", copies: mirrors},
+	{name: "btrfs with single metadata", fs: btrfs, tool: "mkfs.btrfs",
+		args: []string{"-m", "single"}, copies: mirrors},
+	{name: "btrfs with another checksum", fs: btrfs, tool: "mkfs.btrfs",
+		args: []string{"--csum", "xxhash"}, copies: mirrors},
+}
+
+// mke2fs is one of the ext family. A copy lies in the first block of group 1: after 8 blocks for
+// each byte of a block, and one more where block 0 is the boot sector.
+func mke2fs(fs, name string, block int64, args ...string) kind {
+	return kind{name: name, fs: fs, tool: "mke2fs", args: append([]string{"-t", fs}, args...),
+		copies: func(int64) []int64 {
+			first := block * 8 * block
+			if block == 1024 {
+				first += block
+			}
+			return []int64{first}
+		}}
+}
+
+func quarters(size int64) []int64 { return []int64{size / 4, size / 2, size / 4 * 3} }
+
+func mirrors(int64) []int64 { return []int64{64 * mib} }
+
+// filesystem makes the image a disk with the filesystem at its start; it is larger afterwards if
+// the filesystem is. Growing is not the matter here, so it fills the disk.
+func (im *image) filesystem(k kind) { im.filesystemAt(k, 0) }
+
+func (im *image) filesystemAt(k kind, offset int64) {
+	if im.err != nil {
+		return
+	}
+	path, err := im.bases.get(k.name, fsBytes, func(base *image) { base.mkfs(k) })
+	if err != nil {
+		im.err = err
+		return
+	}
+	im.copyIn(path, offset)
+}
+
+// mkfs makes the filesystem with the payload in it.
+func (im *image) mkfs(k kind) {
+	args := append([]string{"-q"}, k.args...)
+	switch k.tool {
+	case "mke2fs":
+		args = append(args, "-d", im.bases.root())
+	case "mkfs.xfs":
+		args = append(args, "-p", im.bases.proto())
+	case "mkfs.btrfs":
+		args = append(args, "--rootdir", im.bases.root())
+	}
+	im.tool(k.tool, args...)
+}
+
+// kindOf finds a kind by its name.
+func kindOf(name string) kind {
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+	if i < 0 {
+		panic("no kind of filesystem is called " + name)
+	}
+	return kinds[i]
+}
+
+// of is a trial with a disk as large as the filesystem on it, which the request wants if it can.
+func (k kind) of(t *trial) {
+	t.Size, t.BlockSize = fsBytes, max(k.sector, 512)
+	t.Fill = func(im *image) { im.filesystem(k) }
+	if slices.Contains(ours, k.fs) {
+		t.FS = k.fs
+	}
+}
+
+// volume says whether the driver mounts it: a volume can have this filesystem.
+func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
+
+// filesystems are disks with one, and with what is left of one.
+func filesystems() []generator {
+	var all []generator
+	for _, k := range kinds {
+		all = append(all, k.whole()...)
+		all = append(all, k.cut()...)
+		all = append(all, k.wiped()...)
+		all = append(all, k.nested()...)
+	}
+	return slices.Concat(all, unfinished(), largeBtrfs())
+}
+
+// whole are healthy filesystems.
+func (k kind) whole() []generator {
+	all := []generator{{k.name + " where another is wanted", func(t *trial) {
+		k.of(t)
+		others := slices.DeleteFunc(slices.Clone(ours), func(fs string) bool { return fs == k.fs })
+		t.FS = others[t.Rand.IntN(len(others))]
+		t.Want = foreign(k.fs)
+		t.Want.Says = []string{k.fs}
+	}}}
+	if k.volume() {
+		all = append(all, generator{k.name + ", healthy", func(t *trial) {
+			k.of(t)
+			t.Want.Outcome = mounted
+		}}, generator{k.name + ", healthy, its size not told", func(t *trial) {
+			k.of(t)
+			t.Set = func(s *scene) error {
+				delete(s.Publish, "sizeBytes")
+				return nil
+			}
+			t.Want.Outcome = mounted
+		}}, generator{k.name + ", healthy, on a larger disk", func(t *trial) {
+			k.of(t)
+			t.Size += gib
+			t.Want.Outcome = mounted
+		}})
+	}
+	return all
+}
+
+// cut are filesystems whose end is missing: the disk is smaller, or cannot be read from there on.
+func (k kind) cut() []generator {
+	return []generator{
+		{k.name + " on a smaller disk", func(t *trial) {
+			k.of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(k)
+				im.resize(fsBytes - mib*(1+t.Rand.Int64N(600)))
+			}
+			t.Want = refuse(tooLarge, notBlank)
+			t.Want.Names = []string{k.fs}
+		}},
+		{k.name + " whose end cannot be read", func(t *trial) {
+			k.of(t)
+			t.Set = func(s *scene) error {
+				s.image.cut(fsBytes - mib*(1+t.Rand.Int64N(1000)))
+				return s.image.err
+			}
+			t.Want = refuse(unreadable, notBlank)
+			t.Want.Names = []string{k.fs}
+		}},
+	}
+}
+
+// wiped are filesystems whose start is zero, so that blkid finds nothing any more.
+func (k kind) wiped() []generator {
+	copies := k.copies(fsBytes)
+	wipe := func(t *trial, start, end int64) {
+		k.of(t)
+		t.Fill = func(im *image) {
+			im.filesystem(k)
+			im.wipe(0, start)
+			im.wipe(-end, end)
+		}
+		t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
+	}
+	var all []generator
+	for _, n := range []int64{64 * kib, 128 * kib, mib, 2 * mib, 8 * mib} {
+		all = append(all, generator{fmt.Sprintf("%s, its first %d KiB wiped", k.name, n/kib),
+			func(t *trial) { wipe(t, n, 512) }})
+	}
+	all = append(all, generator{k.name + ", its first and last MiB wiped",
+		func(t *trial) { wipe(t, mib, mib) }})
+	for i, offset := range copies {
+		name := fmt.Sprintf("%s of which only copy %d is left", k.name, i+1)
+		all = append(all, generator{name, func(t *trial) {
+			k.of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(k)
+				copied := im.read(offset, pageBytes)
+				im.wipe(0, im.Size)
+				im.write(offset, copied...)
+			}
+			t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
+		}})
+	}
+	return all
+}
+
+// nested are filesystems that do not begin where the disk does.
+func (k kind) nested() []generator {
+	inside := func(t *trial, offset int64) {
+		k.of(t)
+		t.Size = fsBytes + gib
+		t.Fill = func(im *image) { im.filesystemAt(k, offset) }
+		t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
+	}
+	return []generator{
+		{k.name + " in the first partition", func(t *trial) {
+			inside(t, mib)
+			t.Fill = func(im *image) {
+				im.filesystemAt(k, mib)
+				im.write(0, mbr(0x83, 2048, uint32(fsBytes/512))...)
+			}
+			t.Want = foreign("partition table (dos)")
+		}},
+		{k.name + " where the first partition was", func(t *trial) { inside(t, mib) }},
+		{k.name + " where the first partition of old was", func(t *trial) { inside(t, 63*512) }},
+		{k.name + " somewhere in the first MiB", func(t *trial) {
+			inside(t, 512*(1+t.Rand.Int64N(mib/512-1)))
+		}},
+	}
+}
+
+// unfinished are filesystems whose mkfs did not come to its end, and was not ours.
+func unfinished() []generator {
+	var all []generator
+	for name, fill := range map[string]func(*image){
+		"xfs":   func(im *image) { im.write(126, 1) },
+		"btrfs": func(im *image) { im.write(64*kib+0x40, []byte("!BHRfS_M")...) },
+		// mke2fs writes the first superblock last.
+		"ext4": func(im *image) { im.wipe(1024, 1024) },
+	} {
+		all = append(all, generator{name + " whose mkfs did not end", func(t *trial) {
+			k := kindOf(name)
+			k.of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(k)
+				fill(im)
+			}
+			t.Want = foreign(name)
+		}})
+	}
+	return all
+}
+
+// largeBtrfs has the third superblock, too.
+func largeBtrfs() []generator {
+	k := kindOf("btrfs")
+	make := func(im *image) {
+		path, err := im.bases.get("large btrfs", 300*gib, func(base *image) { base.mkfs(k) })
+		if err != nil {
+			im.err = err
+			return
+		}
+		im.copyIn(path, 0)
+	}
+	var all []generator
+	for _, offset := range []int64{64 * mib, 256 * gib} {
+		name := fmt.Sprintf("a large btrfs of which only the superblock at %d GiB is left", offset/gib)
+		all = append(all, generator{name, func(t *trial) {
+			t.Size, t.FS = 300*gib, btrfs
+			t.Fill = func(im *image) {
+				make(im)
+				copied := im.read(offset, pageBytes)
+				im.wipe(0, im.Size)
+				im.write(offset, copied...)
+			}
+			t.Want = foreign("btrfs")
+		}})
+	}
+	return append(all, generator{"a large btrfs, healthy", func(t *trial) {
+		t.Size, t.FS = 300*gib, btrfs
+		t.Fill = make
+		t.Want.Outcome = mounted
+	}})
+}
