@@ -48,7 +48,17 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 			"repeat this one later", plain(key))
 	}
 	defer l.unlock(key)
-	return handler(ctx, req)
+	// A caller that gave up may have called for something else since, which a call that only begins
+	// now would undo. On one connection the end of a call is seen before the call after it.
+	switch ctx.Err() {
+	case nil:
+		return handler(ctx, req)
+	case context.DeadlineExceeded:
+		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the caller's time was "+
+			"over before the call began; nothing was done")
+	}
+	return nil, fail(codes.Canceled, ReasonCanceled, "the caller gave up before the call began; "+
+		"nothing was done")
 }
 
 // lockKey names the object a call changes; calls that only look have none. A create is known by its
