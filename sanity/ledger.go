@@ -67,11 +67,12 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 func (r *Rack) stocks(plugins []*Plugin) []stock {
 	port := netPort(r.URL)
 	stocks := []stock{
-		{name: "the simulator", proc: r.proc, port: port, goroutines: r.Admin.Goroutines},
+		{name: "the simulator", proc: r.proc, port: port, peers: max(1, len(plugins)),
+			goroutines: r.Admin.Goroutines},
 	}
 	for _, p := range plugins {
 		stocks = append(stocks, stock{name: "the driver in mode " + p.options.Mode, proc: p.proc,
-			port: port, goroutines: p.Goroutines})
+			port: port, peers: 1, goroutines: p.Goroutines})
 	}
 	return stocks
 }

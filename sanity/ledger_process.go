@@ -27,6 +27,8 @@ type stock struct {
 	name string
 	proc *process
 	port uint16
+	// peers is how many processes have connections with it.
+	peers int
 	// goroutines lists what its goroutines do.
 	goroutines func(context.Context) ([]string, error)
 }
@@ -42,7 +44,7 @@ func (s stock) add(ctx context.Context, ledger Ledger) error {
 	}
 	ledger.add(s.goroutineEntry(), routines...)
 	ledger.add("open file of "+s.name+":", files...)
-	if connections > idleConnections {
+	if connections > idleConnections*s.peers {
 		ledger["connection between driver and rack, of "+s.name] = connections
 	}
 	return nil
