@@ -25,8 +25,8 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
 }
 
-// DeleteSnapshot deletes a snapshot. One that is already gone is a success, and disks made from it
-// stay.
+// DeleteSnapshot deletes a snapshot that this driver took. One that is already gone is a success,
+// and disks made from it stay.
 func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
 	*csi.DeleteSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
@@ -220,7 +220,17 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 }
 
 func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
-	err := c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	snapshot, err := c.snapshotByID(ctx, id)
+	switch {
+	case isNotFound(err):
+		return c.projectVisible(ctx)
+	case err != nil:
+		return err
+	}
+	if err := c.checkOwnSnapshot(snapshot); err != nil {
+		return err
+	}
+	err = c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 	switch {
 	case err == nil:
 		return nil

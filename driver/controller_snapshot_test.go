@@ -116,19 +116,32 @@ func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
 }
 
 func TestDeletingSnapshots(t *testing.T) {
+	seen := ok(viewSnap, snapshotOf("ready"))
+	described := func(edit ...func(map[string]any)) []exchange {
+		return []exchange{ok(viewSnap, snapshotOf("ready", edit...))}
+	}
 	for _, s := range []scene{
-		{"is one request", []exchange{{want: deleteSnap, status: 204}}, codes.OK, "", ""},
-		{"DS-2 of one that is gone", []exchange{lost.to(deleteSnap), ok(viewProject, projectOf())},
+		{"is a look and one request", []exchange{seen, {want: deleteSnap, status: 204}}, codes.OK,
+			"", ""},
+		{"DS-2 of one that is gone", []exchange{lost.to(viewSnap), ok(viewProject, projectOf())},
 			codes.OK, "", ""},
-		{"OX-6 of one that cannot be seen", []exchange{lost.to(deleteSnap), lost.to(viewProject)},
-			codes.PermissionDenied, ReasonProjectNotFound, ""},
-		{"DS-5 of one in the making", []exchange{not.to(deleteSnap), ok(viewSnap,
-			snapshotOf("creating"))}, codes.Aborted, ReasonSnapshotNotReady, ""},
-		{"of one that goes meanwhile", []exchange{not.to(deleteSnap), lost.to(viewSnap),
+		{"DS-2 of one that goes between look and request", []exchange{seen, lost.to(deleteSnap),
 			ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"DS-4 of one that the rack keeps", []exchange{rackError(409, "Conflict",
-			"in use").to(deleteSnap),
-			ok(viewSnap, snapshotOf("ready"))}, codes.FailedPrecondition, ReasonConflict, "in use"},
+		{"OX-6 of one that cannot be seen", []exchange{lost.to(viewSnap), lost.to(viewProject)},
+			codes.PermissionDenied, ReasonProjectNotFound, ""},
+		{"D-69 of one taken by hand", described(with("description", "before the upgrade")),
+			codes.FailedPrecondition, ReasonDiskNotOurs, "Retain"},
+		{"D-69 of another cluster's", described(with("description", mark{Name: "snap-1",
+			Cluster: "red"}.description())), codes.FailedPrecondition, ReasonDiskNotOurs, "red"},
+		{"D-69 of one to which the description was copied", described(with("name", "by-hand")),
+			codes.FailedPrecondition, ReasonDiskNotOurs, "another name"},
+		{"DS-5 of one in the making", []exchange{ok(viewSnap, snapshotOf("creating")),
+			not.to(deleteSnap), ok(viewSnap, snapshotOf("creating"))}, codes.Aborted,
+			ReasonSnapshotNotReady, ""},
+		{"of one that goes meanwhile", []exchange{seen, not.to(deleteSnap), lost.to(viewSnap),
+			ok(viewProject, projectOf())}, codes.OK, "", ""},
+		{"DS-4 of one that the rack keeps", []exchange{seen, rackError(409, "Conflict",
+			"in use").to(deleteSnap), seen}, codes.FailedPrecondition, ReasonConflict, "in use"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).DeleteSnapshot(t.Context(),

@@ -26,8 +26,8 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: volume}, nil
 }
 
-// DeleteVolume deletes the volume's disk. A disk that is already gone is a success, as the spec
-// asks; its snapshots stay.
+// DeleteVolume deletes the volume's disk, if this driver made it. A disk that is already gone is a
+// success, as the spec asks; its snapshots stay.
 func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
 	*csi.DeleteVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -47,30 +47,52 @@ func volumeIDMissing() error {
 	return fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
 }
 
+// deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
 func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
-	const doing = "delete disk"
-	err := c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	disk, err := c.diskByID(ctx, id)
+	switch {
+	case isNotFound(err):
+		return c.projectVisible(ctx)
+	case err != nil:
+		return err
+	}
+	if err := c.checkOwnDisk(disk); err != nil {
+		return err
+	}
+	if holder(disk) != "" {
+		return diskAttached(disk)
+	}
+	err = c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	switch {
 	case err == nil:
 		return nil
 	case unknown(err):
 		return c.projectVisible(ctx)
-	case !refused(err):
-		return statusError(ctx, doing, err)
+	case refused(err):
+		return c.refusedDelete(ctx, id, err)
 	}
-	disk, viewErr := c.diskByID(ctx, id)
+	return statusError(ctx, "delete disk", err)
+}
+
+// refusedDelete finds the reason of a refusal in the disk's state.
+func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
+	disk, err := c.diskByID(ctx, id)
 	switch {
-	case isNotFound(viewErr):
+	case isNotFound(err):
 		return c.projectVisible(ctx) // it went while we asked
-	case viewErr != nil:
-		return viewErr
+	case err != nil:
+		return err
 	case holder(disk) != "":
-		return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the "+
-			"instance %s; unpublish the volume first", disk.Name, disk.State.State(), holder(disk))
-	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(err, oxide.ErrConflict):
-		return statusError(ctx, doing, err)
+		return diskAttached(disk)
+	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(why, oxide.ErrConflict):
+		return statusError(ctx, "delete disk", why)
 	}
 	return diskBusy(disk)
+}
+
+func diskAttached(d *oxide.Disk) error {
+	return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the instance "+
+		"%s; unpublish the volume first", d.Name, d.State.State(), holder(d))
 }
 
 func diskBusy(d *oxide.Disk) error {

@@ -19,13 +19,17 @@
 // the one and only, looks whether it is blank, formats it only then, grows what is smaller than its
 // disk, and mounts it at the staging path. NodePublishVolume binds the mount, or the device for raw
 // block volumes, to each workload's path. The way back is the same in reverse: unpublish, unstage,
-// detach, delete; each succeeds when what it has to undo is not there. What cannot be asked is
+// detach, delete; each succeeds when what it has to undo is not there. Deleted is only what carries
+// this cluster's mark in its description, and the name that the mark stands for; it is read right
+// before, and anybody else's disk or snapshot is refused and stays. What cannot be asked is
 // never taken for gone: a rack that shows the token no project, or a device that does not answer
 // whether somebody holds it, is an error.
 //
-// No step needs what an earlier one kept in memory. The rack, sysfs and the kernel's mount table
-// are the only state, so that any process may die anywhere, and a repeated call goes on where the
-// other ended.
+// No step needs what an earlier one kept in memory. The rack, sysfs and the kernel's mount tables
+// say what is so, so that any process may die anywhere, and a repeated call goes on where the other
+// ended. A node does write down which disk a volume is, in a state directory: its calls to undo
+// something are told an id and a path, and nothing in the kernel leads from those to a device that
+// is not mounted. Records make answers stricter, and no call needs one.
 //
 // # How a call passes through
 //

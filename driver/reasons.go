@@ -77,6 +77,10 @@ const (
 	ReasonSerialTaken Reason = "SerialTaken"
 	// ReasonBootDisk: the disk is the instance's boot disk, which cannot be detached.
 	ReasonBootDisk Reason = "BootDisk"
+	// ReasonDiskNotOurs: the disk or snapshot carries no mark of this driver, or another cluster's,
+	// and the driver deletes only what it made. Give the volume the reclaim policy Retain (the
+	// snapshot the deletionPolicy Retain), and delete by hand on the rack.
+	ReasonDiskNotOurs Reason = "DiskNotOurs"
 	// ReasonSnapshotNotFound: the rack has no snapshot with this id, or the token may not see it.
 	ReasonSnapshotNotFound Reason = "SnapshotNotFound"
 	// ReasonSnapshotNotReady: the snapshot is not complete yet. Repeat the call later.

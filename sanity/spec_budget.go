@@ -6,10 +6,11 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// The budget: what each RPC may ask of the rack. A volume costs four calls in its life when nothing
-// is in doubt; a doubt costs the reads that resolve it, and no more.
+// The budget: what each RPC may ask of the rack. A volume costs five calls in its life when nothing
+// is in doubt: one each to make, attach and detach it, and two to delete it, because the driver
+// looks whose disk it is before it deletes it. A doubt costs the reads that resolve it, and no more.
 var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
-	It("is four for the life of a volume: create, attach, detach, delete",
+	It("is five for the life of a volume: create, attach, detach, look, delete",
 		func(ctx SpecContext) {
 			node := s.rack.Instance("a").ID
 			req := createRequest(fresh("frugal"))
@@ -24,7 +25,7 @@ var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
 			Expect(callsOf(ctx, s, unpublishRequest(volume, node), s.ctl.ControllerUnpublishVolume)).
 				To(Equal([]string{"instance_disk_detach"}))
 			Expect(callsOf(ctx, s, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()},
-				s.ctl.DeleteVolume)).To(Equal([]string{"disk_delete"}))
+				s.ctl.DeleteVolume)).To(Equal([]string{"disk_view", "disk_delete"}))
 		})
 
 	It("is one look more for a create that finds its name taken", func(ctx SpecContext) {
@@ -45,12 +46,12 @@ var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
 			To(Equal([]string{"instance_disk_detach"}))
 	})
 
-	It("is one look more for a delete that finds nothing, to tell gone from hidden",
+	It("is two looks for a delete that finds nothing, to tell gone from hidden",
 		func(ctx SpecContext) {
 			Expect(s.callsAndLooks(ctx, func() {
 				_, err := s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: someUUID})
 				Expect(err).NotTo(HaveOccurred())
-			})).To(Equal([]string{"disk_delete", "project_view"}))
+			})).To(Equal([]string{"disk_view", "project_view"}))
 		})
 
 	It("is two looks more for a static volume, whose name may hide another disk",
@@ -85,7 +86,7 @@ var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
 			To(BeNumerically("<=", 2), "the snapshots, the page that ends them")
 	})
 
-	It("is at most a look and the cut for a snapshot, and one for its end",
+	It("is at most a look and the cut for a snapshot, and a look and one for its end",
 		func(ctx SpecContext) {
 			req := &csi.CreateSnapshotRequest{
 				Name: fresh("frugal"), SourceVolumeId: s.volume(ctx).GetVolumeId(),
@@ -99,6 +100,6 @@ var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
 			Expect(len(operations)).To(BeNumerically("<=", 2), "%v", operations)
 			Expect(operations[len(operations)-1]).To(Equal("snapshot_create"))
 			Expect(callsOf(ctx, s, &csi.DeleteSnapshotRequest{SnapshotId: id},
-				s.ctl.DeleteSnapshot)).To(Equal([]string{"snapshot_delete"}))
+				s.ctl.DeleteSnapshot)).To(Equal([]string{"snapshot_view", "snapshot_delete"}))
 		})
 })

@@ -91,6 +91,76 @@ var _ = onStage("DeleteVolume", sceneOptions{}, func(s *scene) {
 			Expect(deleteVolume(ctx, volume.GetVolumeId())).NotTo(Succeed())
 		})
 
+	It("D-69 DiskNotOurs: a disk made by hand is not deleted, whatever a volume says of it",
+		func(ctx SpecContext) {
+			disk := s.rackDisk(ctx, fresh("by-hand"), s.rack.Project)
+			Expect(s.calls(ctx, func() {
+				err := deleteVolume(ctx, disk.Id)
+				expectReason(err, codes.FailedPrecondition, "DiskNotOurs")
+				expectRefusal(err, codes.FailedPrecondition, "Retain", string(disk.Name))
+			})).To(Equal([]string{"disk_view"}))
+			Expect(stateOf(s.disk(ctx, disk.Id))).To(Equal("detached"))
+		})
+
+	It("D-69 DiskNotOurs: a boot disk is not deleted, not even when it could be",
+		func(ctx SpecContext) {
+			disk := s.rackDisk(ctx, fresh("boot"), s.rack.Project)
+			instance := s.rack.Instance("b").ID
+			s.published(ctx, &csi.Volume{VolumeId: disk.Id}, "b")
+			s.stopInstance(ctx, instance)
+			id := oxide.NameOrId(disk.Id)
+			s.setBootDisk(ctx, instance, &id)
+			DeferCleanup(func(ctx SpecContext) {
+				s.setBootDisk(ctx, instance, nil)
+				s.startInstance(ctx, instance)
+			}, NodeTimeout(callTimeout))
+			expectReason(deleteVolume(ctx, disk.Id), codes.FailedPrecondition, "DiskNotOurs")
+			Expect(stateOf(s.disk(ctx, disk.Id))).To(Equal("attached to " + instance))
+		})
+
+	It("D-69 DiskNotOurs: a cluster does not delete another's volume", func(ctx SpecContext) {
+		other := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+		volume := s.volume(ctx)
+		_, err := other.Controller().DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+		expectReason(err, codes.FailedPrecondition, "DiskNotOurs")
+		Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+	})
+
+	It("D-69 DiskNotOurs: a description that was copied does not make a disk the driver's",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			copied, err := s.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
+				Project: oxide.NameOrId(s.rack.Project),
+				Body: &oxide.DiskCreate{Name: oxide.Name(fresh("copied")),
+					Description: s.disk(ctx, volume.GetVolumeId()).Description,
+					Size:        oxide.ByteCount(gib), DiskBackend: blankBackend()},
+			})
+			Expect(err).NotTo(HaveOccurred())
+			s.removedLater(copied.Id)
+			expectReason(deleteVolume(ctx, copied.Id), codes.FailedPrecondition, "DiskNotOurs")
+			Expect(stateOf(s.disk(ctx, copied.Id))).To(Equal("detached"))
+		})
+
+	It("D-69 DiskNotOurs: a snapshot taken by hand is not deleted", func(ctx SpecContext) {
+		snapshot, err := s.rack.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+			Project: oxide.NameOrId(s.rack.Project),
+			Body: &oxide.SnapshotCreate{Name: oxide.Name(fresh("by-hand")),
+				Description: "before the upgrade",
+				Disk:        oxide.NameOrId(s.volume(ctx).GetVolumeId())},
+		})
+		Expect(err).NotTo(HaveOccurred())
+		s.snapshotRemovedLater(snapshot.Id)
+		Expect(s.calls(ctx, func() {
+			_, err := s.ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot.Id})
+			expectReason(err, codes.FailedPrecondition, "DiskNotOurs")
+		})).To(Equal([]string{"snapshot_view"}))
+		again, err := s.rack.Client.SnapshotView(ctx,
+			oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(again.State).To(Equal(oxide.SnapshotStateReady))
+	})
+
 	It("OX-6 a page that is not the rack's does not prove that a disk is gone",
 		func(ctx SpecContext) {
 			volume := s.volume(ctx)
@@ -101,6 +171,23 @@ var _ = onStage("DeleteVolume", sceneOptions{}, func(s *scene) {
 			expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.Internal)
 		})
 })
+
+// removedLater deletes a disk that the driver did not make, and so does not delete, by hand when
+// the spec ends.
+func (s *scene) removedLater(id string) {
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(s.rack.Client.DiskDelete(ctx,
+			oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).To(Succeed())
+	}, NodeTimeout(callTimeout))
+}
+
+// snapshotRemovedLater does the same for a snapshot.
+func (s *scene) snapshotRemovedLater(id string) {
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(s.rack.Client.SnapshotDelete(ctx,
+			oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})).To(Succeed())
+	}, NodeTimeout(callTimeout))
+}
 
 var _ = onStage("ValidateVolumeCapabilities", sceneOptions{}, func(s *scene) {
 	request := func(volume *csi.Volume) *csi.ValidateVolumeCapabilitiesRequest {

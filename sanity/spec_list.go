@@ -364,7 +364,7 @@ var _ = onStage("ListSnapshots", sceneOptions{rack: withOtherProject}, func(s *s
 					Description: "by hand", Disk: oxide.NameOrId(disk.Id)},
 			})
 			Expect(err).NotTo(HaveOccurred())
-			s.snapshotDeletedLater(manual.Id)
+			s.snapshotRemovedLater(manual.Id)
 			s.foreignSnapshot(ctx)
 			s.pretendSnapshot(ctx, uncut.GetSnapshotId(), "creating")
 			resp, err := s.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})

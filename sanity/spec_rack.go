@@ -100,7 +100,7 @@ func describeRackDisks(s *scene) {
 			})
 			s.awaitDisk(ctx, "creating")
 			disk := create()
-			s.deletedLater(disk.Id)
+			s.removedLater(disk.Id)
 			s.awaitDisk(ctx, "detached")
 			snapshot := inBackground(func() (*oxide.Snapshot, error) {
 				return s.rack.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
@@ -109,7 +109,7 @@ func describeRackDisks(s *scene) {
 						Disk: oxide.NameOrId(disk.Id)}})
 			})
 			s.awaitDisk(ctx, "maintenance")
-			s.snapshotDeletedLater(snapshot().Id)
+			s.snapshotRemovedLater(snapshot().Id)
 			s.attach(ctx, disk.Id, "a")
 			s.awaitDisk(ctx, "attached")
 		})
@@ -227,7 +227,7 @@ func describeRackSnapshots(s *scene) {
 				Body: &oxide.SnapshotCreate{Name: oxide.Name(fresh("snapshot")),
 					Description: "rules", Disk: oxide.NameOrId(volume.GetVolumeId())}})
 			Expect(err).NotTo(HaveOccurred())
-			s.snapshotDeletedLater(snapshot.Id)
+			s.snapshotRemovedLater(snapshot.Id)
 			Expect(snapshot.State).To(Equal(oxide.SnapshotStateReady))
 			Expect(int64(snapshot.Size)).To(Equal(gib))
 			Expect(s.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{

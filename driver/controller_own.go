@@ -1,0 +1,66 @@
+package driver
+
+import (
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// foreignDisk says why a disk is none that this driver made for this cluster, or "". It reads as
+// the end of "the disk …".
+func foreignDisk(d *oxide.Disk, cluster string) string {
+	return foreign(d.Description, cluster, func(m mark) bool {
+		// A delete that the rack gave up leaves the disk faulted and with the second name.
+		return string(d.Name) == diskName(m.Name) || halfDeleted(d)
+	})
+}
+
+// halfDeleted says whether the rack began to delete the disk and gave up.
+func halfDeleted(d *oxide.Disk) bool {
+	return string(d.Name) == "deleted-"+d.Id &&
+		d.State.State() == oxide.DiskStateStateFaulted
+}
+
+// foreignSnapshot is foreignDisk for a snapshot.
+func foreignSnapshot(s *oxide.Snapshot, cluster string) string {
+	return foreign(s.Description, cluster, func(m mark) bool {
+		return string(s.Name) == snapshotName(m.Name)
+	})
+}
+
+// foreign holds an object to its mark. The name has to be the one that the mark stands for: a
+// description can be copied, from a volume to the disk that somebody made of its data.
+func foreign(description, cluster string, named func(mark) bool) string {
+	m, marked := readMark(description)
+	switch {
+	case !marked:
+		return "carries no mark of this driver"
+	case m.Cluster != cluster:
+		return fmt.Sprintf("carries the mark of the cluster %.80q, and OXIDE_CLUSTER_ID is %q here",
+			m.Cluster, cluster)
+	case !named(m):
+		return fmt.Sprintf("carries the mark of %.80q, and another name", m.Name)
+	}
+	return ""
+}
+
+// checkOwnDisk refuses a disk that this driver did not make: what it did not make it does not
+// delete, a boot disk for instance that somebody wrote into a volume.
+func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
+	if why := foreignDisk(d, c.ClusterID); why != "" {
+		return fail(codes.FailedPrecondition, ReasonDiskNotOurs, "the disk %.80s (%s) %s; the driver "+
+			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
+			"disk by hand on the rack", d.Name, d.Id, why)
+	}
+	return nil
+}
+
+func (c *Controller) checkOwnSnapshot(s *oxide.Snapshot) error {
+	if why := foreignSnapshot(s, c.ClusterID); why != "" {
+		return fail(codes.FailedPrecondition, ReasonDiskNotOurs, "the snapshot %.80s (%s) %s; the "+
+			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
+			"Retain, and delete the snapshot by hand on the rack", s.Name, s.Id, why)
+	}
+	return nil
+}
