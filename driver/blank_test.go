@@ -167,12 +167,12 @@ func gpt(sector uint64) []byte {
 func TestBlkidIsReadExactly(t *testing.T) {
 	for _, c := range []struct {
 		output string
-		want   signature
+		want   blkidAnswer
 		fails  bool
 	}{
-		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: signature{Type: "ext4"}},
-		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: signature{Table: "gpt"}},
-		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: signature{Type: "swap", Table: "dos"}},
+		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: blkidAnswer{Type: "ext4"}},
+		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidAnswer{Table: "gpt"}},
+		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: blkidAnswer{Type: "swap", Table: "dos"}},
 		{output: "", fails: true},
 		{output: "DEVNAME=x\n", fails: true},
 	} {
@@ -219,17 +219,23 @@ func TestTheFirstByteThatIsNotZeroIsFound(t *testing.T) {
 	}
 }
 
-// FuzzJudge holds that no disk with a byte that is not zero is called blank.
+// FuzzJudge holds that no disk with a byte that is not zero is called blank, nor one that blkid
+// knows.
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte{}, []byte{}, "", "")
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
-	f.Fuzz(func(t *testing.T, head, tail []byte, kind, table string) {
-		e := edges{head: head, tail: tail, size: 16 * mib}
-		got, err := judge("/dev/x", e, findSuperblocks(head), signature{Type: kind, Table: table})
-		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(tail, "\x00")) == 0
+	f.Fuzz(func(t *testing.T, head, spot []byte, kind, table string) {
+		s := survey{Path: "/dev/x", SizeBytes: 16 * mib, Found: findSuperblocks(head),
+			Known: blkidAnswer{Type: kind, Table: table}, Pieces: []piece{
+				{area{0, int64(len(head)), "the head"}, head},
+				{area{markSlots(16 * mib)[0], int64(len(spot)), "a spot"}, spot},
+			}}
+		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(spot, "\x00")) == 0
+		s.takeMarks()
+		got, err := s.judge(nodeVolume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
 		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
-			t.Fatalf("called blank: head %q, tail %q, %q, %q", head, tail, kind, table)
+			t.Fatalf("called blank: head %q, spot %q, %q, %q", head, spot, kind, table)
 		}
 	})
 }

@@ -83,40 +83,76 @@ func (h *heldDevice) unchanged() error {
 }
 
 // claim opens the device exclusively for a moment, which fails as long as it is mounted in any
-// mount namespace or held by another driver (device mapper, md, swap). It is let go again, for mkfs
-// and mount open exclusively themselves.
+// mount namespace or held by another driver (device mapper, md, swap). It is let go again, for
+// mkfs and mount open exclusively themselves.
 func (h *heldDevice) claim() error {
-	f, err := os.OpenFile(h.Path, os.O_RDONLY|os.O_EXCL|unix.O_CLOEXEC, 0)
+	f, err := h.openExclusive(os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// exclusively lets act write to the device while nobody else holds it. What act has written
+// reached the device, though not beyond its cache.
+func (h *heldDevice) exclusively(act func(w *os.File) error) error {
+	w, err := h.openExclusive(os.O_RDWR | unix.O_DIRECT)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = w.Close() }()
+	return act(w)
+}
+
+// openExclusive opens the device at the path once more, as nobody else has it, and proves that it
+// is the same one.
+func (h *heldDevice) openExclusive(flags int) (*os.File, error) {
+	f, err := os.OpenFile(h.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return refuse(ReasonDeviceHeld, "%s is in use on this node: %w", h.Path, err)
+		return nil, refuse(ReasonDeviceHeld, "%s is in use on this node: %w", h.Path, err)
 	}
 	if err != nil {
-		return fmt.Errorf("open %s exclusively: %w", h.Path, err)
+		return nil, fmt.Errorf("open %s exclusively: %w", h.Path, err)
 	}
-	defer func() { _ = f.Close() }()
 	major, minor, err := openNumber(int(f.Fd()))
-	if err != nil {
-		return fmt.Errorf("stat %s: %w", h.Path, err)
-	}
-	if major != h.Major || minor != h.Minor {
-		return refuse(ReasonDeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
+	if err == nil && (major != h.Major || minor != h.Minor) {
+		err = refuse(ReasonDeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
 			h.number())
 	}
-	return nil
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("prove %s: %w", h.Path, err)
+	}
+	return f, nil
 }
 
 // readAt reads n bytes, whole. Both numbers are multiples of the device's block size, as O_DIRECT
 // wants it.
 func (h *heldDevice) readAt(offset, n int64) ([]byte, error) {
-	const page = 4096 // the alignment that any device takes
-	room := make([]byte, n+page)
-	start := int64(-uintptr(unsafe.Pointer(&room[0])) % page)
-	b := room[start : start+n]
+	b := aligned(n)
 	got, err := h.file.ReadAt(b, offset)
 	if int64(got) < n {
 		return nil, fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
 	}
 	return b, nil
+}
+
+// aligned makes room where O_DIRECT can put n bytes.
+func aligned(n int64) []byte {
+	const page = 4096 // the alignment that any device takes
+	room := make([]byte, n+page)
+	start := int64(-uintptr(unsafe.Pointer(&room[0])) % page)
+	return room[start : start+n : start+n]
+}
+
+// writeWhole writes b to a device that was opened with O_DIRECT.
+func writeWhole(w *os.File, b []byte, offset int64) error {
+	from := aligned(int64(len(b)))
+	copy(from, b)
+	if _, err := w.WriteAt(from, offset); err != nil {
+		return fmt.Errorf("at offset %d: %w", offset, err)
+	}
+	return nil
 }
 
 // flush writes what the kernel holds of the device and empties the device's own cache.

@@ -24,7 +24,7 @@ func (h *heldDevice) prepare(sb superblock) error {
 		return nil
 	}
 	// mount-utils would probe the device once more and cannot take every path for it.
-	result, err := runTool(nil, "resize2fs", h.Path)
+	result, err := runRepair("resize2fs", h.Path)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (h *heldDevice) checkExt(whole bool) error {
 	if whole {
 		args = append(args, "-f")
 	}
-	result, err := runTool(nil, "e2fsck", append(args, h.Path)...)
+	result, err := runRepair("e2fsck", append(args, h.Path)...)
 	switch {
 	case err != nil:
 		return err

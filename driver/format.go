@@ -3,7 +3,9 @@
 package driver
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"slices"
 )
 
@@ -31,17 +33,46 @@ func mkfsCommand(fsType string, o mkfsOptions) (name string, args []string, err 
 	return name, slices.Concat(args, o.args(fsType)), nil
 }
 
-// format makes a filesystem on a device that inspect found blank, and looks at what came out. The
-// caller keeps the device open from inspect to the end, so its number stays its own.
-func (h *heldDevice) format(fsType string, o mkfsOptions) (superblock, error) {
-	name, args, err := mkfsCommand(fsType, o)
+// format makes a filesystem on a device that inspect found blank, or with a format of this volume
+// that was cut off, and looks at what came out. The caller keeps the device open from inspect to
+// the mount, so its number stays its own.
+//
+// A format that is cut off at any instant is done again by the next call: until the first mark is
+// durable nothing else has been written; from then on a mark of this volume stands on the disk
+// until mkfs's work is durable; and what one call wipes after another one was cut off, the next
+// wipes again.
+func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
+	if v.SizeBytes == 0 {
+		return superblock{}, refuse(ReasonDiskSizeUnknown, "%s with serial %q is to be formatted, but "+
+			"publish_context does not hold %s, so it cannot be compared with the disk; make the "+
+			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial, ctxSizeBytes)
+	}
+	mark, err := markOf(v).encode()
 	if err != nil {
 		return superblock{}, err
 	}
 	if err := h.unchanged(); err != nil {
 		return superblock{}, err
 	}
-	if err := h.claim(); err != nil {
+	if err := h.exclusively(func(w *os.File) error { return h.writeMarks(w, mark) }); err != nil {
+		return superblock{}, err
+	}
+	if unfinished {
+		if err := h.wipe(); err != nil {
+			return superblock{}, err
+		}
+	}
+	made, err := h.mkfs(v)
+	if err != nil {
+		return superblock{}, err
+	}
+	return made, h.exclusively(func(w *os.File) error { return h.eraseMarks(w, mark) })
+}
+
+// mkfs runs the program and proves that what it made is on this device.
+func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
+	name, args, err := mkfsCommand(v.FSType, v.Mkfs)
+	if err != nil {
 		return superblock{}, err
 	}
 	result, err := runTool(nil, name, append(args, h.Path)...)
@@ -54,14 +85,98 @@ func (h *heldDevice) format(fsType string, o mkfsOptions) (superblock, error) {
 	if err := h.unchanged(); err != nil {
 		return superblock{}, err
 	}
-	head, err := h.readAt(0, min(h.SizeBytes, edgeBytes))
+	made, err := h.superblocks()
 	if err != nil {
-		return superblock{}, refuse(ReasonDeviceUnreadable, "the new filesystem cannot be read: %w", err)
+		return superblock{}, err
 	}
-	made := findSuperblocks(head)
-	if len(made) != 1 || made[0].Type != fsType || made[0].Unfinished {
+	if len(made) != 1 || made[0].Type != v.FSType || made[0].Unfinished {
 		return superblock{}, refuse(ReasonNodeToolFailed, "%s ended well, but %s holds no %s", name,
-			h.Path, fsType)
+			h.Path, v.FSType)
 	}
 	return made[0], nil
+}
+
+// writeMarks says durably on the disk that a format begins.
+func (h *heldDevice) writeMarks(w *os.File, mark []byte) error {
+	slots := markSlots(h.SizeBytes)
+	if len(slots) == 0 {
+		return refuse(ReasonDeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
+			h.Path, h.SizeBytes)
+	}
+	for _, slot := range slots {
+		if err := writeWhole(w, mark, slot); err != nil {
+			return h.unwritable(err)
+		}
+	}
+	return h.unwritable(w.Sync())
+}
+
+// eraseMarks takes the marks away when what mkfs made is durable. One that mkfs has written over is
+// the filesystem's now.
+func (h *heldDevice) eraseMarks(w *os.File, mark []byte) error {
+	if err := w.Sync(); err != nil {
+		return h.unwritable(err)
+	}
+	for _, slot := range markSlots(h.SizeBytes) {
+		b, err := h.readAt(slot, spotBytes)
+		if err != nil {
+			return unreadable(err)
+		}
+		if !bytes.Equal(b, mark) {
+			continue
+		}
+		clear(b)
+		if err := writeWhole(w, b, slot); err != nil {
+			return h.unwritable(err)
+		}
+	}
+	return h.unwritable(w.Sync())
+}
+
+// wipe clears what a format that was cut off has left in the areas, and proves the disk blank
+// again but for the marks.
+func (h *heldDevice) wipe() error {
+	// The kernel may remember a btrfs that mkfs had announced.
+	forgetBtrfs(h.Path)
+	s, err := h.read(markAreas(h.SizeBytes), nil)
+	if err != nil {
+		return err
+	}
+	if err := h.exclusively(func(w *os.File) error { return h.clear(w, s) }); err != nil {
+		return err
+	}
+	found, err := h.superblocks()
+	if err != nil {
+		return err
+	}
+	if s, err = h.survey(found); err != nil {
+		return err
+	}
+	return s.checkBlank()
+}
+
+// clear writes zeroes over the spots that are not zero.
+func (h *heldDevice) clear(w *os.File, s survey) error {
+	slots := markSlots(h.SizeBytes)
+	for _, p := range s.Pieces {
+		for at := int64(0); at < p.Bytes; at += spotBytes {
+			spot := p.Data[at:min(at+spotBytes, p.Bytes)]
+			if nonZero(spot) < 0 || slices.Contains(slots, p.Offset+at) {
+				continue
+			}
+			clear(spot)
+			if err := writeWhole(w, spot, p.Offset+at); err != nil {
+				return h.unwritable(err)
+			}
+		}
+	}
+	return h.unwritable(w.Sync())
+}
+
+// unwritable gives an error of a write the words a person needs; nil stays nil.
+func (h *heldDevice) unwritable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return refuse(ReasonNodeToolFailed, "write to %s: %w", h.Path, err)
 }

@@ -32,9 +32,13 @@ const (
 	// ReasonDiskNameMissing: neither context names the disk. A static volume needs the volume
 	// attribute diskName, or a controller that publishes it.
 	ReasonDiskNameMissing Reason = "DiskNameMissing"
-	// ReasonDiskNotBlank: the disk holds something that is not the wanted filesystem. The driver
-	// never overwrites; the message says what was found and where.
+	// ReasonDiskNotBlank: the disk holds something that is not the wanted filesystem, or the mark of
+	// an unfinished format of another volume. The driver never overwrites; the message says what was
+	// found and where.
 	ReasonDiskNotBlank Reason = "DiskNotBlank"
+	// ReasonDiskSizeUnknown: the disk is blank, but nobody has told the node how large it is to be, so
+	// it is not formatted. Let a controller publish the volume, or make the filesystem by hand.
+	ReasonDiskSizeUnknown Reason = "DiskSizeUnknown"
 	// ReasonFilesystemDamaged: the filesystem's check found what it may not repair by itself.
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
@@ -62,8 +66,11 @@ const (
 	ReasonPathInvalid Reason = "PathInvalid"
 	// ReasonVolumeNotAtPath: the path shows no volume, or another one.
 	ReasonVolumeNotAtPath Reason = "VolumeNotAtPath"
-	// ReasonVolumeUnknownToNode: this node has not seen the volume since the driver started.
+	// ReasonVolumeUnknownToNode: this node knows nothing of the volume.
 	ReasonVolumeUnknownToNode Reason = "VolumeUnknownToNode"
+	// ReasonStateNotKept: the node cannot write down which disk the volume is. Look at the space and
+	// the rights of its state directory.
+	ReasonStateNotKept Reason = "StateNotKept"
 	// ReasonNodeToolFailed: mkfs, e2fsck, resize2fs or the kernel refused. The message has its
 	// words.
 	ReasonNodeToolFailed Reason = "NodeToolFailed"
@@ -82,6 +89,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDeviceUnreadable:     codes.FailedPrecondition,
 	ReasonDiskNameMissing:      codes.InvalidArgument,
 	ReasonDiskNotBlank:         codes.FailedPrecondition,
+	ReasonDiskSizeUnknown:      codes.FailedPrecondition,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
 	ReasonFilesystemFailed:     codes.FailedPrecondition,
@@ -96,6 +104,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonPathInvalid:          codes.InvalidArgument,
 	ReasonVolumeNotAtPath:      codes.NotFound,
 	ReasonVolumeUnknownToNode:  codes.NotFound,
+	ReasonStateNotKept:         codes.Internal,
 	ReasonNodeToolFailed:       codes.Internal,
 	ReasonInstanceUnknown:      codes.FailedPrecondition,
 }

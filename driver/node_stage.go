@@ -150,17 +150,17 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	found, err := h.inspect()
+	found, err := h.inspect(v)
 	if err != nil {
 		return err
 	}
 	sb := found.Filesystem
 	switch {
-	case found.Blank && v.ReadOnly:
-		return refuse(ReasonDeviceReadOnly, "%s is blank and read-only, so it cannot get a filesystem",
-			h.Path)
-	case found.Blank:
-		if sb, err = h.format(v.FSType, v.Mkfs); err != nil {
+	case (found.Blank || found.Unfinished) && v.ReadOnly:
+		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
+			"get one", h.Path)
+	case found.Blank, found.Unfinished:
+		if sb, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
 	case sb.Type != v.FSType:

@@ -344,12 +344,19 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 		must(t, err)
 		must(t, v.stage())
 	})
-	t.Run("D-2 a static volume needs nothing but the disk's name", func(t *testing.T) {
-		g := newGuest(t)
-		v := g.volume(g.attach("my-data", 8*mib), "")
-		v.Static = true
-		must(t, v.stage())
-	})
+	t.Run("D-2 a static volume with a filesystem needs nothing but the disk's name",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach("my-data", 8*mib), "")
+			v.Static = true
+			before := digest(t, v.disk)
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskSizeUnknown)
+			if digest(t, v.disk) != before {
+				t.Fatal("the disk was written")
+			}
+			run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			must(t, v.stage())
+		})
 	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
 		for _, fsType := range supportedFilesystems {
 			g := newGuest(t)

@@ -1,12 +1,18 @@
+//go:build linux
+
 package driver
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // nodeTools are the programs the node runs. Mounting needs none: that is done by system calls,
@@ -31,16 +37,43 @@ type toolResult struct {
 	Stderr string
 }
 
-// runTool runs a program to its end and reports its exit status, whatever it is; an error means
-// that it could not be run. There is no context on purpose: a mkfs or a repair that is cut off
-// leaves worse than one that takes long. inherit becomes descriptors 3 and up.
+// runTool runs a program that dies with the driver, to its end, and reports its exit status,
+// whatever it is; an error means that it could not be run. There is no context on purpose: what
+// began has to end. inherit becomes descriptors 3 and up.
+//
+// Dying with the driver is for programs whose work is done again from the start: a mkfs that
+// lived on would write to a disk that the next driver looks at.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
-	var stdout, stderr bytes.Buffer
+	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
+}
+
+// runRepair runs a program that goes on when the driver dies: a repair or a resize that is cut off
+// leaves worse than it found. It holds the device exclusively, so nobody comes in between.
+func runRepair(name string, args ...string) (toolResult, error) {
+	return runProgram(nil, nil, name, args)
+}
+
+func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
+	result toolResult, err error) {
+	// Its output goes to memory and not through a pipe, which a dead driver would not empty.
+	output, err := memoryFile(name)
+	if err != nil {
+		return result, err
+	}
+	defer func() { _ = output.Close() }()
+	complaints, err := memoryFile(name)
+	if err != nil {
+		return result, err
+	}
+	defer func() { _ = complaints.Close() }()
 	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &stdout, &stderr, inherit
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = output, complaints, inherit
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
-	err := cmd.Run()
-	result := toolResult{Stdout: stdout.String(), Stderr: stderr.String()}
+	cmd.SysProcAttr = attr
+	// A child is bound to the life of the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err = cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.Exited():
@@ -48,7 +81,27 @@ func runTool(inherit []*os.File, name string, args ...string) (toolResult, error
 	case err != nil:
 		return result, refuse(ReasonNodeToolFailed, "run %s: %w", name, err)
 	}
-	return result, nil
+	if result.Stdout, err = contents(output); err != nil {
+		return result, err
+	}
+	result.Stderr, err = contents(complaints)
+	return result, err
+}
+
+// memoryFile is a file without a name, kept in memory.
+func memoryFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make room for the output of %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// contents is what a program wrote, as much as a person reads.
+func contents(f *os.File) (string, error) {
+	const most = 1 << 20
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, most))
+	return string(b), err
 }
 
 // failure is the error for a program that ended badly, with the end of what it said.

@@ -28,6 +28,12 @@ type superblock struct {
 	Unclean string
 	// Unfinished says that its mkfs has not come to the end.
 	Unfinished bool
+	// Fresh says that the superblock shows no trace of ever having been mounted for writing. For
+	// xfs the start of its log has to agree, whose place is LogOffset.
+	Fresh     bool
+	LogOffset int64
+	// From is where the superblock lies: what stands before it is not the filesystem's.
+	From int64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -85,6 +91,8 @@ func extSuperblock(head []byte) (superblock, bool) {
 		SizeBytes: product(blocks, blockBytes),
 		UnitBytes: product(uint64(le32(b[0x20:])), blockBytes),
 		Unclean:   extUnclean(b, incompat, roCompat),
+		Fresh:     incompat&extIncompatRecover == 0 && extFresh(b),
+		From:      extOffset,
 	}
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
@@ -122,6 +130,18 @@ func extUnclean(b []byte, incompat, roCompat uint32) string {
 	return ""
 }
 
+// extFresh says that the kernel has never mounted it for writing. It counts mounts and notes the
+// time in the superblock before a mount can write anything else.
+func extFresh(b []byte) bool {
+	const (
+		mountTime, mountTimeHigh = 0x2C, 0x275
+		mountCount               = 0x34
+		lastMounted              = 0x88 // where; 64 bytes
+	)
+	return binary.LittleEndian.Uint32(b[mountTime:]) == 0 && b[mountTimeHigh] == 0 &&
+		binary.LittleEndian.Uint16(b[mountCount:]) == 0 && b[lastMounted] == 0
+}
+
 // The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
 const xfsMinimumAGBlocks = 64
 
@@ -135,6 +155,9 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
+		LogOffset:  xfsLogOffset(head, blockBytes),
+		// The number of the last change to the superblock that went through the log.
+		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	sector := int(binary.BigEndian.Uint16(head[102:]))
 	if binary.BigEndian.Uint16(head[100:])&0xF == 5 && sector >= 512 && sector <= len(head) {
@@ -143,6 +166,29 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 		sb.Checked = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
 	}
 	return sb, true
+}
+
+// xfsLogOffset is where the log begins: its block's number has the group in its upper bits.
+func xfsLogOffset(head []byte, blockBytes uint64) int64 {
+	start := binary.BigEndian.Uint64(head[48:])
+	groupBlocks, groupBits := uint64(binary.BigEndian.Uint32(head[84:])), head[124]
+	if groupBits >= 64 {
+		return 0
+	}
+	block := uint64(product(start>>groupBits, groupBlocks)) + start&(1<<groupBits-1)
+	return product(block, blockBytes)
+}
+
+// xfsLogBytes is how much of the log tells whether it was ever used.
+const xfsLogBytes = 512 << 10
+
+// xfsLogFresh says whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1, and
+// zeroes behind it. The kernel writes there with the first mount for writing, before anything
+// else, and never writes zeroes.
+func xfsLogFresh(log []byte) bool {
+	const record = 8 << 10
+	return len(log) > record && binary.BigEndian.Uint32(log) == 0xFEEDBABE &&
+		binary.BigEndian.Uint32(log[4:]) == 1 && nonZero(log[record:]) < 0
 }
 
 // The layout of btrfs: include/uapi/linux/btrfs_tree.h.
@@ -167,11 +213,22 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
+		Fresh:      btrfsFresh(b),
+		From:       btrfsOffset,
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
 	}
 	return sb, true
+}
+
+// btrfsFresh says that the kernel has never mounted it for writing. With its first transaction it
+// notes the generation of the tree of UUIDs, which mkfs does not; before that, an fsync leaves a
+// log. mkfs itself makes a handful of generations.
+func btrfsFresh(b []byte) bool {
+	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
+	le64 := binary.LittleEndian.Uint64
+	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 && le64(b[generation:]) <= mostByMkfs
 }
 
 // product multiplies two counts of a foreign disk; what no disk can have becomes the largest

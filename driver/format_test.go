@@ -1,0 +1,378 @@
+//go:build linux
+
+package driver
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// tools puts scripts before the machine's programs, by name.
+func tools(t *testing.T, scripts map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range scripts {
+		real, err := exec.LookPath(name)
+		must(t, err)
+		script = "#!/bin/sh\nreal=" + real + "\n" + script + "\n"
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// cutOff runs what stages a volume with a mkfs that does that instead of its work.
+func cutOff(t *testing.T, script string, stage func() error) {
+	t.Helper()
+	before := os.Getenv("PATH")
+	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
+	defer func() { must(t, os.Setenv("PATH", before)) }()
+	mustFail(t, stage(), codes.Internal, ReasonNodeToolFailed)
+}
+
+// mark is the spot that the driver writes when it formats the volume.
+func (v volume) mark(t *testing.T) []byte {
+	t.Helper()
+	nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+	must(t, err)
+	b, err := markOf(nv).encode()
+	must(t, err)
+	return b
+}
+
+// marksOn counts the marks that stand on the disk.
+func (d *guestDisk) marksOn(t *testing.T) int {
+	t.Helper()
+	n := 0
+	for _, slot := range markSlots(d.SizeBytes) {
+		if isMark(d.readAt(t, slot, markBytes)) {
+			n++
+		}
+	}
+	return n
+}
+
+func (d *guestDisk) readAt(t *testing.T, offset, n int64) []byte {
+	t.Helper()
+	run(t, "blockdev", "--flushbufs", d.Loop)
+	f, err := os.Open(d.Loop)
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	b := make([]byte, n)
+	_, err = f.ReadAt(b, offset)
+	must(t, err)
+	return b
+}
+
+func (d *guestDisk) writeAt(t *testing.T, offset int64, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(d.Loop, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt(b, offset)
+	must(t, err)
+	must(t, f.Sync())
+	must(t, f.Close())
+}
+
+func uuidOf(t *testing.T, d *guestDisk) string {
+	t.Helper()
+	return run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
+}
+
+// smallest is a disk that takes every filesystem.
+const smallest = 512 * mib
+
+func TestACutOffFormatIsDoneAgain(t *testing.T) {
+	cuts := []struct{ name, script string }{
+		{"before it wrote", "exit 1"},
+		{"after its end", `"$real" "$@" && exit 1`},
+		{"after a moment", `timeout -s KILL 0.003 "$real" "$@"; exit 1`},
+		{"after a while", `timeout -s KILL 0.008 "$real" "$@"; exit 1`},
+		{"after a longer while", `timeout -s KILL 0.02 "$real" "$@"; exit 1`},
+	}
+	for _, fsType := range supportedFilesystems {
+		for _, c := range cuts {
+			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.attach(testSerial, smallest), fsType)
+				cutOff(t, c.script, v.stage)
+				if n := v.disk.marksOn(t); n == 0 {
+					t.Fatal("no mark is left on the disk")
+				}
+				cutOff(t, c.script, v.stage) // and the second time too
+				must(t, v.stage())
+				v.lives(t)
+			})
+		}
+	}
+	for i, fsType := range supportedFilesystems {
+		other := supportedFilesystems[(i+1)%len(supportedFilesystems)]
+		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
+			func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.attach(testSerial, smallest), fsType)
+				cutOff(t, `"$real" "$@" && exit 1`, v.stage)
+				v.FSType = other
+				must(t, v.stage())
+				v.lives(t)
+			})
+	}
+	t.Run("whichever of the marks had been written or erased", func(t *testing.T) {
+		for _, make := range []func(v volume){
+			func(volume) {},
+			func(v volume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+		} {
+			for which := 1; which < 8; which++ {
+				g := newGuest(t)
+				v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+				make(v)
+				for i, slot := range markSlots(v.disk.SizeBytes) {
+					if which&(1<<i) != 0 {
+						v.disk.writeAt(t, slot, v.mark(t))
+					}
+				}
+				must(t, v.stage())
+				v.lives(t)
+			}
+		}
+	})
+}
+
+// lives holds that the volume is staged as it should be, carries no mark, and keeps its data.
+func (v volume) lives(t *testing.T) {
+	t.Helper()
+	if n := v.disk.marksOn(t); n != 0 {
+		t.Fatalf("%d marks are left on the disk", n)
+	}
+	file := filepath.Join(v.staging(), "hello")
+	must(t, os.WriteFile(file, []byte("rack"), 0o600))
+	must(t, v.unstage())
+	id := uuidOf(t, v.disk)
+	if !strings.Contains(id, `TYPE="`+v.FSType+`"`) {
+		t.Fatalf("the disk is %s, not %s", id, v.FSType)
+	}
+	must(t, v.stage())
+	if b, err := os.ReadFile(file); err != nil || string(b) != "rack" {
+		t.Fatalf("the file holds %q, %v", b, err)
+	}
+	must(t, v.unstage())
+	if again := uuidOf(t, v.disk); again != id {
+		t.Fatalf("%s became %s", id, again)
+	}
+	switch v.FSType {
+	case fsExt3, fsExt4:
+		run(t, "e2fsck", "-fn", v.disk.Loop)
+	case fsXFS:
+		run(t, "xfs_repair", "-n", v.disk.Loop)
+	case fsBtrfs:
+		run(t, "btrfs", "check", "--readonly", v.disk.Loop)
+	}
+}
+
+func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(m *formatMark, b []byte)
+		says   string
+	}{
+		{"of another volume", func(m *formatMark, _ []byte) { m.Volume = "another" }, "of volume"},
+		{"of another disk", func(m *formatMark, _ []byte) { m.Disk = "another" }, "of disk"},
+		{"for another size", func(m *formatMark, _ []byte) { m.SizeBytes++ }, "of a disk of"},
+		{"with a wrong checksum", func(_ *formatMark, b []byte) { b[markBytes-1] ^= 1 }, "checksum"},
+		{"of another version", func(_ *formatMark, b []byte) {
+			b[markVersionAt] = 9
+		}, "version 9"},
+	} {
+		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			v.disk.writeAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
+			m, err := parseMark(v.mark(t))
+			must(t, err)
+			c.change(&m, make([]byte, markBytes))
+			b, err := m.encode()
+			must(t, err)
+			c.change(&m, b)
+			for _, slot := range markSlots(v.disk.SizeBytes) {
+				v.disk.writeAt(t, slot, b)
+			}
+			before := digest(t, v.disk)
+			err = v.stage()
+			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			if !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the message does not say %q: %v", c.says, err)
+			}
+			if digest(t, v.disk) != before {
+				t.Error("the disk was written")
+			}
+		})
+	}
+	t.Run("a mark of ours beside one of another volume is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		other := v
+		other.ID = "another"
+		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
+		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+	})
+	for _, c := range []struct {
+		name   string
+		offset int64
+		magic  string
+	}{
+		{"LUKS", 0, "LUKS\xba\xbe\x00\x02"}, {"LVM", 512, "LABELONE"}, {"a GPT", 512, "EFI PART"},
+		{"the end of a GPT", -512, "EFI PART"}, {"a DOS partition table", 0, string(mbr(0x83))},
+		{"md 1.0", -8192, mdMagic},
+	} {
+		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			cutOff(t, "exit 1", v.stage)
+			offset := c.offset
+			if offset < 0 {
+				offset += v.disk.SizeBytes
+			}
+			v.disk.writeAt(t, offset, []byte(c.magic))
+			before := digest(t, v.disk)
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+			if digest(t, v.disk) != before {
+				t.Error("the disk was written")
+			}
+		})
+	}
+	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
+		g := newGuest(t)
+		origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
+		v := g.volume(g.attachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), fsExt4)
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		must(t, origin.stage())
+	})
+}
+
+func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
+	for _, fsType := range supportedFilesystems {
+		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, smallest), fsType)
+			must(t, v.stage())
+			fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
+			must(t, v.unstage())
+			if n := v.disk.marksOn(t); n == 0 {
+				t.Fatal("the file reached no place of a mark")
+			}
+			id, before := uuidOf(t, v.disk), v.disk.marksOn(t)
+			must(t, v.stage())
+			must(t, v.unstage())
+			if again := uuidOf(t, v.disk); again != id || v.disk.marksOn(t) != before {
+				t.Fatalf("%s became %s, %d marks %d", id, again, before, v.disk.marksOn(t))
+			}
+		})
+		for _, state := range []string{"mounted and nothing more", "written and synced"} {
+			t.Run("a "+fsType+" that was only just "+state+" when its machine died",
+				func(t *testing.T) {
+					g := newGuest(t)
+					v := g.volume(g.attach(testSerial, smallest), fsType)
+					must(t, v.stage())
+					file := filepath.Join(v.staging(), "hello")
+					if state != "mounted and nothing more" {
+						f, err := os.Create(file)
+						must(t, err)
+						_, err = f.WriteString("rack")
+						must(t, err)
+						must(t, f.Sync())
+						must(t, f.Close())
+					}
+					copied := copyDisk(t, v.disk.File)
+					must(t, v.unstage())
+					g.unplug(v.disk)
+					after := g.volume(g.attachFile(testSerial, copied), fsType)
+					after.ID = v.ID
+					for _, slot := range markSlots(after.disk.SizeBytes) {
+						after.disk.writeAt(t, slot, after.mark(t))
+					}
+					id := uuidOf(t, after.disk)
+					must(t, after.stage())
+					if again := uuidOf(t, after.disk); again != id && state != "mounted and nothing more" {
+						t.Fatalf("%s became %s", id, again)
+					}
+					b, err := os.ReadFile(filepath.Join(after.staging(), "hello"))
+					if state != "mounted and nothing more" && string(b) != "rack" {
+						t.Fatalf("the file holds %q, %v", b, err)
+					}
+					must(t, after.unstage())
+				})
+		}
+	}
+}
+
+// fill writes the spot over and over until the filesystem is full.
+func fill(t *testing.T, path string, spot []byte) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	chunk := slices.Repeat(spot, 256)
+	for err == nil {
+		_, err = f.Write(chunk)
+	}
+	if pathError := err.(*os.PathError); pathError.Err != unix.ENOSPC {
+		t.Fatal(err)
+	}
+	_ = f.Sync()
+	must(t, f.Close())
+}
+
+func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
+	t.Run("a device that is swapped while it is checked is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		other := g.attach("csi-other00000000000", 64*mib)
+		before := digest(t, v.disk) + digest(t, other)
+		// The other disk takes the name of the first and its serial.
+		sys, dev := filepath.Join(g.dir, "sys/block"), filepath.Join(g.dir, "dev")
+		tools(t, map[string]string{"blkid": fmt.Sprintf(`
+			cd '%s' && cp '%s/device/serial' '%s/device/serial' && rm -r '%s' && mv '%s' '%s'
+			cd '%s' && mv '%s' '%s'
+			exit 2`, sys, v.disk.Name, other.Name, v.disk.Name, other.Name, v.disk.Name,
+			dev, other.Name, v.disk.Name)})
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+		if digest(t, v.disk)+digest(t, other) != before {
+			t.Fatal("a disk was written")
+		}
+	})
+	t.Run("a second device with the serial that comes while it is checked is noticed",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			other := g.attach("csi-other00000000000", 64*mib)
+			before := digest(t, v.disk) + digest(t, other)
+			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
+				filepath.Join(g.dir, "sys/block", v.disk.Name, "device/serial"),
+				filepath.Join(g.dir, "sys/block", other.Name, "device/serial"))})
+			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceNotUnique)
+			if digest(t, v.disk)+digest(t, other) != before {
+				t.Fatal("a disk was written")
+			}
+		})
+	t.Run("mkfs is not alone responsible that nobody holds the disk", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
+		must(t, err)
+		defer func() { _ = holder.Close() }()
+		before := digest(t, v.disk)
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		if digest(t, v.disk) != before {
+			t.Fatal("the disk was written")
+		}
+	})
+}
