@@ -1,0 +1,153 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// impossible is what act says of a step that makes no sense now.
+const impossible = "impossible"
+
+// act carries out a step that is no call, and says what came of it.
+func (h *history) act(ctx context.Context, s step) (string, error) {
+	switch s.op {
+	case write, writeSynced:
+		return h.write(s)
+	case wait:
+		return "", h.wait(ctx)
+	case fault:
+		return h.addFault(ctx, s.fault)
+	case killController, endController, killNode, endNode:
+		return h.replace(ctx, s)
+	case stopInstance, startInstance:
+		return h.switchInstance(ctx, s)
+	}
+	return h.actOnRack(ctx, s.op)
+}
+
+// write writes as a pod does that has the volume. One whose volume is dead does not write.
+func (h *history) write(s step) (string, error) {
+	content := h.contents[s.vol]
+	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
+		h.world.lost[at(s.vol, s.node)] {
+		return impossible, nil
+	}
+	h.value++
+	synced := s.op == writeSynced
+	if err := put(h.site.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
+		return "", fmt.Errorf("a pod cannot write: %w", err)
+	}
+	content.wrote(s.block, h.value, synced)
+	if synced {
+		h.count.bytes += blockSize
+	}
+	return fmt.Sprintf(" = value %d", h.value), nil
+}
+
+// wait lets everything that was given up come to its end, after which nothing is in doubt.
+func (h *history) wait(ctx context.Context) error {
+	if err := h.site.quiet(ctx, h.world.rackDown); err != nil {
+		return err
+	}
+	if h.world.rackDown {
+		return nil // what the rack has done is not known before it is back
+	}
+	j, err := h.observe(ctx)
+	if err != nil {
+		return err
+	}
+	if err := h.check(j, nil); err != nil {
+		return err
+	}
+	h.world.doubts = nil
+	return nil
+}
+
+func (h *history) addFault(ctx context.Context, name string) (string, error) {
+	if h.world.rackDown || len(h.world.faults) >= 2 {
+		return impossible, nil
+	}
+	id, err := h.site.rack.Admin.AddFault(ctx, faults[name].Fault)
+	if err != nil {
+		return "", err
+	}
+	h.faultNames[id] = name
+	h.world.faults = append(h.world.faults, name)
+	return "", nil
+}
+
+// replace ends a driver and starts it again.
+func (h *history) replace(ctx context.Context, s step) (string, error) {
+	onNode := s.op == killNode || s.op == endNode
+	if onNode && h.world.down[s.node] {
+		return impossible, nil
+	}
+	p := h.site.nodes[s.node]
+	if !onNode {
+		p = h.site.controllers[s.ctl-1]
+	}
+	if s.op == killNode || s.op == killController {
+		p.Kill()
+	} else if err := p.Stop(); err != nil {
+		return "", err
+	}
+	return "", h.restart(ctx, p)
+}
+
+func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
+	stop := s.op == stopInstance
+	if h.world.rackDown || h.world.down[s.node] == stop {
+		return impossible, nil
+	}
+	h.count.restarts++
+	if !stop {
+		h.world.down[s.node] = false
+		return "", h.site.boot(ctx, s.node)
+	}
+	if err := h.site.halt(ctx, s.node); err != nil {
+		return "", err
+	}
+	h.world.down[s.node] = true
+	for v := 1; v < len(kinds); v++ {
+		// Nothing is mounted any more, and what was not on the disk is gone.
+		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
+			h.contents[v].torn = true
+		}
+		h.book.staged[at(v, s.node)] = false
+		h.world.seen[stagedField(v, s.node)] = ""
+		for _, p := range pods {
+			h.world.seen[publishedField(v, s.node, p)] = ""
+		}
+	}
+	return "", nil
+}
+
+func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
+	if h.world.rackDown != (o == startRack) {
+		return impossible, nil
+	}
+	switch o {
+	case killRack:
+		h.site.rack.Kill()
+		h.world.rackDown = true
+		return "", nil
+	case restartRack:
+		err := h.site.rack.Terminate()
+		if err != nil && !strings.Contains(err.Error(), "still held") {
+			return "", err
+		}
+		for v := range kinds {
+			for _, n := range nodes {
+				if h.world.seen.mounted(v, n) {
+					h.world.lost[at(v, n)] = true // their devices are others now
+					h.contents[v].torn = true
+				}
+			}
+		}
+	}
+	h.count.restarts++
+	h.world.rackDown = false
+	h.world.faults = nil // they live in its memory
+	return "", h.site.rack.Start(ctx)
+}

@@ -1,0 +1,127 @@
+package model
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// foreignDisk is a disk that an administrator made by hand. Nothing of it may ever change.
+type foreignDisk struct {
+	name, id, node string // node is the instance that has it, "" for none
+	path           string // its bytes
+	sum            [sha256.Size]byte
+	modified       time.Time
+}
+
+// makeForeign makes disks with content beside the driver's: a filesystem that nobody has attached,
+// under a name like the driver's own, another one in use by node a, and random bytes at node b.
+func (s *site) makeForeign(ctx context.Context) error {
+	for _, d := range []*foreignDisk{
+		{name: "csi-0123456789abcdef"},
+		{name: "database", node: "a"},
+		{name: "csi-random", node: "b"},
+	} {
+		if err := s.makeForeignDisk(ctx, d); err != nil {
+			return fmt.Errorf("make the foreign disk %s: %w", d.name, err)
+		}
+		s.foreign = append(s.foreign, d)
+	}
+	return nil
+}
+
+func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
+	disk, err := s.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: oxide.NameOrId(s.rack.Project),
+		Body: &oxide.DiskCreate{Name: oxide.Name(d.name), Description: "made by hand",
+			Size: oxide.ByteCount(gib),
+			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}},
+	})
+	if err != nil {
+		return err
+	}
+	d.id, d.path = disk.Id, s.backing(disk.Id)
+	if d.name == "csi-random" {
+		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
+		if err == nil {
+			err = os.Truncate(d.path, gib)
+		}
+	} else {
+		err = exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run()
+	}
+	if err == nil && d.node != "" {
+		_, err = s.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+			Instance: oxide.NameOrId(s.rack.Instance(d.node).ID),
+			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(d.id)}})
+	}
+	if err != nil {
+		return err
+	}
+	if d.sum, err = sumOf(d.path); err != nil {
+		return err
+	}
+	d.modified, err = modified(d.path)
+	return err
+}
+
+// backing is the file that holds a disk's bytes.
+func (s *site) backing(id string) string {
+	return filepath.Join(s.rack.Dir, "sim", "disks", id+".img")
+}
+
+func modified(path string) (time.Time, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
+// sumOf reads a file's head and tail, where everything is that anybody could mistake for his own.
+// That nothing else was written shows in its time.
+func sumOf(path string) (sum [sha256.Size]byte, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return sum, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return sum, err
+	}
+	const part = 4 << 20
+	h := sha256.New()
+	for _, offset := range []int64{0, info.Size() - part} {
+		if _, err := io.Copy(h, io.NewSectionReader(file, offset, part)); err != nil {
+			return sum, err
+		}
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
+}
+
+// untouched says what has changed of a disk's bytes.
+func (d *foreignDisk) untouched(thorough bool) error {
+	now, err := modified(d.path)
+	if err != nil {
+		return fmt.Errorf("the foreign disk %s: %w", d.name, err)
+	}
+	if !now.Equal(d.modified) {
+		return fmt.Errorf("the foreign disk %s was written to at %s", d.name, now)
+	}
+	if !thorough {
+		return nil
+	}
+	sum, err := sumOf(d.path)
+	if err == nil && sum != d.sum {
+		err = fmt.Errorf("the foreign disk %s holds other bytes than before", d.name)
+	}
+	return err
+}

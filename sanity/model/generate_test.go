@@ -1,0 +1,157 @@
+package model
+
+import (
+	"fmt"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// wish is a step before the world in which it happens is known: what the CO wants, or what goes
+// wrong. A history is drawn as wishes, so that a shorter one makes sense, too.
+type wish struct {
+	kind, vol, node, pod, block, ctl, fault, op int
+	mishap                                      mishap
+	after                                       time.Duration
+	move, shadow                                bool
+}
+
+// GoString is for rapid, which shows what it draws.
+func (w wish) GoString() string { return fmt.Sprintf("%d:v%d", w.kind, w.vol) }
+
+// The kinds of wishes, and how often of a hundred each is drawn. The first is what is left when a
+// failure is made as small as it can be.
+const (
+	onwards = iota
+	backwards
+	anyCall
+	again
+	writing
+	pairing
+	misfortune
+	restarting
+	waiting
+)
+
+var shares = []struct{ kind, percent int }{
+	{onwards, 38}, {backwards, 10}, {anyCall, 12}, {again, 7}, {writing, 12}, {pairing, 8},
+	{misfortune, 6}, {restarting, 5}, {waiting, 2},
+}
+
+func kindOf(percent int) int {
+	for _, s := range shares {
+		if percent -= s.percent; percent < 0 {
+			return s.kind
+		}
+	}
+	return waiting
+}
+
+// restarts are the steps that end something.
+var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
+	stopInstance}
+
+func drawWish(t *rapid.T) wish {
+	draw := func(most int, what string) int { return rapid.IntRange(0, most).Draw(t, what) }
+	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
+	w.node, w.pod, w.block = draw(2, "node"), draw(1, "pod"), draw(blocks-1, "block")
+	w.ctl = draw(1, "controller")
+	w.move = draw(19, "move") == 19
+	switch w.kind {
+	case anyCall:
+		w.op = draw(int(stats), "call")
+	case writing:
+		w.op = int(writeSynced) - draw(1, "synced")
+	case pairing:
+		w.op, w.shadow = draw(int(stats), "call"), draw(2, "twin") < 2
+	case misfortune:
+		w.fault = draw(len(faultNames())-1, "fault")
+	case restarting:
+		w.op = int(restarts[draw(len(restarts)-1, "restart")])
+	}
+	if w.kind <= again {
+		if chance := draw(99, "mishap"); chance >= 88 {
+			w.mishap = []mishap{abandoned, killed, abandoned, rackDies}[chance%4]
+			w.after = time.Duration(draw(25_000, "after")) * time.Microsecond
+		}
+	}
+	return w
+}
+
+// drawHistory draws the volumes that a history is about, and the wishes.
+func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
+	volumes = rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
+		Draw(t, "volumes")
+	wishes = rapid.SliceOfN(rapid.Custom(drawWish), most/2, most).Draw(t, "history")
+	return volumes, wishes
+}
+
+// resolve makes a step of a wish, in the world as it is now.
+func (h *history) resolve(w wish, volumes []int) step {
+	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
+	if w.move || h.goals[v] == "" {
+		h.goals[v] = n
+	}
+	s := step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
+		pod: pods[w.pod], block: w.block}
+	switch w.kind {
+	case onwards:
+		s = h.towards(v, h.goals[v])
+	case backwards:
+		if back, ok := h.away(v); ok {
+			s = back
+		} else {
+			s = h.towards(v, h.goals[v])
+		}
+	case anyCall:
+		if w.node == 0 && s.op.onNode() {
+			s.node = h.goals[v] // more often where there is something
+		}
+	case again:
+		if s = h.last; !s.op.isCall() || s.ctl == 0 && !s.op.onNode() {
+			s = h.towards(v, h.goals[v])
+		} else if s.ctl != 0 {
+			s.ctl = 1 + w.ctl
+		}
+		s.mishap, s.with = none, nil
+	case writing:
+		s.node = h.goals[v]
+	case pairing:
+		s = h.pair(w, s)
+	case misfortune:
+		s = step{op: fault, fault: faultNames()[w.fault]}
+	case restarting:
+		// What was stopped comes back first.
+		if h.world.rackDown {
+			s.op = startRack
+		} else if h.world.down[n] && (s.op == stopInstance || s.op == killNode || s.op == endNode) {
+			s.op = startInstance
+		}
+	case waiting:
+		s = step{op: wait}
+	}
+	if s.op.isCall() {
+		h.last = s
+		s.mishap, s.after = w.mishap, w.after
+	}
+	return s
+}
+
+// pair is two calls at the same time: one twice, or two of which either may come first.
+func (h *history) pair(w wish, other step) step {
+	s := h.towards(other.vol, h.goals[other.vol])
+	if !s.op.isCall() {
+		back, ok := h.away(other.vol)
+		if s = back; !ok {
+			return step{op: wait}
+		}
+	}
+	if w.shadow {
+		other = s
+		if other.ctl != 0 {
+			other.ctl = 3 - s.ctl
+		}
+	}
+	s.with = &other
+	return s
+}

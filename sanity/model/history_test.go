@@ -1,0 +1,365 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// history is one history under way: a model, a CO's book, and what was done so far.
+type history struct {
+	site  *site
+	world *world
+	book  book
+	// contents are the volumes' by number, snapshots those of snapshots by ID.
+	contents  map[int]*content
+	snapshots map[string]*content
+	serials   map[int]string
+	// lines are the steps as they were carried out, with their answers.
+	lines []string
+	// lies change what the CO hears or what is so, to try the model itself; nil for an honest site.
+	lies lies
+
+	// goals are the nodes where the CO wants the volumes.
+	goals      map[int]string
+	last       step
+	doubtSince int
+	value      uint64
+	faultNames map[string]string
+	count      counts
+}
+
+// counts are what the figure counts.
+type counts struct {
+	steps, faults, restarts int
+	bytes                   int64
+}
+
+func newHistory(s *site) *history {
+	return &history{site: s, world: newWorld(), book: newBook(), contents: map[int]*content{},
+		snapshots: map[string]*content{}, serials: map[int]string{},
+		faultNames: map[string]string{}, goals: map[int]string{}}
+}
+
+// do carries out a step and holds everything against the model.
+func (h *history) do(ctx context.Context, s step) error {
+	if len(h.world.doubts) > 0 && (s.op == write || s.op == writeSynced || h.doubtSince >= 3) {
+		// What a snapshot holds must be known, and a call that was given up ends some day.
+		if err := h.step(ctx, step{op: wait}); err != nil {
+			return err
+		}
+	}
+	return h.step(ctx, s)
+}
+
+func (h *history) step(ctx context.Context, s step) error {
+	var calls []ended
+	var err error
+	h.count.steps++
+	switch {
+	case !s.op.isCall():
+		var said string
+		said, err = h.act(ctx, s)
+		if said == impossible {
+			return nil
+		}
+		h.say("%s%s", s, said)
+	default:
+		calls, err = h.make(ctx, s)
+		if err == nil && calls == nil {
+			return nil // the CO cannot make it now
+		}
+	}
+	if err == nil {
+		err = h.look(ctx, calls)
+	}
+	if err != nil {
+		return fmt.Errorf("after %q: %w", h.lines[len(h.lines)-1], err)
+	}
+	return nil
+}
+
+// look observes, checks, and forgets doubts that are settled.
+func (h *history) look(ctx context.Context, calls []ended) error {
+	j, err := h.observe(ctx)
+	if err != nil {
+		return err
+	}
+	if err := h.lies.world(h, j); err != nil {
+		return err
+	}
+	if err := h.check(j, calls); err != nil {
+		return err
+	}
+	for _, c := range calls {
+		if c.how == open {
+			h.world.doubts = append(h.world.doubts, c.intends()...)
+			h.doubtSince = 0
+		}
+	}
+	h.doubtSince++
+	if h.world.rackDown {
+		return nil
+	}
+	left, fired, err := h.site.activeFaults(ctx, h.faultNames)
+	h.count.faults += len(h.world.faults) - len(left)
+	h.world.faults = left
+	_ = fired
+	return err
+}
+
+func (h *history) say(format string, args ...any) {
+	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+// make makes the calls of a step, and says how each ended. None means that the CO cannot make them.
+func (h *history) make(ctx context.Context, s step) ([]ended, error) {
+	steps := []*step{&s}
+	if s.with != nil {
+		other := *s.with
+		other.with, s.with = nil, nil
+		steps = append(steps, &other)
+	}
+	for _, one := range steps {
+		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] {
+			return nil, nil
+		}
+	}
+	before := h.world.seen
+	answers := h.send(ctx, steps)
+	var calls []ended
+	errs := []error{h.revive(ctx, s)}
+	words := make([]string, len(steps))
+	for i, one := range steps {
+		states := []facts{before}
+		if len(steps) == 2 {
+			states = append(states, steps[1-i].then(before))
+		}
+		c := ended{step: *one, how: h.outcome(*one, answers[i])}
+		allowed := []codes.Code{}
+		for _, state := range states {
+			c.effects = append(c.effects, one.effects(state)...)
+			allowed = append(allowed, h.world.codes(*one, state)...)
+		}
+		if len(steps) == 2 || len(h.world.doubts) > 0 {
+			allowed = append(allowed, codes.Aborted)
+		}
+		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
+		if one.mishap == none && s.mishap == none {
+			errs = append(errs, judge(*one, answers[i].err, allowed))
+		}
+		h.learn(one, &c, answers[i])
+		calls = append(calls, c)
+	}
+	h.say("%s", strings.Join(words, " || "))
+	return calls, errors.Join(errs...)
+}
+
+// judge holds an answer against those that the model allows.
+func judge(s step, err error, allowed []codes.Code) error {
+	if code := status.Code(err); !slices.Contains(allowed, code) {
+		slices.Sort(allowed)
+		return fmt.Errorf("%s answered %s, the model allows %v", s.brief(), shown(err),
+			slices.Compact(allowed))
+	}
+	return nil
+}
+
+// brief is the call without its mishaps.
+func (s step) brief() string {
+	s.mishap, s.with = none, nil
+	return s.String()
+}
+
+func shown(err error) string {
+	if err == nil {
+		return "OK"
+	}
+	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
+}
+
+// outcome says what the CO may conclude from an answer.
+func (h *history) outcome(s step, a answer) outcome {
+	switch {
+	case a.err == nil:
+		return succeeded
+	case s.mishap == abandoned, s.mishap == killed && !s.op.onNode():
+		return open
+	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown):
+		return unclear
+	}
+	return refusedCall
+}
+
+// learn takes a success into the book and the model.
+func (h *history) learn(s *step, c *ended, a answer) {
+	if a.err != nil {
+		return
+	}
+	key := at(s.vol, s.node)
+	switch s.op {
+	case attach:
+		h.world.slow[key] = slices.Contains(h.world.faults, "slow device") || h.world.slow[key]
+	case stage:
+		h.world.slow[key] = false
+		if !kinds[s.vol].block() {
+			h.world.lost[key] = false // a dead one was taken down and mounted anew
+		}
+	case unstage, unpublish:
+		flushes := s.op == unstage && !kinds[s.vol].block() || s.op == unpublish && kinds[s.vol].block()
+		if content := h.contents[s.vol]; content != nil && flushes && !h.world.lost[key] &&
+			h.world.seen.mounted(s.vol, s.node) {
+			content.flushed()
+		}
+	}
+	h.book.note(s, a.reply)
+	c.step = *s
+}
+
+// answer is what came back from a call.
+type answer struct {
+	reply reply
+	err   error
+}
+
+// send makes calls at the same time, and lets their mishaps happen.
+func (h *history) send(ctx context.Context, steps []*step) []answer {
+	answers := make([]answer, len(steps))
+	var calls sync.WaitGroup
+	for i, s := range steps {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if s.mishap == abandoned {
+				defer time.AfterFunc(s.after, cancel).Stop()
+			}
+			answers[i].reply, answers[i].err = h.lies.call(ctx, h, *s)
+		})
+	}
+	if s := *steps[0]; s.mishap == killed || s.mishap == rackDies {
+		h.strike(ctx, s)
+	}
+	calls.Wait()
+	return answers
+}
+
+// revive starts again what a mishap has killed.
+func (h *history) revive(ctx context.Context, s step) error {
+	switch {
+	case s.mishap != killed:
+		return nil
+	case s.op.onNode():
+		return h.restart(ctx, h.site.nodes[s.node])
+	}
+	return h.restart(ctx, h.site.controllers[s.ctl-1])
+}
+
+// strike kills, a moment after a call was made, what works on it.
+func (h *history) strike(ctx context.Context, s step) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(s.after):
+	}
+	switch {
+	case s.mishap == rackDies:
+		h.site.rack.Kill()
+		h.world.rackDown = true
+	case s.op.onNode():
+		h.site.nodes[s.node].Kill()
+	default:
+		h.site.controllers[s.ctl-1].Kill()
+	}
+}
+
+// restart starts a driver again that was killed.
+func (h *history) restart(ctx context.Context, p *sanity.Plugin) error {
+	h.count.restarts++
+	return p.Start(ctx)
+}
+
+// tearDown is the patient CO at the end of a history: it undoes everything, call after call, until
+// it is done.
+func (h *history) tearDown(ctx context.Context) error {
+	if err := h.calm(ctx); err != nil {
+		return err
+	}
+	for range 4 {
+		todo := false
+		for v := len(kinds) - 1; v > 0; v-- {
+			for range 20 {
+				s, more := h.away(v)
+				if !more {
+					break
+				}
+				todo = true
+				if err := h.do(ctx, s); err != nil {
+					return err
+				}
+			}
+		}
+		for s := range snapOf {
+			if s > 0 && h.world.seen[snapField(s)] != "" {
+				todo = true
+				for _, o := range []op{createSnapshot, deleteSnapshot} {
+					if err := h.do(ctx, step{op: o, ctl: 1, snap: s}); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		if !todo {
+			return h.clean(ctx)
+		}
+	}
+	return errors.New("the patient CO does not come to an end")
+}
+
+// calm ends the misfortunes: everything runs, and no fault waits to strike.
+func (h *history) calm(ctx context.Context) error {
+	steps := []step{{op: startRack}}
+	for _, n := range nodes {
+		steps = append(steps, step{op: startInstance, node: n})
+	}
+	for _, s := range append(steps, step{op: wait}) {
+		if err := h.do(ctx, s); err != nil {
+			return err
+		}
+	}
+	h.world.faults = nil
+	return h.site.rack.Admin.ClearFaults(ctx)
+}
+
+// clean demands that nothing is left of a history.
+func (h *history) clean(ctx context.Context) error {
+	for f, value := range h.world.seen {
+		if value != "" {
+			return fmt.Errorf("at the end %q is %q", f, value)
+		}
+	}
+	for v := 1; v < len(kinds); v++ {
+		for _, n := range nodes {
+			for _, p := range pods {
+				path := h.site.target(v, n, p)
+				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("the pod's path %s is still there: %w", path, err)
+				}
+			}
+		}
+	}
+	for _, d := range h.site.foreign {
+		if err := d.untouched(true); err != nil {
+			return err
+		}
+	}
+	return h.site.balance(ctx)
+}

@@ -1,0 +1,154 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+func TestMain(m *testing.M) { proof.Main(m) }
+
+// shortHistories is how many histories the short form has, and longest how many wishes one has.
+const (
+	shortHistories = 10
+	longest        = 50
+)
+
+// ground is where histories run: a site that is made when one is needed, and again when a history
+// has failed on it.
+type ground struct {
+	t    testing.TB
+	run  *sanity.Run
+	site *site
+}
+
+func newGround(t testing.TB) *ground {
+	t.Helper()
+	run, err := sanity.NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &ground{t: t, run: run}
+	t.Cleanup(func() {
+		if g.site != nil {
+			if err := g.site.close(); err != nil {
+				t.Errorf("end the site: %v", err)
+			}
+		}
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// play runs a history from its beginning to its clean end.
+func (g *ground) play(ctx context.Context, l lies, steps func(*history) error) (*history, error) {
+	if g.site == nil {
+		s, err := newSite(ctx, g.run)
+		if err != nil {
+			return nil, fmt.Errorf("make a site: %w", err)
+		}
+		g.site = s
+	}
+	h := newHistory(g.site)
+	h.lies = l
+	err := steps(h)
+	if err == nil {
+		err = h.tearDown(ctx)
+	}
+	if err != nil {
+		g.site.abandon()
+		g.site = nil
+	}
+	return h, err
+}
+
+// told is a history as people read it, and as a file may have it.
+func (h *history) told() string { return "  " + strings.Join(h.lines, "\n  ") }
+
+// TestNothingThatTheModelForbidsHappens is the proof.
+func TestNothingThatTheModelForbidsHappens(t *testing.T) {
+	p := proof.New(t, "model")
+	g := newGround(t)
+	var sum counts
+	histories := 0
+	var failed []string
+	t.Cleanup(func() {
+		if len(failed) > 0 {
+			t.Logf("the history that failed first, with PROOF_SEED=%d:\n%s",
+				p.Seed+uint64(histories), failed[0])
+		}
+	})
+	setFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "90s")
+	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
+		seed := p.Seed + uint64(histories)
+		setFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
+		rapid.Check(t, func(rt *rapid.T) {
+			volumes, wishes := drawHistory(rt, longest)
+			h, err := g.play(t.Context(), nil, func(h *history) error {
+				for _, w := range wishes {
+					if err := h.do(t.Context(), h.resolve(w, volumes)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				failed = append(failed, h.told())
+				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",
+					seed, h.told(), err)
+			}
+			sum.add(h.count)
+		})
+		p.Say("%d histories, %d steps, %d faults, %d restarts", histories+1, sum.steps, sum.faults,
+			sum.restarts)
+	}
+	p.Figure("histories", histories, "steps", sum.steps, "faults", sum.faults,
+		"restarts", sum.restarts, "bytes_acknowledged", sum.bytes, "bytes_lost", 0)
+}
+
+func (c *counts) add(other counts) {
+	c.steps += other.steps
+	c.faults += other.faults
+	c.restarts += other.restarts
+	c.bytes += other.bytes
+}
+
+func setFlags(t *testing.T, pairs ...string) {
+	t.Helper()
+	var errs []error
+	for i := 0; i+1 < len(pairs); i += 2 {
+		errs = append(errs, flag.Set(pairs[i], pairs[i+1]))
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAStepIsReadAsItIsWritten(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		h := newHistory(nil)
+		s := h.resolve(drawWish(rt), []int{1, 4})
+		got, err := parseStep(s.String() + " = OK")
+		if err != nil {
+			rt.Fatal(err)
+		}
+		if got.String() != s.String() {
+			rt.Fatalf("%q was read as %q", s, got)
+		}
+	})
+}

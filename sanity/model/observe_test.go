@@ -1,0 +1,248 @@
+package model
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// joint is what the rack, the kernel and the guests show at one moment.
+type joint struct {
+	facts facts
+	// disks are the rack's by ID; nil while its API is away.
+	disks map[string]rackDisk
+	// serials are the volumes' disk names, which are their devices' serials, by volume.
+	serials map[int]string
+	// devices are what each node's guest sees, and mounts what is mounted below the rack's
+	// directory, by path.
+	devices map[string][]guestDevice
+	mounts  map[string][]*mountinfo.Info
+	// loops are the living loop devices, by the file they carry.
+	loops map[string][]string
+}
+
+type rackDisk struct {
+	ID          string  `json:"id"`
+	Name        string  `json:"name"`
+	Description string  `json:"description"`
+	SnapshotID  *string `json:"snapshot_id"`
+	State       struct {
+		State    string `json:"state"`
+		Instance string `json:"instance"`
+	} `json:"state"`
+}
+
+type rackSnapshot struct {
+	ID          string `json:"id"`
+	Description string `json:"description"`
+	DiskID      string `json:"disk_id"`
+}
+
+// guestDevice is a device as a guest sees it; number is "major:minor".
+type guestDevice struct{ name, serial, number string }
+
+// observe looks at everything. While the rack's API is away, what it said last is taken for true.
+func (h *history) observe(ctx context.Context) (*joint, error) {
+	j := &joint{facts: facts{}, serials: h.serials}
+	if !h.world.rackDown {
+		if err := h.site.observeRack(ctx, j); err != nil {
+			return nil, fmt.Errorf("look at the rack: %w", err)
+		}
+	} else {
+		for f, value := range h.world.seen {
+			if !strings.Contains(string(f), " staged ") && !strings.Contains(string(f), " published ") {
+				j.facts[f] = value
+			}
+		}
+	}
+	if err := h.site.observeNodes(j); err != nil {
+		return nil, fmt.Errorf("look at the nodes: %w", err)
+	}
+	return j, nil
+}
+
+func (s *site) observeRack(ctx context.Context, j *joint) error {
+	text, err := get(ctx, http.DefaultTransport, s.rack.Admin.URL+"/state")
+	if err != nil {
+		return err
+	}
+	var state struct {
+		Disks     []rackDisk     `json:"disks"`
+		Snapshots []rackSnapshot `json:"snapshots"`
+	}
+	if err := json.Unmarshal(text, &state); err != nil {
+		return err
+	}
+	j.disks = map[string]rackDisk{}
+	for _, d := range state.Disks {
+		j.disks[d.ID] = d
+		v := slices.IndexFunc(volumeNames, func(name string) bool {
+			return named(d.Description, name)
+		})
+		switch {
+		case v < 0 && !slices.ContainsFunc(s.foreign, func(f *foreignDisk) bool {
+			return f.id == d.ID
+		}):
+			return fmt.Errorf("nobody asked for the disk %s (%s)", d.Name, d.Description)
+		case v < 0:
+			continue
+		case j.facts[diskField(v)] != "":
+			return fmt.Errorf("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
+		}
+		j.serials[v] = d.Name
+		j.facts[diskField(v)], j.facts[holderField(v)] = d.ID, s.nodeOf(d.State.Instance)
+		if d.SnapshotID != nil {
+			j.facts[sourceField(v)] = *d.SnapshotID
+		}
+	}
+	for _, sn := range state.Snapshots {
+		n := slices.IndexFunc(snapshotNames, func(name string) bool {
+			return named(sn.Description, name)
+		})
+		if n < 0 || j.facts[snapField(n)] != "" {
+			return fmt.Errorf("nobody asked for the snapshot %s (%s)", sn.ID, sn.Description)
+		}
+		j.facts[snapField(n)], j.facts[snapSourceField(n)] = sn.ID, sn.DiskID
+	}
+	return nil
+}
+
+// volumeNames and snapshotNames are the CO's names by number; number 0 is nobody's.
+var (
+	volumeNames   = namesOf("v", len(kinds))
+	snapshotNames = namesOf("s", len(snapOf))
+)
+
+func namesOf(kind string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = name(kind, i)
+	}
+	return names
+}
+
+// nodeOf is the node of an instance's ID.
+func (s *site) nodeOf(instance string) string {
+	for _, n := range nodes {
+		if s.rack.Instance(n).ID == instance {
+			return n
+		}
+	}
+	return instance
+}
+
+func (s *site) observeNodes(j *joint) error {
+	j.devices, j.mounts = map[string][]guestDevice{}, map[string][]*mountinfo.Info{}
+	for _, n := range nodes {
+		var err error
+		if j.devices[n], err = devicesOf(s.rack.Instance(n).Guest); err != nil {
+			return err
+		}
+	}
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.rack.Dir))
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		j.mounts[info.Mountpoint] = append(j.mounts[info.Mountpoint], info)
+	}
+	for v := range kinds {
+		for _, n := range nodes {
+			if v > 0 && len(j.mounts[s.staging(v, n)]) > 0 {
+				j.facts[stagedField(v, n)] = yes
+			}
+			for _, p := range pods {
+				if v > 0 && len(j.mounts[s.target(v, n, p)]) > 0 {
+					j.facts[publishedField(v, n, p)] = yes
+				}
+			}
+		}
+	}
+	j.loops, err = livingLoops(filepath.Join(s.rack.Dir, "sim"))
+	return err
+}
+
+// devicesOf lists what a guest sees. A device may go while it is looked at.
+func devicesOf(guest string) ([]guestDevice, error) {
+	entries, err := os.ReadDir(filepath.Join(guest, "sys/block"))
+	if err != nil {
+		return nil, err
+	}
+	var devices []guestDevice
+	for _, e := range entries {
+		dir := filepath.Join(guest, "sys/block", e.Name())
+		serial, err1 := os.ReadFile(filepath.Join(dir, "device/serial"))
+		number, err2 := os.ReadFile(filepath.Join(dir, "dev"))
+		if err1 != nil || err2 != nil {
+			continue
+		}
+		devices = append(devices, guestDevice{e.Name(), string(bytes.Trim(serial, "\x00 \n")),
+			strings.TrimSpace(string(number))})
+	}
+	return devices, nil
+}
+
+// livingLoops are the loop devices whose file lies below a directory and that still reach it: one
+// that was cut from its file only waits for its last holder.
+func livingLoops(dir string) (map[string][]string, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	loops := map[string][]string{}
+	for _, file := range files {
+		backing, err1 := os.ReadFile(file)
+		offset, err2 := os.ReadFile(filepath.Join(filepath.Dir(file), "offset"))
+		path := strings.TrimSpace(string(backing))
+		if err1 != nil || err2 != nil || !strings.HasPrefix(path, dir+"/") ||
+			strings.TrimSpace(string(offset)) != "0" {
+			continue
+		}
+		loops[path] = append(loops[path], strings.Split(file, "/")[3])
+	}
+	return loops, nil
+}
+
+// device is what the node's guest sees under the volume's serial.
+func (j *joint) device(v int, n string) (guestDevice, bool) {
+	i := slices.IndexFunc(j.devices[n], func(d guestDevice) bool {
+		return d.serial != "" && d.serial == j.serials[v]
+	})
+	if i < 0 {
+		return guestDevice{}, false
+	}
+	return j.devices[n][i], true
+}
+
+// mountedNumber is the number of the device whose filesystem, or node, is mounted at a path.
+func mountedNumber(info *mountinfo.Info) string {
+	path := info.Mountpoint
+	if info.FSType == "btrfs" {
+		path = info.Source // it has a number of its own
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	}
+	return fmt.Sprintf("%d:%d", info.Major, info.Minor)
+}
+
+// unmountBelow takes down every mount below a directory, as the end of its guest does.
+func unmountBelow(dir string) {
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		panic(err) // the kernel's mount table can be read
+	}
+	for _, info := range slices.Backward(infos) {
+		_ = unix.Unmount(info.Mountpoint, unix.MNT_DETACH) // it may be gone with the one above it
+	}
+}

@@ -1,0 +1,71 @@
+package model
+
+// towards is the CO's next call on the way to a pod that uses the volume on a node.
+func (h *history) towards(v int, n string) step {
+	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
+	holder := f[holderField(v)]
+	switch {
+	case h.world.rackDown:
+		return step{op: startRack}
+	case f[diskField(v)] == "" || h.book.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return h.towardsDisk(v, ctl)
+	case holder != "" && holder != n:
+		s, _ := h.away(v)
+		return s
+	case holder == "" || h.book.published[at(v, n)] == nil:
+		return step{op: attach, ctl: ctl, vol: v, node: n}
+	case h.world.down[n]:
+		return step{op: startInstance, node: n}
+	case h.world.lost[at(v, n)]:
+		s, _ := h.away(v)
+		return s
+	case !h.book.staged[at(v, n)] || !kinds[v].block() && f[stagedField(v, n)] == "":
+		return step{op: stage, vol: v, node: n}
+	case !f.published(v, n):
+		return step{op: publish, vol: v, node: n, pod: 1}
+	case kinds[v].shared && f[publishedField(v, n, 2)] == "":
+		return step{op: publish, vol: v, node: n, pod: 2}
+	}
+	s := step{op: writeSynced, vol: v, node: n, pod: 1, block: int(h.value) % blocks}
+	if f[publishedField(v, n, 1)] == "" {
+		s.pod = 2
+	}
+	return s
+}
+
+// towardsDisk is the way to a volume: to its snapshot first, and to that one's origin.
+func (h *history) towardsDisk(v, ctl int) step {
+	snap := kinds[v].snap
+	switch {
+	case snap == 0 || h.book.snapshots[snap] != "" &&
+		h.world.seen[snapField(snap)] == h.book.snapshots[snap]:
+		return step{op: createVolume, ctl: ctl, vol: v}
+	case h.book.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
+		return h.towardsDisk(snapOf[snap], ctl)
+	}
+	return step{op: createSnapshot, ctl: ctl, snap: snap}
+}
+
+// away is the CO's next call on the way to a volume that is no more; false when it is there.
+func (h *history) away(v int) (step, bool) {
+	f, ctl := h.world.seen, 1+len(h.lines)%2
+	for _, n := range nodes {
+		for _, p := range pods {
+			if f[publishedField(v, n, p)] != "" {
+				return step{op: unpublish, vol: v, node: n, pod: p}, true
+			}
+		}
+		if f[stagedField(v, n)] != "" || h.book.staged[at(v, n)] {
+			return step{op: unstage, vol: v, node: n}, true
+		}
+	}
+	switch {
+	case f[holderField(v)] != "":
+		return step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
+	case f[diskField(v)] == "":
+		return step{}, false
+	case h.book.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return step{op: createVolume, ctl: ctl, vol: v}, true
+	}
+	return step{op: deleteVolume, ctl: ctl, vol: v}, true
+}

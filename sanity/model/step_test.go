@@ -1,0 +1,213 @@
+package model
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// op is a kind of step.
+type op int
+
+const (
+	createVolume op = iota
+	deleteVolume
+	attach
+	detach
+	detachAll
+	createSnapshot
+	deleteSnapshot
+	stage
+	unstage
+	publish
+	unpublish
+	stats
+	write
+	writeSynced
+	fault
+	killController
+	endController
+	killNode
+	endNode
+	killRack
+	startRack
+	restartRack
+	stopInstance
+	startInstance
+	wait
+)
+
+// forms are the steps as people read them, and as a history in a file has them.
+var forms = map[op]string{
+	createVolume:   "controller {ctl}: CreateVolume v{vol}",
+	deleteVolume:   "controller {ctl}: DeleteVolume v{vol}",
+	attach:         "controller {ctl}: ControllerPublish v{vol} → node {node}",
+	detach:         "controller {ctl}: ControllerUnpublish v{vol} → node {node}",
+	detachAll:      "controller {ctl}: ControllerUnpublish v{vol} from wherever it is",
+	createSnapshot: "controller {ctl}: CreateSnapshot s{snap}",
+	deleteSnapshot: "controller {ctl}: DeleteSnapshot s{snap}",
+	stage:          "node {node}: NodeStage v{vol}",
+	unstage:        "node {node}: NodeUnstage v{vol}",
+	publish:        "node {node}: NodePublish v{vol} to pod {pod}",
+	unpublish:      "node {node}: NodeUnpublish v{vol} from pod {pod}",
+	stats:          "node {node}: NodeGetVolumeStats v{vol} of pod {pod}",
+	write:          "pod {pod} on {node}: write v{vol} block {block}",
+	writeSynced:    "pod {pod} on {node}: write and fsync v{vol} block {block}",
+	fault:          "rack: {fault}",
+	killController: "kill -9 controller {ctl}",
+	endController:  "terminate controller {ctl}",
+	killNode:       "kill -9 node {node}",
+	endNode:        "terminate node {node}",
+	killRack:       "kill -9 the rack's simulator",
+	startRack:      "start the rack's simulator",
+	restartRack:    "terminate and start the rack's simulator",
+	stopInstance:   "stop instance {node}",
+	startInstance:  "start instance {node}",
+	wait:           "wait until all is quiet",
+}
+
+// onNode says that the call goes to a node's driver, and isCall that it goes to a driver at all.
+func (o op) onNode() bool { return o >= stage && o <= stats }
+func (o op) isCall() bool { return o <= stats }
+
+// mishap is what happens to a call on its way.
+type mishap int
+
+const (
+	none      mishap = iota
+	abandoned        // the caller goes away
+	killed           // the process that it was made to dies, and is started again
+	rackDies         // the rack's simulator dies, and stays away
+)
+
+var mishapForms = map[mishap]string{
+	abandoned: ", abandoned after ", killed: ", killed after ", rackDies: ", the rack dies after ",
+}
+
+// step is one step of a history. Of its fields those count that its form names.
+type step struct {
+	op                  op
+	ctl, vol, snap, pod int
+	block               int
+	node, fault         string
+	mishap              mishap
+	after               time.Duration
+	with                *step // a call that is made at the same time
+	id, source          string
+	value               uint64
+}
+
+func (s step) String() string {
+	text := strings.NewReplacer("{ctl}", strconv.Itoa(s.ctl), "{vol}", strconv.Itoa(s.vol),
+		"{snap}", strconv.Itoa(s.snap), "{pod}", strconv.Itoa(s.pod),
+		"{block}", strconv.Itoa(s.block), "{node}", s.node, "{fault}", s.fault,
+	).Replace(forms[s.op])
+	if s.mishap != none {
+		text += mishapForms[s.mishap] + s.after.String()
+	}
+	if s.with != nil {
+		text += " || " + s.with.String()
+	}
+	return text
+}
+
+var places = regexp.MustCompile(`\\\{(\w+)\\\}`)
+
+// patterns are the forms as expressions, in the order of the operations.
+var patterns = func() map[op]*regexp.Regexp {
+	all := map[op]*regexp.Regexp{}
+	for o, form := range forms {
+		text := places.ReplaceAllString(regexp.QuoteMeta(form), `(?P<$1>.+?)`)
+		all[o] = regexp.MustCompile(`^` + text + `(?:, (abandoned|killed|the rack dies) after (\S+))?$`)
+	}
+	return all
+}()
+
+// parseStep reads a step as String writes it. What follows as an answer ("… = OK") is ignored.
+func parseStep(line string) (step, error) {
+	line, _, _ = strings.Cut(line, " = ")
+	line, rest, both := strings.Cut(strings.TrimSpace(line), " || ")
+	s, err := parseOne(line)
+	if err != nil || !both {
+		return s, err
+	}
+	other, err := parseOne(rest)
+	s.with = &other
+	return s, err
+}
+
+func parseOne(line string) (step, error) {
+	for o := range op(len(forms)) {
+		match := patterns[o].FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		s := step{op: o}
+		names := patterns[o].SubexpNames()
+		for i, name := range names {
+			s.set(name, match[i])
+		}
+		how, after := match[len(match)-2], match[len(match)-1]
+		for m, form := range mishapForms {
+			if how != "" && form == ", "+how+" after " {
+				s.mishap = m
+			}
+		}
+		var err error
+		if after != "" {
+			s.after, err = time.ParseDuration(after)
+		}
+		return s, err
+	}
+	return step{}, fmt.Errorf("no step: %q", line)
+}
+
+func (s *step) set(name, text string) {
+	number, _ := strconv.Atoi(text) // 0 for what is no number
+	switch name {
+	case "ctl":
+		s.ctl = number
+	case "vol":
+		s.vol = number
+	case "snap":
+		s.snap = number
+	case "pod":
+		s.pod = number
+	case "block":
+		s.block = number
+	case "node":
+		s.node = text
+	case "fault":
+		s.fault = text
+	}
+}
+
+// parseHistory reads a history, a step in a line; empty lines and those with a # are no steps.
+func parseHistory(text string) ([]step, error) {
+	var steps []step
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		s, err := parseStep(line)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, s)
+	}
+	return steps, nil
+}
+
+// faultNames are the names of all faults, in order.
+func faultNames() []string {
+	var names []string
+	for name := range faults {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
