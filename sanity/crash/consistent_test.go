@@ -1,0 +1,163 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// rackState is what the rack says of itself.
+type rackState struct {
+	Instances []struct {
+		ID       string `json:"id"`
+		RunState string `json:"run_state"`
+	} `json:"instances"`
+	Disks []struct {
+		ID    string `json:"id"`
+		Name  string `json:"name"`
+		State struct {
+			State    string `json:"state"`
+			Instance string `json:"instance"`
+		} `json:"state"`
+		Size int64 `json:"size"`
+	} `json:"disks"`
+	Snapshots []struct {
+		ID    string `json:"id"`
+		State string `json:"state"`
+		Size  int64  `json:"size"`
+	} `json:"snapshots"`
+	LoopDevices []struct {
+		Path        string `json:"path"`
+		Serial      string `json:"serial"`
+		BackingFile string `json:"backing_file"`
+	} `json:"loop_devices"`
+	StorageBytes int64 `json:"storage_bytes"`
+}
+
+// consistent demands that the rack's records, its files, the kernel's loop devices and the views of
+// the guests are of the same opinion. Nothing may be under way.
+func (s *site) consistent(ctx context.Context) error {
+	state, err := s.state(ctx)
+	if err != nil {
+		return err
+	}
+	sim := filepath.Join(s.rack.Dir, "sim")
+	var diskFiles, snapshotFiles, devices, seen []string
+	var storage int64
+	running := map[string]bool{}
+	for _, i := range state.Instances {
+		running[i.ID] = i.RunState == "running"
+	}
+	for _, d := range state.Disks {
+		diskFiles = append(diskFiles, d.ID+".img")
+		storage += d.Size
+		switch {
+		case d.State.State != "attached" && d.State.State != "detached":
+			return fmt.Errorf("disk %s (%s) stays %s", d.Name, d.ID, d.State.State)
+		case running[d.State.Instance]:
+			devices = append(devices, d.Name+" on "+filepath.Join(sim, "disks", d.ID+".img"))
+			seen = append(seen, d.State.Instance+" sees "+d.Name)
+		}
+	}
+	for _, sn := range state.Snapshots {
+		snapshotFiles = append(snapshotFiles, sn.ID+".img")
+		storage += sn.Size
+		if sn.State != "ready" {
+			return fmt.Errorf("snapshot %s stays %s", sn.ID, sn.State)
+		}
+	}
+	if storage != state.StorageBytes {
+		return fmt.Errorf("the rack charges %d bytes for disks and snapshots of %d bytes",
+			state.StorageBytes, storage)
+	}
+	var loops []string
+	for _, l := range state.LoopDevices {
+		loops = append(loops, l.Serial+" on "+l.BackingFile)
+	}
+	views, err := guestViews(sim)
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		what      string
+		want, got []string
+	}{
+		{"files of disks", diskFiles, namesIn(filepath.Join(sim, "disks"))},
+		{"files of snapshots", snapshotFiles, namesIn(filepath.Join(sim, "snapshots"))},
+		{"freezes under way", nil, namesIn(filepath.Join(sim, "frozen"))},
+		{"loop devices", devices, loops},
+		{"disks that guests see", seen, views},
+	} {
+		slices.Sort(c.want)
+		slices.Sort(c.got)
+		if !slices.Equal(c.want, c.got) {
+			return fmt.Errorf("%s: the records say %q, there are %q", c.what, c.want, c.got)
+		}
+	}
+	return nil
+}
+
+// guestViews lists what the guests see, each device with its node.
+func guestViews(sim string) ([]string, error) {
+	guests := namesIn(filepath.Join(sim, "guests"))
+	var views []string
+	for _, id := range guests {
+		guest := filepath.Join(sim, "guests", id)
+		blocks := namesIn(filepath.Join(guest, "sys/block"))
+		if nodes := namesIn(filepath.Join(guest, "dev")); !slices.Equal(blocks, nodes) {
+			return nil, fmt.Errorf("instance %s has the nodes %q for the devices %q", id, nodes, blocks)
+		}
+		for _, aside := range []string{"aside", "hidden"} {
+			if left := namesIn(filepath.Join(guest, aside)); len(left) > 0 {
+				return nil, fmt.Errorf("instance %s has %q in %s", id, left, aside)
+			}
+		}
+		for _, name := range blocks {
+			serial, err := os.ReadFile(filepath.Join(guest, "sys/block", name, "device/serial"))
+			if err != nil {
+				return nil, err
+			}
+			views = append(views, id+" sees "+strings.Trim(string(serial), "\x00\n "))
+		}
+	}
+	return views, nil
+}
+
+// namesIn lists a directory, which may be missing.
+func namesIn(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func (s *site) state(ctx context.Context) (state rackState, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.rack.Admin.URL+"/state", nil)
+	if err != nil {
+		return state, err
+	}
+	req.Close = true // the ledger counts connections
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return state, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return state, err
+	}
+	return state, json.Unmarshal(data, &state)
+}

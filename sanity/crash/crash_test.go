@@ -1,0 +1,155 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+// shortTrials is how many trials the short form has at least.
+const shortTrials = 40
+
+// only is the variable that repeats a trial, by its name: what a failure prints. A part of the name
+// repeats all that have it.
+const only = "CRASH_ONLY"
+
+func TestARPCWhoseDriverIsKilledAtAnyPointConverges(t *testing.T) {
+	c := newCampaign(t, "crash-points", driverKinds)
+	c.short = shortTrials
+	c.conduct()
+}
+
+// campaign is a proof's run.
+type campaign struct {
+	*proof.Proof
+	t     *testing.T
+	run   *sanity.Run
+	site  *site
+	kinds []string
+	// short is how many trials its short form has.
+	short int
+
+	points    []point
+	tried     map[string]bool
+	rpcs      map[string]bool
+	kills     int
+	converged int
+	said      time.Time
+}
+
+func newCampaign(t *testing.T, name string, kinds []string) *campaign {
+	t.Helper()
+	p := proof.New(t, name)
+	run, err := sanity.NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &campaign{Proof: p, t: t, run: run, kinds: kinds, tried: map[string]bool{},
+		rpcs: map[string]bool{}}
+}
+
+// conduct counts the points, tries them, and prints the figure.
+func (c *campaign) conduct() {
+	ctx := c.t.Context()
+	c.open(ctx)
+	defer c.close()
+	var err error
+	if c.points, err = rehearse(ctx, c.site, c.kinds, c.Seed); err != nil {
+		c.t.Fatal(err)
+	}
+	c.Say("%d points in %d RPCs", len(c.points), rpcsOf(c.points))
+	if testing.Verbose() {
+		c.t.Log(census(c.points))
+	}
+	switch {
+	case os.Getenv(only) != "":
+		c.chosen(ctx, os.Getenv(only))
+	case c.Long():
+		for !c.Over() && !c.t.Failed() {
+			c.round(ctx, sample(c.points, len(c.points), c.Rand()))
+		}
+	default:
+		c.round(ctx, sample(c.points, c.short, c.Rand()))
+	}
+	c.Figure("points", len(c.points), "tried", len(c.tried), "kills", c.kills,
+		"converged", c.converged, "rpcs", len(c.rpcs))
+}
+
+func (c *campaign) open(ctx context.Context) {
+	var err error
+	if c.site, err = openSite(ctx, c.run); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *campaign) close() {
+	if c.site == nil {
+		return
+	}
+	if err := c.site.close(); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// round tries points one after the other, with what is left open chosen by chance.
+func (c *campaign) round(ctx context.Context, points []point) {
+	for i, p := range points {
+		if c.Over() {
+			return
+		}
+		c.attempt(ctx, choose(p, c.Rand()))
+		if time.Since(c.said) > 10*time.Second {
+			c.said = time.Now()
+			c.Say("%d of %d: %d kills, %d converged; last %s", i+1, len(points), c.kills,
+				c.converged, p.rpc)
+		}
+	}
+}
+
+// chosen tries those in whose names the text is.
+func (c *campaign) chosen(ctx context.Context, text string) {
+	for _, p := range c.points {
+		for _, t := range trials(p) {
+			if strings.Contains(t.String(), text) {
+				c.attempt(ctx, t)
+			}
+		}
+	}
+	if c.kills == 0 {
+		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
+			trials(c.points[0])[0])
+	}
+}
+
+// attempt makes a trial. After a failure the site is left as it is, and another one is opened.
+func (c *campaign) attempt(ctx context.Context, tr trial) {
+	seed := c.Rand().Uint64()
+	c.kills++
+	err := c.site.try(ctx, tr, seed)
+	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
+	if err == nil {
+		c.converged++
+		return
+	}
+	c.t.Errorf("%s\n  %v\n  the logs lie in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
+		c.site.rack.Dir, only, fmt.Sprint(tr), c.Seed)
+	c.site.abandon(ctx)
+	c.site = nil
+	c.open(ctx)
+}

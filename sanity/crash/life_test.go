@@ -1,0 +1,191 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// step is one call of a life. The CO repeats it until it succeeds.
+type step struct {
+	// rpc is what is called, and on which node.
+	rpc, on string
+	// watched is the process that the step's points are those of; "" for a step without points.
+	watched string
+	call    func(context.Context) error
+	// then is what a workload does when the call has succeeded.
+	then func() error
+}
+
+func (st step) String() string { return strings.TrimSpace(st.rpc + " " + st.on) }
+
+// life is the life of a volume, and of those made from it.
+type life struct {
+	*site
+	kind      string
+	volumes   []*volume
+	snapshots []*snapshot
+	steps     []step
+}
+
+// The kinds of lives. A plain one moves a volume from one node to another; a restored one is that of
+// a volume made from a snapshot, and larger than it.
+var driverKinds = []string{
+	"plain ext4", "plain xfs", "plain btrfs", "plain block",
+	"restored ext4", "restored xfs", "restored btrfs",
+}
+
+// begin prepares a life; its data come from the seed.
+func (s *site) begin(kind string, seed uint64) (*life, error) {
+	s.lives++
+	l := &life{site: s, kind: kind}
+	shape, access, _ := strings.Cut(kind, " ")
+	v, err := l.volume(access, gib, seed)
+	if err != nil {
+		return nil, err
+	}
+	switch shape {
+	case "plain":
+		l.plain(v)
+	case "restored":
+		err = l.restored(v)
+	case "rack":
+		err = l.onRack(v)
+	}
+	return l, err
+}
+
+func (l *life) volume(access string, size int64, seed uint64) (*volume, error) {
+	v, err := l.newVolume(fmt.Sprintf("volume-%d-%d", l.lives, len(l.volumes)), access, size, seed)
+	l.volumes = append(l.volumes, v)
+	return v, err
+}
+
+func (l *life) add(steps ...step) { l.steps = append(l.steps, steps...) }
+
+// plain is a volume on one node, then on the other.
+func (l *life) plain(v *volume) {
+	l.add(step{rpc: "CreateVolume", watched: driverA, call: v.create})
+	for _, node := range []string{driverA, driverB} {
+		l.add(v.up(node)...)
+		if node == driverA {
+			l.add(step{rpc: "NodeGetVolumeStats", on: node, watched: node,
+				call: func(ctx context.Context) error { return v.stats(ctx, node) }})
+		}
+		l.add(v.down(node)...)
+	}
+	l.add(step{rpc: "DeleteVolume", watched: driverA, call: v.delete})
+}
+
+// up brings the volume to a workload on the node.
+func (v *volume) up(node string) []step {
+	return []step{
+		{rpc: "ControllerPublishVolume", on: node, watched: driverA,
+			call: func(ctx context.Context) error { return v.attach(ctx, node) }},
+		{rpc: "NodeStageVolume", on: node, watched: node,
+			call: func(ctx context.Context) error { return v.stage(ctx, node) }},
+		{rpc: "NodePublishVolume", on: node, watched: node,
+			call: func(ctx context.Context) error { return v.show(ctx, node) },
+			then: func() error { return v.use(node) }},
+	}
+}
+
+// down takes it away again.
+func (v *volume) down(node string) []step {
+	return []step{
+		{rpc: "NodeUnpublishVolume", on: node, watched: node,
+			call: func(ctx context.Context) error { return v.hide(ctx, node) }},
+		{rpc: "NodeUnstageVolume", on: node, watched: node,
+			call: func(ctx context.Context) error { return v.unstage(ctx, node) }},
+		{rpc: "ControllerUnpublishVolume", on: node, watched: driverA,
+			call: func(ctx context.Context) error { return v.detach(ctx, node) }},
+	}
+}
+
+// unwatched are the same steps without points.
+func unwatched(steps []step) []step {
+	for i := range steps {
+		steps[i].watched = ""
+	}
+	return steps
+}
+
+// restored is a volume that is in use while a snapshot of it is taken, and a larger one made from
+// that. Only what differs from a plain life has points.
+func (l *life) restored(v *volume) error {
+	copied, err := l.volume(v.access, 2*gib, v.seed)
+	if err != nil {
+		return err
+	}
+	sn := &snapshot{name: fmt.Sprintf("snapshot-%d", l.lives)}
+	l.snapshots = append(l.snapshots, sn)
+	copied.source = sn
+	l.add(step{rpc: "CreateVolume", call: v.create})
+	l.add(unwatched(v.up(driverA))...)
+	l.add(step{rpc: "CreateSnapshot", watched: driverA,
+		call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }})
+	l.add(unwatched(v.down(driverA))...)
+	l.add(step{rpc: "CreateVolume", on: "from a snapshot", watched: driverA, call: copied.create})
+	up := copied.up(driverA)
+	l.add(unwatched(up[:1])...)
+	l.add(up[1:]...)
+	l.add(unwatched(copied.down(driverA))...)
+	l.add(
+		step{rpc: "DeleteVolume", call: copied.delete},
+		step{rpc: "DeleteVolume", call: v.delete},
+		step{rpc: "DeleteSnapshot", watched: driverA,
+			call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
+	return nil
+}
+
+// undo are the steps of a CO that gives up: it takes back what it has asked for, whether it was
+// answered or not. What it does not know the id of it has to ask for once more.
+func (l *life) undo() []step {
+	var steps []step
+	for _, v := range l.volumes {
+		if !v.asked {
+			continue
+		}
+		if v.id == "" {
+			steps = append(steps, step{rpc: "CreateVolume", call: v.create})
+		}
+		for _, node := range []string{driverA, driverB} {
+			steps = append(steps, v.undo(node)...)
+		}
+	}
+	for _, sn := range l.snapshots {
+		if sn.asked && sn.id == "" {
+			v := l.volumes[0]
+			steps = append(steps, step{rpc: "CreateSnapshot",
+				call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }})
+		}
+	}
+	for _, v := range l.volumes {
+		if v.asked {
+			steps = append(steps, step{rpc: "DeleteVolume", call: v.delete})
+		}
+	}
+	for _, sn := range l.snapshots {
+		if sn.asked {
+			steps = append(steps, step{rpc: "DeleteSnapshot",
+				call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
+		}
+	}
+	return steps
+}
+
+// undo takes the volume away from a node, as far as it had come.
+func (v *volume) undo(node string) []step {
+	p, down := v.at[node], unwatched(v.down(node))
+	switch {
+	case p.shown:
+		return down
+	case p.staged:
+		return down[1:]
+	case p.attached:
+		return down[2:]
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+)
+
+// point is a place in a life.
+type point struct {
+	life string
+	// step is the number of the step in the life, rpc its name.
+	step int
+	rpc  string
+	// kind is what the effect has in common with others.
+	kind  string
+	trace trace.Point
+}
+
+// What the CO does after the process was killed and started again.
+const (
+	again     = "the CO repeats the call"
+	giveUp    = "the CO gives up and takes everything back"
+	elsewhere = "the CO moves the volume to the other node"
+)
+
+// trial is a run: a point, whom to kill there, and what the CO does then.
+type trial struct {
+	point
+	then string
+}
+
+func (p point) String() string {
+	return fmt.Sprintf("%s: %s (step %d): %s", p.life, p.rpc, p.step, p.trace)
+}
+
+func (t trial) String() string { return t.point.String() + ": " + t.then }
+
+// rehearse lives every kind of life once, watched, and numbers its points.
+func rehearse(ctx context.Context, s *site, kinds []string, seed uint64) ([]point, error) {
+	var points []point
+	for _, kind := range kinds {
+		l, err := s.begin(kind, seed)
+		if err != nil {
+			return nil, err
+		}
+		for i, st := range l.steps {
+			more, err := l.rehearse(ctx, i, st)
+			if err != nil {
+				return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
+			}
+			points = append(points, more...)
+		}
+		if err := l.end(ctx); err != nil {
+			return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
+		}
+	}
+	return points, nil
+}
+
+func (l *life) rehearse(ctx context.Context, i int, st step) ([]point, error) {
+	if st.watched == "" {
+		told, err := st.repeat(ctx)
+		if err != nil {
+			err = fmt.Errorf("%w\n    %s", err, inLines(told))
+		}
+		return nil, err
+	}
+	report, failed, err := l.watched(st.watched, nil, func() error { return st.once(ctx) })
+	if err == nil {
+		err = failed
+	}
+	if err == nil && st.then != nil {
+		err = st.then()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", st, err)
+	}
+	var points []point
+	for _, e := range report.Effects {
+		if e.Failed { // nothing happened, so there is nothing to be before or after
+			continue
+		}
+		for _, phase := range e.Phases() {
+			points = append(points, point{life: l.kind, step: i, rpc: st.rpc, kind: e.Kind(),
+				trace: trace.Point{Name: e.Name(), N: e.N, Phase: phase}})
+		}
+	}
+	return points, nil
+}
+
+// trials are all that can be tried at a point.
+func trials(p point) []trial {
+	then := []string{again}
+	if p.goingUp() {
+		then = append(then, giveUp)
+	}
+	if strings.HasPrefix(p.life, "plain") && p.rpc == "NodeStageVolume" {
+		then = append(then, elsewhere)
+	}
+	var all []trial
+	for _, next := range then {
+		for _, group := range []bool{false, true} {
+			t := trial{point: p, then: next}
+			t.trace.Group = group
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// goingUp says that the CO has something to give up. On the way down it can only go on.
+func (p point) goingUp() bool {
+	switch p.rpc {
+	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"NodeGetVolumeStats", "CreateSnapshot":
+		return true
+	}
+	return false
+}
+
+// choose decides by chance what is left open at a point.
+func choose(p point, rng *rand.Rand) trial {
+	all := trials(p)
+	return all[rng.IntN(len(all))]
+}
+
+// sample takes points by chance until there are n, or more if it takes more to have every RPC and
+// every kind of effect among them.
+func sample(points []point, n int, rng *rand.Rand) []point {
+	var first, rest []point
+	have := map[string]bool{}
+	for _, i := range rng.Perm(len(points)) {
+		p := points[i]
+		rpc, kind := "rpc "+p.rpc, "kind "+p.kind
+		if have[rpc] && have[kind] {
+			rest = append(rest, p)
+			continue
+		}
+		have[rpc], have[kind] = true, true
+		first = append(first, p)
+	}
+	return append(first, rest[:min(len(rest), max(0, n-len(first)))]...)
+}
+
+// rpcsOf counts the RPCs that points belong to.
+func rpcsOf(points []point) int {
+	rpcs := map[string]bool{}
+	for _, p := range points {
+		rpcs[p.rpc] = true
+	}
+	return len(rpcs)
+}
+
+// census is a table of how many points there are of which kind in which RPC.
+func census(points []point) string {
+	counts := map[string]int{}
+	for _, p := range points {
+		counts[fmt.Sprintf("%-16s %-26s %s", p.life, p.rpc, p.kind)]++
+	}
+	var table strings.Builder
+	table.WriteString("points by life, RPC and kind of effect:\n")
+	for _, line := range sorted(counts) {
+		fmt.Fprintf(&table, "%5d %s\n", counts[line], line)
+	}
+	return table.String()
+}

@@ -1,0 +1,228 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+)
+
+// The processes of a site: the driver with its controller in instance a, its node service in
+// instance b, and the rack.
+const (
+	driverA = "a"
+	driverB = "b"
+	theRack = "rack"
+)
+
+// site is a rack with a driver in two instances, and a tracer. One life is lived there at a time.
+type site struct {
+	run     *sanity.Run
+	rack    *sanity.Rack
+	plugins map[string]*sanity.Plugin
+	watcher *trace.Watcher
+	// ledger and files are what was there before the first life.
+	ledger sanity.Ledger
+	files  map[string]bool
+	lives  int
+}
+
+// openSite starts everything and takes stock.
+func openSite(ctx context.Context, run *sanity.Run) (*site, error) {
+	rack, err := run.StartRack(ctx, sanity.RackOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s := &site{run: run, rack: rack, plugins: map[string]*sanity.Plugin{}}
+	for name, options := range map[string]sanity.PluginOptions{
+		driverA: {Instance: "a"}, driverB: {Mode: sanity.ModeNode, Instance: "b"},
+	} {
+		if s.plugins[name], err = rack.StartPlugin(ctx, options); err != nil {
+			return s, err
+		}
+		if err := s.ready(ctx, name); err != nil {
+			return s, err
+		}
+		if err := os.Mkdir(filepath.Join(s.plugins[name].Dir, "kubelet"), 0o750); err != nil {
+			return s, err
+		}
+	}
+	if s.watcher, err = trace.NewWatcher(tracer); err != nil {
+		return s, err
+	}
+	if s.ledger, err = rack.Ledger(ctx, s.drivers()...); err != nil {
+		return s, err
+	}
+	s.files, err = s.filesNow()
+	return s, err
+}
+
+func (s *site) drivers() []*sanity.Plugin {
+	return []*sanity.Plugin{s.plugins[driverA], s.plugins[driverB]}
+}
+
+// close ends everything in good order and demands that nothing is left.
+func (s *site) close() error {
+	var errs []error
+	if s.watcher != nil {
+		errs = append(errs, s.watcher.Close())
+	}
+	for _, p := range s.plugins {
+		errs = append(errs, p.Stop())
+	}
+	return errors.Join(append(errs, s.rack.Stop())...)
+}
+
+// abandon ends a site where something went wrong. Its files stay as evidence; its devices go, at
+// the latest with the mounts of these tests.
+func (s *site) abandon(ctx context.Context) {
+	s.run.Failed()
+	for _, p := range s.plugins {
+		p.Kill()
+	}
+	s.rack.Kill()
+	if s.rack.Start(ctx) == nil {
+		_ = s.rack.Stop()
+	}
+	if s.watcher != nil {
+		_ = s.watcher.Close()
+	}
+}
+
+// ready waits until a driver has asked the rack what it wants to know, and idles.
+func (s *site) ready(ctx context.Context, name string) error {
+	return eventually(ctx, func() error {
+		answer, err := s.plugins[name].Identity().Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && !answer.GetReady().GetValue() {
+			err = errors.New("the driver is not ready")
+		}
+		return err
+	})
+}
+
+// restart starts what was killed again.
+func (s *site) restart(ctx context.Context, name string) error {
+	if name == theRack {
+		s.rack.Kill()
+		return s.rack.Start(ctx)
+	}
+	s.plugins[name].Kill()
+	return s.plugins[name].Start(ctx)
+}
+
+// watched does something while a process is watched, which is killed at the point, if one is given.
+// failed is what doing it ended with; err is trouble of our own.
+func (s *site) watched(name string, kill *trace.Point, do func() error) (
+	report trace.Report, failed, err error) {
+	order := trace.Order{As: "driver", Root: s.rack.Dir, Kill: kill}
+	if name == theRack {
+		order.As, order.PID, order.Logs = "rack", s.rack.PID(), []string{s.rack.LogFile()}
+	} else {
+		p := s.plugins[name]
+		order.PID, order.Logs = p.PID(), []string{p.LogFile}
+	}
+	if order.Rack, err = portOf(s.rack.URL); err != nil {
+		return report, nil, err
+	}
+	if err := s.watcher.Watch(order); err != nil {
+		return report, nil, err
+	}
+	failed = do()
+	report, err = s.watcher.Release()
+	return report, failed, err
+}
+
+func portOf(address string) (uint16, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return 0, err
+	}
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return uint16(port), err
+}
+
+// clean demands that nothing is there that was not before the first life.
+func (s *site) clean(ctx context.Context) error {
+	if err := s.rack.Balance(ctx, s.ledger, s.drivers()...); err != nil {
+		return err
+	}
+	now, err := s.filesNow()
+	if err != nil {
+		return err
+	}
+	var more, less []string
+	for path := range now {
+		if !s.files[path] {
+			more = append(more, path)
+		}
+	}
+	for path := range s.files {
+		if !now[path] {
+			less = append(less, path)
+		}
+	}
+	if len(more)+len(less) > 0 {
+		return fmt.Errorf("files left behind: %q, files lost: %q", more, less)
+	}
+	return s.consistent(ctx)
+}
+
+// filesNow lists what lies below the rack's directory: the disks' bytes, what the guests see, what
+// the drivers keep, and the CO's directories. Logs grow, and sockets come and go.
+func (s *site) filesNow() (map[string]bool, error) {
+	files := map[string]bool{}
+	err := filepath.WalkDir(s.rack.Dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(path, ".log") {
+			files[strings.TrimPrefix(path, s.rack.Dir)] = true
+		}
+		return nil
+	})
+	return files, err
+}
+
+// eventually waits for a condition.
+func eventually(ctx context.Context, ask func() error) error {
+	const patience = 20 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		if wait(ctx, pause) != nil {
+			return fmt.Errorf("after %s: %w", patience, err)
+		}
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

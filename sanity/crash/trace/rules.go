@@ -1,0 +1,280 @@
+//go:build linux
+
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// call is a system call at its entry.
+type call struct {
+	*session
+	syscallInfo
+	tid int
+}
+
+// rule says which uses of a system call are effects, and on what. A rule may give the effect
+// another name than the call's.
+type rule struct {
+	name   string
+	effect func(c call) (e Effect, ok bool)
+}
+
+// rules are the calls that reach beyond the memory of the process. Reading is none, nor is what
+// ends with the process: descriptors, locks, memory, its own mount contexts.
+var rules = map[uint64]rule{
+	unix.SYS_WRITE:           {"write", writes},
+	unix.SYS_WRITEV:          {"write", writes},
+	unix.SYS_SENDTO:          {"write", writes},
+	unix.SYS_PWRITE64:        {"pwrite", writes},
+	unix.SYS_PWRITEV:         {"pwrite", writes},
+	unix.SYS_PWRITEV2:        {"pwrite", writes},
+	unix.SYS_COPY_FILE_RANGE: {"copy_file_range", file(2)},
+	unix.SYS_SENDFILE:        {"sendfile", file(0)},
+	unix.SYS_FSYNC:           {"fsync", file(0)},
+	unix.SYS_FDATASYNC:       {"fsync", file(0)},
+	unix.SYS_SYNC_FILE_RANGE: {"fsync", file(0)},
+	unix.SYS_SYNCFS:          {"syncfs", file(0)},
+	unix.SYS_MSYNC:           {"msync", always("memory")},
+	unix.SYS_FTRUNCATE:       {"ftruncate", file(0)},
+	unix.SYS_TRUNCATE:        {"ftruncate", path(0)},
+	unix.SYS_FALLOCATE:       {"fallocate", file(0)},
+	unix.SYS_FCHMOD:          {"fchmodat", file(0)},
+	unix.SYS_FCHMODAT:        {"fchmodat", pathAt(1)},
+	unix.SYS_OPENAT:          {"openat", opensAt},
+	unix.SYS_OPENAT2:         {"openat", opensHow},
+	unix.SYS_MKDIRAT:         {"mkdirat", pathAt(1)},
+	unix.SYS_UNLINKAT:        {"unlinkat", pathAt(1)},
+	unix.SYS_RENAMEAT:        {"renameat", path(3)},
+	unix.SYS_RENAMEAT2:       {"renameat", path(3)},
+	unix.SYS_LINKAT:          {"linkat", path(3)},
+	unix.SYS_SYMLINKAT:       {"symlinkat", path(2)},
+	unix.SYS_MKNODAT:         {"mknodat", pathAt(1)},
+	unix.SYS_EXECVE:          {"execve", program},
+	unix.SYS_MOUNT:           {"mount", path(1)},
+	unix.SYS_UMOUNT2:         {"umount2", path(0)},
+	unix.SYS_FSCONFIG:        {"fsconfig", configures},
+	unix.SYS_FSMOUNT:         {"fsmount", always("filesystem")},
+	unix.SYS_MOVE_MOUNT:      {"move_mount", path(3)},
+	unix.SYS_OPEN_TREE:       {"open_tree", clonesTree},
+	unix.SYS_MOUNT_SETATTR:   {"mount_setattr", always("mount")},
+	unix.SYS_IOCTL:           {"ioctl", changes},
+}
+
+// ioctls are those that change something; the others ask.
+var ioctls = map[uint64]string{
+	unix.BLKROSET: "BLKROSET", unix.BLKFLSBUF: "BLKFLSBUF", unix.BLKRRPART: "BLKRRPART",
+	0x1277: "BLKDISCARD", 0x127d: "BLKSECDISCARD", 0x127f: "BLKZEROOUT",
+	0x4010586e: "XFS_IOC_FSGROWFSDATA", 0x40086610: "EXT4_IOC_RESIZE_FS",
+	0x50009403: "BTRFS_IOC_RESIZE", 0x50009404: "BTRFS_IOC_SCAN_DEV",
+	0x50009405: "BTRFS_IOC_FORGET_DEV",
+	0xc0045877: "FIFREEZE", 0xc0045878: "FITHAW", 0xc0185879: "FITRIM",
+	unix.FICLONE: "FICLONE", unix.FICLONERANGE: "FICLONERANGE",
+	unix.LOOP_SET_FD: "LOOP_SET_FD", unix.LOOP_CLR_FD: "LOOP_CLR_FD",
+	unix.LOOP_SET_STATUS64: "LOOP_SET_STATUS64", 0x4c06: "LOOP_CHANGE_FD",
+	unix.LOOP_SET_CAPACITY: "LOOP_SET_CAPACITY", unix.LOOP_CONFIGURE: "LOOP_CONFIGURE",
+	unix.LOOP_CTL_ADD: "LOOP_CTL_ADD", unix.LOOP_CTL_REMOVE: "LOOP_CTL_REMOVE",
+	unix.LOOP_CTL_GET_FREE: "LOOP_CTL_GET_FREE",
+}
+
+func always(target string) func(call) (Effect, bool) {
+	return func(call) (Effect, bool) { return Effect{Target: target}, true }
+}
+
+// file is for calls on a descriptor of a file, a directory or a device.
+func file(arg int) func(call) (Effect, bool) {
+	return func(c call) (Effect, bool) {
+		target, ok := c.fileTarget(int(int32(c.arg(arg))))
+		return Effect{Target: target}, ok
+	}
+}
+
+// path is for calls with a path that is absolute, or whose directory does not matter to the name.
+func path(arg int) func(call) (Effect, bool) {
+	return func(c call) (Effect, bool) { return c.onPath(unix.AT_FDCWD, c.arg(arg)) }
+}
+
+// pathAt is for calls whose first argument is the directory of the path.
+func pathAt(arg int) func(call) (Effect, bool) {
+	return func(c call) (Effect, bool) { return c.onPath(c.directory(), c.arg(arg)) }
+}
+
+func (c call) onPath(directory int, address uint64) (Effect, bool) {
+	name := text(c.tid, address)
+	if !filepath.IsAbs(name) {
+		in := fmt.Sprintf("/proc/%d/cwd", c.tid)
+		if directory != unix.AT_FDCWD {
+			in = fmt.Sprintf("/proc/%d/fd/%d", c.tid, directory)
+		}
+		if dir, err := os.Readlink(in); err == nil {
+			name = filepath.Join(dir, name)
+		}
+	}
+	return Effect{Target: c.plain(name)}, !kernelFile(name)
+}
+
+// kernelFile says that a path leads to the kernel's own files, where nothing stays.
+func kernelFile(name string) bool {
+	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
+		strings.HasPrefix(name, "/sys/")
+}
+
+// opens is for opening a file that may be made.
+func opens(name, flags int) func(call) (Effect, bool) {
+	return func(c call) (Effect, bool) {
+		if c.flags(flags)&unix.O_CREAT == 0 {
+			return Effect{}, false
+		}
+		return c.onPath(unix.AT_FDCWD, c.arg(name))
+	}
+}
+
+func opensAt(c call) (Effect, bool) {
+	if c.flags(2)&unix.O_CREAT == 0 {
+		return Effect{}, false
+	}
+	return c.onPath(c.directory(), c.arg(1))
+}
+
+func opensHow(c call) (Effect, bool) {
+	how := memory(c.tid, c.arg(2), 8)
+	if len(how) < 8 || binary.NativeEndian.Uint64(how)&unix.O_CREAT == 0 {
+		return Effect{}, false
+	}
+	return c.onPath(c.directory(), c.arg(1))
+}
+
+// program is for the start of a tool.
+func program(c call) (Effect, bool) {
+	return Effect{Target: filepath.Base(text(c.tid, c.arg(0)))}, true
+}
+
+// configures is for the two commands that make the kernel open, or change, a filesystem. The others
+// only collect what to do.
+func configures(c call) (Effect, bool) {
+	switch c.flags(1) {
+	case unix.FSCONFIG_CMD_CREATE, 8: // FSCONFIG_CMD_CREATE_EXCL
+		return Effect{Target: "create"}, true
+	case unix.FSCONFIG_CMD_RECONFIGURE:
+		return Effect{Target: "reconfigure"}, true
+	}
+	return Effect{}, false
+}
+
+func clonesTree(c call) (Effect, bool) {
+	if c.flags(2)&unix.OPEN_TREE_CLONE == 0 {
+		return Effect{}, false
+	}
+	return c.onPath(c.directory(), c.arg(1))
+}
+
+func changes(c call) (Effect, bool) {
+	name, ok := ioctls[c.flags(1)]
+	return Effect{Call: name, Target: "device"}, ok
+}
+
+// writes is for writing: to a file, or to a connection as a request or an answer.
+func writes(c call) (Effect, bool) {
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", c.tid, c.descriptor()))
+	if err != nil {
+		return Effect{}, false
+	}
+	if strings.HasPrefix(link, "socket:") {
+		return c.message(link)
+	}
+	target, ok := c.fileTarget(c.descriptor())
+	return Effect{Target: target}, ok
+}
+
+// message is what is written to a socket: a request to the rack, the rack's answer, or the answer
+// to an RPC.
+func (c call) message(link string) (Effect, bool) {
+	address, n := c.arg(1), int(min(c.arg(2), 1<<16))
+	if c.number() == unix.SYS_WRITEV {
+		vector := memory(c.tid, c.arg(1), 16)
+		if len(vector) < 16 {
+			return Effect{}, false
+		}
+		address = binary.NativeEndian.Uint64(vector)
+		n = int(min(binary.NativeEndian.Uint64(vector[8:]), 1<<16))
+	}
+	if n == 0 {
+		return Effect{}, false
+	}
+	data := memory(c.tid, address, n)
+	switch c.socket(link) {
+	case rackClient:
+		method, rest, ok := bytes.Cut(data, []byte(" /"))
+		if !ok || len(method) > 7 {
+			return Effect{}, false // the rest of a request
+		}
+		where, _, _ := strings.Cut(string(rest[:min(len(rest), 200)]), " ")
+		where, _, _ = strings.Cut(where, "?")
+		return Effect{Call: string(method), Target: c.plain("/" + where), Request: true}, true
+	case rackServer:
+		return Effect{Call: "answer", Target: "HTTP"}, bytes.HasPrefix(data, []byte("HTTP/1."))
+	case local:
+		return Effect{Call: "answer", Target: "RPC"}, hasHeaders(data)
+	}
+	return Effect{}, false
+}
+
+// hasHeaders says that a piece of an HTTP/2 connection begins or ends an answer: among its frames
+// is one with headers. What connections say of themselves has none.
+func hasHeaders(data []byte) bool {
+	const frameHeader, headers = 9, 1
+	for len(data) >= frameHeader {
+		length := int(data[0])<<16 | int(data[1])<<8 | int(data[2])
+		if data[3] == headers {
+			return true
+		}
+		data = data[min(frameHeader+length, len(data)):]
+	}
+	return false
+}
+
+// fileTarget names what a descriptor leads to, unless it is a log, a pipe or the kernel's own.
+func (s *session) fileTarget(tid, fd int) (string, bool) {
+	link := fmt.Sprintf("/proc/%d/fd/%d", tid, fd)
+	name, err := os.Readlink(link)
+	if err != nil || kernelFile(name) || slices.Contains(s.order.Logs, name) {
+		return "", false
+	}
+	var st unix.Stat_t
+	if unix.Stat(link, &st) != nil {
+		return "", false
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return "disk", true
+	case unix.S_IFREG, unix.S_IFDIR:
+		return s.plain(name), true
+	}
+	return "", false
+}
+
+func (c call) fileTarget(fd int) (string, bool) { return c.session.fileTarget(c.tid, fd) }
+
+// The parts of a path that differ from run to run.
+var (
+	uuids   = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+	names   = regexp.MustCompile(`csi-[0-9a-v]{16}`)
+	numbers = regexp.MustCompile(`[0-9]+`)
+)
+
+// plain is a path without what differs from run to run.
+func (s *session) plain(path string) string {
+	path = strings.TrimPrefix(path, s.order.Root)
+	path = uuids.ReplaceAllString(path, "ID")
+	path = names.ReplaceAllString(path, "NAME")
+	return numbers.ReplaceAllString(path, "#")
+}

@@ -1,0 +1,62 @@
+//go:build linux
+
+package trace
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+)
+
+// Serve is the tracer: it takes orders from in, one at a time, and reports to out.
+func Serve(in io.Reader, out io.Writer) error {
+	// The kernel lets only the thread that seized a process control it.
+	runtime.LockOSThread()
+	orders, reports := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var m message
+		err := orders.Decode(&m)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read an order: %w", err)
+		case m.Watch == nil:
+			return errors.New("nothing is watched that could be released")
+		}
+		if err := watch(*m.Watch, orders, reports); err != nil {
+			return err
+		}
+	}
+}
+
+// watch follows one process until it is released.
+func watch(order Order, orders *json.Decoder, reports *json.Encoder) error {
+	s, err := begin(order)
+	if err != nil {
+		return reports.Encode(Report{Error: err.Error()})
+	}
+	if err := reports.Encode(Report{}); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	released := make(chan error, 1)
+	go func() {
+		var m message
+		err := orders.Decode(&m)
+		s.release()
+		released <- err
+	}()
+	failed := s.run()
+	if err := <-released; err != nil {
+		return fmt.Errorf("read an order: %w", err)
+	}
+	if failed != nil {
+		s.report.Error = failed.Error()
+	}
+	if err := reports.Encode(s.report); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+//go:build linux
+
+package trace
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// socketKind says who is at the other end of a socket.
+type socketKind int
+
+const (
+	other socketKind = iota
+	rackClient
+	rackServer
+	local
+)
+
+// socket finds out what kind a socket is that /proc calls so. A number is not used again while
+// somebody has the socket, and a session is short.
+func (s *session) socket(link string) socketKind {
+	kind, known := s.sockets[link]
+	if !known {
+		inode := strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
+		kind = s.socketKind(inode)
+		s.sockets[link] = kind
+	}
+	return kind
+}
+
+func (s *session) socketKind(inode string) socketKind {
+	for _, table := range []string{"tcp", "tcp6"} {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", s.order.PID, table))
+		if err != nil {
+			continue
+		}
+		for line := range bytes.Lines(data) {
+			fields := strings.Fields(string(line))
+			if len(fields) < 10 || fields[9] != inode {
+				continue
+			}
+			switch s.order.Rack {
+			case portOf(fields[2]):
+				return rackClient
+			case portOf(fields[1]):
+				return rackServer
+			}
+			return other
+		}
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", s.order.PID))
+	if err != nil {
+		return other
+	}
+	for line := range bytes.Lines(data) {
+		if fields := strings.Fields(string(line)); len(fields) > 6 && fields[6] == inode {
+			return local
+		}
+	}
+	return other
+}
+
+// portOf reads the port of an address as /proc/net/tcp writes it.
+func portOf(address string) uint16 {
+	_, port, _ := strings.Cut(address, ":")
+	n, err := strconv.ParseUint(port, 16, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(n)
+}

@@ -1,0 +1,87 @@
+//go:build linux
+
+package trace
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// Watcher drives a tracer process, which watches one process at a time.
+type Watcher struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	orders *json.Encoder
+	said   *json.Decoder
+}
+
+// NewWatcher starts a tracer: this program again, with a variable set that makes it call Serve.
+func NewWatcher(variable string) (*Watcher, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start a tracer: %w", err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), variable+"=1")
+	cmd.Stderr = os.Stderr
+	// An interrupt at the terminal is for the tests, which then end the tracer.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdin, errIn := cmd.StdinPipe()
+	stdout, errOut := cmd.StdoutPipe()
+	if err := errors.Join(errIn, errOut); err != nil {
+		return nil, fmt.Errorf("start a tracer: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a tracer: %w", err)
+	}
+	return &Watcher{cmd: cmd, stdin: stdin, orders: json.NewEncoder(stdin),
+		said: json.NewDecoder(stdout)}, nil
+}
+
+// message is what goes to a tracer; one without an order is a release.
+type message struct {
+	Watch *Order `json:"watch,omitempty"`
+}
+
+// Watch begins to watch a process, whose every thread is followed when it returns. Release must
+// follow.
+func (w *Watcher) Watch(order Order) error {
+	report, err := w.ask(message{Watch: &order})
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", order.PID, err)
+	}
+	if report.Error != "" {
+		return fmt.Errorf("watch process %d: %s", order.PID, report.Error)
+	}
+	return nil
+}
+
+// Release lets the process go, if it lives, and says what it did.
+func (w *Watcher) Release() (Report, error) {
+	report, err := w.ask(message{})
+	if err == nil && report.Error != "" {
+		err = errors.New(report.Error)
+	}
+	if err != nil {
+		return report, fmt.Errorf("watch a process: %w", err)
+	}
+	return report, nil
+}
+
+func (w *Watcher) ask(m message) (report Report, err error) {
+	if err := w.orders.Encode(m); err != nil {
+		return report, err
+	}
+	err = w.said.Decode(&report)
+	return report, err
+}
+
+// Close ends the tracer. Nothing may be watched.
+func (w *Watcher) Close() error {
+	return errors.Join(w.stdin.Close(), w.cmd.Wait())
+}
