@@ -115,7 +115,9 @@ func (c *tally) round(ctx context.Context, run *sanity.Run, bases *bases, all []
 
 // one makes one trial and counts it.
 func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of int) {
+	start := time.Now()
 	v, err := b.try(ctx, g.trial(seed))
+	took := time.Since(start).Round(time.Millisecond)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.disks++
@@ -130,7 +132,7 @@ func (c *tally) one(ctx context.Context, b *bench, g generator, seed uint64, of 
 		c.t.Errorf("%q (seed %d): %v", g.name, seed, v.Wrong)
 	}
 	if os.Getenv("PROOF_ANSWERS") != "" {
-		c.p.Say("%q: %s %v", g.name, v.Outcome, v.Answer)
+		c.p.Say("%q: %v %s %v", g.name, took, v.Outcome, v.Answer)
 	}
 	if time.Since(c.said) > 5*time.Second {
 		c.said = time.Now()

@@ -197,13 +197,15 @@ func mdMembers() []generator {
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {
-			// Half of a mirror, whose filesystem shows on the member, too.
+			// Half of a mirror, whose filesystem shows on the member, too: it ends before the
+			// superblock of the RAID.
 			if version != "0.90" && version != "1.0" {
 				continue
 			}
 			all = append(all, generator{k + " on a member of an md RAID " + version,
 				func(t *trial) {
 					kindOf(k).of(t)
+					t.Size += 128 * kib
 					t.Fill = func(im *image) {
 						im.filesystem(kindOf(k))
 						fill(im)

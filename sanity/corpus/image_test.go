@@ -102,10 +102,10 @@ func runTool(name string, args ...string) error {
 	return nil
 }
 
-// copyIn puts the bytes of another file at an offset, holes left out.
+// copyIn puts the bytes of another file at an offset; where it is zero, nothing.
 func (im *image) copyIn(from string, offset int64) {
 	im.with(func(f *os.File) error {
-		return eachData(from, func(at int64, b []byte) error {
+		return eachPage(from, func(at int64, b []byte) error {
 			_, err := f.WriteAt(b, offset+at)
 			return err
 		})
@@ -161,6 +161,22 @@ func eachData(path string, do func(at int64, b []byte) error) error {
 
 var zeroPage [pageBytes]byte
 
+// eachPage calls do for the pages of a file that are not zero.
+func eachPage(path string, do func(at int64, page []byte) error) error {
+	return eachData(path, func(at int64, b []byte) error {
+		for i := 0; i < len(b); i += pageBytes {
+			page := b[i:min(i+pageBytes, len(b))]
+			if bytes.Equal(page, zeroPage[:len(page)]) {
+				continue
+			}
+			if err := do(at+int64(i), page); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // digest is a picture of a file's bytes and of its size. A hole and zeros look the same.
 func digest(path string) (string, error) {
 	info, err := os.Stat(path)
@@ -168,15 +184,9 @@ func digest(path string) (string, error) {
 		return "", err
 	}
 	sum := sha256.New()
-	err = eachData(path, func(at int64, b []byte) error {
-		for i := 0; i < len(b); i += pageBytes {
-			page := b[i:min(i+pageBytes, len(b))]
-			if bytes.Equal(page, zeroPage[:len(page)]) {
-				continue
-			}
-			sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)+uint64(i)))
-			sum.Write(page)
-		}
+	err = eachPage(path, func(at int64, page []byte) error {
+		sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
+		sum.Write(page)
 		return nil
 	})
 	return fmt.Sprintf("%d bytes, %x", info.Size(), sum.Sum(nil)[:8]), err

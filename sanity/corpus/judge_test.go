@@ -43,6 +43,11 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 		return v, err
 	}
 	v.Answer = s.stage(ctx)
+	if s.happened != nil {
+		if err := s.happened(); err != nil {
+			return v, fmt.Errorf("%w (%w)", err, v.Answer)
+		}
+	}
 	v.Outcome, v.Wrong = s.judge(before, v.Answer)
 	if v.Outcome == formatted {
 		v.Overwritten = t.Want.Outcome != formatted

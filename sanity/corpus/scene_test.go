@@ -31,8 +31,12 @@ type scene struct {
 	Publish  map[string]string
 	Staging  string
 
-	dir     string
-	cleanup []func() error
+	dir string
+	// mark is what learnMark has learned.
+	mark []piece
+	// happened, if it is set, says whether what had to happen during the call did.
+	happened func() error
+	cleanup  []func() error
 }
 
 // the disk's and the decoy's names in the guest.

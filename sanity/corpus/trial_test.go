@@ -60,7 +60,7 @@ const (
 	notUnique   = "DeviceNotUnique"
 	changed     = "DeviceChanged"
 	notFound    = "DeviceNotFound"
-	sizeMissing = "DiskSizeMissing"
+	sizeMissing = "DiskSizeUnknown"
 	damaged     = "FilesystemDamaged"
 )
 
@@ -81,13 +81,13 @@ type generator struct {
 // corpus are all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
-		situations())
+		situations(), races(), formats())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
-		Name: name, Rand: r, Size: gib * (1 + r.Int64N(4)), BlockSize: 512, FS: ext4,
+		Name: name, Rand: r, Size: gib * (1 + r.Int64N(3)), BlockSize: 512, FS: ext4,
 		Fill: func(*image) {},
 	}
 }

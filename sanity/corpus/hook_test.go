@@ -1,0 +1,68 @@
+package corpus_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// wrap puts a shell script in the place of a program that the driver runs; "$real" in it is the
+// program. It is gone at the end of the scene, or when the returned function is called.
+func (s *scene) wrap(program, script string) (unwrap func() error, err error) {
+	real, err := exec.LookPath(program)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(s.bench.bin, program)
+	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", real, script)
+	unwrap = func() error { return os.RemoveAll(path) }
+	s.atEnd(unwrap)
+	return unwrap, os.WriteFile(path, []byte(text), 0o755)
+}
+
+// hook lets something happen when the driver starts the program for the first time, and before the
+// program does anything: the race that a driver can lose, won on purpose. What it leads to is told
+// by the answer; that it happened at all is checked.
+func (s *scene) hook(program string, do func() error) error {
+	ask, answer := filepath.Join(s.dir, program+".ask"), filepath.Join(s.dir, program+".answer")
+	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)); err != nil {
+		return err
+	}
+	// Opened for both directions, a FIFO neither waits for its other end nor reports that it left.
+	questions, err1 := os.OpenFile(ask, os.O_RDWR|unix.O_NONBLOCK, 0)
+	answers, err2 := os.OpenFile(answer, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	happened := make(chan error, 1)
+	go func() {
+		b := make([]byte, 1)
+		for first := true; ; first = false {
+			if _, err := questions.Read(b); err != nil {
+				return
+			}
+			if first {
+				happened <- do()
+			}
+			if _, err := answers.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	s.atEnd(func() error { return errors.Join(questions.Close(), answers.Close()) })
+	s.happened = func() error {
+		select {
+		case err := <-happened:
+			return err
+		default:
+			return fmt.Errorf("the driver did not run %s, so what was to happen then did not", program)
+		}
+	}
+	_, err := s.wrap(program, fmt.Sprintf(
+		"printf . >'%s'\nhead -c 1 <'%s' >/dev/null\nexec \"$real\" \"$@\"", ask, answer))
+	return err
+}

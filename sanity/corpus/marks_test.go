@@ -1,0 +1,259 @@
+package corpus_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// piece is a part of a disk that is not zero.
+type piece struct {
+	offset int64
+	bytes  []byte
+}
+
+// mkfs is the program that makes a filesystem for the driver.
+func mkfs(fs string) string {
+	switch fs {
+	case xfs, btrfs:
+		return "mkfs." + fs
+	}
+	return "mke2fs"
+}
+
+// cutOff lets the driver begin a format whose mkfs comes to no good end: the script decides how far
+// it gets. What is then on the disk is an unfinished format of this volume.
+func (s *scene) cutOff(script string) error {
+	unwrap, err := s.wrap(mkfs(s.FS), script)
+	if err != nil {
+		return err
+	}
+	if err := s.stage(context.Background()); err == nil {
+		return errors.New("the driver took a mkfs that failed for a good one")
+	}
+	return errors.Join(unwrap(), s.loop.Sync())
+}
+
+// learnMark is the mark that the driver leaves on this disk when its mkfs does nothing: the disk
+// was blank, so whatever is not zero then is the mark.
+func (s *scene) learnMark() ([]piece, error) {
+	if err := s.cutOff("exit 1"); err != nil {
+		return nil, err
+	}
+	var pieces []piece
+	err := eachPage(s.image.Path, func(at int64, page []byte) error {
+		pieces = append(pieces, piece{at, bytes.Clone(page)})
+		return nil
+	})
+	if err == nil && len(pieces) == 0 {
+		err = errors.New("the driver left no mark on the disk before it ran mkfs")
+	}
+	s.mark = pieces
+	return pieces, err
+}
+
+// poke writes to the disk through its device, as a program on the node would.
+func (s *scene) poke(offset int64, b ...byte) error {
+	f, err := os.OpenFile(s.loop.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, offset)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func (s *scene) pokeAll(pieces []piece) error {
+	var errs []error
+	for _, p := range pieces {
+		errs = append(errs, s.poke(p.offset, p.bytes...))
+	}
+	return errors.Join(errs...)
+}
+
+// formats are disks with the mark of a format that was cut off.
+func formats() []generator {
+	return slices.Concat(ownFormats(), foreignFormats(), copiedMarks())
+}
+
+// ownFormats are formats of this volume that did not end: they are done again.
+func ownFormats() []generator {
+	var all []generator
+	again := func(name, fs string, set func(s *scene) error) {
+		all = append(all, generator{name, func(t *trial) {
+			t.FS, t.Set = fs, set
+			t.Want.Outcome = formatted
+			t.Check = (*scene).markGone
+		}})
+	}
+	for _, fs := range ours {
+		again("an own format for "+fs+" that had not begun", fs, func(s *scene) error {
+			_, err := s.learnMark()
+			return err
+		})
+		again("an own format for "+fs+" that had ended, but nobody said so", fs,
+			func(s *scene) error { return s.cutOff(`"$real" "$@"; exit 1`) })
+		for i := range 3 {
+			again(fmt.Sprintf("an own format for %s of which some is written %d", fs, i+1), fs,
+				(*scene).someOfIt)
+		}
+	}
+	again("an own format of which only one mark is whole", ext4, func(s *scene) error {
+		pieces, err := s.learnMark()
+		for _, p := range pieces[1:] {
+			err = errors.Join(err, s.poke(p.offset+8+s.Rand.Int64N(16), 0xFF))
+		}
+		return err
+	})
+	again("an own format of which only one mark is left", xfs, func(s *scene) error {
+		pieces, err := s.learnMark()
+		for _, p := range pieces[:len(pieces)-1] {
+			err = errors.Join(err, s.poke(p.offset, make([]byte, len(p.bytes))...))
+		}
+		return err
+	})
+	return all
+}
+
+// someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
+// does with what was not flushed. The marks were.
+func (s *scene) someOfIt() error {
+	pieces, err := s.learnMark()
+	if err != nil {
+		return err
+	}
+	if err := s.cutOff(`"$real" "$@"; exit 1`); err != nil {
+		return err
+	}
+	lost := s.Rand.IntN(100)
+	return eachPage(s.image.Path, func(at int64, page []byte) error {
+		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
+		if isMark || s.Rand.IntN(100) >= lost {
+			return nil
+		}
+		return s.poke(at, make([]byte, len(page))...)
+	})
+}
+
+// markGone demands that a finished format leaves no mark.
+func (s *scene) markGone() error {
+	for _, p := range s.mark {
+		now := s.image.read(p.offset, 16)
+		if s.image.err != nil {
+			return s.image.err
+		}
+		if bytes.Equal(now, p.bytes[:16]) {
+			return fmt.Errorf("the mark at offset %d is still there", p.offset)
+		}
+	}
+	return nil
+}
+
+// foreignFormats are marks that are not this volume's, or not to be believed.
+func foreignFormats() []generator {
+	var all []generator
+	no := func(name string, w want, set func(s *scene, mark []piece) error) {
+		all = append(all, generator{name, func(t *trial) {
+			t.FS = ours[t.Rand.IntN(len(ours))]
+			t.Want = w
+			t.Set = func(s *scene) error {
+				mark, err := s.learnMark()
+				if err != nil {
+					return err
+				}
+				return set(s, mark)
+			}
+		}})
+	}
+	unfinished := foreign("unfinished", "mark")
+	no("the unfinished format of another volume", unfinished, func(s *scene, _ []piece) error {
+		s.VolumeID = randomUUID(s.trial)
+		return nil
+	})
+	no("the unfinished format of another disk", unfinished, func(s *scene, _ []piece) error {
+		s.DiskName = fmt.Sprintf("csi-%016x", s.Rand.Uint64())
+		s.Publish["diskName"] = s.DiskName
+		return s.bench.guest.tell(s.Device, "device/serial", s.DiskName+"\n")
+	})
+	for i := range 4 {
+		no(fmt.Sprintf("an unfinished format whose marks are damaged %d", i+1), unfinished,
+			func(s *scene, mark []piece) error {
+				used := len(bytes.TrimRight(mark[0].bytes, "\x00"))
+				at := s.Rand.IntN(used)
+				for n := range mark {
+					mark[n].bytes[at] ^= byte(1 << s.Rand.IntN(8))
+				}
+				return s.pokeAll(mark)
+			})
+	}
+	no("an unfinished format on a disk that is read-only now", refuse(readOnly),
+		func(s *scene, _ []piece) error { return s.replaceLoop(true) })
+	no("an unfinished format on a disk that somebody has", refuse(held),
+		func(s *scene, _ []piece) error { return s.hold() })
+	no("an unfinished format whose volume's size nobody tells", refuse(sizeMissing),
+		func(s *scene, _ []piece) error {
+			delete(s.Publish, "sizeBytes")
+			return nil
+		})
+	no("an unfinished format under a LUKS header", foreign("luks"), func(s *scene, _ []piece) error {
+		return s.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
+	})
+	no("an unfinished format under a GPT", foreign("gpt"), func(s *scene, _ []piece) error {
+		s.image.gpt(512, true, true, true)
+		return s.image.err
+	})
+	no("an unfinished format that cannot be read to its end", refuse(unreadable),
+		func(s *scene, _ []piece) error {
+			s.image.cut(s.image.Size - mib)
+			return s.image.err
+		})
+	return all
+}
+
+// copiedMarks are filesystems of workloads that hold true marks of this volume: a workload can read
+// the disk's, and write it wherever its files lie.
+func copiedMarks() []generator {
+	var all []generator
+	for _, fs := range ours {
+		all = append(all, generator{"a filesystem of " + fs + " that was mounted, under this volume's mark",
+			func(t *trial) {
+				t.FS = fs
+				t.Set = func(s *scene) error {
+					mark, err := s.learnMark()
+					if err != nil {
+						return err
+					}
+					return errors.Join(s.work(s.bench.bases.payload), s.pokeAll(mark))
+				}
+				t.Want.Outcome = mounted
+			}}, generator{"a filesystem of " + fs + " with the mark in a file", func(t *trial) {
+			t.FS = fs
+			t.Set = func(s *scene) error {
+				mark, err := s.learnMark()
+				if err != nil {
+					return err
+				}
+				copies := bytes.Repeat(mark[0].bytes, 4096)
+				return s.work(s.bench.bases.payload, copies)
+			}
+			t.Want.Outcome = mounted
+		}})
+	}
+	return all
+}
+
+// work is a workload's day: the volume is staged, files are written, the volume is unstaged.
+func (s *scene) work(payload []byte, others ...[]byte) error {
+	if err := s.stage(context.Background()); err != nil {
+		return err
+	}
+	err := os.WriteFile(filepath.Join(s.Staging, payloadName), payload, 0o600)
+	for i, b := range others {
+		err = errors.Join(err, os.WriteFile(filepath.Join(s.Staging, fmt.Sprint("other", i)), b,
+			0o600))
+	}
+	return errors.Join(err, s.unstage(context.Background()), s.loop.Sync())
+}
