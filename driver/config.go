@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,7 @@ type Config struct {
 
 	SysfsRoot            string
 	DevRoot              string
+	StateDir             string // empty means that a node keeps nothing
 	InstanceID           string
 	InstanceMetadataFile string
 	MaxDisks             int
@@ -96,6 +98,8 @@ var settings = []setting{
 		text(func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)",
 		text(func(c *Config) *string { return &c.DevRoot })},
+	{"state-dir", "OXIDE_STATE_DIR", defaultStateDir, "where the node keeps which disk a volume " +
+		"is; has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
@@ -243,6 +247,14 @@ func setEndpoint(c *Config, value string) error {
 	c.Endpoint = value
 	_, err := socketPath(value)
 	return err
+}
+
+func setStateDir(c *Config, value string) error {
+	if !filepath.IsAbs(value) {
+		return errors.New("has to be an absolute path")
+	}
+	c.StateDir = filepath.Clean(value)
+	return nil
 }
 
 func setMaxDisks(c *Config, value string) (err error) {

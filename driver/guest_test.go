@@ -31,6 +31,7 @@ type guest struct {
 	t     *testing.T
 	dir   string
 	disks int
+	state string // the state directory, for those tests that give it one
 	log   bytes.Buffer
 }
 
@@ -109,12 +110,12 @@ func (g *guest) unplug(d *guestDisk) {
 	must(g.t, os.Remove(filepath.Join(g.dir, "dev", d.Name)))
 }
 
-// node is a fresh process on the guest: it remembers nothing.
+// node is a fresh process on the guest: it knows no more than the state directory holds.
 func (g *guest) node() *Node {
 	return &Node{
 		SysfsRoot: filepath.Join(g.dir, "sys"), DevRoot: filepath.Join(g.dir, "dev"),
 		InstanceID:    "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
-		DeviceTimeout: 50 * time.Millisecond,
+		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
 		Log:           slog.New(slog.NewTextHandler(&g.log, nil)),
 	}
 }

@@ -15,12 +15,12 @@ type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 
 // NodeGetVolumeHealth says what this node can see of a volume: whether its device is there, and
 // whether its filesystem was turned read-only by errors. It reads; it tries nothing.
-func (n *Node) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (
+func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
 	}
-	entries, err := n.volumeHealth(req)
+	entries, err := n.volumeHealth(ctx, req)
 	if err != nil {
 		return nil, nodeError(err)
 	}
@@ -29,12 +29,13 @@ func (n *Node) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHeal
 	}}, nil
 }
 
-func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
-	name, known := n.seen.disk(req.GetVolumeId())
-	if !known {
-		return n.healthAt(req)
+func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
+	known, ok := n.recall(ctx, req.GetVolumeId())
+	if !ok {
+		return n.healthAt(ctx, req)
 	}
-	d, err := n.devices().lookup(diskSerial(name))
+	d, err := n.devices().lookup(diskSerial(known.Disk))
 	if refusedFor(err, ReasonDeviceNotFound) {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
 	}
@@ -53,13 +54,14 @@ func (n *Node) volumeHealth(req *csi.NodeGetVolumeHealthRequest) (healthEntries,
 	return nil, nil
 }
 
-// healthAt judges by the paths of the request, for a volume that this process has not seen yet.
-func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) (healthEntries, error) {
+// healthAt judges by the paths of the request, for a volume that this node does not know.
+func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
 			continue
 		}
-		shown, err := n.volumeAt(req.GetVolumeId(), path)
+		shown, err := n.volumeAt(ctx, req.GetVolumeId(), path)
 		switch {
 		case refusedFor(err, ReasonVolumeNotAtPath):
 			continue
@@ -70,8 +72,8 @@ func (n *Node) healthAt(req *csi.NodeGetVolumeHealthRequest) (healthEntries, err
 		}
 		return conditionHealth(shown.Condition, path), nil
 	}
-	return nil, refuse(ReasonVolumeUnknownToNode, "this node has not staged the volume since the "+
-		"driver started, and the request names no path where it is")
+	return nil, refuse(ReasonVolumeUnknownToNode, "this node knows nothing of the volume, "+
+		"and the request names no path where it is")
 }
 
 // healthOf is the health of a volume's mount; nil when there is nothing to say.

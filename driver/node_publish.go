@@ -71,7 +71,9 @@ func (n *Node) publish(p publication) error {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	n.seen.remember(p.ID, p.DiskName)
+	if err := n.remember(p.nodeVolume); err != nil {
+		return err
+	}
 	table, err := readMountTable()
 	if err != nil {
 		return err

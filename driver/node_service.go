@@ -2,7 +2,6 @@ package driver
 
 import (
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -18,8 +17,8 @@ const (
 )
 
 // Node is CSI's node service: it finds a volume's device on this instance, formats it once, mounts
-// it and shows it to workloads. It never talks to the rack and keeps nothing on disk: what is
-// mounted is in the kernel's mount table, and every call reads it again.
+// it and shows it to workloads. It never talks to the rack. What is mounted is in the kernel's mount
+// tables, and every call reads them again; all that it keeps is which disk a volume is.
 //
 // On systems other than Linux every call answers UNIMPLEMENTED.
 type Node struct {
@@ -34,41 +33,11 @@ type Node struct {
 	// ReleaseTimeout is how long NodeUnstageVolume waits for others to let the device go: a
 	// short-lived mount namespace or a probe may have it for a moment. 0 means 5 s.
 	ReleaseTimeout time.Duration
-	Log            *slog.Logger
+	// StateDir is where it keeps which disk a volume is; empty means in memory only.
+	StateDir string
+	Log      *slog.Logger
 
 	seen seenVolumes
-}
-
-// seenVolumes remembers which disk belongs to a volume id, from the requests that said so. It only
-// makes answers stricter. After a restart it is empty, and then NodeGetVolumeStats can only say
-// that the path shows some disk of this instance, not that it shows this volume's, and
-// NodeUnstageVolume cannot look whether a block volume is published still.
-type seenVolumes struct {
-	mu sync.Mutex
-	// guarded by mu
-	disks map[string]string
-}
-
-func (s *seenVolumes) remember(volumeID, diskName string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.disks == nil {
-		s.disks = map[string]string{}
-	}
-	s.disks[volumeID] = diskName
-}
-
-func (s *seenVolumes) forget(volumeID string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.disks, volumeID)
-}
-
-func (s *seenVolumes) disk(volumeID string) (name string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name, ok = s.disks[volumeID]
-	return name, ok
 }
 
 func (n *Node) deviceTimeout() time.Duration {

@@ -50,7 +50,9 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	n.seen.remember(v.ID, v.DiskName)
+	if err := n.remember(v); err != nil {
+		return err
+	}
 	top, table, err := ds.stagedAt(path)
 	if err != nil {
 		return err

@@ -27,7 +27,7 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	if err := n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
 		return nil, nodeError(err)
 	}
-	n.seen.forget(req.GetVolumeId())
+	n.forget(ctx, req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -61,7 +61,7 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 		if d.Path != "" {
 			// When the device is not let go in time, the repeated call finds nothing mounted, and
 			// must still know what to ask about.
-			n.seen.remember(volumeID, d.Serial)
+			n.rememberDevice(ctx, volumeID, d)
 		}
 	}
 	if err := unmountAll(path, len(layers)); err != nil {
@@ -117,11 +117,11 @@ func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d device) error {
 // checkBlockReleased answers for a volume without a staging mount: a block volume, or one that is
 // not staged. Its device, if it can be told, must not be published or mounted anywhere.
 func (n *Node) checkBlockReleased(ctx context.Context, table mountTable, volumeID string) error {
-	name, ok := n.seen.disk(volumeID)
+	known, ok := n.recall(ctx, volumeID)
 	if !ok {
 		return nil
 	}
-	d, err := n.devices().lookup(diskSerial(name))
+	d, err := n.devices().lookup(diskSerial(known.Disk))
 	if refusedFor(err, ReasonDeviceNotFound) {
 		return nil
 	}

@@ -156,10 +156,13 @@ func (p *plugin) node() (*Node, error) {
 	}
 	node := &Node{
 		SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, InstanceID: id, MaxDisks: c.MaxDisks,
-		DeviceTimeout: c.DeviceTimeout, Log: p.log,
+		DeviceTimeout: c.DeviceTimeout, StateDir: c.StateDir, Log: p.log,
 	}
 	if len(c.Topology) > 0 {
 		node.Topology = c.Topology[0]
+	}
+	if err := node.openState(); err != nil {
+		return nil, fmt.Errorf("OXIDE_STATE_DIR (--state-dir): %w", err)
 	}
 	return node, nil
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // NodeGetVolumeStats says how full the volume at the path is.
-func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (
+func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
@@ -28,15 +28,16 @@ func (n *Node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStats
 	if !filepath.IsAbs(req.GetVolumePath()) {
 		return nil, fail(codes.NotFound, ReasonVolumeNotAtPath, "volume_path has to be an absolute path")
 	}
-	usage, err := n.usage(req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
+	usage, err := n.usage(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, nodeError(err)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
-func (n *Node) usage(volumeID, path, staging string) ([]*csi.VolumeUsage, error) {
-	shown, err := n.volumeAt(volumeID, path)
+func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
+	[]*csi.VolumeUsage, error) {
+	shown, err := n.volumeAt(ctx, volumeID, path)
 	if err != nil {
 		return nil, err
 	}
@@ -82,14 +83,14 @@ type shownVolume struct {
 }
 
 // volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
-func (n *Node) volumeAt(volumeID, path string) (shownVolume, error) {
+func (n *Node) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
 	shown, err := n.shownAt(path)
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if name, ok := n.seen.disk(volumeID); ok && diskSerial(name) != shown.Device.Serial {
+	if known, ok := n.recall(ctx, volumeID); ok && diskSerial(known.Disk) != shown.Device.Serial {
 		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, "+
-			"but the volume's is %q", path, shown.Device.Serial, diskSerial(name))
+			"but the volume's is %q", path, shown.Device.Serial, diskSerial(known.Disk))
 	}
 	return shown, nil
 }

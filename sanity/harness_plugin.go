@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -47,7 +48,7 @@ type Plugin struct {
 	Dir string
 	// Endpoint is its socket's address, as CSI_ENDPOINT has it.
 	Endpoint string
-	// LogFile is where it logs.
+	// LogFile is where it logs. The node keeps what it has to remember in volumes, beside it.
 	LogFile string
 	// Conn is a connection to it; Controller, Node and Identity use it.
 	Conn *grpc.ClientConn
@@ -92,6 +93,12 @@ func (r *Run) newPlugin(
 	if err != nil {
 		return nil, err
 	}
+	env := map[string]string{}
+	if options.Mode != ModeController {
+		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
+	}
+	maps.Copy(env, options.Env)
+	options.Env = env
 	return &Plugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		LogFile: filepath.Join(dir, options.Mode+".log"),

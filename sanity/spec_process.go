@@ -45,6 +45,7 @@ func nodeEnv(dir string) map[string]string {
 		"OXIDE_INSTANCE_ID": someUUID,
 		// An empty directory, so that the machine that runs this is nobody's instance.
 		"OXIDE_SYSFS_ROOT": sysfsOf(dir),
+		"OXIDE_STATE_DIR":  stateDirOf(dir),
 	}
 }
 
@@ -55,6 +56,13 @@ func sysfsOf(dir string) string {
 	Expect(os.MkdirAll(sysfs, 0o755)).To(Succeed())
 	DeferCleanup(os.RemoveAll, sysfs)
 	return sysfs
+}
+
+// stateDirOf is where a driver may make its state directory.
+func stateDirOf(dir string) string {
+	GinkgoHelper()
+	DeferCleanup(os.RemoveAll, dir+"-state")
+	return dir + "-state"
 }
 
 // driverCommand is the driver with exactly that environment and the machine's PATH.

@@ -1,0 +1,222 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"pgregory.net/rapid"
+)
+
+const otherSerial = "csi-fedcba9876543210"
+
+// rememberingGuest is a guest whose node has a state directory.
+func rememberingGuest(t *testing.T) *guest {
+	g := newGuest(t)
+	g.state = filepath.Join(g.dir, "state", "volumes")
+	return g
+}
+
+// records are the names of the files in the state directory.
+func (g *guest) records() []string {
+	g.t.Helper()
+	entries, err := os.ReadDir(g.state)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	must(g.t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestARecordIsReadAsItWasWritten(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := seenVolume{Version: seenVersion, Volume: rapid.StringN(1, 40, 128).Draw(t, "volume"),
+			Instance: rapid.StringN(1, 40, 128).Draw(t, "instance"),
+			Disk:     rapid.StringN(1, 40, 63).Draw(t, "disk"), Block: rapid.Bool().Draw(t, "block")}
+		b, err := want.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := parseSeen(b); err != nil || got != want {
+			t.Fatalf("read %+v, %v; wrote %+v", got, err, want)
+		}
+		// Torn anywhere, it is no record.
+		if cut := rapid.IntRange(0, len(b)-2).Draw(t, "cut"); cut >= 0 {
+			if got, err := parseSeen(b[:cut]); err == nil {
+				t.Fatalf("%q is taken for %+v", b[:cut], got)
+			}
+		}
+		name := seenFile(want.Volume)
+		if filepath.Base(name) != name || len(name) > 80 || strings.Trim(name,
+			"0123456789abcdef-.json") != "" {
+			t.Fatalf("volume %q has the file %q", want.Volume, name)
+		}
+	})
+}
+
+func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
+	for _, text := range []string{
+		"", "\x00\x00\x00\x00", "null", "[]", "{}", "7", `{"version":1}`,
+		`{"version":2,"volume":"v","instance":"i","disk":"d"}`,
+		`{"version":1,"volume":"","instance":"i","disk":"d"}`,
+		`{"version":1,"volume":"v","instance":"i","disk":""}`,
+		`{"version":1,"volume":"v","instance":"","disk":"d"}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d","more":1}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d"} {}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d"}` + strings.Repeat(" ", seenMaxBytes),
+	} {
+		if r, err := parseSeen([]byte(text)); err == nil {
+			t.Errorf("%.80q is taken for %+v", text, r)
+		}
+	}
+}
+
+func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
+	g := rememberingGuest(t)
+	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	for range 2 {
+		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+	}
+	must(t, v.unpublish("dev"))
+	if got := g.records(); len(got) != 1 || got[0] != v.ID+".json" {
+		t.Fatalf("records: %q", got)
+	}
+	must(t, v.unstage())
+	if got := g.records(); len(got) != 0 {
+		t.Fatalf("records left: %q", got)
+	}
+}
+
+func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
+	for _, fsType := range []string{fsExt4, "block"} {
+		t.Run(fsType, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 16*mib), fsType)
+			w := g.volume(g.attach(otherSerial, 16*mib), fsType)
+			for _, v := range []volume{v, w} {
+				must(t, v.stage())
+				must(t, v.publish("pod "+v.Name))
+			}
+			at := func(v, shown volume) (stats, health error) {
+				path := g.path("pod " + shown.Name)
+				_, stats = g.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
+					VolumeId: v.ID, VolumePath: path})
+				_, health = g.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+					VolumeId: v.ID, VolumePublishPath: path})
+				return stats, health
+			}
+			stats, health := at(v, v)
+			must(t, stats)
+			must(t, health)
+			stats, _ = at(v, w)
+			mustFail(t, stats, codes.NotFound, ReasonVolumeNotAtPath)
+		})
+	}
+}
+
+// Every step of a volume's life is made by a process of its own, and the state directory is gone
+// before it. It has to end as it would have.
+func TestNoCallNeedsTheStateDirectory(t *testing.T) {
+	for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+		for lost := range 9 {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 128*mib), fsType)
+			readOnly := v.publish
+			if fsType == "block" {
+				readOnly = v.publishReadOnly
+			}
+			for i, step := range []func() error{
+				v.stage, v.stage, func() error { return readOnly("pod") },
+				func() error { return readOnly("pod") },
+				func() error { return v.unpublish("pod") }, func() error { return v.unpublish("pod") },
+				v.unstage, v.unstage,
+			} {
+				if i == lost {
+					must(t, os.RemoveAll(g.state))
+				}
+				if err := step(); err != nil {
+					t.Fatalf("%s, directory lost before step %d: step %d: %v", fsType, lost, i, err)
+				}
+			}
+			if left := append(mounts(t, g.dir), g.records()...); len(left) != 0 {
+				t.Fatalf("%s, directory lost before step %d: left %q", fsType, lost, left)
+			}
+		}
+	}
+}
+
+func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
+	other := `{"version":1,"volume":"other","instance":"` + (&guest{}).node().InstanceID + `","disk":"d"}`
+	for name, text := range map[string]string{
+		"torn": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
+		"of another volume": other,
+		"of another instance": `{"version":1,"volume":"0b54dc0e-93a4-4f5f-8f5d-000000000001",` +
+			`"instance":"x","disk":"d"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			must(t, os.MkdirAll(g.state, 0o700))
+			file := filepath.Join(g.state, v.ID+".json")
+			must(t, os.WriteFile(file, []byte(text), 0o600))
+			must(t, g.node().openState())
+			if _, known := g.node().recall(t.Context(), v.ID); known {
+				t.Fatal("it is believed")
+			}
+			if !strings.Contains(g.log.String(), v.ID+".json") {
+				t.Errorf("the log does not name it: %s", g.log.String())
+			}
+			must(t, v.stage())
+			must(t, v.publish("dev"))
+			mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+			must(t, v.unpublish("dev"))
+			must(t, v.unstage())
+		})
+	}
+}
+
+func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testing.T) {
+	g := rememberingGuest(t)
+	must(t, g.node().openState())
+	info, err := os.Stat(g.state)
+	must(t, err)
+	if info.Mode().Perm() != 0o700 {
+		t.Errorf("its mode is %v", info.Mode())
+	}
+	must(t, os.WriteFile(filepath.Join(g.state, "x.json.new"), nil, 0o600))
+	must(t, g.node().openState())
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
+	g := rememberingGuest(t)
+	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
+	if err := g.node().openState(); err == nil || strings.Contains(err.Error(), g.dir) {
+		t.Errorf("at the start: %v", err)
+	}
+	v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+	before := digest(t, v.disk)
+	mustFail(t, v.stage(), codes.Internal, ReasonStateNotKept)
+	if after := digest(t, v.disk); after != before {
+		t.Error("the disk has changed")
+	}
+	must(t, os.Remove(filepath.Dir(g.state)))
+	must(t, v.stage())
+	// Without a record, and without a way to write one, it still goes away.
+	must(t, os.RemoveAll(filepath.Dir(g.state)))
+	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
+	must(t, v.unstage())
+}
