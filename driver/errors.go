@@ -50,8 +50,13 @@ func statusError(ctx context.Context, doing string, err error) error {
 		return err
 	}
 	var answer *oxide.HTTPError
-	if !errors.As(err, &answer) || torn(answer) {
+	if !errors.As(err, &answer) {
 		return transportError(ctx, doing, err)
+	}
+	if torn(answer) {
+		// The client's own text would show the answer's headers and what there is of its body.
+		return transportError(ctx, doing, fmt.Errorf("one with HTTP %d broke off",
+			answer.HTTPResponse.StatusCode))
 	}
 	why := answerText(answer)
 	switch {
