@@ -72,25 +72,3 @@ func TestDiskSerial(t *testing.T) {
 		}
 	}
 }
-
-func FuzzParseSerial(f *testing.F) {
-	f.Add([]byte("csi-0123456789abcdef\n"))
-	f.Add([]byte("x\x00\x00 \n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s := parseSerial(b)
-		if s != strings.Trim(s, "\x00 \t\n") || parseSerial([]byte(s+"\x00\n")) != s {
-			t.Fatalf("parseSerial(%q) = %q", b, s)
-		}
-	})
-}
-
-func FuzzParseDeviceNumber(f *testing.F) {
-	f.Add([]byte("259:3\n"))
-	f.Add([]byte("::"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		major, minor, err := parseDeviceNumber(b)
-		if err == nil && (device{Major: major, Minor: minor}).number() == "" {
-			t.Fatal("no number")
-		}
-	})
-}

@@ -60,29 +60,3 @@ func TestMkfsOptions(t *testing.T) {
 		})
 	}
 }
-
-// FuzzMkfsOptions holds that what is accepted has a canonical form that means the same, and that no
-// argument is one that could overwrite or name a file.
-func FuzzMkfsOptions(f *testing.F) {
-	f.Add("bytesPerInode=16384,reservedPercent=0")
-	f.Add("label=-F")
-	f.Add(" , =,")
-	f.Fuzz(func(t *testing.T, text string) {
-		o, err := parseMkfsOptions(text)
-		if err != nil {
-			return
-		}
-		again, err := parseMkfsOptions(o.String())
-		if err != nil || again.String() != o.String() {
-			t.Fatalf("%q becomes %q, then %q, %v", text, o, again, err)
-		}
-		for _, fsType := range supportedFilesystems {
-			args := o.args(fsType)
-			for i, arg := range args {
-				if strings.ContainsAny(arg, "/\x00 ") || (i%2 == 0) != (len(arg) == 2 && arg[0] == '-') {
-					t.Fatalf("%q gives arguments %q", text, args)
-				}
-			}
-		}
-	})
-}

@@ -125,43 +125,6 @@ func TestTheMountTableIsRead(t *testing.T) {
 	}
 }
 
-// FuzzMountTable holds that a mount table of any content is read or refused, and that what it says
-// of a path is about that path.
-func FuzzMountTable(f *testing.F) {
-	f.Add([]byte("21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw\n"), "/")
-	f.Add([]byte("40 21 259:3 / /a\\040b rw - btrfs /dev/nvme3n1 rw\n"), "/a b")
-	f.Add([]byte("a b c d\n"), "")
-	f.Fuzz(func(t *testing.T, b []byte, path string) {
-		table, err := parseMountTable(b)
-		if err != nil {
-			return
-		}
-		if top := table.top(path); top != nil && top.Mountpoint != path {
-			t.Fatalf("top(%q) is at %q", path, top.Mountpoint)
-		}
-		if len(table.at(path)) > len(table) {
-			t.Fatal("more layers than mounts")
-		}
-	})
-}
-
-// FuzzMountFlags holds that no flag is quoted in an error and that no refused one gets through.
-func FuzzMountFlags(f *testing.F) {
-	f.Add("noatime,data=journal")
-	f.Add(`context="a,b",bind`)
-	f.Fuzz(func(t *testing.T, flag string) {
-		o, err := parseMountFlags([]string{flag})
-		if err != nil {
-			return
-		}
-		for _, d := range o.Data {
-			if slices.Contains(refusedFlags, d.Key) || strings.ContainsRune(d.Value, 0) {
-				t.Fatalf("%q lets %+v through", flag, d)
-			}
-		}
-	})
-}
-
 func TestLastWords(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                       "it said nothing",

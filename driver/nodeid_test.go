@@ -90,28 +90,3 @@ func TestInstanceID(t *testing.T) {
 		})
 	}
 }
-
-// FuzzMetadata holds that a file of any content gives an id or an error, and never a line break.
-func FuzzMetadata(f *testing.F) {
-	f.Add([]byte("OXIDE_INSTANCE_ID=5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01\n"))
-	f.Add([]byte("OXIDE_INSTANCE_ID='x\n"))
-	f.Add([]byte("= =\x00\nOXIDE_INSTANCE_ID"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := parseMetadata(b)
-		if (id == "") == (err == nil) || strings.ContainsAny(id, "\n") {
-			t.Fatalf("parseMetadata(%q) = %q, %v", b, id, err)
-		}
-	})
-}
-
-// FuzzDMI holds that what is taken for an id is one.
-func FuzzDMI(f *testing.F) {
-	f.Add([]byte("5E3A9F62-7C1B-4E0B-9A3D-0F6F0C9B8A01\n"))
-	f.Add([]byte("\x00 Not Specified\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := canonicalUUID(parseDMI(b))
-		if err == nil && (len(id) != 36 || strings.ToLower(id) != id) {
-			t.Fatalf("%q gives %q", b, id)
-		}
-	})
-}

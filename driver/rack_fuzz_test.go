@@ -1,0 +1,120 @@
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// rackCodes are what an error of the rack may become.
+var rackCodes = []codes.Code{
+	codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Internal,
+	codes.ResourceExhausted, codes.FailedPrecondition, codes.AlreadyExists, codes.OutOfRange,
+	codes.Unavailable,
+}
+
+// FuzzRackAnswer holds that whatever answers in the rack's place, the CO gets a code it knows and a
+// line that anybody may read; and that only the rack's own words make an object "not found" (OX-6)
+// or "already there".
+func FuzzRackAnswer(f *testing.F) {
+	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
+		response := &http.Response{
+			StatusCode: 300 + int(code)%300, Body: io.NopCloser(bytes.NewReader(body)),
+			ContentLength: int64(len(body)) + int64(missing),
+			Header:        http.Header{"Server": {"tweety/" + canary}},
+			Request:       httptest.NewRequest(http.MethodPost, "https://"+canary+"/v1/disks", nil),
+		}
+		cause := oxide.NewHTTPError(response)
+		err := statusError(t.Context(), "create disk", cause)
+		presentable(t, err, rackCodes...)
+		if strings.Contains(err.Error(), canary) {
+			t.Fatalf("it shows the rack's address or a header: %v", err)
+		}
+		var said struct {
+			ErrorCode string `json:"error_code"`
+		}
+		_ = json.Unmarshal(body, &said)
+		got := status.Code(err)
+		if got == codes.NotFound && said.ErrorCode != "ObjectNotFound" ||
+			got == codes.AlreadyExists && said.ErrorCode != "ObjectAlreadyExists" {
+			t.Fatalf("HTTP %d with %q is %v", response.StatusCode, body, got)
+		}
+		if (unknown(cause) || errors.Is(cause, oxide.ErrObjectAlreadyExists)) && refused(cause) {
+			t.Fatalf("HTTP %d with %q is unknown and refused at once", response.StatusCode, body)
+		}
+	})
+}
+
+// FuzzTransport holds that what net/http says of a failed call does not show where the rack is.
+func FuzzTransport(f *testing.F) {
+	f.Fuzz(func(t *testing.T, why string) {
+		failure := `Get "https://` + canary + `/v1/disks?project=x": ` + why
+		err := statusError(t.Context(), "list disks", errors.New(failure))
+		presentable(t, err, codes.Unavailable)
+		if strings.Contains(err.Error(), canary) && !strings.Contains(why, canary) {
+			t.Fatalf("%q becomes %v", failure, err)
+		}
+	})
+}
+
+// FuzzPlain holds that anything can be shown once it is plain, and that plain text stays as it is.
+func FuzzPlain(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		got := plain(text)
+		if !utf8.ValidString(got) || strings.ContainsAny(got, "\n\r\t\x00\x7f") || len(got) > 1100 ||
+			rackToken.MatchString(got) {
+			t.Fatalf("plain(%q) = %q", text, got)
+		}
+		if again := plain(got); len(got) < 1000 && again != got {
+			t.Fatalf("plain(%q) = %q, then %q", text, got, again)
+		}
+	})
+}
+
+// FuzzRackID holds that nothing but a UUID in the rack's form reaches the rack, which would take
+// it for a name.
+func FuzzRackID(f *testing.F) {
+	f.Fuzz(func(t *testing.T, id string) {
+		got, ok := rackID(id)
+		if want := lowerUUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
+			t.Fatalf("rackID(%q) = %q, %t", id, got, ok)
+		}
+		if ok && string(got) != strings.ToLower(id) {
+			t.Fatalf("rackID(%q) = %q", id, got)
+		}
+		if isRackID(id) != lowerUUID.MatchString(id) {
+			t.Fatalf("isRackID(%q) = %t", id, isRackID(id))
+		}
+	})
+}
+
+// FuzzDescription holds that only a description which the driver could have written makes a disk
+// one of its own.
+func FuzzDescription(f *testing.F) {
+	f.Fuzz(func(t *testing.T, description string) {
+		m, ok := readMark(description)
+		if !ok {
+			if m != (mark{}) {
+				t.Fatalf("%q is no mark, and yet %+v", description, m)
+			}
+			return
+		}
+		text, prefixed := strings.CutPrefix(description, driverName+" ")
+		if !prefixed || m.Name == "" || !json.Valid([]byte(text)) {
+			t.Fatalf("%q is the mark %+v", description, m)
+		}
+		if again, ok := readMark(m.description()); !ok || again != m {
+			t.Fatalf("%q is the mark %+v, then %+v", description, m, again)
+		}
+	})
+}

@@ -1,0 +1,75 @@
+package simulator
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+)
+
+// The seeds lie in testdata/fuzz.
+
+// FuzzPageToken holds that a token which is taken is one that this simulator could have given, and
+// that the one it gives for an item is taken again, with the same scan behind the item.
+func FuzzPageToken(f *testing.F) {
+	f.Fuzz(func(t *testing.T, token, last string) {
+		s, err := parseToken(token)
+		if err != nil {
+			if answer := err.Error(); strings.ContainsAny(answer, "\n") {
+				t.Fatalf("the answer has several lines: %q", answer)
+			}
+			return
+		}
+		if s.LastSeen == nil || len(token) > maxToken {
+			t.Fatalf("%q is taken: %+v", token, s)
+		}
+		last = strings.ToValidUTF8(last, "")
+		next := s.after(identity{ID: last, Name: last})
+		if len(*next) > maxToken {
+			return
+		}
+		again, err := parseToken(*next)
+		if err != nil || *again.LastSeen != last || again.SortBy != s.SortBy ||
+			again.Project != s.Project || again.Instance != s.Instance {
+			t.Fatalf("%+v behind %q becomes %+v, %v", s, last, again, err)
+		}
+	})
+}
+
+// FuzzListQuery holds that a list's query is refused or gives a limit and an order that the lists
+// have.
+func FuzzListQuery(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		query, err := url.ParseQuery(text)
+		if err != nil {
+			return
+		}
+		s, err := parseScan(query, []string{"project"})
+		switch {
+		case err != nil:
+		case s.limit < 1 || s.limit > maxLimit,
+			s.SortBy != byName && s.SortBy != byNameDescending && s.SortBy != byID,
+			query.Get("page_token") == "" && query.Get("project") == "":
+			t.Fatalf("%q is the scan %+v", text, s)
+		}
+	})
+}
+
+// FuzzSelector holds that a selector is an id or a name and never both, and that no name could be
+// taken for an id.
+func FuzzSelector(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		s, problem := parseSelector(text)
+		_, err := uuid.Parse(text)
+		switch {
+		case (s.id != "") != (err == nil), s.id != "" && s.name != "":
+			t.Fatalf("%q selects %+v", text, s)
+		case s.id != "" && (problem != "" || len(s.id) != 36 || s.id != strings.ToLower(s.id)):
+			t.Fatalf("%q selects %+v: %s", text, s, problem)
+		case s.id == "" && problem == "" && (len(text) > maxName ||
+			strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-") != ""):
+			t.Fatalf("%q is taken for a name", text)
+		}
+	})
+}
