@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -26,39 +25,24 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context,
 	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
 }
 
-// ControllerUnpublishVolume detaches the volume's disk from the node's instance, or from whichever
-// has it when no node is named. Not attached there is a success.
-func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
-	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, volumeIDMissing()
-	}
-	disk, isDisk := rackID(req.GetVolumeId())
-	instance, isInstance := rackID(req.GetNodeId())
-	// What is no UUID is no disk, or no instance, and so nothing is attached to it.
-	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
-		return &csi.ControllerUnpublishVolumeResponse{}, nil
-	}
-	var err error
-	if isInstance {
-		err = c.detachDisk(ctx, disk, instance)
-	} else {
-		err = c.detachEverywhere(ctx, disk)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &csi.ControllerUnpublishVolumeResponse{}, nil
-}
-
 // attachment is a ControllerPublishVolume request that was understood.
 type attachment struct {
 	Disk, Instance oxide.NameOrId
 	DiskName       string // what volume_context says, empty for most static volumes
+	ContextID      string // whose volume_context it is, as volume_context says
+}
+
+// certain says whether the context is the one that this driver gave the volume. Then the disk has a
+// name of our own making, and with that a serial of its own.
+func (a attachment) certain() bool {
+	return isOwnName(a.DiskName) && a.ContextID == string(a.Disk)
 }
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
-	a := attachment{DiskName: req.GetVolumeContext()[ctxDiskName]}
+	a := attachment{
+		DiskName:  req.GetVolumeContext()[ctxDiskName],
+		ContextID: req.GetVolumeContext()[ctxDiskID],
+	}
 	switch {
 	case req.GetVolumeId() == "":
 		return a, volumeIDMissing()
@@ -87,13 +71,13 @@ func instanceNotFound(id string) error {
 		"this token none; node_id is an instance's UUID", id)
 }
 
-// attachDisk attaches and believes only what the answer shows. A disk of our own making has a
-// serial of its own, so that nothing has to be looked at before; any other is compared with its
-// neighbours.
+// attachDisk attaches and believes only what the answer shows. Nothing has to be looked at before
+// when the volume's context is certain. Any other disk is compared with its context and with its
+// neighbours first: a refusal after the attach would leave it attached.
 func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
 	const doing = "attach disk"
-	if !isOwnName(a.DiskName) {
-		if disk, err := c.checkSerial(ctx, a); disk != nil || err != nil {
+	if !a.certain() {
+		if disk, err := c.checkStatic(ctx, a); disk != nil || err != nil {
 			return disk, err
 		}
 	}
@@ -115,11 +99,14 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	return c.checkAttached(ctx, a, disk)
 }
 
-// checkSerial looks at the disks beside a static one: of two whose names begin with the same 20
+// checkStatic looks at a static disk and those beside it: of two whose names begin with the same 20
 // bytes the guest shows one only (CP-12). A disk that is attached there already is returned.
-func (c *Controller) checkSerial(ctx context.Context, a attachment) (*oxide.Disk, error) {
+func (c *Controller) checkStatic(ctx context.Context, a attachment) (*oxide.Disk, error) {
 	disk, err := c.diskByID(ctx, a.Disk)
 	if err != nil {
+		return nil, err
+	}
+	if err := a.checkContext(disk); err != nil {
 		return nil, err
 	}
 	beside, err := c.instanceDisks(ctx, a.Instance)
@@ -138,6 +125,21 @@ func (c *Controller) checkSerial(ctx context.Context, a attachment) (*oxide.Disk
 		return c.checkAttached(ctx, a, disk)
 	}
 	return nil, nil
+}
+
+// checkContext holds what volume_context says to the disk.
+func (a attachment) checkContext(disk *oxide.Disk) error {
+	switch {
+	case a.DiskName != "" && a.DiskName != string(disk.Name):
+		return fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, but "+
+			"the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
+			disk.Name)
+	case a.ContextID != "" && a.ContextID != disk.Id:
+		return fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, but "+
+			"the volume is the disk %s; correct the volume's attributes", ctxDiskID, a.ContextID,
+			disk.Id)
+	}
+	return nil
 }
 
 func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
@@ -171,12 +173,8 @@ func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxid
 	case disk.State.State() != oxide.DiskStateStateAttached || holder(disk) != string(a.Instance):
 		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s",
 			disk.Name, disk.State.State(), holder(disk), a.Instance)
-	case a.DiskName != "" && a.DiskName != string(disk.Name):
-		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, "+
-			"but the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
-			disk.Name)
 	}
-	return disk, nil
+	return disk, a.checkContext(disk)
 }
 
 // refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
@@ -264,83 +262,4 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
 		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
-}
-
-// detachEverywhere detaches a disk from the instance that has it.
-func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.diskByID(ctx, id)
-	switch {
-	case isNotFound(err):
-		return c.projectVisible(ctx)
-	case err != nil:
-		return err
-	case holder(disk) == "":
-		return nil
-	}
-	return c.detachDisk(ctx, id, oxide.NameOrId(holder(disk)))
-}
-
-// detachDisk detaches and returns when the rack says that the disk is free.
-func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId) error {
-	const doing = "detach disk"
-	disk, err := c.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: instance,
-		Body:     &oxide.DiskPath{Disk: id},
-	})
-	switch {
-	case err != nil && (unknown(err) || refused(err)):
-		return c.refusedDetach(ctx, id, instance, err)
-	case err != nil:
-		return statusError(ctx, doing, err)
-	}
-	if err := believable(doing, disk); err != nil {
-		return err
-	}
-	if disk.Id != string(id) {
-		return wrongAnswer(doing, "asked for the disk %s and got %.80q", id, disk.Id)
-	}
-	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
-	switch {
-	case isNotFound(err):
-		return c.projectVisible(ctx)
-	case err != nil:
-		return err
-	case disk.State.State() == oxide.DiskStateStateDetaching:
-		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still detaching "+
-			"the disk %s; a repeated call goes on waiting", disk.Name)
-	case holder(disk) == string(instance):
-		return wrongAnswer(doing, "the disk %s is still %s", disk.Name, disk.State.State())
-	}
-	return nil
-}
-
-// refusedDetach finds the reason of a refusal in the state of disk and instance. A disk that is
-// gone, or elsewhere, is as detached from the instance as one could wish.
-func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
-	why error) error {
-	disk, err := c.diskByID(ctx, id)
-	switch {
-	case isNotFound(err):
-		return c.projectVisible(ctx)
-	case err != nil:
-		return err
-	case holder(disk) != string(instanceID):
-		return nil
-	case disk.State.State() != oxide.DiskStateStateAttached:
-		return diskBusy(disk)
-	}
-	instance, err := c.instanceByID(ctx, instanceID)
-	switch {
-	case isNotFound(err):
-		return fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s is "+
-			"attached to the instance %s, and that there is no such instance; it cannot be taken "+
-			"for unpublished", disk.Name, instanceID)
-	case err != nil:
-		return err
-	case instance.BootDiskId == disk.Id:
-		return fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk of "+
-			"the instance %s, which the rack does not detach; choose another boot disk first",
-			disk.Name, instance.Name)
-	}
-	return instanceRefusal("detach", instance, fmt.Errorf("detach disk: %w", why))
 }

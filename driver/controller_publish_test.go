@@ -168,79 +168,34 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	}
 }
 
-func TestUnpublishing(t *testing.T) {
-	for _, s := range []scene{
-		{"is one request", []exchange{accepted(detach, diskOf("detached"))}, codes.OK, "", ""},
-		{"CU-3 attached elsewhere stays there", []exchange{not.to(detach),
-			ok(viewDisk, diskOf(elsewhere))}, codes.OK, "", ""},
-		{"CU-3 a disk in maintenance is on no node", []exchange{not.to(detach),
-			ok(viewDisk, diskOf("maintenance"))}, codes.OK, "", ""},
-		{"CU-4 a deleted disk", []exchange{lost.to(detach), lost.to(viewDisk),
-			ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"CU-4 a disk that cannot be seen", []exchange{lost.to(detach), lost.to(viewDisk),
-			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, "OXIDE_PROJECT"},
-		{"CU-5 a deleted instance", []exchange{lost.to(detach), ok(viewDisk, diskOf("detached"))},
-			codes.OK, "", ""},
-		{"CU-6 a deleted instance that still has the disk", []exchange{lost.to(detach),
-			ok(viewDisk, diskOf(here)), lost.to(viewInstance)}, codes.NotFound,
-			ReasonInstanceNotFound,
-			"unpublished"},
-		{"CU-7 a running instance without hot-plug", []exchange{not.to(detach),
-			ok(viewDisk, diskOf(here)), ok(viewInstance, instanceOf("running"))},
-			codes.FailedPrecondition, ReasonInstanceMustBeStopped, "must be stopped"},
-		{"CU-8 the boot disk", []exchange{rackError(409, "Conflict",
-			"boot disk cannot be detached").
-			to(detach), ok(viewDisk, diskOf(here)), ok(viewInstance, instanceOf("stopped",
-			with("boot_disk_id", testDisk)))}, codes.FailedPrecondition, ReasonBootDisk,
-			"worker-1"},
-		{"CU-9 a disk on its way on", []exchange{not.to(detach),
-			ok(viewDisk, diskOf("attaching "+testInstance))}, codes.Aborted, ReasonDiskBusy,
-			"attaching"},
-		{"CU-10 a disk on its way off is awaited", []exchange{
-			accepted(detach, diskOf("detaching "+testInstance)),
-			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
-			codes.OK, "", ""},
-		{"a success that is none", []exchange{accepted(detach, diskOf(here))}, codes.Internal,
-			ReasonRackAnswerWrong, "still attached"},
-		{"another disk's success", []exchange{accepted(detach, diskOf("detached",
-			with("id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, testImage},
-		{"a lost answer", []exchange{{want: detach, cut: true}}, codes.Unavailable,
-			ReasonRackUnavailable, ""},
-		{"an attached disk of which the rack does not say where", []exchange{not.to(detach),
-			ok(viewDisk, diskOf("attached"))}, codes.Internal, ReasonRackAnswerWrong, "no instance"},
-		{"a refusal, and another disk than was asked about", []exchange{not.to(detach),
-			ok(viewDisk, diskOf("detached", with("id", testImage)))}, codes.Internal,
-			ReasonRackAnswerWrong, testImage},
-		{"OX-6 a disk that cannot be seen any more on its way off", []exchange{
-			accepted(detach, diskOf("detaching "+testInstance)), lost.to(viewDisk),
-			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, "OXIDE_PROJECT"},
-		{"a disk that is deleted on its way off", []exchange{
-			accepted(detach, diskOf("detaching "+testInstance)), lost.to(viewDisk),
-			ok(viewProject, projectOf())}, codes.OK, "", ""},
+func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
+	another := "csi-0000000000000000"
+	for _, test := range []struct {
+		name    string
+		context map[string]string
+		lines   []exchange
+		code    codes.Code
+		words   string
+	}{
+		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
+			[]exchange{ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, "diskName"},
+		{"and attached when it is right", map[string]string{"diskName": diskName("pvc-1")},
+			[]exchange{ok(viewDisk, diskOf("detached")), ok(beside, pageOf("")),
+				accepted(attach, diskOf(here))}, codes.OK, ""},
+		{"attributes copied from another volume", map[string]string{"diskName": another,
+			"diskId": testImage, "blockSize": "4096"}, []exchange{ok(viewDisk,
+			diskOf("detached"))}, codes.InvalidArgument, "diskName"},
+		{"another volume's id beside the right name", map[string]string{"diskId": testImage,
+			"diskName": diskName("pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
+			codes.InvalidArgument, "diskId"},
+		{"a disk that is attached, which stays", map[string]string{"diskName": another},
+			[]exchange{ok(viewDisk, diskOf(here))}, codes.InvalidArgument, "diskName"},
 	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).ControllerUnpublishVolume(t.Context(),
-				&csi.ControllerUnpublishVolumeRequest{VolumeId: testDisk, NodeId: testInstance})
-			s.verify(t, err)
-		})
-	}
-}
-
-func TestCU2UnpublishingFromWherever(t *testing.T) {
-	for _, s := range []scene{
-		{"it is", []exchange{ok(viewDisk, diskOf(here)), accepted(detach, diskOf("detached"))},
-			codes.OK, "", ""},
-		{"it is not", []exchange{ok(viewDisk, diskOf("detached"))}, codes.OK, "", ""},
-		{"it was before it was deleted", []exchange{lost.to(viewDisk), ok(viewProject,
-			projectOf())},
-			codes.OK, "", ""},
-		{"the rack does not say where", []exchange{ok(viewDisk, diskOf("attached"))},
-			codes.Internal, ReasonRackAnswerWrong, "no instance"},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).ControllerUnpublishVolume(t.Context(),
-				&csi.ControllerUnpublishVolumeRequest{VolumeId: testDisk})
-			s.verify(t, err)
+		t.Run(test.name, func(t *testing.T) {
+			r := publishRequest()
+			r.VolumeContext = test.context
+			_, err := rackThat(t, test.lines...).ControllerPublishVolume(t.Context(), r)
+			scene{code: test.code, reason: ReasonFieldInvalid, words: test.words}.verify(t, err)
 		})
 	}
 }
@@ -256,6 +211,7 @@ func TestValidating(t *testing.T) {
 	}{
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512",
+				"diskId":      testDisk,
 				"mkfsOptions": "reservedPercent=0",
 				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
 			r.Parameters = map[string]string{"blockSize": "512", "diskType": "distributed",
@@ -270,6 +226,9 @@ func TestValidating(t *testing.T) {
 		{"VC-5 another disk's name", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": "x"}
 		}, "diskName"},
+		{"VC-5 another disk's id", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeContext = map[string]string{"diskId": testImage}
+		}, "diskId"},
 		{"VC-5 other blocks in the context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"blockSize": "4096"}
 		}, "blockSize"},

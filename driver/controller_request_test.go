@@ -21,7 +21,8 @@ func createRequest() *csi.CreateVolumeRequest {
 func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: mountable("ext4"),
-		VolumeContext: map[string]string{ctxDiskName: diskName("pvc-1"), ctxBlockSize: "4096"},
+		VolumeContext: map[string]string{ctxDiskName: diskName("pvc-1"), ctxDiskID: testDisk,
+			ctxBlockSize: "4096"},
 	}
 }
 

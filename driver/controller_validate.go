@@ -100,6 +100,8 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	case foreignKey(key):
 	case key == ctxDiskName && value != string(disk.Name):
 		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
+	case key == ctxDiskID && value != disk.Id:
+		return fmt.Sprintf("volume_context: %s: the disk's id is %s", key, disk.Id)
 	case key == ctxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
 		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key,
 			disk.BlockSize)
@@ -109,7 +111,7 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 		if _, err := parseMkfsOptions(value); err != nil {
 			return plain(err.Error())
 		}
-	case key != ctxDiskName && key != ctxBlockSize:
+	case key != ctxDiskName && key != ctxDiskID && key != ctxBlockSize:
 		return fmt.Sprintf("volume_context: the key %.80q means nothing to this driver", key)
 	}
 	return ""

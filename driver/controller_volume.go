@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name
@@ -173,6 +174,10 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 	if err := believable("read disk", disk); err != nil {
 		return nil, err
 	}
+	if order.neverHandedOut(disk) {
+		// An earlier call could not undo it.
+		return nil, c.undoInherited(ctx, order, disk)
+	}
 	if difference := order.difference(disk); difference != "" {
 		return nil, fail(codes.AlreadyExists, ReasonVolumeExists, "the name is taken by the disk "+
 			"%s (%s), which %s", disk.Name, disk.Id, difference)
@@ -232,15 +237,32 @@ func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxi
 }
 
 // checkInherited undoes a disk whose source has other blocks than were asked for. Only now can that
-// be known: a snapshot does not show its block size, and its disk was gone. The caller knows that
-// the disk is the one just made.
+// be known: a snapshot does not show its block size, and its disk was gone.
 func (c *Controller) checkInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
 	want := order.Parameters.BlockSize
-	if want == 0 || want == int(d.BlockSize) {
+	if !order.hasSource() || want == 0 || want == int(d.BlockSize) {
 		return nil
 	}
-	if err := c.deleteDisk(ctx, oxide.NameOrId(d.Id)); err != nil {
+	return c.undoInherited(ctx, order, d)
+}
+
+// undoInherited deletes a disk that was never handed out, and says what the order has to change, if
+// it is still the order that the disk was made for. Without a sure end the caller has to come back:
+// the next call finds the disk by its mark.
+func (c *Controller) undoInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+	err := c.deleteDisk(ctx, oxide.NameOrId(d.Id))
+	switch status.Code(err) {
+	case codes.OK:
+	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.Canceled:
 		return err
+	default:
+		return fail(codes.Aborted, ReasonDiskBusy, "the disk %s (%s) inherited other blocks than "+
+			"were asked for, and cannot be deleted now; repeat the call: %s", d.Name, d.Id,
+			status.Convert(err).Message())
 	}
-	return blockSizeInherited(want, int(d.BlockSize))
+	if want := order.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
+		return blockSizeInherited(want, int(d.BlockSize))
+	}
+	return fail(codes.Aborted, ReasonDiskBusy, "the disk %s (%s) was left by an earlier call that "+
+		"asked for other blocks, and is deleted; repeat the call", d.Name, d.Id)
 }

@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,7 +56,8 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 	}
 	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: testDisk, CapacityBytes: 10 * gibBytes,
-		VolumeContext: map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096"},
+		VolumeContext: map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			"blockSize": "4096"},
 	}})
 }
 
@@ -194,10 +194,12 @@ func TestParametersReachTheDisk(t *testing.T) {
 		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
 			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512"}},
+			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+				"blockSize": "512"}},
 		{"a local disk", map[string]string{"diskType": "local"}, nil,
 			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096"}},
+			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+				"blockSize": "4096"}},
 		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage,
 			asJSON(map[string]any{
 				"id": testImage, "size": gibBytes + 1, "block_size": 512, "project_id": nil}))},
@@ -205,13 +207,15 @@ func TestParametersReachTheDisk(t *testing.T) {
 				with("size", 2*gibBytes)),
 			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512"}},
+			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+				"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
 			nil,
 			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
 				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "blockSize": "4096",
+			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+				"blockSize":   "4096",
 				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -325,82 +329,6 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			}
 			sameMessage(t, answer.GetVolume().GetContentSource(),
 				fromSnapshot(testSnapshot)) // CV-23
-		})
-	}
-}
-
-func TestDeletingVolumes(t *testing.T) {
-	seen := ok(viewDisk, diskOf("detached"))
-	described := func(description string, edit ...func(map[string]any)) []exchange {
-		return []exchange{ok(viewDisk, diskOf("detached", append(edit,
-			with("description", description))...))}
-	}
-	for _, s := range []scene{
-		{"is a look and one request", []exchange{seen, {want: deleteDisk, status: 204}}, codes.OK,
-			"", ""},
-		{"DV-2 of a disk that is gone", []exchange{lost.to(viewDisk), ok(viewProject,
-			projectOf())}, codes.OK, "", ""},
-		{"DV-2 of a disk that goes between look and request", []exchange{seen,
-			lost.to(deleteDisk), ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"DV-2 of a disk that the rack calls destroyed", []exchange{ok(viewDisk,
-			diskOf("destroyed")), ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"OX-6 of a disk that cannot be seen", []exchange{lost.to(viewDisk),
-			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, ""},
-		{"OX-6 of a disk that cannot be seen any more", []exchange{seen, lost.to(deleteDisk),
-			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, ""},
-		{"OX-6 at an address that is no rack", []exchange{seen, {want: deleteDisk, status: 404,
-			body: "<html>"}}, codes.Internal, ReasonRackUnknown, ""},
-		{"OX-6 at an address that is no rack, at the look", []exchange{{want: viewDisk,
-			status: 404, body: "<html>"}}, codes.Internal, ReasonRackUnknown, ""},
-		{"D-69 of a disk made by hand", described("the boot disk"), codes.FailedPrecondition,
-			ReasonDiskNotOurs, "Retain"},
-		{"D-69 of a disk without a description", described(""), codes.FailedPrecondition,
-			ReasonDiskNotOurs, testDisk},
-		{"D-69 of another cluster's disk", described(mark{Name: "pvc-1",
-			Cluster: "red"}.description()), codes.FailedPrecondition, ReasonDiskNotOurs, "red"},
-		{"D-69 of a disk of no cluster", described(mark{Name: "pvc-1"}.description()),
-			codes.FailedPrecondition, ReasonDiskNotOurs, "OXIDE_CLUSTER_ID"},
-		{"D-69 of a disk to which the description was copied", described(mark{Name: "pvc-1",
-			Cluster: "blue"}.description(), with("name", "by-hand")), codes.FailedPrecondition,
-			ReasonDiskNotOurs, "another name"},
-		{"D-69 of an attached disk made by hand", []exchange{ok(viewDisk, diskOf(here,
-			with("description", "")))}, codes.FailedPrecondition, ReasonDiskNotOurs, ""},
-		{"of a disk that the rack began to delete and gave up", []exchange{ok(viewDisk,
-			diskOf("faulted", with("name", "deleted-"+testDisk))),
-			{want: deleteDisk, status: 204}}, codes.OK, "", ""},
-		{"of another disk that came as the answer", []exchange{ok(viewDisk, diskOf("detached",
-			with("id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, testImage},
-		{"DV-3 of an attached disk", []exchange{ok(viewDisk, diskOf(here))},
-			codes.FailedPrecondition, ReasonDiskAttached, testInstance},
-		{"DV-3 of a disk being detached", []exchange{ok(viewDisk,
-			diskOf("detaching "+testInstance))}, codes.FailedPrecondition, ReasonDiskAttached,
-			"detaching"},
-		{"DV-3 of a disk that is attached meanwhile", []exchange{seen, not.to(deleteDisk),
-			ok(viewDisk, diskOf(here))}, codes.FailedPrecondition, ReasonDiskAttached, ""},
-		{"DV-3 of a disk being snapshotted", []exchange{ok(viewDisk, diskOf("maintenance")),
-			not.to(deleteDisk), ok(viewDisk, diskOf("maintenance"))}, codes.Aborted,
-			ReasonDiskBusy, ""},
-		{"of a disk that goes meanwhile", []exchange{seen, not.to(deleteDisk), lost.to(viewDisk),
-			ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"of a disk that is free again", []exchange{seen, not.to(deleteDisk), seen},
-			codes.Aborted, ReasonDiskBusy, ""},
-		{"DV-4 of a disk that the rack ties to another object", []exchange{seen,
-			rackError(409, "Conflict", "disk has dependents").to(deleteDisk), seen},
-			codes.FailedPrecondition, ReasonConflict, ""},
-		{"DV-6 by something that is no rack", []exchange{seen, {want: deleteDisk, status: 200,
-			body: "<html>welcome"}}, codes.Unavailable, ReasonRackUnavailable, ""},
-		{"of a faulted disk that the rack keeps", []exchange{ok(viewDisk, diskOf("faulted")),
-			not.to(deleteDisk), ok(viewDisk, diskOf("faulted"))}, codes.Internal,
-			ReasonRackError, ""},
-		{"without an answer", []exchange{seen, {want: deleteDisk, cut: true}}, codes.Unavailable,
-			ReasonRackUnavailable, ""},
-		{"without an answer to the look", []exchange{{want: viewDisk, cut: true}},
-			codes.Unavailable, ReasonRackUnavailable, ""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			_, err := rackThat(t, s.lines...).DeleteVolume(t.Context(),
-				&csi.DeleteVolumeRequest{VolumeId: strings.ToUpper(testDisk)})
-			s.verify(t, err)
 		})
 	}
 }

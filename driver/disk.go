@@ -140,9 +140,12 @@ func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
+// volumeContext holds the id too: it ties the name to the volume, so that a publish needs no look
+// whether the two belong together. Attributes that were copied to another volume betray themselves.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		ctxDiskName:  string(d.Name),
+		ctxDiskID:    d.Id,
 		ctxBlockSize: strconv.Itoa(int(d.BlockSize)),
 	}
 	if m, ok := readMark(d.Description); ok && m.MkfsOptions != "" {

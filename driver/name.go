@@ -16,6 +16,7 @@ const driverName = "csi.oxide.computer"
 // The keys of volume_context and publish_context.
 const (
 	ctxDiskName    = "diskName"    // both
+	ctxDiskID      = "diskId"      // volume_context
 	ctxBlockSize   = "blockSize"   // volume_context
 	ctxMkfsOptions = "mkfsOptions" // volume_context
 	ctxSizeBytes   = "sizeBytes"   // publish_context
@@ -75,12 +76,15 @@ type mark struct {
 	Name        string `json:"name"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
+	// BlockSize is what was asked of a disk that inherits its blocks. One that inherited others was
+	// never handed out.
+	BlockSize int `json:"blockSize,omitempty"`
 }
 
 func (m mark) description() string {
 	text, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // three strings
+		panic(err) // strings and a number
 	}
 	return driverName + " " + string(text)
 }

@@ -112,7 +112,20 @@ func (o volumeOrder) diskName() string { return diskName(o.Name) }
 func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
 
 func (o volumeOrder) mark() mark {
-	return mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String()}
+	m := mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String()}
+	if o.hasSource() {
+		m.BlockSize = o.Parameters.BlockSize
+	}
+	return m
+}
+
+// neverHandedOut says whether a disk was made for a volume of the order's name, with other blocks
+// than were asked for then. Such a create ends with an error whatever happens, so the disk is
+// nobody's.
+func (o volumeOrder) neverHandedOut(d *oxide.Disk) bool {
+	m, marked := readMark(d.Description)
+	return marked && m.Name == o.Name && m.Cluster == o.Cluster &&
+		m.BlockSize != 0 && m.BlockSize != int(d.BlockSize)
 }
 
 func (o volumeOrder) blankBlockSize() int {

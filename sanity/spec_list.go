@@ -148,7 +148,7 @@ var _ = onStage("ListVolumes", sceneOptions{}, func(s *scene) {
 			resp, err := one.Controller().CreateVolume(ctx, createRequest(fresh("of-one")))
 			Expect(err).NotTo(HaveOccurred())
 			id := resp.GetVolume().GetVolumeId()
-			s.deletedLater(id)
+			s.removedLater(id)
 			Expect(s.listed(ctx, one.Controller())).To(HaveKey(id))
 			Expect(s.listed(ctx, two.Controller())).NotTo(HaveKey(id))
 		})
