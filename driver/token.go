@@ -121,12 +121,43 @@ func (t *rackTransport) send(req *http.Request, token string) (*http.Response, e
 	start := time.Now()
 	answer, err := t.Base.RoundTrip(req)
 	t.Metrics.request(req.Method, answer, time.Since(start))
-	if err == nil && falseDelete(req, answer) {
+	if err != nil {
+		return nil, err
+	}
+	if answer.ContentLength > mostAnswerBytes {
+		// Not drained: the connection is given up with it.
+		_ = answer.Body.Close()
+		return nil, errAnswerTooLarge
+	}
+	answer.Body = &boundedBody{ReadCloser: answer.Body, left: mostAnswerBytes}
+	if falseDelete(req, answer) {
 		drain(answer.Body)
 		return nil, fmt.Errorf("HTTP %d to a DELETE, which is no answer of a rack's; look at "+
 			"OXIDE_HOST and at proxies before it", answer.StatusCode)
 	}
-	return answer, err
+	return answer, nil
+}
+
+// mostAnswerBytes is more than any answer of a rack has: a page of a thousand disks with long
+// descriptions has a few MiB. Whatever else answers must not fill the driver's memory.
+const mostAnswerBytes = 32 << 20
+
+var errAnswerTooLarge = fmt.Errorf("the answer has more than %d MiB, which is none of a rack's; "+
+	"look at OXIDE_HOST and at proxies before it", mostAnswerBytes>>20)
+
+// boundedBody ends the reading of an answer that turns out too large.
+type boundedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errAnswerTooLarge
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
 }
 
 // falseDelete says whether a DELETE got a success that is not the rack's, which has no body to tell

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,5 +174,40 @@ func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
 	if _, err := client.ProjectView(t.Context(),
 		oxide.ProjectViewParams{Project: "x"}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
+	var sent atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("project") == "told" {
+			w.Header().Set("Content-Length", "34359738368")
+		}
+		w.WriteHeader(http.StatusCreated)
+		piece := []byte(strings.Repeat(" ", 1<<20))
+		for range 1 << 10 {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+			sent.Add(1)
+		}
+	}))
+	client, closeIdle, err := newClient(Config{Host: server.URL, Token: "one"}, newMetrics(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, project := range []string{"told", "untold"} {
+		c := &Controller{Client: client, Project: project}
+		_, err := c.CreateVolume(t.Context(), createRequest())
+		wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+		if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
+			t.Errorf("%s: %v", project, err)
+		}
+	}
+	closeIdle()
+	server.Close()
+	// What lies in the connection's buffers counts as sent, too.
+	if got := sent.Load(); got > 256 {
+		t.Errorf("%d MiB of the answers were read", got)
 	}
 }
