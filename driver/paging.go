@@ -63,8 +63,13 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 	token := ""
 	for {
 		items, next, err := fetch(token)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case items == nil:
+			// The rack's empty page has a list, an empty one. Without any it is somebody else's
+			// answer, and what is not listed would pass for lost.
+			return wrongAnswer("list", "the page has no list of objects")
 		}
 		for i := range items {
 			if visit(&items[i]) {
@@ -113,15 +118,20 @@ func (c *Controller) eachSnapshot(ctx context.Context, visit func(*oxide.Snapsho
 
 // bootDisks are the ids of the project's boot disks.
 func (c *Controller) bootDisks(ctx context.Context) (map[string]bool, error) {
-	instances, err := c.Client.InstanceListAllPages(ctx, oxide.InstanceListParams{
-		Project: c.project(),
-	})
-	if err != nil {
-		return nil, statusError(ctx, "list instances", err)
-	}
 	boot := map[string]bool{}
-	for i := range instances {
-		boot[strings.ToLower(instances[i].BootDiskId)] = true
-	}
-	return boot, nil
+	err := eachObject(func(token string) ([]oxide.Instance, string, error) {
+		params := oxide.InstanceListParams{Limit: oxide.NewPointer(rackPage), PageToken: token}
+		if token == "" {
+			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
+		}
+		page, err := c.Client.InstanceList(ctx, params)
+		if err != nil {
+			return nil, "", statusError(ctx, "list instances", err)
+		}
+		return page.Items, page.NextPage, nil
+	}, func(instance *oxide.Instance) (enough bool) {
+		boot[strings.ToLower(instance.BootDiskId)] = true
+		return false
+	})
+	return boot, err
 }
