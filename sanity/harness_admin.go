@@ -93,6 +93,23 @@ func (a Admin) AddFault(ctx context.Context, fault Fault) (string, error) {
 	return added.ID, err
 }
 
+// Fired says how often a rule has struck.
+func (a Admin) Fired(ctx context.Context, id string) (int, error) {
+	var rules []struct {
+		ID    string `json:"id"`
+		Fired int    `json:"fired"`
+	}
+	if err := a.call(ctx, http.MethodGet, "/faults", nil, &rules); err != nil {
+		return 0, err
+	}
+	for _, rule := range rules {
+		if rule.ID == id {
+			return rule.Fired, nil
+		}
+	}
+	return 0, fmt.Errorf("the rack has no fault %s", id)
+}
+
 // CarryOut carries out now what faults of the phase late hold back, and waits until it is done.
 func (a Admin) CarryOut(ctx context.Context) error {
 	return a.call(ctx, http.MethodPost, "/late", nil, nil)
