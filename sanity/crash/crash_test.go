@@ -22,6 +22,7 @@ const shortTrials = 40
 const only = "CRASH_ONLY"
 
 func TestARPCWhoseDriverIsKilledAtAnyPointConverges(t *testing.T) {
+	t.Parallel()
 	c := newCampaign(t, "crash-points", driverKinds)
 	c.short = shortTrials
 	c.conduct()

@@ -28,6 +28,8 @@ type life struct {
 	volumes   []*volume
 	snapshots []*snapshot
 	steps     []step
+	// stopped says that instance a may be stopped.
+	stopped bool
 }
 
 // The kinds of lives. A plain one moves a volume from one node to another; a restored one is that of
@@ -144,6 +146,9 @@ func (l *life) restored(v *volume) error {
 // answered or not. What it does not know the id of it has to ask for once more.
 func (l *life) undo() []step {
 	var steps []step
+	if l.stopped {
+		steps = append(steps, step{rpc: "InstanceStart", call: l.startInstance})
+	}
 	for _, v := range l.volumes {
 		if !v.asked {
 			continue

@@ -118,7 +118,7 @@ func trials(p point) []trial {
 func (p point) goingUp() bool {
 	switch p.rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeGetVolumeStats", "CreateSnapshot":
+		"NodeGetVolumeStats", "CreateSnapshot", "InstanceStop":
 		return true
 	}
 	return false

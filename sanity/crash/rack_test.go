@@ -2,7 +2,102 @@
 
 package crash_test
 
-// rackKind is the life in which the rack is killed.
-const rackKind = "rack ext4"
+import (
+	"context"
+	"fmt"
+	"testing"
 
-func (l *life) onRack(v *volume) error { return nil }
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// rackKinds are the lives in which the rack is killed: a volume whose snapshots are taken in use
+// and at rest, and whose instance is stopped and started.
+var rackKinds = []string{"rack ext4", "rack block"}
+
+// shortRackTrials is how many trials the short form has at least.
+const shortRackTrials = 30
+
+func TestARackThatIsKilledAtAnyPointConverges(t *testing.T) {
+	t.Parallel()
+	c := newCampaign(t, "crash-points-rack", rackKinds)
+	c.short = shortRackTrials
+	c.conduct()
+}
+
+func (l *life) onRack(v *volume) error {
+	copied, err := l.volume(v.access, 2*gib, v.seed)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"in-use", "at-rest"} {
+		l.snapshots = append(l.snapshots,
+			&snapshot{name: fmt.Sprintf("snapshot-%d-%s", l.lives, name)})
+	}
+	inUse, atRest := l.snapshots[0], l.snapshots[1]
+	copied.source = atRest
+	up, down := v.up(driverA), v.down(driverA)
+	taken := func(sn *snapshot) step {
+		return step{rpc: "CreateSnapshot", on: sn.name,
+			call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }}
+	}
+	gone := func(sn *snapshot) step {
+		return step{rpc: "DeleteSnapshot", on: sn.name,
+			call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }}
+	}
+	l.add(byRack(step{rpc: "CreateVolume", call: v.create}, up[0])...)
+	l.add(unwatched(up[1:])...)
+	l.add(byRack(taken(inUse))...)
+	l.add(unwatched(down[:2])...)
+	l.add(byRack(
+		step{rpc: "InstanceStop", call: l.stopInstance},
+		step{rpc: "InstanceStart", call: l.startInstance})...)
+	l.add(unwatched(v.up(driverA)[1:])...)
+	l.add(unwatched(v.down(driverA)[:2])...)
+	l.add(byRack(down[2], taken(atRest),
+		step{rpc: "CreateVolume", on: "from a snapshot", call: copied.create})...)
+	l.add(unwatched(copied.up(driverB))...)
+	l.add(unwatched(copied.down(driverB))...)
+	l.add(byRack(step{rpc: "DeleteVolume", on: "made from a snapshot", call: copied.delete},
+		step{rpc: "DeleteVolume", call: v.delete}, gone(inUse), gone(atRest))...)
+	return nil
+}
+
+// byRack are the same steps with the rack's points.
+func byRack(steps ...step) []step {
+	for i := range steps {
+		steps[i].watched = theRack
+	}
+	return steps
+}
+
+// stopInstance and startInstance act as an administrator does, who asks again as a CO would.
+func (l *life) stopInstance(ctx context.Context) error {
+	l.stopped = true
+	_, err := l.rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{
+		Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+	return l.awaitInstance(ctx, err, oxide.InstanceStateStopped)
+}
+
+func (l *life) startInstance(ctx context.Context) error {
+	_, err := l.rack.Client.InstanceStart(ctx, oxide.InstanceStartParams{
+		Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+	err = l.awaitInstance(ctx, err, oxide.InstanceStateRunning)
+	if err == nil {
+		l.stopped = false
+	}
+	return err
+}
+
+func (l *life) awaitInstance(ctx context.Context, err error, want oxide.InstanceState) error {
+	for err == nil {
+		instance, viewErr := l.rack.Client.InstanceView(ctx, oxide.InstanceViewParams{
+			Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+		if viewErr == nil && instance.RunState == want {
+			return nil
+		}
+		err = viewErr
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}

@@ -3,6 +3,7 @@
 package crash_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,8 @@ type site struct {
 	ledger sanity.Ledger
 	files  map[string]bool
 	lives  int
+	// killed are the processes that were killed, each the leader of a group.
+	killed map[int]bool
 }
 
 // openSite starts everything and takes stock.
@@ -48,7 +51,8 @@ func openSite(ctx context.Context, run *sanity.Run) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &site{run: run, rack: rack, plugins: map[string]*sanity.Plugin{}}
+	s := &site{run: run, rack: rack, plugins: map[string]*sanity.Plugin{},
+		killed: map[int]bool{}}
 	for name, options := range map[string]sanity.PluginOptions{
 		driverA: {Instance: "a"}, driverB: {Mode: sanity.ModeNode, Instance: "b"},
 	} {
@@ -144,6 +148,9 @@ func (s *site) watched(name string, kill *trace.Point, do func() error) (
 	}
 	failed = do()
 	report, err = s.watcher.Release()
+	if report.Killed {
+		s.killed[order.PID] = true
+	}
 	return report, failed, err
 }
 
@@ -158,6 +165,9 @@ func portOf(address string) (uint16, error) {
 
 // clean demands that nothing is there that was not before the first life.
 func (s *site) clean(ctx context.Context) error {
+	if err := eventually(ctx, s.noneLeft); err != nil {
+		return err
+	}
 	if err := s.rack.Balance(ctx, s.ledger, s.drivers()...); err != nil {
 		return err
 	}
@@ -180,6 +190,29 @@ func (s *site) clean(ctx context.Context) error {
 		return fmt.Errorf("files left behind: %q, files lost: %q", more, less)
 	}
 	return s.consistent(ctx)
+}
+
+// noneLeft demands that what a killed process had started has ended.
+func (s *site) noneLeft() error {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return err
+	}
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it ended since the directory was read
+		}
+		// After the name, which may hold anything: state, parent, group.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 3 || fields[0] == "Z" {
+			continue
+		}
+		if group, err := strconv.Atoi(fields[2]); err == nil && s.killed[group] {
+			return fmt.Errorf("a killed process left one behind: %s", stat)
+		}
+	}
+	return nil
 }
 
 // filesNow lists what lies below the rack's directory: the disks' bytes, what the guests see, what
