@@ -40,7 +40,7 @@ const (
 // blkid probes the open device: the program inherits the descriptor, so that it cannot be led to
 // another device.
 func blkid(f *os.File) (blkidAnswer, error) {
-	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", "/proc/self/fd/3")
+	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)
 	if err != nil {
 		return blkidAnswer{}, err
 	}

@@ -2,6 +2,8 @@
 
 package driver
 
+import "os"
+
 // prepare makes a filesystem that was found fit to be mounted: checked if it asks for it, and, for
 // ext3 and ext4, grown to its device. They grow before the mount, for which the kernel asks no
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow).
@@ -23,8 +25,7 @@ func (h *heldDevice) prepare(sb superblock) error {
 	if !grow {
 		return nil
 	}
-	// mount-utils would probe the device once more and cannot take every path for it.
-	result, err := runRepair("resize2fs", h.Path)
+	result, err := runRepair([]*os.File{h.file}, "resize2fs", inherited)
 	if err != nil {
 		return err
 	}
@@ -48,7 +49,7 @@ func (h *heldDevice) checkExt(whole bool) error {
 	if whole {
 		args = append(args, "-f")
 	}
-	result, err := runRepair("e2fsck", append(args, h.Path)...)
+	result, err := runRepair([]*os.File{h.file}, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:
 		return err

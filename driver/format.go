@@ -75,7 +75,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 	if err != nil {
 		return superblock{}, err
 	}
-	result, err := runTool(nil, name, append(args, h.Path)...)
+	result, err := runTool([]*os.File{h.file}, name, append(args, inherited)...)
 	if err != nil {
 		return superblock{}, err
 	}

@@ -49,9 +49,13 @@ func runTool(inherit []*os.File, name string, args ...string) (toolResult, error
 
 // runRepair runs a program that goes on when the driver dies: a repair or a resize that is cut off
 // leaves worse than it found. It holds the device exclusively, so nobody comes in between.
-func runRepair(name string, args ...string) (toolResult, error) {
-	return runProgram(nil, nil, name, args)
+func runRepair(inherit []*os.File, name string, args ...string) (toolResult, error) {
+	return runProgram(nil, inherit, name, args)
 }
+
+// inherited is the path of the first descriptor that a program inherits. A program that opens a
+// disk by it cannot be led to another one, whatever becomes of the disk's own path.
+const inherited = "/proc/self/fd/3"
 
 func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
 	result toolResult, err error) {

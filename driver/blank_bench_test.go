@@ -1,0 +1,77 @@
+//go:build linux
+
+package driver
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// aimBlankProofMS is what proving a disk blank may take at most, on a loop device.
+const aimBlankProofMS = 50
+
+// BenchmarkBlankProof measures what it takes to read every area of a blank disk, for the sizes
+// that a rack makes. Missing the aim does not fail: a figure is to be read.
+func BenchmarkBlankProof(b *testing.B) {
+	for _, gibs := range []int64{1, 10, 1023} {
+		b.Run(fmt.Sprintf("%d GiB", gibs), func(b *testing.B) {
+			h := openLoop(b, gibs*gib)
+			areas := markAreas(h.SizeBytes)
+			var bytes int64
+			for _, a := range areas {
+				bytes += a.Bytes
+			}
+			var times []time.Duration
+			for b.Loop() {
+				start := time.Now()
+				s, err := h.read(markAreas(h.SizeBytes), nil)
+				if err != nil || s.checkBlank() != nil {
+					b.Fatalf("the disk is not blank: %v, %v", err, s.checkBlank())
+				}
+				times = append(times, time.Since(start))
+			}
+			slices.Sort(times)
+			median := float64(times[len(times)/2].Microseconds()) / 1000
+			verdict := "met"
+			if median > aimBlankProofMS {
+				verdict = "missed"
+			}
+			fmt.Printf("FIGURE blank-proof disk_gib=%d bytes=%d areas=%d ms=%.2f aim_ms=%d %s\n", gibs,
+				bytes, len(areas), median, aimBlankProofMS, verdict)
+		})
+	}
+}
+
+// openLoop opens a loop device over a sparse file, as the node opens a disk.
+func openLoop(tb testing.TB, sizeBytes int64, flags ...string) *heldDevice {
+	tb.Helper()
+	file := filepath.Join(tb.TempDir(), "disk.img")
+	check := func(err error) {
+		if err != nil {
+			tb.Helper()
+			tb.Fatal(err)
+		}
+	}
+	check(os.WriteFile(file, nil, 0o600))
+	check(os.Truncate(file, sizeBytes))
+	result, err := runTool(nil, "losetup", append(append([]string{"--find", "--show"}, flags...),
+		file)...)
+	check(err)
+	loop := strings.TrimSpace(result.Stdout)
+	tb.Cleanup(func() {
+		_, err := runTool(nil, "losetup", "--detach", loop)
+		check(err)
+	})
+	major, minor, err := blockNumber(loop)
+	check(err)
+	h, err := devices{}.open(device{Name: filepath.Base(loop), Path: loop, Major: major, Minor: minor,
+		SizeBytes: sizeBytes})
+	check(err)
+	tb.Cleanup(func() { check(h.Close()) })
+	return h
+}

@@ -1,0 +1,91 @@
+//go:build linux
+
+package driver
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestAMarkOutlivesEveryMkfs holds what a format that is cut off relies on: of the marks that stand
+// on a disk, no mkfs of the driver's, whatever its options, takes the last. The long form, with
+// PROOF_DURATION set, tries every size.
+func TestAMarkOutlivesEveryMkfs(t *testing.T) {
+	sizes, sectors := []int64{64 * mib, gib, 10 * gib}, []string{"512"}
+	if os.Getenv("PROOF_DURATION") != "" {
+		sizes = []int64{64 * mib, 128 * mib, 300 * mib, gib, 1500 * mib, 3 * gib, 10 * gib, 100 * gib,
+			1023 * gib}
+		sectors = []string{"512", "4096"}
+	}
+	tried := 0
+	for _, size := range sizes {
+		for _, sector := range sectors {
+			for _, fsType := range supportedFilesystems {
+				for _, options := range slotOptions(fsType, size) {
+					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/mib, sector,
+						options)
+					t.Run(name, func(t *testing.T) {
+						if left, ok := marksAfterMkfs(t, size, sector, fsType, options); ok {
+							tried++
+							if left == 0 {
+								t.Fatal("no mark is left")
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+	// Some filesystems take no such disk; most do.
+	if tried < 20 {
+		t.Fatalf("only %d filesystems could be made", tried)
+	}
+}
+
+// slotOptions are the extremes of what a StorageClass may ask for; those of ext3 that make mkfs
+// write a large part of the disk are left to disks that are not huge.
+func slotOptions(fsType string, size int64) []string {
+	switch fsType {
+	case fsExt3, fsExt4:
+		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
+		if (fsType == fsExt3 && size > 3*gib) || size > 100*gib {
+			return few[:2]
+		}
+		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
+			"inodeSize=1024", "bytesPerInode=2048,fsBlockSize=4096,inodeSize=512", "reservedPercent=50",
+			"label=data", "bytesPerInode=1024,inodeSize=256,fsBlockSize=1024")
+	case fsXFS:
+		return []string{"", "fsBlockSize=1024", "fsBlockSize=2048", "inodeSize=2048", "reflink=false",
+			"inodeSize=1024,fsBlockSize=2048", "label=data"}
+	}
+	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
+}
+
+// marksAfterMkfs counts the marks that a mkfs leaves; not ok is a mkfs that refuses the disk.
+func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options string) (left int, ok bool) {
+	t.Helper()
+	h := openLoop(t, size, "--sector-size", sector)
+	parsed, err := parseMkfsOptions(options)
+	must(t, err)
+	mark, err := markOf(nodeVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType,
+		Mkfs: parsed}).encode()
+	must(t, err)
+	must(t, h.exclusively(func(w *os.File) error { return h.writeMarks(w, mark) }))
+	name, args, err := mkfsCommand(fsType, parsed)
+	must(t, err)
+	result, err := runTool(nil, name, append(args, h.Path)...)
+	must(t, err)
+	if result.Exit != 0 {
+		return 0, false
+	}
+	for _, slot := range markSlots(size) {
+		b, err := h.readAt(slot, spotBytes)
+		must(t, err)
+		if bytes.Equal(b, mark) {
+			left++
+		}
+	}
+	return left, true
+}
