@@ -1,0 +1,233 @@
+package faults_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// phase is when the fault strikes, seen from the operation's effect.
+type phase string
+
+const (
+	before  phase = "before"  // nothing is done, the request not even looked at
+	instead phase = "instead" // the request was read, and nothing done
+	after   phase = "after"   // it was done
+	twice   phase = "twice"   // it was done twice
+	late    phase = "late"    // it is done behind the answer, before the call is repeated
+	later   phase = "later"   // it is done when the repeated call has had its answer
+)
+
+var phases = []phase{before, instead, after, twice, late, later}
+
+// done says whether the effect is there when the caller hears of it.
+func (p phase) done() bool { return p == after || p == twice }
+
+// rule is the fault of this phase, without an answer.
+func (p phase) rule(operation string) sanity.Fault {
+	f := sanity.Fault{Operation: operation, Phase: string(p)}
+	if p == late || p == later {
+		// It is told when.
+		f.Phase, f.Delay = string(late), "1h"
+	}
+	return f
+}
+
+// answer is what the caller gets, and the code of the error table that belongs to it.
+type answer struct {
+	name string
+	code codes.Code
+	// set makes the fault's answer.
+	set func(f *sanity.Fault, c *cast, p phase)
+	// slow is an answer that the call's deadline does not outlast.
+	slow bool
+	// phases are those in which there is such an answer; nil is all.
+	phases []phase
+	// natural says that the answer may be none that the call notices.
+	natural bool
+	// success says that it comes with the operation's own status, or 200 for one without a body.
+	success bool
+}
+
+// refusal is an answer in the rack's form.
+func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
+	return answer{name: name, code: code, set: func(f *sanity.Fault, _ *cast, _ phase) {
+		f.Answer = &sanity.FaultAnswer{Status: status, ErrorCode: errorCode, Message: message}
+	}}
+}
+
+// page is an answer of something that stands before the rack.
+func page(name string, status int, code codes.Code) answer {
+	return answer{name: name, code: code, set: func(f *sanity.Fault, _ *cast, _ phase) {
+		f.Answer = &sanity.FaultAnswer{Status: status, ContentType: "text/html",
+			Body: "<html>not a rack</html>"}
+	}}
+}
+
+// success is an answer with the operation's own status and that body.
+func success(name string, code codes.Code, body func(c *cast, operation string) string) answer {
+	return answer{name: name, code: code, success: true,
+		set: func(f *sanity.Fault, c *cast, _ phase) {
+			f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation),
+				Body: body(c, f.Operation)}
+		}}
+}
+
+// answers are the columns of the matrix.
+var answers = []answer{
+	refusal("ObjectAlreadyExists", 400, "ObjectAlreadyExists", "already exists",
+		codes.AlreadyExists),
+	refusal("InvalidValue", 400, "InvalidValue", "unsupported value", codes.OutOfRange),
+	refusal("InvalidRequest", 400, "InvalidRequest", "cannot do that", codes.Internal),
+	refusal("Unauthorized", 401, "Unauthorized", "credentials missing or invalid",
+		codes.Unauthenticated),
+	refusal("Forbidden", 403, "Forbidden", "Forbidden", codes.PermissionDenied),
+	refusal("ObjectNotFound", 404, "ObjectNotFound", "not found", codes.NotFound),
+	refusal("no-route", 404, "", "Not Found", codes.Internal),
+	refusal("Conflict", 409, "Conflict", "in use", codes.FailedPrecondition),
+	refusal("Gone", 410, "Gone", "Gone", codes.Internal),
+	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Internal),
+	refusal("ServiceNotAvailable", 503, "ServiceNotAvailable", "Service Unavailable",
+		codes.Unavailable),
+	refusal("too-many", 429, "", "slow down", codes.Unavailable),
+	refusal("InsufficientCapacity", 507, "InsufficientCapacity", "Insufficient capacity",
+		codes.ResourceExhausted),
+	refusal("unknown-code", 418, "Teapot", "short and stout", codes.Internal),
+	refusal("other-version", 400, "",
+		"server does not support this API version: 2026060800.0.0", codes.Internal),
+	page("proxy-502", 502, codes.Unavailable),
+	page("proxy-504", 504, codes.Unavailable),
+	{name: "redirect", code: codes.Internal, set: func(f *sanity.Fault, _ *cast, _ phase) {
+		f.Answer = &sanity.FaultAnswer{Status: http.StatusFound, ContentType: "text/html",
+			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
+	}},
+	{name: "cut", code: codes.Unavailable, set: func(f *sanity.Fault, _ *cast, _ phase) {
+		f.Cut = true
+	}},
+	{name: "timeout", code: codes.DeadlineExceeded, slow: true,
+		set: func(f *sanity.Fault, _ *cast, _ phase) { f.Hang = "1h" }},
+	{name: "torn", code: codes.Unavailable, set: func(f *sanity.Fault, c *cast, p phase) {
+		setBody(f, c, p)
+		f.TornBody = 20
+	}},
+	{name: "slow", code: codes.DeadlineExceeded, slow: true,
+		set: func(f *sanity.Fault, c *cast, p phase) {
+			setBody(f, c, p)
+			f.SlowByte = "100ms"
+		}},
+	success("empty", codes.Unavailable, func(*cast, string) string { return "" }),
+	success("page-200", codes.Unavailable,
+		func(*cast, string) string { return "<html>hello</html>" }),
+	success("other-object", codes.Internal, (*cast).other),
+	success("nulls", codes.Internal, func(c *cast, operation string) string {
+		if strings.HasSuffix(operation, "_list") {
+			return `{"items":null,"next_page":null}`
+		}
+		return nulls(c.other(operation))
+	}),
+	{name: "huge", code: codes.Unavailable, success: true,
+		set: func(f *sanity.Fault, c *cast, _ phase) {
+			f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation), PadBytes: hugeBytes,
+				Body: c.other(f.Operation)}
+		}},
+	{name: "other-release", code: codes.Internal, natural: true, success: true,
+		set: setOtherRelease},
+	{name: "new-token", natural: true, set: func(f *sanity.Fault, c *cast, _ phase) {
+		f.Bearer = c.rotate()
+		f.Answer = &sanity.FaultAnswer{Status: http.StatusUnauthorized,
+			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}
+	}},
+	{name: "own", natural: true, phases: []phase{twice},
+		set: func(*sanity.Fault, *cast, phase) {}},
+}
+
+// hugeBytes is more than any answer of a rack has.
+const hugeBytes = 40 << 20
+
+// setBody gives a fault that spoils a body one to spoil: the rack's own when there is one.
+func setBody(f *sanity.Fault, c *cast, p phase) {
+	switch {
+	case strings.HasSuffix(f.Operation, "_delete"):
+		f.Answer = &sanity.FaultAnswer{Status: 500, ErrorCode: "Internal",
+			Message: "Internal Server Error"}
+	case !p.done():
+		f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation), Body: c.other(f.Operation)}
+	}
+}
+
+// setOtherRelease gives what a rack of another release would: fields are missing. What has not been
+// done is answered with another object.
+func setOtherRelease(f *sanity.Fault, c *cast, p phase) {
+	fields := releaseFields[kindOf(f.Operation)]
+	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
+		f.DropFields = fields
+		return
+	}
+	f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation),
+		Body: without(c.other(f.Operation), fields)}
+}
+
+// releaseFields are fields that one release has and another has not.
+var releaseFields = map[string][]string{
+	"disk": {"disk_type", "read_only"}, "snapshot": {"size"}, "image": {"size", "block_size"},
+	"instance": {"run_state"}, "project": {"id"}, "utilization": {"capacity"},
+}
+
+// kindOf is the kind of object that an operation answers with.
+func kindOf(operation string) string {
+	kind, _, _ := strings.Cut(operation, "_")
+	if strings.HasPrefix(operation, "instance_disk_") {
+		kind = "disk"
+	}
+	return kind
+}
+
+// statusOf is the status with which a rack answers an operation well. One that has no body is given
+// a 200, which can have one.
+func statusOf(operation string) int {
+	switch {
+	case strings.HasSuffix(operation, "_create"):
+		return http.StatusCreated
+	case strings.HasSuffix(operation, "_attach"), strings.HasSuffix(operation, "_detach"):
+		return http.StatusAccepted
+	}
+	return http.StatusOK
+}
+
+// nulls is the object with null in every field.
+func nulls(object string) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal([]byte(object), &fields) != nil {
+		panic("no object: " + object)
+	}
+	for name := range fields {
+		fields[name] = json.RawMessage("null")
+	}
+	return text(fields)
+}
+
+func without(object string, fields []string) string {
+	var all map[string]json.RawMessage
+	if json.Unmarshal([]byte(object), &all) != nil {
+		panic("no object: " + object)
+	}
+	for name := range all {
+		if slices.Contains(fields, name) {
+			delete(all, name)
+		}
+	}
+	return text(all)
+}
+
+func text(value any) string {
+	data, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,221 @@
+package faults_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+func TestMain(m *testing.M) { proof.Main(m) }
+
+// stages are how many racks there are, each with one cell at a time. Much of a cell is waiting.
+const stages = 6
+
+// only names the cells to run alone, as a pattern.
+const only = "FAULTS_CELL"
+
+func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
+	p := proof.New(t, "fault-matrix")
+	run, err := sanity.NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	m := &matrix{t: t, proof: p, run: run}
+	m.raise()
+	m.observe()
+	m.choose()
+	m.play()
+	covered := map[string]bool{}
+	for _, c := range m.cells {
+		covered[c.operation] = true
+	}
+	p.Figure("operations", len(covered), "calls", len(scenes), "phases", len(phases),
+		"answers", len(answers), "of", m.all, "cells", len(m.cells), "passed", m.passed.Load())
+}
+
+// matrix is a run of it.
+type matrix struct {
+	t     *testing.T
+	proof *proof.Proof
+	run   *sanity.Run
+	casts []*cast
+	// pairs are the operations with the scenes that need them.
+	pairs []cell
+	// all is how many cells there are, cells are those of this run.
+	all    int
+	cells  []cell
+	passed atomic.Int64
+}
+
+// raise starts the racks, all at once.
+func (m *matrix) raise() {
+	m.t.Helper()
+	m.casts = make([]*cast, stages)
+	errs := make([]error, stages)
+	m.each(func(i int) { m.casts[i], errs[i] = newCast(m.t.Context(), m.run) })
+	m.t.Cleanup(func() {
+		for _, c := range m.casts {
+			if c == nil {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := c.leave(ctx); err != nil {
+				m.t.Errorf("a rack's end: %v", err)
+			}
+			cancel()
+		}
+	})
+	for _, err := range errs {
+		if err != nil {
+			m.t.Fatal(err)
+		}
+	}
+}
+
+func (m *matrix) each(do func(i int)) {
+	var all sync.WaitGroup
+	for i := range stages {
+		all.Go(func() { do(i) })
+	}
+	all.Wait()
+}
+
+// observe finds out which operations each scene needs, and demands that they are all that the
+// driver's source has.
+func (m *matrix) observe() {
+	m.t.Helper()
+	needs := make([][]string, len(scenes))
+	m.each(func(i int) {
+		for n := i; n < len(scenes); n += stages {
+			var err error
+			if needs[n], err = scenes[n].operations(m.t.Context(), m.casts[i]); err != nil {
+				m.t.Error(err)
+			}
+		}
+	})
+	seen := map[string]bool{}
+	for n, operations := range needs {
+		for _, operation := range operations {
+			seen[operation] = true
+			m.pairs = append(m.pairs, cell{operation: operation, scene: scenes[n]})
+		}
+	}
+	for _, operation := range driverOperations(m.t) {
+		if !seen[operation] {
+			m.t.Errorf("the driver's source asks for %s, and none of the scenes needs it; add one",
+				operation)
+		}
+		delete(seen, operation)
+	}
+	for operation := range seen {
+		m.t.Errorf("a scene needs %s, which the driver's source does not seem to ask for", operation)
+	}
+	if m.t.Failed() {
+		m.t.FailNow()
+	}
+}
+
+// choose takes all cells, or, in the short form, one call for each operation, phase and answer.
+func (m *matrix) choose() {
+	m.t.Helper()
+	pattern := os.Getenv(only)
+	calls := map[string][]cell{}
+	var kinds []string
+	for _, pair := range m.pairs {
+		for _, ph := range phases {
+			for _, a := range answers {
+				if a.phases != nil && !slices.Contains(a.phases, ph) {
+					continue
+				}
+				m.all++
+				c := cell{pair.operation, ph, a, pair.scene}
+				kind := path.Dir(c.String())
+				if len(calls[kind]) == 0 {
+					kinds = append(kinds, kind)
+				}
+				calls[kind] = append(calls[kind], c)
+			}
+		}
+	}
+	for _, kind := range kinds {
+		if of := calls[kind]; pattern != "" || m.proof.Long() {
+			m.cells = append(m.cells, of...)
+		} else {
+			m.cells = append(m.cells, of[m.proof.Rand().IntN(len(of))])
+		}
+	}
+	if pattern != "" {
+		m.cells = slices.DeleteFunc(m.cells, func(c cell) bool {
+			matched, err := path.Match(pattern, c.String())
+			if err != nil {
+				m.t.Fatalf("%s=%s: %v", only, pattern, err)
+			}
+			return !matched
+		})
+		if len(m.cells) == 0 {
+			m.t.Fatalf("%s=%s: there is no such cell", only, pattern)
+		}
+	}
+	random := rand.New(rand.NewPCG(m.proof.Seed, 0))
+	random.Shuffle(len(m.cells), func(i, j int) {
+		m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
+	})
+}
+
+// play runs the cells, and in the long form again and again in other orders until its time is up.
+func (m *matrix) play() {
+	m.round()
+	for !m.proof.Over() && m.proof.Long() && !m.t.Failed() {
+		m.proof.Rand().Shuffle(len(m.cells), func(i, j int) {
+			m.cells[i], m.cells[j] = m.cells[j], m.cells[i]
+		})
+		m.round()
+	}
+}
+
+func (m *matrix) round() {
+	m.passed.Store(0)
+	var next, failed atomic.Int64
+	m.each(func(i int) {
+		for {
+			n := int(next.Add(1)) - 1
+			if n >= len(m.cells) {
+				return
+			}
+			if n > 0 && n%500 == 0 {
+				m.proof.Say("%d of %d cells", n, len(m.cells))
+			}
+			c := m.cells[n]
+			if err := c.play(m.t.Context(), m.casts[i]); err != nil {
+				failed.Add(1)
+				m.t.Errorf("%s: %v\n%s", c, err, repetition(c))
+				continue
+			}
+			m.passed.Add(1)
+		}
+	})
+}
+
+// repetition says how to run just one cell.
+func repetition(c cell) string {
+	return fmt.Sprintf("run just this cell: %s='%s' go test ./sanity/faults -run TestNoFault", only,
+		c)
+}

@@ -1,0 +1,86 @@
+package faults_test
+
+import (
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
+
+// doubt says which further codes an answer to an operation may have: the driver looks at the rack
+// again before it says what the answer means, and what it then finds decides (A0.3, OX-1, OX-3,
+// OX-6). The code of the call without a fault is always among them.
+var doubt = map[string]map[string][]codes.Code{
+	"disk_create": {
+		// It was there, the rack says, and it is not.
+		"ObjectAlreadyExists":  {codes.Aborted},
+		"InsufficientCapacity": {},
+		"InvalidRequest":       {}, "Conflict": {}, "ObjectNotFound": {},
+	},
+	"snapshot_create": {
+		"ObjectAlreadyExists":  {codes.Aborted},
+		"InsufficientCapacity": {}, "InvalidRequest": {}, "ObjectNotFound": {},
+		// Another snapshot of the disk is under way.
+		"Conflict": {codes.Aborted},
+	},
+	"instance_disk_attach": {
+		"InvalidRequest": {codes.FailedPrecondition, codes.Aborted}, "Conflict": {codes.Aborted},
+		"ObjectNotFound": {codes.FailedPrecondition},
+	},
+	"instance_disk_detach": {
+		"InvalidRequest": {codes.FailedPrecondition}, "Conflict": {},
+		"ObjectNotFound": {codes.FailedPrecondition},
+	},
+	"disk_delete": {
+		"InvalidRequest": {codes.Aborted}, "Conflict": {},
+		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
+	},
+	"snapshot_delete": {
+		"InvalidRequest": {codes.Internal}, "Conflict": {},
+		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
+	},
+	// A look that is taken to resolve a doubt, and finds nothing: the object went meanwhile.
+	"disk_view":     {"ObjectNotFound": {codes.Aborted}},
+	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
+	// The parameter is wrong then (CV-6).
+	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
+	// A project that a token may not see is a role that is missing (OX-6).
+	"project_view": {"ObjectNotFound": {codes.PermissionDenied}},
+}
+
+// allowed are the codes that the table has for a cell.
+func (c cell) allowed() []codes.Code {
+	if c.answer.success && strings.HasSuffix(c.operation, "_delete") && !c.undoing() {
+		// The rack's success has no body to tell it by. What has one is somebody else's.
+		return []codes.Code{codes.Unavailable}
+	}
+	var all []codes.Code
+	if !c.answer.natural || c.answer.code != codes.OK {
+		all = append(all, c.answer.code)
+	}
+	more, doubtful := doubt[c.operation][c.answer.name]
+	if doubtful || c.answer.natural {
+		all = append(append(all, more...), c.scene.want)
+	}
+	if c.ownWord() {
+		all = append(all, codes.OK)
+	}
+	if c.undoing() {
+		all = append(all, codes.Unavailable, codes.Aborted)
+	}
+	return all
+}
+
+// undoing says that the operation is to take back what the call itself has made. Whatever hinders
+// that, the CO has to come again: with a final answer it would leave the disk behind.
+func (c cell) undoing() bool {
+	return c.scene.name == undone && c.operation == "disk_delete"
+}
+
+// ownWord are the cells in which the rack itself says of an object that it has none such, when it
+// was only asked to show it: nobody can tell that from the truth, and OX-6 makes it a success of a
+// call that takes something away, or an empty list.
+func (c cell) ownWord() bool {
+	takes := c.scene.name == undone || c.scene.name == "list-a-snapshot" ||
+		strings.HasPrefix(c.scene.name, "delete") || strings.HasPrefix(c.scene.name, "unpublish")
+	return takes && c.answer.name == "ObjectNotFound" && strings.HasSuffix(c.operation, "_view")
+}
