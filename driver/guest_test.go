@@ -116,7 +116,7 @@ func (g *guest) node() *Node {
 		SysfsRoot: filepath.Join(g.dir, "sys"), DevRoot: filepath.Join(g.dir, "dev"),
 		InstanceID:    "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
 		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
-		Log:           slog.New(slog.NewTextHandler(&g.log, nil)),
+		Log: slog.New(slog.NewTextHandler(&g.log, nil)),
 	}
 }
 

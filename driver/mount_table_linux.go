@@ -90,16 +90,21 @@ func (t mountTable) of(d device) mountTable {
 	home, known := t.locate(filepath.Dir(d.Path))
 	var found mountTable
 	for _, m := range t {
-		major, minor, ok := mountedDevice(m)
-		if !ok || major != d.Major || minor != d.Minor {
-			continue
+		if showsDevice(m, d, home, known) {
+			found = append(found, m)
 		}
-		if isNodeMount(m) && known && locationOf(m) != home {
-			continue
-		}
-		found = append(found, m)
 	}
 	return found
+}
+
+// showsDevice says whether a mount is of the device, or of its node; home is where this instance
+// has its nodes.
+func showsDevice(m *mountinfo.Info, d device, home location, known bool) bool {
+	major, minor, ok := mountedDevice(m)
+	if !ok || major != d.Major || minor != d.Minor {
+		return false
+	}
+	return !isNodeMount(m) || !known || locationOf(m) == home
 }
 
 // location is a directory by its place in its filesystem.
@@ -127,8 +132,11 @@ func (t mountTable) locate(dir string) (location, bool) {
 
 // locationOf is the directory of the node that a mount shows.
 func locationOf(m *mountinfo.Info) location {
-	return location{m.Major, m.Minor, filepath.Dir(strings.TrimSuffix(m.Root, "//deleted"))}
+	return location{m.Major, m.Minor, filepath.Dir(nodePath(m))}
 }
+
+// nodePath is the node that a mount shows, in the filesystem of the nodes.
+func nodePath(m *mountinfo.Info) string { return strings.TrimSuffix(m.Root, "//deleted") }
 
 // paths are the mount points, for an error.
 func (t mountTable) paths() string {

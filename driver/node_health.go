@@ -35,6 +35,9 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 	if !ok {
 		return n.healthAt(ctx, req)
 	}
+	if err := n.checkPaths(req, diskSerial(known.Disk)); err != nil {
+		return nil, err
+	}
 	d, err := n.devices().lookup(diskSerial(known.Disk))
 	if refusedFor(err, ReasonDeviceNotFound) {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
@@ -52,6 +55,21 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 		}
 	}
 	return nil, nil
+}
+
+// checkPaths refuses a path of the request that shows another volume. One that shows nothing (yet,
+// or any more) says nothing of the volume's health.
+func (n *Node) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string) error {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		if shown, err := n.shownAt(path); err == nil && shown.Device.Serial != serial {
+			return refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, but the volume's is %q",
+				path, shown.Device.Serial, serial)
+		}
+	}
+	return nil
 }
 
 // healthAt judges by the paths of the request, for a volume that this node does not know.

@@ -19,7 +19,7 @@ import (
 
 // NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume
 // that is not published is a success.
-func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (
+func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
@@ -27,16 +27,16 @@ func (n *Node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolu
 	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	if err := n.unpublish(req.GetTargetPath()); err != nil {
+	if err := n.unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
 		return nil, nodeError(err)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (n *Node) unpublish(target string) error {
+func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 	target, err := canonical(target)
 	if missing(err) {
-		return nil
+		return n.settleReadOnly(ctx, volumeID)
 	}
 	if err != nil {
 		return fmt.Errorf("resolve target_path: %w", err)
@@ -51,24 +51,62 @@ func (n *Node) unpublish(target string) error {
 			return err
 		}
 	}
-	var raw *heldDevice
-	if top := table.top(target); top != nil && isNodeMount(top) {
-		if raw, err = n.flushRaw(top); err != nil {
+	// To remove the target would take away, lazily, what other namespaces have mounted on it.
+	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
+		return vs.elsewhere(vs.copiesAt(target), layers)
+	}); err != nil {
+		return err
+	}
+	if len(layers) == 0 {
+		if err := n.settleReadOnly(ctx, volumeID); err != nil {
 			return err
 		}
+		return removeTarget(target)
 	}
-	if raw != nil {
-		defer func() { _ = raw.Close() }()
+	if err := n.takeDownTarget(target, layers); err != nil {
+		return err
 	}
+	return removeTarget(target)
+}
+
+// takeDownTarget writes out and unmounts what is at the target.
+func (n *Node) takeDownTarget(target string, layers []*mountinfo.Info) error {
+	top := layers[len(layers)-1]
+	if !isNodeMount(top) {
+		return unmountAll(target, len(layers))
+	}
+	raw, err := n.flushRaw(top)
+	if err != nil {
+		return err
+	}
+	if raw == nil {
+		return unmountAll(target, len(layers))
+	}
+	defer func() { _ = raw.Close() }()
 	if err := unmountAll(target, len(layers)); err != nil {
 		return err
 	}
-	if raw != nil {
-		if err := raw.endReadOnly(); err != nil {
-			return err
-		}
+	return raw.endReadOnly()
+}
+
+// settleReadOnly takes back the read-only switch of a block volume that a driver left on which died
+// after it unmounted the target. A device that does not let itself be asked is left to the call
+// that needs it writable.
+func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
+	known, ok := n.recall(ctx, volumeID)
+	if !ok || !known.Block {
+		return nil
 	}
-	return removeTarget(target)
+	d, err := n.devices().lookup(diskSerial(known.Disk))
+	if err != nil {
+		return nil
+	}
+	held, err := n.devices().open(d)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = held.Close() }()
+	return held.endReadOnly()
 }
 
 // checkOurs refuses to take down what the driver does not put up.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -31,6 +32,13 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
+// stagedDisk is a disk that a volume on its way off is on.
+type stagedDisk struct {
+	device                 // the zero device where it is no longer there
+	layer  *mountinfo.Info // its mount at the staging path; nil for one that is known from before
+	raw    bool            // workloads have its node
+}
+
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	table, err := readMountTable()
 	if err != nil {
@@ -40,39 +48,78 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	if err != nil && !missing(err) {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	layers := mountTable(nil)
+	var layers []*mountinfo.Info
 	if err == nil {
 		layers = table.at(path)
 	}
-	if len(layers) == 0 {
-		return n.checkBlockReleased(ctx, table, volumeID)
-	}
-	// Look at everything before anything is taken down, so that a refusal changes nothing.
-	var disks []device
-	for _, layer := range layers {
-		d, err := n.stagedDevice(layer)
-		if err != nil {
-			return err
-		}
-		if err := table.onlyAt(path, layer, d); err != nil {
-			return err
-		}
-		disks = append(disks, d)
-		if d.Path != "" {
-			// When the device is not let go in time, the repeated call finds nothing mounted, and
-			// must still know what to ask about.
-			n.rememberDevice(ctx, volumeID, d)
-		}
-	}
-	if err := unmountAll(path, len(layers)); err != nil {
+	disks, err := n.stagedDisks(ctx, volumeID, layers)
+	if err != nil || len(disks) == 0 {
 		return err
 	}
-	for i, d := range disks {
-		if err := n.devices().release(ctx, d, layers[i].FSType, n.releaseTimeout()); err != nil {
+	// Look at everything before anything is taken down, so that a refusal changes nothing.
+	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
+		return vs.elsewhere(vs.ofAll(disks), layers)
+	}); err != nil {
+		return err
+	}
+	if len(layers) > 0 {
+		if err := n.takeDown(ctx, volumeID, path, layers, disks); err != nil {
+			return err
+		}
+	}
+	for _, d := range disks {
+		if err := n.devices().release(ctx, d, n.releaseTimeout()); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// stagedDisks are the disks of the mounts at the staging path and the one that the volume is known
+// to be. None means that the volume is not staged, or is one of which nothing is left to see.
+func (n *Node) stagedDisks(ctx context.Context, volumeID string, layers []*mountinfo.Info) (
+	[]stagedDisk, error) {
+	var disks []stagedDisk
+	for _, layer := range layers {
+		d, err := n.stagedDevice(layer)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(disks, func(s stagedDisk) bool { return sameFilesystem(layer, s.layer) }) {
+			disks = append(disks, stagedDisk{device: d, layer: layer})
+		}
+	}
+	known, ok := n.recall(ctx, volumeID)
+	serial := diskSerial(known.Disk)
+	if !ok || slices.ContainsFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }) {
+		return disks, nil
+	}
+	d, err := n.devices().lookup(serial)
+	if refusedFor(err, ReasonDeviceNotFound) {
+		return disks, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append(disks, stagedDisk{device: d, raw: known.Block}), nil
+}
+
+// takeDown writes out and unmounts what is at the staging path, and looks that nothing is left of
+// it in any namespace.
+func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
+	disks []stagedDisk) error {
+	for _, d := range disks {
+		// When the device is not let go in time, the repeated call finds nothing mounted, and must
+		// still know what to ask about.
+		if d.Path != "" {
+			n.rememberDevice(ctx, volumeID, d.device)
+		}
+	}
+	n.syncMount(ctx, path)
+	if err := unmountAll(path, len(layers)); err != nil {
+		return err
+	}
+	return n.awaitNone(ctx, func(vs mountViews) []foundMount { return vs.ofAll(disks) })
 }
 
 // stagedDevice is the device of a staged mount; the zero device if it is no longer there. What the
@@ -114,27 +161,6 @@ func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d device) error {
 	return nil
 }
 
-// checkBlockReleased answers for a volume without a staging mount: a block volume, or one that is
-// not staged. Its device, if it can be told, must not be published or mounted anywhere.
-func (n *Node) checkBlockReleased(ctx context.Context, table mountTable, volumeID string) error {
-	known, ok := n.recall(ctx, volumeID)
-	if !ok {
-		return nil
-	}
-	d, err := n.devices().lookup(diskSerial(known.Disk))
-	if refusedFor(err, ReasonDeviceNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if mounts := table.of(d); len(mounts) > 0 {
-		return refuse(ReasonStillMounted, "the volume is still mounted at %s; unpublish it there first",
-			mounts.paths())
-	}
-	return n.devices().release(ctx, d, "", n.releaseTimeout())
-}
-
 // unmountAll takes down every layer at path and looks again. layers bounds the work.
 func unmountAll(path string, layers int) error {
 	for range layers {
@@ -155,13 +181,13 @@ func unmountAll(path string, layers int) error {
 	return nil
 }
 
-// release flushes a device and waits until nobody holds it: no mount of it in any mount namespace
+// release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (ds devices) release(ctx context.Context, d device, fsType string, wait time.Duration) error {
+func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration) error {
 	if d.Path == "" {
 		return nil
 	}
-	held, err := ds.open(d)
+	held, err := ds.open(d.device)
 	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
 		return nil
 	}
@@ -172,18 +198,25 @@ func (ds devices) release(ctx context.Context, d device, fsType string, wait tim
 	if err := held.flush(); err != nil && !lostDevice(err) {
 		return refuse(ReasonNodeToolFailed, "flush %s: %w", d.Path, err)
 	}
-	if fsType == fsBtrfs {
+	// Without its mount to look at, a driver that died since may have left this undone.
+	if d.layer == nil || d.layer.FSType == fsBtrfs {
 		forgetBtrfs(d.Path)
 	}
-	return held.awaitFree(ctx, wait)
+	if err := held.awaitFree(ctx, d.raw, wait); err != nil || !d.raw {
+		return err
+	}
+	return held.endReadOnly()
 }
 
 // awaitFree waits until nobody holds the device any more, or it is gone. What cannot be asked is
 // not taken for free.
-func (h *heldDevice) awaitFree(ctx context.Context, wait time.Duration) error {
+func (h *heldDevice) awaitFree(ctx context.Context, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
 	for {
 		err := h.claim()
+		if err == nil && raw {
+			err = h.checkWriters()
+		}
 		switch {
 		case err == nil, missing(err), vanished(err), lostDevice(err),
 			refusedFor(err, ReasonDeviceChanged):
@@ -192,7 +225,7 @@ func (h *heldDevice) awaitFree(ctx context.Context, wait time.Duration) error {
 			return refuse(ReasonNodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
 		case time.Now().After(deadline):
 			return refuse(ReasonStillMounted, "%s is unmounted here but still in use on this "+
-				"node, in another mount namespace or by another driver: %w", h.Path, err)
+				"node, %s: %w", h.Path, h.holders(), err)
 		}
 		select {
 		case <-ctx.Done():

@@ -54,9 +54,9 @@ func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
 	if shown.Block {
 		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: shown.Device.SizeBytes}}, nil
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return nil, fmt.Errorf("statistics of the filesystem at %q: %w", path, err)
+	st, err := shown.statfs(path)
+	if err != nil {
+		return nil, err
 	}
 	return []*csi.VolumeUsage{
 		{
@@ -79,7 +79,28 @@ func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
 type shownVolume struct {
 	Device    device
 	Block     bool
+	FSType    string
 	Condition condition // of the filesystem
+}
+
+// statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
+// unmounted since it was found, the path would lead to the filesystem below.
+func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
+	}
+	m := looseMount{fd: fd, fsType: v.FSType}
+	defer func() { _ = m.Close() }()
+	if err := m.prove(v.Device); refusedFor(err, ReasonDeviceChanged) {
+		return st, refuse(ReasonVolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
+	} else if err != nil {
+		return st, err
+	}
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return st, fmt.Errorf("statistics of the filesystem at %q: %w", path, err)
+	}
+	return st, nil
 }
 
 // volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
@@ -130,7 +151,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
-	return shownVolume{Device: d, Condition: conditionOf(top)}, notAtPath(path, err)
+	return shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top)}, notAtPath(path, err)
 }
 
 func notAtPath(path string, err error) error {

@@ -1,0 +1,115 @@
+package driver
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// opener is a process that has a device's node open.
+type opener struct {
+	PID     int
+	Writing bool
+}
+
+// openers lists the processes that can be seen, other than this one, that have the device's node
+// open. A descriptor may lead to a file on a dead server, so no question goes out to one.
+func openers(d device) []opener {
+	pids, err := processes()
+	if err != nil {
+		return nil
+	}
+	var found []opener
+	for _, pid := range pids {
+		if pid == os.Getpid() {
+			continue
+		}
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		descriptors, err := readNames(filepath.Join(dir, "fd"))
+		if err != nil {
+			continue // it is gone by now, or not ours to look at
+		}
+		for _, fd := range descriptors {
+			if !leadsTo(filepath.Join(dir, "fd", fd), d) {
+				continue
+			}
+			o := opener{PID: pid, Writing: opensToWrite(filepath.Join(dir, "fdinfo", fd))}
+			i := slices.IndexFunc(found, func(f opener) bool { return f.PID == pid })
+			if i < 0 {
+				found = append(found, o)
+			} else {
+				found[i].Writing = found[i].Writing || o.Writing
+			}
+		}
+	}
+	return found
+}
+
+// leadsTo says whether a descriptor is of the device's node, whatever the node is called.
+func leadsTo(fd string, d device) bool {
+	target, err := os.Readlink(fd)
+	if err != nil || !strings.HasPrefix(target, "/") {
+		return false // a socket, a pipe, …
+	}
+	var st unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major &&
+		st.Rdev_minor == d.Minor
+}
+
+// opensToWrite reads how a descriptor was opened; what cannot be read counts as open for reading.
+func opensToWrite(fdinfo string) bool {
+	b, err := os.ReadFile(fdinfo)
+	if err != nil {
+		return false
+	}
+	for line := range bytes.Lines(b) {
+		if octal, ok := bytes.CutPrefix(line, []byte("flags:")); ok {
+			flags, err := strconv.ParseUint(string(bytes.TrimSpace(octal)), 8, 64)
+			return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
+		}
+	}
+	return false
+}
+
+// checkWriters refuses while a process has the device's node open for writing. The kernel lets many
+// do that to a raw device, so the exclusive open says nothing of them.
+func (h *heldDevice) checkWriters() error {
+	writing := slices.DeleteFunc(openers(h.device), func(o opener) bool { return !o.Writing })
+	if len(writing) > 0 {
+		return refuse(ReasonDeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
+	}
+	return nil
+}
+
+// holders names who has the device, as far as that can be seen.
+func (h *heldDevice) holders() string {
+	var words []string
+	// Device mapper, md and the like; the directory is the kernel's and need not be there.
+	names, _ := readNames(filepath.Join(h.from.sysfsRoot, "block", h.Name, "holders"))
+	if len(names) > 0 {
+		slices.Sort(names)
+		words = append(words, "by "+plain(strings.Join(names, ", ")))
+	}
+	if found := openers(h.device); len(found) > 0 {
+		words = append(words, "open in "+nameOpeners(found))
+	}
+	if len(words) == 0 {
+		return "in a mount namespace that cannot be seen or by a driver of the kernel"
+	}
+	return strings.Join(words, "; ")
+}
+
+func nameOpeners(openers []opener) string {
+	var words []string
+	for _, o := range openers {
+		words = append(words, fmt.Sprintf("process %d (%s)", o.PID, processName(o.PID)))
+	}
+	return strings.Join(words, ", ")
+}

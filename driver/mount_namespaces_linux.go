@@ -1,0 +1,329 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// mountView is what is mounted in one mount namespace.
+type mountView struct {
+	Namespace string // mnt:[4026531841]
+	// PID is a process that sees it so; 0 for the driver's own namespace.
+	PID   int
+	table mountTable
+}
+
+// mountViews are all mount namespaces that can be seen, the driver's own first.
+type mountViews []mountView
+
+// readMountViews reads the mount table of every namespace that some process lives in: one table for
+// each namespace and root directory, for a process sees only what is mounted below its root.
+//
+// In a container without the host's processes that is little, and a namespace may live in a thread
+// or a descriptor alone. What is not seen here still holds the device, and the exclusive open at
+// the end of NodeUnstageVolume finds that.
+func (n *Node) readMountViews(ctx context.Context) (mountViews, error) {
+	table, err := readMountTable()
+	if err != nil {
+		return nil, err
+	}
+	own, err := os.Readlink("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return nil, fmt.Errorf("find the driver's mount namespace: %w", err)
+	}
+	views := mountViews{{Namespace: own, table: table}}
+	pids, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	type root struct{ namespace, path string }
+	read, hidden := map[root]bool{}, 0
+	for _, pid := range pids {
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		namespace, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
+		if errors.Is(err, fs.ErrPermission) {
+			hidden++
+		}
+		if err != nil || namespace == own {
+			continue // a process that is gone by now sees nothing
+		}
+		path, err := os.Readlink(filepath.Join(dir, "root"))
+		if err != nil || read[root{namespace, path}] {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
+		if err != nil {
+			continue
+		}
+		if table, err = parseMountTable(b); err != nil {
+			return nil, err
+		}
+		read[root{namespace, path}] = true
+		views = append(views, mountView{Namespace: namespace, PID: pid, table: table})
+	}
+	if hidden > 0 {
+		n.log().InfoContext(ctx, "the mount namespaces of some processes cannot be seen",
+			"processes", hidden)
+	}
+	return views, nil
+}
+
+// processes lists the processes that can be seen.
+func processes() ([]int, error) {
+	names, err := readNames("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
+}
+
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Readdirnames(-1)
+}
+
+// own is the driver's own mount table.
+func (vs mountViews) own() mountTable { return vs[0].table }
+
+// foundMount is a mount in a namespace.
+type foundMount struct {
+	*mountinfo.Info
+	view mountView
+}
+
+func (m foundMount) String() string {
+	if m.view.PID == 0 {
+		return fmt.Sprintf("%q", m.Mountpoint)
+	}
+	return fmt.Sprintf("%q in the mount namespace of process %d (%s)", m.Mountpoint, m.view.PID,
+		processName(m.view.PID))
+}
+
+func describe(mounts []foundMount) string {
+	var words []string
+	for i, m := range mounts {
+		if i == 8 {
+			words = append(words, fmt.Sprintf("%d more places", len(mounts)-i))
+			break
+		}
+		words = append(words, m.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// processName is how a process is called.
+func processName(pid int) string {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
+	if err != nil {
+		return "gone"
+	}
+	return plain(strings.TrimSpace(string(b)))
+}
+
+// of lists the mounts of the disk in all namespaces: of its device, its node, and of the filesystem
+// that is staged, which stays the same where the device is gone.
+func (vs mountViews) of(d stagedDisk) []foundMount {
+	home, known := location{}, false
+	if d.Path != "" {
+		home, known = vs.own().locate(filepath.Dir(d.Path))
+	}
+	var found []foundMount
+	for _, view := range vs {
+		for _, m := range view.table {
+			if d.Path != "" && view.shows(m, d.device, home, known) || d.layer != nil &&
+				sameFilesystem(m, d.layer) {
+				found = append(found, foundMount{m, view})
+			}
+		}
+	}
+	return found
+}
+
+// ofAll lists the mounts of several disks.
+func (vs mountViews) ofAll(disks []stagedDisk) []foundMount {
+	var found []foundMount
+	for _, d := range disks {
+		found = append(found, vs.of(d)...)
+	}
+	return found
+}
+
+// copiesAt lists what other namespaces have mounted on the path that is this one in the driver's.
+func (vs mountViews) copiesAt(path string) []foundMount {
+	dir, ok := vs.own().locate(filepath.Dir(path))
+	if !ok {
+		return nil
+	}
+	at := location{dir.major, dir.minor, filepath.Join(dir.dir, filepath.Base(path))}
+	var found []foundMount
+	for _, view := range vs[1:] {
+		for _, m := range view.table {
+			if _, place, ok := view.table.placeOf(m); ok && place == at {
+				found = append(found, foundMount{m, view})
+			}
+		}
+	}
+	return found
+}
+
+// sameFilesystem says whether two mounts, of whatever namespaces, show one filesystem. Its number
+// alone may be another's by now, when the first is no longer mounted.
+func sameFilesystem(a, b *mountinfo.Info) bool {
+	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType && a.Source == b.Source
+}
+
+// shows says whether a mount is of the device, or of its node in home.
+func (v mountView) shows(m *mountinfo.Info, d device, home location, known bool) bool {
+	if v.PID == 0 {
+		return showsDevice(m, d, home, known)
+	}
+	if !diskNode.MatchString(m.Root) {
+		return showsDevice(m, d, home, known)
+	}
+	major, minor, err := blockNumber(filepath.Join("/proc", strconv.Itoa(v.PID), "root", m.Mountpoint))
+	if err != nil {
+		// The process is gone, or does not let us look; the node's place has to do.
+		return known && locationOf(m) == home && filepath.Base(nodePath(m)) == d.Name
+	}
+	return major == d.Major && minor == d.Minor && (!known || locationOf(m) == home)
+}
+
+// placeOf is where in its parent's filesystem a mount sits: its copies in the parent's peers sit in
+// the same place.
+func (t mountTable) placeOf(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
+	i := slices.IndexFunc(t, func(p *mountinfo.Info) bool { return p.ID == m.Parent && p.ID != m.ID })
+	if i < 0 {
+		return nil, location{}, false // it is the root, or hidden by a process's root
+	}
+	parent = t[i]
+	rest := strings.TrimPrefix(m.Mountpoint, parent.Mountpoint)
+	return parent, location{parent.Major, parent.Minor, filepath.Join(parent.Root, rest)}, true
+}
+
+// peers are the peer groups of a mount: where it sends what happens on it, and from where it gets.
+func peers(m *mountinfo.Info) (shared, master string) {
+	for _, field := range strings.Fields(m.Optional) {
+		if group, ok := strings.CutPrefix(field, "shared:"); ok {
+			shared = group
+		}
+		if group, ok := strings.CutPrefix(field, "master:"); ok {
+			master = group
+		}
+	}
+	return shared, master
+}
+
+// reached are the peer groups that hear of what happens on a mount of that group: the group itself,
+// the slaves' own groups, and so on.
+func (vs mountViews) reached(group string) map[string]bool {
+	groups := map[string]bool{}
+	if group == "" {
+		return groups
+	}
+	groups[group] = true
+	for grown := true; grown; {
+		grown = false
+		for _, view := range vs {
+			for _, m := range view.table {
+				shared, master := peers(m)
+				if groups[master] && shared != "" && !groups[shared] {
+					groups[shared], grown = true, true
+				}
+			}
+		}
+	}
+	return groups
+}
+
+// goesWith says whether the kernel takes m down together with the driver's own mount: where kubelet
+// and the driver's container share a directory, each sees the other's mounts as copies. Such a copy
+// is no user of the volume. What is left of it after all is seen after the unmount.
+func (vs mountViews) goesWith(m foundMount, own *mountinfo.Info, groups map[string]bool) bool {
+	if m.view.PID == 0 && m.ID == own.ID {
+		return true
+	}
+	_, place, ok := vs.own().placeOf(own)
+	copyParent, copyPlace, copyOK := m.view.table.placeOf(m.Info)
+	if !ok || !copyOK || place != copyPlace {
+		return false
+	}
+	shared, master := peers(copyParent)
+	return groups[shared] || groups[master]
+}
+
+// elsewhere lists those of the mounts that do not go when the driver's own mounts do.
+func (vs mountViews) elsewhere(mounts []foundMount, own []*mountinfo.Info) []foundMount {
+	for _, layer := range own {
+		var group string
+		if parent, _, ok := vs.own().placeOf(layer); ok {
+			group, _ = peers(parent)
+		}
+		groups := vs.reached(group)
+		mounts = slices.DeleteFunc(mounts, func(m foundMount) bool {
+			return vs.goesWith(m, layer, groups)
+		})
+	}
+	return mounts
+}
+
+// awaitNone waits until look finds no mounts, and refuses with those that stay. Mounts in the
+// driver's own namespace are somebody's publications and do not go by themselves; a copy in another
+// namespace may be one of a moment, as when a container starts.
+func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount) error {
+	deadline := time.Now().Add(n.releaseTimeout())
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		views, err := n.readMountViews(ctx)
+		if err != nil {
+			return err
+		}
+		left := look(views)
+		if len(left) == 0 {
+			return nil
+		}
+		here := slices.ContainsFunc(left, func(m foundMount) bool { return m.view.PID == 0 })
+		if here || time.Now().After(deadline) {
+			return refuse(ReasonStillMounted, "the volume is still mounted at %s; unpublish it there "+
+				"first", describe(left))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the volume is not mounted at %s: %w", describe(left), ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// syncMount writes out what a mounted filesystem holds. What it cannot write is lost whether or not
+// it is unmounted, so that goes to the log.
+func (n *Node) syncMount(ctx context.Context, path string) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
+	}
+	if err != nil {
+		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
+			"path", path, "error", err)
+	}
+}

@@ -1,0 +1,262 @@
+//go:build linux
+
+package driver
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// neighbour is a process that lives beside the driver until the test lets it go.
+type neighbour struct {
+	t     *testing.T
+	pid   int
+	leave func()
+}
+
+// startNeighbour runs a shell script that prints a line when it is ready.
+func startNeighbour(t *testing.T, command string, args ...string) *neighbour {
+	t.Helper()
+	cmd := exec.Command(command, args...)
+	input, err := cmd.StdinPipe()
+	must(t, err)
+	output, err := cmd.StdoutPipe()
+	must(t, err)
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	must(t, cmd.Start())
+	if _, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+		_ = cmd.Wait()
+		t.Fatalf("%s: %v\n%s", command, err, complaints.String())
+	}
+	n := &neighbour{t: t, pid: cmd.Process.Pid}
+	n.leave = sync.OnceFunc(func() {
+		_ = input.Close()
+		_, _ = io.Copy(io.Discard, output)
+		_ = cmd.Wait()
+	})
+	t.Cleanup(n.leave)
+	return n
+}
+
+// inNamespace starts a process in a mount namespace of its own, a copy of the test's. Then it runs
+// the script there, and stays.
+func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
+	t.Helper()
+	return startNeighbour(t, "unshare", append([]string{"--mount", "--propagation", propagation,
+		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...)
+}
+
+// mounts lists what the neighbour has mounted below a directory.
+func (n *neighbour) mounts(dir string) []string {
+	n.t.Helper()
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo"))
+	must(n.t, err)
+	table, err := parseMountTable(b)
+	must(n.t, err)
+	var paths []string
+	for _, m := range table {
+		if strings.HasPrefix(m.Mountpoint, dir+"/") {
+			paths = append(paths, m.Mountpoint)
+		}
+	}
+	return paths
+}
+
+// impatient is a fresh process that does not wait long for others to let go.
+func (g *guest) impatient() *Node {
+	n := g.node()
+	n.ReleaseTimeout = 50 * time.Millisecond
+	return n
+}
+
+func (v volume) unstageRequest() *csi.NodeUnstageVolumeRequest {
+	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+}
+
+// held demands that the volume is not released, that the error names all of these, and that nothing
+// of the driver's was taken down.
+func (v volume) held(names ...string) {
+	t := v.guest.t
+	t.Helper()
+	before := mounts(t, v.guest.dir)
+	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+	mustFail(t, err, codes.Internal, ReasonStillMounted)
+	for _, name := range names {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("it does not name %s: %v", name, err)
+		}
+	}
+	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+}
+
+func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
+	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs} {
+		t.Run(fsType, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			must(t, v.stage())
+			n := inNamespace(t, "private", "")
+			v.held(fmt.Sprintf("process %d", n.pid))
+			n.leave()
+			must(t, v.unstage())
+		})
+	}
+	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		must(t, os.Mkdir(g.path("aside"), 0o755))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(), g.path("aside"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("though its disk was yanked away", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		n := inNamespace(t, "private", "")
+		g.unplug(v.disk)
+		v.held(fmt.Sprintf("process %d", n.pid))
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("nor a raw one", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		must(t, os.WriteFile(g.path("aside"), nil, 0o600))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, g.path("dev"),
+			g.path("aside"))
+		must(t, v.unpublish("dev"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		n := inNamespace(t, "private", "")
+		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits
+		must(t, v.unstage())
+	})
+}
+
+// shared makes the CO's directory one that has copies in other namespaces, as kubelet's is in the
+// driver's container.
+func (g *guest) shared() {
+	g.t.Helper()
+	dir := filepath.Join(g.dir, "kubelet")
+	run(g.t, "mount", "--bind", dir, dir)
+	run(g.t, "mount", "--make-shared", dir)
+}
+
+func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
+	for _, c := range []struct{ name, propagation, script string }{
+		{"a peer", "unchanged", ""},
+		{"a slave", "slave", ""},
+		{"a slave that is shared itself", "slave", `mount --make-rshared "$1"`},
+		{"a peer that shows the directory elsewhere", "unchanged", `mount --bind "$1" "$2"`},
+	} {
+		for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+			t.Run(c.name+", "+fsType, func(t *testing.T) {
+				g := rememberingGuest(t)
+				g.shared()
+				kubelet := filepath.Join(g.dir, "kubelet")
+				must(t, os.Mkdir(filepath.Join(g.dir, "aside"), 0o755))
+				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.dir, "aside"))
+				v := g.volume(g.attach(testSerial, 128*mib), fsType)
+				must(t, v.stage())
+				must(t, v.publish("pod"))
+				if got := n.mounts(g.dir); len(got) < 2 {
+					t.Fatalf("nothing has reached the other namespace: %q", got)
+				}
+				must(t, v.unpublish("pod"))
+				must(t, v.unstage())
+				for _, path := range n.mounts(g.dir) {
+					if path != kubelet && path != filepath.Join(g.dir, "aside") {
+						t.Errorf("the other namespace still has %q", path)
+					}
+				}
+			})
+		}
+	}
+	t.Run("but one that was moved away there is", func(t *testing.T) {
+		g := rememberingGuest(t)
+		g.shared()
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		must(t, os.Mkdir(filepath.Join(g.dir, "aside"), 0o755))
+		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
+			filepath.Join(g.dir, "aside"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
+		g := rememberingGuest(t)
+		g.shared()
+		aside := filepath.Join(g.dir, "aside")
+		must(t, os.Mkdir(aside, 0o755))
+		run(t, "mount", "--bind", filepath.Join(g.dir, "kubelet"), aside)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		if got := mounts(t, g.dir); len(got) != 4 {
+			t.Fatalf("mounts: %q", got)
+		}
+		must(t, v.unstage())
+		if got := mounts(t, g.dir); len(got) != 2 {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+}
+
+func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
+	for _, fsType := range []string{fsExt4, "block"} {
+		t.Run(fsType, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 16*mib), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			n := inNamespace(t, "private", "")
+			before := n.mounts(g.dir)
+			unpublish := func() error {
+				_, err := g.impatient().NodeUnpublishVolume(t.Context(),
+					&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: g.path("pod")})
+				return err
+			}
+			err := unpublish()
+			mustFail(t, err, codes.Internal, ReasonStillMounted)
+			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
+				t.Errorf("it does not name process %d: %v", n.pid, err)
+			}
+			// Nor when nothing is mounted here: the kernel would take it away there with the path.
+			run(t, "umount", g.path("pod"))
+			mustFail(t, unpublish(), codes.Internal, ReasonStillMounted)
+			if after := n.mounts(g.dir); !slices.Equal(after, before) {
+				t.Errorf("there was %q and is %q", before, after)
+			}
+			n.leave()
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+}
