@@ -53,7 +53,7 @@ func (h *history) wait(ctx context.Context) error {
 	if h.world.rackDown {
 		return nil // what the rack has done is not known before it is back
 	}
-	j, err := h.observe(ctx)
+	j, err := h.observe(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
 			h.contents[v].torn = true
 		}
-		h.book.staged[at(v, s.node)] = false
+		h.staged[at(v, s.node)] = false
 		h.world.seen[stagedField(v, s.node)] = ""
 		for _, p := range pods {
 			h.world.seen[publishedField(v, s.node, p)] = ""

@@ -14,14 +14,17 @@ type book struct {
 	volumes   map[int]*csi.Volume
 	snapshots map[int]string
 	// published are the publish contexts by "v1 a", as the attach returned them for the volume of
-	// today; staged the volumes that were staged, so far as the CO was told.
+	// today; staged and given what was staged, and published to a pod, or tried to be, and not
+	// undone.
 	published map[string]map[string]string
 	staged    map[string]bool
+	given     map[field]bool
 }
 
 func newBook() book {
 	return book{volumes: map[int]*csi.Volume{}, snapshots: map[int]string{},
-		published: map[string]map[string]string{}, staged: map[string]bool{}}
+		published: map[string]map[string]string{}, staged: map[string]bool{},
+		given: map[field]bool{}}
 }
 
 // identify adds what the CO sends with a call. It says false for a call that it cannot make, for
@@ -71,10 +74,20 @@ func (b book) note(s *step, reply reply) {
 		b.snapshots[s.snap], s.id = reply.snapshot, reply.snapshot
 	case attach:
 		b.published[at(s.vol, s.node)] = reply.context
-	case stage:
-		b.staged[at(s.vol, s.node)] = true
 	case unstage:
 		b.staged[at(s.vol, s.node)] = false
+	case unpublish:
+		b.given[publishedField(s.vol, s.node, s.pod)] = false
+	}
+}
+
+// try notes a call before its answer is known.
+func (b book) try(s step) {
+	switch s.op {
+	case stage:
+		b.staged[at(s.vol, s.node)] = true
+	case publish:
+		b.given[publishedField(s.vol, s.node, s.pod)] = true
 	}
 }
 

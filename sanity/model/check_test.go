@@ -12,7 +12,7 @@ import (
 // whatever the calls were; then the model believes what it sees.
 func (h *history) check(j *joint, calls []ended) error {
 	for _, rule := range []func(*joint, []ended) error{
-		h.checkFields, h.checkPromises, h.checkHolders, h.checkMounts, h.checkForeign,
+		h.checkPromises, h.checkFields, h.checkHolders, h.checkMounts, h.checkForeign,
 	} {
 		if err := rule(j, calls); err != nil {
 			return err

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"pgregory.net/rapid"
@@ -34,8 +35,8 @@ const (
 )
 
 var shares = []struct{ kind, percent int }{
-	{onwards, 38}, {backwards, 10}, {anyCall, 12}, {again, 7}, {writing, 12}, {pairing, 8},
-	{misfortune, 6}, {restarting, 5}, {waiting, 2},
+	{onwards, 34}, {backwards, 11}, {anyCall, 12}, {again, 8}, {writing, 10}, {pairing, 9},
+	{misfortune, 9}, {restarting, 5}, {waiting, 2},
 }
 
 func kindOf(percent int) int {
@@ -52,7 +53,10 @@ var restarts = []op{killNode, killController, endNode, endController, killRack, 
 	stopInstance}
 
 func drawWish(t *rapid.T) wish {
-	draw := func(most int, what string) int { return rapid.IntRange(0, most).Draw(t, what) }
+	draw := func(most int, what string) int {
+		// rapid likes small numbers, as they are easy to read; here each has the same chance.
+		return int(mixed(rapid.Uint64().Draw(t, what)) % uint64(most+1))
+	}
 	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
 	w.node, w.pod, w.block = draw(2, "node"), draw(1, "pod"), draw(blocks-1, "block")
 	w.ctl = draw(1, "controller")
@@ -65,7 +69,7 @@ func drawWish(t *rapid.T) wish {
 	case pairing:
 		w.op, w.shadow = draw(int(stats), "call"), draw(2, "twin") < 2
 	case misfortune:
-		w.fault = draw(len(faultNames())-1, "fault")
+		w.fault, w.shadow = draw(999, "fault"), draw(2, "onwards") > 0
 	case restarting:
 		w.op = int(restarts[draw(len(restarts)-1, "restart")])
 	}
@@ -78,6 +82,14 @@ func drawWish(t *rapid.T) wish {
 	return w
 }
 
+// mixed spreads numbers, and leaves 0 where it is.
+func mixed(u uint64) uint64 {
+	u *= 0x9E3779B97F4A7C15
+	u ^= u >> 29
+	u *= 0xBF58476D1CE4E5B9
+	return u ^ u>>32
+}
+
 // drawHistory draws the volumes that a history is about, and the wishes.
 func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	volumes = rapid.SliceOfNDistinct(rapid.IntRange(1, len(kinds)-1), 1, 3, rapid.ID[int]).
@@ -86,8 +98,8 @@ func drawHistory(t *rapid.T, most int) (volumes []int, wishes []wish) {
 	return volumes, wishes
 }
 
-// resolve makes a step of a wish, in the world as it is now.
-func (h *history) resolve(w wish, volumes []int) step {
+// resolve makes steps of a wish, in the world as it is now.
+func (h *history) resolve(w wish, volumes []int) []step {
 	v, n := volumes[w.vol%len(volumes)], nodes[w.node]
 	if w.move || h.goals[v] == "" {
 		h.goals[v] = n
@@ -119,7 +131,7 @@ func (h *history) resolve(w wish, volumes []int) step {
 	case pairing:
 		s = h.pair(w, s)
 	case misfortune:
-		s = step{op: fault, fault: faultNames()[w.fault]}
+		return h.misfortune(w, v)
 	case restarting:
 		// What was stopped comes back first.
 		if h.world.rackDown {
@@ -134,7 +146,32 @@ func (h *history) resolve(w wish, volumes []int) step {
 		h.last = s
 		s.mishap, s.after = w.mishap, w.after
 	}
-	return s
+	return []step{s}
+}
+
+// misfortune is a fault and the call that it strikes, if it strikes the next one.
+func (h *history) misfortune(w wish, v int) []step {
+	next := h.towards(v, h.goals[v])
+	if !w.shadow {
+		if back, ok := h.away(v); ok {
+			next = back
+		}
+	}
+	var names []string
+	for _, name := range faultNames() {
+		operation := faults[name].Operation
+		if strings.HasSuffix(operation, "_view") || operation == operations[next.op] {
+			names = append(names, name)
+		}
+	}
+	return []step{{op: fault, fault: names[w.fault%len(names)]}, next}
+}
+
+// operations are those of the rack that calls use.
+var operations = map[op]string{
+	createVolume: "disk_create", deleteVolume: "disk_delete", attach: "instance_disk_attach",
+	detach: "instance_disk_detach", detachAll: "instance_disk_detach",
+	createSnapshot: "snapshot_create", deleteSnapshot: "snapshot_delete",
 }
 
 // pair is two calls at the same time: one twice, or two of which either may come first.

@@ -31,7 +31,9 @@ type history struct {
 	lies lies
 
 	// goals are the nodes where the CO wants the volumes.
-	goals      map[int]string
+	goals map[int]string
+	// staged are the volumes whose last stage on a node answered OK.
+	staged     map[string]bool
 	last       step
 	doubtSince int
 	value      uint64
@@ -48,7 +50,8 @@ type counts struct {
 func newHistory(s *site) *history {
 	return &history{site: s, world: newWorld(), book: newBook(), contents: map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
-		faultNames: map[string]string{}, goals: map[int]string{}}
+		faultNames: map[string]string{}, goals: map[int]string{},
+		staged: map[string]bool{}}
 }
 
 // do carries out a step and holds everything against the model.
@@ -89,20 +92,30 @@ func (h *history) step(ctx context.Context, s step) error {
 	return nil
 }
 
+// follow carries out steps, one after the other.
+func (h *history) follow(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		if err := h.do(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // look observes, checks, and forgets doubts that are settled.
 func (h *history) look(ctx context.Context, calls []ended) error {
-	j, err := h.observe(ctx)
-	if err != nil {
+	if err := h.lies.happen(ctx, h); err != nil {
 		return err
 	}
-	if err := h.lies.world(h, j); err != nil {
+	j, err := h.observe(ctx, calls)
+	if err != nil {
 		return err
 	}
 	if err := h.check(j, calls); err != nil {
 		return err
 	}
 	for _, c := range calls {
-		if c.how == open {
+		if c.how == open || c.how == unclear && h.world.rackDown {
 			h.world.doubts = append(h.world.doubts, c.intends()...)
 			h.doubtSince = 0
 		}
@@ -134,6 +147,9 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] {
 			return nil, nil
 		}
+	}
+	for _, one := range steps {
+		h.book.try(*one)
 	}
 	before := h.world.seen
 	answers := h.send(ctx, steps)
@@ -211,16 +227,20 @@ func (h *history) learn(s *step, c *ended, a answer) {
 	case attach:
 		h.world.slow[key] = slices.Contains(h.world.faults, "slow device") || h.world.slow[key]
 	case stage:
-		h.world.slow[key] = false
+		h.world.slow[key], h.staged[key] = false, true
 		if !kinds[s.vol].block() {
 			h.world.lost[key] = false // a dead one was taken down and mounted anew
 		}
 	case unstage, unpublish:
+		h.staged[key] = h.staged[key] && s.op == unpublish
 		flushes := s.op == unstage && !kinds[s.vol].block() || s.op == unpublish && kinds[s.vol].block()
 		if content := h.contents[s.vol]; content != nil && flushes && !h.world.lost[key] &&
 			h.world.seen.mounted(s.vol, s.node) {
 			content.flushed()
 		}
+	}
+	if s.op == createVolume {
+		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
 	}
 	h.book.note(s, a.reply)
 	c.step = *s
@@ -351,7 +371,7 @@ func (h *history) clean(ctx context.Context) error {
 			for _, p := range pods {
 				path := h.site.target(v, n, p)
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-					return fmt.Errorf("the pod's path %s is still there: %w", path, err)
+					return fmt.Errorf("the pod's path %s is still there (%v)", path, err)
 				}
 			}
 		}

@@ -1,32 +1,37 @@
 package model
 
-import "context"
+import (
+	"context"
+	"slices"
+	"strings"
+)
 
 // lies change what the CO hears, or what is so behind its back, to try the model itself.
 type lies []lie
 
-// lie is one of them; a nil function is the truth.
+// lie is one of them. A nil function is the truth.
 type lie struct {
 	// answer takes the place of a call; real makes it.
 	answer func(h *history, s step, real func() (reply, error)) (reply, error)
-	// deed happens when a step is done, before anybody looks.
-	deed func(h *history, j *joint) error
+	// deed happens after the step whose line begins so, before anybody looks.
+	when string
+	deed func(ctx context.Context, h *history) error
 }
 
 func (l lies) call(ctx context.Context, h *history, s step) (reply, error) {
 	real := func() (reply, error) { return h.call(ctx, s) }
-	for _, lie := range l {
-		if lie.answer != nil {
-			return lie.answer(h, s, real)
-		}
+	i := slices.IndexFunc(l, func(one lie) bool { return one.answer != nil })
+	if i < 0 {
+		return real()
 	}
-	return real()
+	return l[i].answer(h, s, real)
 }
 
-func (l lies) world(h *history, j *joint) error {
-	for _, lie := range l {
-		if lie.deed != nil {
-			if err := lie.deed(h, j); err != nil {
+func (l lies) happen(ctx context.Context, h *history) error {
+	for _, one := range l {
+		if one.deed != nil && len(h.lines) > 0 &&
+			strings.HasPrefix(h.lines[len(h.lines)-1], one.when) {
+			if err := one.deed(ctx, h); err != nil {
 				return err
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -50,24 +51,38 @@ type rackSnapshot struct {
 // guestDevice is a device as a guest sees it; number is "major:minor".
 type guestDevice struct{ name, serial, number string }
 
-// observe looks at everything. While the rack's API is away, what it said last is taken for true.
-func (h *history) observe(ctx context.Context) (*joint, error) {
+// observe looks at everything. While the rack's API is away, it is taken for true what it showed
+// last, and what it has answered since.
+func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 	j := &joint{facts: facts{}, serials: h.serials}
-	if !h.world.rackDown {
-		if err := h.site.observeRack(ctx, j); err != nil {
-			return nil, fmt.Errorf("look at the rack: %w", err)
-		}
-	} else {
-		for f, value := range h.world.seen {
-			if !strings.Contains(string(f), " staged ") && !strings.Contains(string(f), " published ") {
-				j.facts[f] = value
-			}
-		}
+	if h.world.rackDown {
+		j.facts = h.remembered(calls)
+	} else if err := h.site.observeRack(ctx, j); err != nil {
+		return nil, fmt.Errorf("look at the rack: %w", err)
 	}
 	if err := h.site.observeNodes(j); err != nil {
 		return nil, fmt.Errorf("look at the nodes: %w", err)
 	}
 	return j, nil
+}
+
+// remembered are the facts of the rack without a look at it.
+func (h *history) remembered(calls []ended) facts {
+	f := maps.Clone(h.world.seen)
+	for _, c := range calls {
+		if c.how != succeeded || c.op.onNode() {
+			continue
+		}
+		for _, e := range c.effects {
+			if f[e.field] = e.value; e.value == anyID {
+				f[e.field] = c.id
+			}
+		}
+	}
+	maps.DeleteFunc(f, func(f field, _ string) bool {
+		return strings.Contains(string(f), " staged ") || strings.Contains(string(f), " published ")
+	})
+	return f
 }
 
 func (s *site) observeRack(ctx context.Context, j *joint) error {

@@ -19,7 +19,7 @@ func (h *history) towards(v int, n string) step {
 	case h.world.lost[at(v, n)]:
 		s, _ := h.away(v)
 		return s
-	case !h.book.staged[at(v, n)] || !kinds[v].block() && f[stagedField(v, n)] == "":
+	case !h.staged[at(v, n)] || !kinds[v].block() && f[stagedField(v, n)] == "":
 		return step{op: stage, vol: v, node: n}
 	case !f.published(v, n):
 		return step{op: publish, vol: v, node: n, pod: 1}
@@ -50,8 +50,11 @@ func (h *history) towardsDisk(v, ctl int) step {
 func (h *history) away(v int) (step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {
+		if h.world.down[n] {
+			continue // nothing is mounted there, and nobody to ask
+		}
 		for _, p := range pods {
-			if f[publishedField(v, n, p)] != "" {
+			if f[publishedField(v, n, p)] != "" || h.book.given[publishedField(v, n, p)] {
 				return step{op: unpublish, vol: v, node: n, pod: p}, true
 			}
 		}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -54,25 +56,35 @@ func newSite(ctx context.Context, run *sanity.Run) (*site, error) {
 	if err := s.makeForeign(ctx); err != nil {
 		return nil, err
 	}
-	for range 2 {
-		p, err := rack.StartPlugin(ctx, sanity.PluginOptions{Mode: sanity.ModeController})
-		if err != nil {
-			return nil, err
-		}
-		s.controllers = append(s.controllers, p)
-		if err := ready(ctx, p); err != nil {
-			return nil, err
-		}
-	}
-	for _, n := range nodes {
-		s.nodes[n], err = rack.StartPlugin(ctx, sanity.PluginOptions{
-			Mode: sanity.ModeNode, Instance: n, Args: []string{"--device-timeout=2s"}})
-		if err != nil {
-			return nil, err
-		}
+	if err := s.startDrivers(ctx); err != nil {
+		return nil, err
 	}
 	s.start, err = s.ledger(ctx)
 	return s, err
+}
+
+func (s *site) startDrivers(ctx context.Context) error {
+	for range 2 {
+		p, err := s.rack.StartPlugin(ctx, sanity.PluginOptions{Mode: sanity.ModeController})
+		if err != nil {
+			return err
+		}
+		s.controllers = append(s.controllers, p)
+	}
+	for _, n := range nodes {
+		var err error
+		s.nodes[n], err = s.rack.StartPlugin(ctx, sanity.PluginOptions{
+			Mode: sanity.ModeNode, Instance: n, Args: []string{"--device-timeout=1s"}})
+		if err != nil {
+			return err
+		}
+	}
+	for _, p := range s.plugins() {
+		if err := ready(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ledger takes stock. A foreign disk's device is another one after its instance was started again,
@@ -179,6 +191,67 @@ func (s *site) abandon() {
 	}
 	unmountBelow(s.rack.Dir)
 	_ = s.rack.Terminate() // it may be dead, and the history's failure is told already
+	freeLoops(filepath.Join(s.rack.Dir, "sim"), func(string) bool { return true })
+}
+
+// scrub removes by force what a history has left that was lied to, so that the next one need not
+// wait for a new site. An error says that the site is not fit for it.
+func (s *site) scrub(ctx context.Context) error {
+	for _, n := range nodes {
+		kubelet := filepath.Join(s.nodes[n].Dir, "kubelet")
+		unmountBelow(kubelet)
+		if err := os.RemoveAll(kubelet); err != nil {
+			return err
+		}
+	}
+	j := &joint{facts: facts{}, serials: map[int]string{}}
+	if err := s.observeRack(ctx, j); err != nil {
+		return err
+	}
+	for v := range kinds {
+		id, holder := j.facts[diskField(v)], j.facts[holderField(v)]
+		if id == "" {
+			continue
+		}
+		if holder != "" {
+			if err := s.attachRaw(ctx, id, holder, false); err != nil {
+				return err
+			}
+		}
+		err := s.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
+		if err != nil {
+			return err
+		}
+	}
+	fake := filepath.Join(s.rack.Instance("b").Guest, "sys/block", fakeDevice)
+	if err := os.RemoveAll(fake); err != nil {
+		return err
+	}
+	freeLoops(filepath.Join(s.rack.Dir, "sim"), func(path string) bool {
+		return !slices.ContainsFunc(s.foreign, func(d *foreignDisk) bool { return d.path == path })
+	})
+	h := newHistory(s)
+	if err := h.look(ctx, nil); err != nil {
+		return err
+	}
+	return h.clean(ctx)
+}
+
+// freeLoops releases the loop devices of files below a directory: a history that failed may have
+// left more than the rack knows of.
+func freeLoops(dir string, goes func(path string) bool) {
+	loops, err := livingLoops(dir)
+	if err != nil {
+		panic(err) // sysfs can be read
+	}
+	for path, devices := range loops {
+		for _, device := range devices {
+			if goes(path) {
+				// One that is in use goes with its last user.
+				_ = exec.Command("losetup", "--detach", "/dev/"+device).Run()
+			}
+		}
+	}
 }
 
 // quiet waits until no driver and not the rack works on a request.

@@ -1,0 +1,115 @@
+package model
+
+import (
+	"testing"
+)
+
+// regressions are histories that once ended badly, or that random ones come by too seldom. Each is
+// as a failed run prints it; the answers need not be there.
+var regressions = []struct{ name, steps string }{
+	{"a node forgets nothing when it dies: a device that a pod has is not released", `
+		controller 1: CreateVolume v4
+		controller 1: ControllerPublish v4 → node a
+		node a: NodeStage v4
+		node a: NodePublish v4 to pod 1
+		kill -9 node a
+		node a: NodeUnstage v4
+		pod 1 on a: write and fsync v4 block 1`},
+	{"a format that is cut off is done again", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1, killed after 12ms
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		pod 1 on a: write and fsync v1 block 1`},
+	{"a disk is taken away while it is mounted, and comes back to another node", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		pod 1 on a: write and fsync v1 block 1
+		pod 1 on a: write v1 block 2
+		controller 2: ControllerUnpublish v1 → node a
+		controller 2: ControllerPublish v1 → node b
+		node b: NodeStage v1
+		node b: NodePublish v1 to pod 2
+		pod 2 on b: write and fsync v1 block 2
+		node a: NodeStage v1
+		node a: NodeUnstage v1
+		node a: NodeUnpublish v1 from pod 1
+		node a: NodeUnstage v1`},
+	{"a disk is taken away while it is mounted, and comes back to the same node", `
+		controller 1: CreateVolume v2
+		controller 1: ControllerPublish v2 → node a
+		node a: NodeStage v2
+		node a: NodePublish v2 to pod 1
+		pod 1 on a: write and fsync v2 block 1
+		controller 2: ControllerUnpublish v2 → node a
+		controller 2: ControllerPublish v2 → node a
+		node a: NodePublish v2 to pod 2
+		node a: NodeStage v2
+		node a: NodeUnpublish v2 from pod 1
+		node a: NodeStage v2
+		node a: NodePublish v2 to pod 1
+		pod 1 on a: write and fsync v2 block 3`},
+	{"a device goes to another number under a pod that has it, and the number to another disk", `
+		controller 1: CreateVolume v4
+		controller 1: ControllerPublish v4 → node a
+		node a: NodeStage v4
+		node a: NodePublish v4 to pod 1
+		pod 1 on a: write and fsync v4 block 1
+		controller 1: CreateVolume v1
+		controller 1: ControllerUnpublish v4 → node a
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		controller 1: ControllerPublish v4 → node a
+		node a: NodePublish v4 to pod 2
+		node a: NodeUnstage v4
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v1`},
+	{"a restored volume lives beside its origin, which goes first", `
+		controller 1: CreateVolume v2
+		controller 1: ControllerPublish v2 → node a
+		node a: NodeStage v2
+		node a: NodePublish v2 to pod 1
+		pod 1 on a: write and fsync v2 block 1
+		controller 2: CreateSnapshot s3
+		pod 1 on a: write and fsync v2 block 1
+		controller 2: CreateVolume v7
+		controller 1: ControllerPublish v7 → node a
+		node a: NodeStage v7
+		node a: NodePublish v7 to pod 1
+		pod 1 on a: write and fsync v7 block 2
+		node a: NodeUnpublish v2 from pod 1
+		node a: NodeUnstage v2
+		controller 1: ControllerUnpublish v2 → node a
+		controller 1: DeleteVolume v2
+		controller 1: CreateSnapshot s3
+		controller 1: CreateVolume v7`},
+	{"a create that was given up is found by the next one", `
+		rack: disk_create late
+		controller 1: CreateVolume v1, abandoned after 5ms
+		controller 2: CreateVolume v1
+		controller 1: DeleteVolume v1
+		controller 1: CreateVolume v1
+		wait until all is quiet`},
+}
+
+func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
+	g := newGround(t)
+	for _, r := range regressions {
+		t.Run(r.name, func(t *testing.T) {
+			steps, err := parseHistory(r.steps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := g.play(t.Context(), nil, func(h *history) error {
+				return h.follow(t.Context(), steps)
+			})
+			if err != nil {
+				t.Errorf("%v\n%s", err, h.told())
+			}
+		})
+	}
+}
