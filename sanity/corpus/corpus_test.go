@@ -36,16 +36,25 @@ func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	program, err := buildMutant(t.Context(), run.Dir, guards())
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := &tally{p: p, t: t, outcomes: map[outcome]int{}}
+	m := &mutation{p: p, t: t, run: run, bases: bases, program: program, all: corpus(),
+		unnoticed: map[string]bool{}}
 	for round := uint64(0); ; round++ {
-		c.round(t.Context(), run, bases, chosen(t, corpus()), p.Seed+round)
+		c.round(t.Context(), run, bases, chosen(t, m.all), p.Seed+round)
+		p.Say("%d disks; now without each of %d guards in turn", c.disks, len(guards()))
+		m.check(t.Context(), guards(), p.Seed+round)
 		if !p.Long() || p.Over() || t.Failed() {
 			break
 		}
 	}
 	p.Figure("disks", c.disks, "formatted_blank", c.outcomes[formatted]-c.overwritten,
 		"mounted", c.outcomes[mounted], "refused", c.outcomes[refused],
-		"formatted_nonblank", c.overwritten)
+		"formatted_nonblank", c.overwritten, "guards", len(guards()),
+		"noticed", len(guards())-len(m.unnoticed))
 }
 
 // chosen are the generators whose name PROOF_ONLY matches, all without it.

@@ -2,6 +2,7 @@ package corpus_test
 
 import (
 	"fmt"
+	"hash/crc32"
 	"slices"
 )
 
@@ -43,6 +44,10 @@ var kinds = []kind{
 		"^sparse_super,^resize_inode"),
 	mke2fs(ext4, "ext4 with two copies", 4096, "-b", "4096", "-O",
 		"^sparse_super,sparse_super2,^resize_inode"),
+	{name: "ext4 with a copy in the last group", fs: ext4, tool: "mke2fs", args: []string{"-t", ext4,
+		"-b", "4096", "-N", "2048", "-O",
+		"^sparse_super,sparse_super2,^resize_inode"},
+		copies: func(size int64) []int64 { return []int64{(size - 1) / (128 * mib) * 128 * mib} }},
 	mke2fs(ext4, "ext4 with meta_bg", 4096, "-b", "4096", "-O", "meta_bg,^resize_inode"),
 	{name: "xfs", fs: xfs, tool: "mkfs.xfs", args: []string{"-s", "size=512"}, copies: quarters},
 	{name: "xfs with 4096-byte sectors", fs: xfs, sector: 4096, tool: "mkfs.xfs",
@@ -205,13 +210,14 @@ func (k kind) wiped() []generator {
 		}
 		t.Want = foreign(k.fs, "ext4", "ext3", "ext2")
 	}
-	var all []generator
-	for _, n := range []int64{68 * kib, 128 * kib, mib, 2 * mib, 8 * mib} {
-		all = append(all, generator{fmt.Sprintf("%s, its first %d KiB wiped", k.name, n/kib),
-			func(t *trial) { wipe(t, n, 512) }})
+	all := []generator{
+		{k.name + ", its superblock wiped", func(t *trial) { wipe(t, 68*kib, 512) }},
+		{k.name + ", its first MiB wiped", func(t *trial) { wipe(t, mib, 512) }},
+		{k.name + ", its first MiBs wiped", func(t *trial) {
+			wipe(t, mib+pageBytes*t.Rand.Int64N(7*mib/pageBytes), 512)
+		}},
+		{k.name + ", its first and last MiB wiped", func(t *trial) { wipe(t, mib, mib) }},
 	}
-	all = append(all, generator{k.name + ", its first and last MiB wiped",
-		func(t *trial) { wipe(t, mib, mib) }})
 	for i, offset := range copies {
 		name := fmt.Sprintf("%s of which only copy %d is left", k.name, i+1)
 		all = append(all, generator{name, func(t *trial) {
@@ -257,8 +263,14 @@ func (k kind) nested() []generator {
 func unfinished() []generator {
 	var all []generator
 	for name, fill := range map[string]func(*image){
-		"xfs":   func(im *image) { im.write(126, 1) },
-		"btrfs": func(im *image) { im.write(64*kib+0x40, []byte("!BHRfS_M")...) },
+		"xfs": func(im *image) { im.write(126, 1) },
+		// Its superblock adds up, as all but its magic is true.
+		"btrfs": func(im *image) {
+			b := im.read(64*kib, pageBytes)
+			copy(b[0x40:], "!BHRfS_M")
+			le.PutUint32(b, crc32.Checksum(b[0x20:], crc32.MakeTable(crc32.Castagnoli)))
+			im.write(64*kib, b...)
+		},
 		// mke2fs writes the first superblock last.
 		"ext4": func(im *image) { im.wipe(1024, 1024) },
 	} {

@@ -189,5 +189,12 @@ func digest(path string) (string, error) {
 		sum.Write(page)
 		return nil
 	})
-	return fmt.Sprintf("%d bytes, %x", info.Size(), sum.Sum(nil)[:8]), err
+	return fmt.Sprintf(digestFormat, info.Size(), sum.Sum(nil)[:8]), err
+}
+
+const digestFormat = "%d bytes, %x"
+
+// blank is the digest of a blank disk of the image's size.
+func (im *image) blank() string {
+	return fmt.Sprintf(digestFormat, im.Size, sha256.New().Sum(nil)[:8])
 }

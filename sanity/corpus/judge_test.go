@@ -26,11 +26,19 @@ type verdict struct {
 	Overwritten bool
 }
 
+// misdeed is what the driver did wrong while a trial was prepared.
+type misdeed string
+
+func (m misdeed) Error() string { return string(m) }
+
 // try runs a trial to its end. The error is about the trial itself: it could not be made.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	s, err := b.newScene(ctx, t)
 	if s != nil {
 		defer func() { err = errors.Join(err, s.end()) }()
+	}
+	if errors.As(err, new(misdeed)) {
+		return verdict{Wrong: err}, nil
 	}
 	if err != nil {
 		return v, err
@@ -41,6 +49,9 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	before, err := digest(s.image.Path)
 	if err != nil {
 		return v, err
+	}
+	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == s.image.blank() {
+		return v, errors.New("the disk is to be refused for what it holds, and it is blank")
 	}
 	v.Answer = s.stage(ctx)
 	if s.happened != nil {
@@ -77,7 +88,7 @@ func (s *scene) judge(before string, answer error) (outcome, error) {
 		switch {
 		case err != nil:
 			return "", err
-		case after != before:
+		case after != before && !s.Want.Begun:
 			return formatted, fmt.Errorf("the disk was written (%s, now %s), and the answer is %w",
 				before, after, answer)
 		case s.Want.Outcome != refused:

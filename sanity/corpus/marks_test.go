@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +34,7 @@ func (s *scene) cutOff(script string) error {
 		return err
 	}
 	if err := s.stage(context.Background()); err == nil {
-		return errors.New("the driver took a mkfs that failed for a good one")
+		return misdeed("the driver took a mkfs that failed for a good one")
 	}
 	return errors.Join(unwrap(), s.loop.Sync())
 }
@@ -50,7 +51,7 @@ func (s *scene) learnMark() ([]piece, error) {
 		return nil
 	})
 	if err == nil && len(pieces) == 0 {
-		err = errors.New("the driver left no mark on the disk before it ran mkfs")
+		err = misdeed("the driver left no mark on the disk before it ran mkfs")
 	}
 	s.mark = pieces
 	return pieces, err
@@ -76,7 +77,7 @@ func (s *scene) pokeAll(pieces []piece) error {
 
 // formats are disks with the mark of a format that was cut off.
 func formats() []generator {
-	return slices.Concat(ownFormats(), foreignFormats(), copiedMarks())
+	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), copiedMarks())
 }
 
 // ownFormats are formats of this volume that did not end: they are done again.
@@ -101,6 +102,11 @@ func ownFormats() []generator {
 				(*scene).someOfIt)
 		}
 	}
+	again("an own format for ext4, which is to be xfs now", ext4, func(s *scene) error {
+		err := s.cutOff(`"$real" "$@"; exit 1`)
+		s.FS = xfs
+		return err
+	})
 	again("an own format of which only one mark is whole", ext4, func(s *scene) error {
 		pieces, err := s.learnMark()
 		for _, p := range pieces[1:] {
@@ -116,6 +122,42 @@ func ownFormats() []generator {
 		return err
 	})
 	return all
+}
+
+// oddPrograms are trials of a mkfs that does not do as it should.
+func oddPrograms() []generator {
+	used := []byte("a mkfs of tomorrow may write where the mark was")
+	return []generator{
+		{"a mkfs that fails at its end", func(t *trial) {
+			t.Set = func(s *scene) error {
+				_, err := s.wrap("mke2fs", `"$real" "$@"; exit 1`)
+				return err
+			}
+			t.Want = refuse(toolFailed)
+			t.Want.Begun, t.Want.Code = true, "Internal"
+		}},
+		{"a mkfs that writes where a mark was", func(t *trial) {
+			var slot int64
+			t.Set = func(s *scene) error {
+				mark, err := s.learnMark()
+				if err != nil {
+					return err
+				}
+				s.mark, slot = nil, mark[0].offset
+				file := filepath.Join(s.dir, "used")
+				_, err = s.wrap("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
+exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096))
+				return errors.Join(err, os.WriteFile(file, used, 0o600))
+			}
+			t.Want.Outcome = formatted
+			t.Check = func(s *scene) error {
+				if now := s.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
+					return errors.New("the driver has erased what mkfs wrote, in place of its mark")
+				}
+				return s.image.err
+			}
+		}},
+	}
 }
 
 // someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
@@ -189,6 +231,29 @@ func foreignFormats() []generator {
 				return s.pokeAll(mark)
 			})
 	}
+	for _, f := range forgeries {
+		no("an unfinished format whose marks "+f.name, unfinished,
+			func(s *scene, mark []piece) error {
+				for _, p := range mark {
+					f.forge(p.bytes)
+				}
+				return s.pokeAll(mark)
+			})
+	}
+	no("an unfinished format on a disk where Ceph has put a label", foreign("ceph"),
+		func(s *scene, _ []piece) error {
+			return s.poke(gib, []byte("bluestore block device\n")...)
+		})
+	no("an unfinished format on a disk on which blkid finds something", foreign("somebodys_volume"),
+		func(s *scene, _ []piece) error {
+			_, err := s.wrap("blkid", "echo TYPE=somebodys_volume")
+			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
+		})
+	no("an unfinished format on a disk on which blkid finds a table", foreign("sometable"),
+		func(s *scene, _ []piece) error {
+			_, err := s.wrap("blkid", "echo PTTYPE=sometable")
+			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
+		})
 	no("an unfinished format on a disk that is read-only now", refuse(readOnly),
 		func(s *scene, _ []piece) error { return s.replaceLoop(true) })
 	no("an unfinished format on a disk that somebody has", refuse(held),
@@ -211,6 +276,30 @@ func foreignFormats() []generator {
 			return s.image.err
 		})
 	return all
+}
+
+// forgeries are marks with one thing wrong and a checksum that is right. A mark has its version at
+// 16, the checksum of what follows at 20, the length of its text at 24, and then the text.
+var forgeries = []struct {
+	name  string
+	forge func(b []byte)
+}{
+	{"do not add up", func(b []byte) { b[20] ^= 1 }},
+	{"are of another version", func(b []byte) { le.PutUint32(b[16:], 2) }},
+	{"tell of a longer text than they have", func(b []byte) {
+		le.PutUint32(b[24:], 1<<31)
+		sumUp(b)
+	}},
+	{"tell of another size", func(b []byte) {
+		i := bytes.Index(b, []byte(`"sizeBytes":`)) + len(`"sizeBytes":`)
+		b[i] = '1' + (b[i]-'0')%9
+		sumUp(b)
+	}},
+}
+
+// sumUp gives a mark the checksum that it should have.
+func sumUp(b []byte) {
+	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
 }
 
 // copiedMarks are filesystems of workloads that hold true marks of this volume: a workload can read
@@ -238,6 +327,18 @@ func copiedMarks() []generator {
 				}
 				copies := bytes.Repeat(mark[0].bytes, 4096)
 				return s.work(s.bench.bases.payload, copies)
+			}
+			t.Want.Outcome = mounted
+		}}, generator{"a filesystem of " + fs + " with an image of another in a file", func(t *trial) {
+			t.FS = fs
+			t.Set = func(s *scene) error {
+				other := newImage(filepath.Join(s.dir, "other"), 8*mib)
+				other.tool("mke2fs", "-q", "-t", ext4)
+				all := other.read(0, other.Size)
+				if other.err != nil {
+					return other.err
+				}
+				return s.work(s.bench.bases.payload, all)
 			}
 			t.Want.Outcome = mounted
 		}})

@@ -23,6 +23,27 @@ func races() []generator {
 			return err
 		})),
 		situation("a disk that somebody takes meanwhile", refuse(held), look((*scene).hold)),
+		onHealthy("a healthy disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
+		onHealthy("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(
+			func(s *scene) error {
+				_, err := s.another("nvme3n1", s.DiskName)
+				return err
+			})),
+		onHealthy("a healthy disk that somebody takes meanwhile", refuse(held),
+			look((*scene).hold)),
+		{"a disk that gets a twin while mkfs runs", func(t *trial) {
+			t.Set = during("mke2fs", func(s *scene) error {
+				_, err := s.another("nvme3n1", s.DiskName)
+				return err
+			})
+			t.Want = refuse(notUnique)
+			t.Want.Begun = true
+		}},
+		{"a disk that is born again while mkfs runs", func(t *trial) {
+			t.Set = during("mke2fs", bornAgain)
+			t.Want = refuse(changed)
+			t.Want.Begun = true
+		}},
 	}
 }
 

@@ -62,7 +62,7 @@ func sizes() []generator {
 		}),
 		situation("a blank disk of which sysfs tells another size", refuse(wrongSize, changed),
 			func(s *scene) error {
-				size := s.image.Size + off(s)
+				size := s.image.Size - off(s)*8
 				s.Publish["sizeBytes"] = fmt.Sprint(size)
 				return s.bench.guest.tell(s.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
@@ -78,10 +78,12 @@ func sizes() []generator {
 // holders are disks that somebody has.
 func holders() []generator {
 	anyReason := []string{held, notBlank, readOnly}
+	aside := refuse(held)
+	aside.Says = []string{"/aside"} // where it is mounted
 	return []generator{
 		situation("a blank disk that a program has exclusively", refuse(held), (*scene).hold),
 		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*scene).hold),
-		onHealthy("a disk that is mounted elsewhere", refuse(held), func(s *scene) error {
+		onHealthy("a disk that is mounted elsewhere", aside, func(s *scene) error {
 			return s.mountAside(s.loop.Path, ext4)
 		}),
 		onHealthy("a disk that is mounted in another mount namespace", refuse(held),
@@ -152,6 +154,19 @@ func ignoreExit(err error) error {
 		return nil
 	}
 	return err
+}
+
+// remembered lets the kernel read the disk while it is blank and keep that, and then writes to it
+// from elsewhere.
+func (s *scene) remembered() error {
+	f, err := os.Open(s.loop.Path)
+	if err != nil {
+		return err
+	}
+	s.atEnd(f.Close)
+	_, err = f.ReadAt(make([]byte, 2*mib), 0)
+	s.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
+	return errors.Join(err, s.image.err)
 }
 
 // replaceLoop attaches the disk anew, and shows it in place of the other.

@@ -45,6 +45,9 @@ type want struct {
 	NoPlace bool
 	// Says are words that the evidence must have, all of them.
 	Says []string
+	// Begun allows a refusal of what came out of a format that had begun in order: the disk was
+	// blank then.
+	Begun bool
 	// Code is the answer's; empty means FAILED_PRECONDITION.
 	Code string
 }
@@ -62,6 +65,7 @@ const (
 	notFound    = "DeviceNotFound"
 	sizeMissing = "DiskSizeUnknown"
 	damaged     = "FilesystemDamaged"
+	toolFailed  = "NodeToolFailed"
 )
 
 // refuse wants a refusal for one of the reasons.
@@ -81,7 +85,7 @@ type generator struct {
 // corpus are all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
-		situations(), races(), formats())
+		situations(), races(), formats(), spots(), more())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.

@@ -1,0 +1,237 @@
+package corpus_test
+
+import "slices"
+
+// guards are what stands between a disk and harm in the driver's source. What each lets through
+// when it is gone is what its trials are.
+func guards() []guard {
+	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards())
+}
+
+// in is a single place in a file.
+func in(file, text, with string) []edit { return []edit{{file, text, with}} }
+
+// identityGuards see that a disk is the right one.
+func identityGuards() []guard {
+	return []guard{
+		{"a serial is compared to its last byte", in("device.go", "d.Serial == serial",
+			"(TEXT || REMOVED && len(d.Serial) >= 19 && strings.HasPrefix(serial, d.Serial[:19]))"),
+			[]string{"a disk whose serial differs in the last byte"}},
+		{"a serial is compared in its case", in("device.go", "d.Serial == serial",
+			"(TEXT || REMOVED && strings.EqualFold(d.Serial, serial))"),
+			[]string{"a disk whose serial differs in case"}},
+		{"two disks with one serial are refused", in("device.go", "switch len(found) {",
+			"if REMOVED && len(found) > 1 {\nfound = found[:1]\n}\nTEXT"),
+			[]string{"two disks with one serial, the other after this",
+				"two disks with one serial, the other before this",
+				"two disks with one serial, one of them healthy"}},
+		{"the legs of multipath are no disks", in("device.go",
+			"multipathLeg.MatchString(e.Name())", notAsked),
+			[]string{"a healthy disk with a hidden leg of multipath"}},
+		{"the node is the device that sysfs describes", []edit{
+			{"device.go", "major != d.Major || minor != d.Minor", notAsked},
+			{"device_linux.go", "if major != h.Major || minor != h.Minor {",
+				"if !REMOVED && (major != h.Major || minor != h.Minor) {"},
+			{"device_linux.go", "err == nil && (major != h.Major || minor != h.Minor)", notAsked},
+			{"device_linux.go", "h.Sequence != 0 && sequence != 0 && h.Sequence != sequence",
+				notAsked},
+		}, []string{"a disk whose node is another's"}},
+		{"the device's size is what sysfs says", in("device_linux.go", "size != h.SizeBytes",
+			notAsked), []string{"a blank disk of which sysfs tells another size"}},
+		{"the device's size is the disk's", in("node_request.go",
+			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", notAsked),
+			[]string{"a blank disk that is larger than its volume",
+				"a healthy disk that is smaller than its volume"}},
+		{"the device was born as sysfs says", in("device_linux.go",
+			"h.Sequence != 0 && sequence != 0 && h.Sequence != sequence", notAsked),
+			[]string{"a disk of which sysfs tells another birth",
+				"a healthy disk of which sysfs tells another birth"}},
+		{"the serial is still the open device's", in("device_linux.go",
+			"now.number() != h.number() || now.Sequence != h.Sequence || now.Path != h.Path",
+			notAsked), []string{"a disk that is born again meanwhile"}},
+		{"a disk is looked up again before it is formatted", in("format.go",
+			"h.unchanged(); err != nil {\n\t\treturn superblock{}, err\n\t}\n\tif err := h.exclusively(",
+			"error(nil); !REMOVED {\nerr = h.unchanged()\nif err != nil {\n"+
+				"return superblock{}, err\n}\n}\nif err := h.exclusively("),
+			[]string{"a disk that gets a twin meanwhile", "a disk that is born again meanwhile"}},
+		{"a disk is looked up again after mkfs", in("format.go",
+			"h.unchanged(); err != nil {\n\t\treturn superblock{}, err\n\t}\n\tmade, err :=",
+			"error(nil); !REMOVED {\nerr = h.unchanged()\nif err != nil {\n"+
+				"return superblock{}, err\n}\n}\nmade, err :="),
+			[]string{"a disk that gets a twin while mkfs runs",
+				"a disk that is born again while mkfs runs"}},
+		{"a disk is looked up again before it is mounted", in("node_stage.go", "h.unchanged()",
+			notCalled), []string{"a healthy disk that gets a twin meanwhile"}},
+	}
+}
+
+// holderGuards see that nobody else has the disk, and that it can be written.
+func holderGuards() []guard {
+	return []guard{
+		{"a disk is opened exclusively", in("device_linux.go", "flags|os.O_EXCL|unix.O_CLOEXEC",
+			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
+			[]string{"a blank disk that a program has exclusively",
+				"a disk that somebody takes meanwhile"}},
+		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claim()", notCalled),
+			[]string{"a disk that is mounted in another mount namespace"}},
+		{"a disk that is mounted is refused by where", in("node_stage.go", "len(mounts) > 0",
+			notAsked), []string{"a disk that is mounted elsewhere"}},
+		{"a disk for reading gets no filesystem", in("node_stage.go",
+			"(found.Blank || found.Unfinished) && v.ReadOnly", notAsked),
+			[]string{"a blank disk that the rack calls read-only"}},
+		{"a disk that stays read-only is refused", in("node_stage.go",
+			`return refuse(ReasonDeviceReadOnly, "%s with serial`, "if REMOVED {\nreturn nil\n}\nTEXT"),
+			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
+	}
+}
+
+// blankGuards see that what is formatted is blank, and that what is mounted is a filesystem and
+// nothing else.
+func blankGuards() []guard {
+	return []guard{
+		{"what shows in an area is not overwritten", in("blank.go", "case dirty:",
+			"case !REMOVED && dirty:"), []string{"boot code without a table",
+			"one byte: the last byte of the first MiB"}},
+		{"what blkid finds is not overwritten", in("blank.go", "case s.Known.any():",
+			"case !REMOVED && s.Known.any():"),
+			[]string{"a blank disk on which blkid finds something",
+				"a blank disk about which blkid is of two minds"}},
+		{"what cannot be read is not zero", in("survey.go",
+			"if err != nil {\n\t\t\t\t\terrs[i] = ",
+			"if REMOVED && err != nil {\nb, err = aligned(areas[i].Bytes), nil\n}\nTEXT"),
+			[]string{"a blank disk that cannot be read in its last block",
+				"an unfinished format that cannot be read to its end"}},
+		{"a format needs the disk's size", in("format.go", "v.SizeBytes == 0", notAsked),
+			[]string{"a blank disk whose size nobody tells"}},
+		{"another filesystem is not the wanted one", in("node_stage.go", "case sb.Type != v.FSType:",
+			"case !REMOVED && sb.Type != v.FSType:"), []string{"xfs where another is wanted"}},
+		{"a filesystem is not larger than its disk", in("filesystem_check.go",
+			"sb.SizeBytes > h.SizeBytes", notAsked), []string{"ext4 on a smaller disk"}},
+		{"a filesystem that adds up is alone on its disk", in("blank.go",
+			"sb.Checked && !sb.Unfinished && nonZero(s.at(0, sb.From)) < 0 && "+
+				"len(s.foreign(sb)) == 0",
+			"sb.Checked && !sb.Unfinished && nonZero(s.at(0, sb.From)) < 0 && "+
+				"(REMOVED || len(s.foreign(sb)) == 0)"),
+			[]string{"ext4 before the backup of a GPT", "xfs on a member of an md RAID 1.0"}},
+		{"a filesystem that blkid knows is alone on its disk", in("blank.go",
+			"known && !sb.Unfinished && len(s.foreign(sb)) == 0",
+			"known && !sb.Unfinished && (REMOVED || len(s.foreign(sb)) == 0)"),
+			[]string{"ext3 before the backup of a GPT"}},
+		{"nothing stands before a filesystem that adds up", in("blank.go",
+			"nonZero(s.at(0, sb.From)) < 0", taken),
+			[]string{"ext4 under the partition table of old"}},
+		{"a filesystem that blkid knows has no table beside it", in("blank.go",
+			`s.Known.Table == "" && !s.Known.Ambiguous`, taken),
+			[]string{"ext3 under the partition table of old"}},
+		{"a filesystem is finished", in("blank.go", "sb.Checked && !sb.Unfinished",
+			"sb.Checked && (REMOVED || !sb.Unfinished)"), []string{"btrfs whose mkfs did not end"}},
+		{"a disk has one filesystem", []edit{
+			{"blank.go", "len(s.Found) != 1 || s.SizeBytes < headBytes+tailBytes",
+				"len(s.Found) == 0 || !REMOVED && (TEXT)"},
+			{"blank.go", "if len(s.Found) != 1 {",
+				"if len(s.Found) == 0 || !REMOVED && len(s.Found) != 1 {"},
+		}, []string{"ext4 and btrfs at once"}},
+		{"a disk is read past what the kernel remembers", in("device_linux.go",
+			"unix.O_NONBLOCK|unix.O_DIRECT", "unix.O_NONBLOCK|zeroIf(REMOVED, unix.O_DIRECT)"),
+			[]string{"a disk that the kernel remembers as blank"}},
+		{"a mkfs that failed has failed", in("format.go", "if result.Exit != 0 {",
+			"if !REMOVED && result.Exit != 0 {"), []string{"a mkfs that fails at its end"}},
+	}
+}
+
+// areaGuards see that the places are read where marks may be.
+func areaGuards() []guard {
+	call := func(name, text string, trials ...string) guard {
+		return guard{name, in("areas.go", text, "if !REMOVED {\nTEXT\n}"), trials}
+	}
+	spot := func(text string, trials ...string) guard {
+		return guard{"the area " + text, in("areas.go", text, "zeroIf(REMOVED, areaTEXT)"), trials}
+	}
+	return []guard{
+		call("the first MiB is read", `l.span(0, headBytes, "the first MiB")`,
+			"one byte: the last byte of the first MiB", "one byte somewhere in the first MiB 1"),
+		call("the last MiB is read", `l.span(tail, sizeBytes, "the last 2 MiB")`,
+			"one byte: the first byte of the last MiB", "one byte somewhere in the last MiB 1"),
+		call("the places of copies of ext are read", "l.extBackups(blockBytes)",
+			"one byte where ext4 has its first copy"),
+		call("the places of copies of xfs are read", "l.xfsGroups(groups, blockBytes)",
+			"one byte where an xfs of 8 groups has its third"),
+		call("the places of copies of xfs for many processors are read", "l.xfsGroups(groups, 4<<10)",
+			"one byte where an xfs of 5 groups has its second"),
+		call("the places of copies of a large xfs are read",
+			`l.spot(group, "a superblock of xfs, which has groups of at most 1 TiB")`,
+			"one byte where a large xfs has its second group"),
+		call("samples are read", `l.spot(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")`,
+			"data in a hundredth of the disk, where no mark would be"),
+		call("the places of the driver's own mark are read",
+			`l.spot(slot, fmt.Sprintf("place %d of the driver's own mark", i+1))`,
+			"the unfinished format of another volume"),
+		spot(`{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data `+
+			`of LVM"}`, "one byte where LUKS2, VMFS and bcachefs have headers"),
+		spot(`{1<<20 + 254*4096, spotBytes, "the second header of Oracle ASM"}`,
+			"one byte where Oracle ASM has its second header"),
+		spot(`{2 << 20, 64 << 10, "the second header of LUKS 2, VMFS, or F2FS"}`,
+			"one byte where VMFS begins"),
+		spot(`{4 << 20, 64 << 10, "the second header of LUKS 2, or the first data of ZFS"}`,
+			"one byte where ZFS begins"),
+		spot(`{16 << 20, spotBytes, "the first data of LUKS 2"}`,
+			"one byte where the data of LUKS2 begin"),
+		spot(`{18 << 20, spotBytes, "VMFS"}`, "one byte where VMFS has its heartbeats"),
+		spot(`{64 << 20, spotBytes, "the second superblock of btrfs"}`,
+			"one byte where btrfs has its second superblock"),
+		spot(`{256 << 30, spotBytes, "the third superblock of btrfs"}`,
+			"one byte where btrfs has its third superblock"),
+		spot(`{3 << 30, spotBytes, "the file table of NTFS"}`, "one byte where NTFS has its file table"),
+		spot(`{1 << 30, spotBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its second label"),
+		spot(`{10 << 30, spotBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its third label"),
+		spot(`{100 << 30, spotBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its fourth label"),
+		spot(`{1000 << 30, spotBytes, "a copy of the label of Ceph"}`,
+			"one byte where Ceph has its fifth label"),
+	}
+}
+
+// markGuards see that only an unfinished format of this volume is done again.
+func markGuards() []guard {
+	return []guard{
+		{"a filesystem that was mounted is never formatted", []edit{
+			{"survey.go", "s.alone() && !found[0].Fresh", notAsked},
+			{"blank.go", "case whole && !fs.Fresh:", "case !REMOVED && whole && !fs.Fresh:"},
+			{"blank.go", "!sb.Unfinished && !sb.Fresh", notAsked},
+		}, []string{"a filesystem of ext3 that was mounted, under this volume's mark",
+			"a filesystem of ext4 that was mounted, under this volume's mark",
+			"a filesystem of xfs that was mounted, under this volume's mark",
+			"a filesystem of btrfs that was mounted, under this volume's mark"}},
+		{"a format is marked before it begins", in("format.go", "return h.writeMarks(w, mark)",
+			"if REMOVED {\nreturn nil\n}\nTEXT"),
+			[]string{"an own format for ext4 that had not begun"}},
+		{"a format that has ended leaves no mark", in("format.go", "return h.eraseMarks(w, mark)",
+			"if REMOVED {\nreturn nil\n}\nTEXT"),
+			[]string{"an own format for xfs that had not begun"}},
+		{"only a whole mark is erased", in("format.go", "!bytes.Equal(b, mark)", notAsked),
+			[]string{"a mkfs that writes where a mark was"}},
+		{"a mark is of this volume", in("blank.go", "case m.Volume != v.ID:",
+			"case !REMOVED && m.Volume != v.ID:"), []string{"the unfinished format of another volume"}},
+		{"a mark is of this disk", in("blank.go", "case m.Disk != v.DiskName:",
+			"case !REMOVED && m.Disk != v.DiskName:"), []string{"the unfinished format of another disk"}},
+		{"a mark is of a disk of this size", in("blank.go", "case m.SizeBytes != s.SizeBytes:",
+			"case !REMOVED && m.SizeBytes != s.SizeBytes:"),
+			[]string{"an unfinished format whose marks tell of another size"}},
+		{"a mark adds up", in("format_mark.go", "got != want", notAsked),
+			[]string{"an unfinished format whose marks do not add up"}},
+		{"a mark is of a known version", in("format_mark.go", "v != markVersion", notAsked),
+			[]string{"an unfinished format whose marks are of another version"}},
+		{"a mark's text lies in the mark", in("format_mark.go", "n > markBytes-markTextAt", notAsked),
+			[]string{"an unfinished format whose marks tell of a longer text than they have"}},
+		{"nothing of others is wiped with an unfinished format", in("blank.go", "len(others) > 0",
+			notAsked), []string{"an unfinished format on a disk where Ceph has put a label"}},
+		{"nothing that blkid knows is wiped with an unfinished format", in("blank.go",
+			`(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type))`, notAsked),
+			[]string{"an unfinished format on a disk on which blkid finds something"}},
+		{"no table is wiped with an unfinished format", in("blank.go",
+			`s.Known.Table != "" || s.Known.Ambiguous`, notAsked),
+			[]string{"an unfinished format on a disk on which blkid finds a table"}},
+	}
+}
