@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -37,6 +38,9 @@ type campaign struct {
 	kinds []string
 	// short is how many trials its short form has.
 	short int
+	// growing says that the first lives have effects that no later one has: a rack's records grow
+	// to their size.
+	growing bool
 
 	points    []point
 	tried     map[string]bool
@@ -70,6 +74,11 @@ func (c *campaign) conduct() {
 	ctx := c.t.Context()
 	c.open(ctx)
 	defer c.close()
+	if c.growing {
+		if _, err := rehearse(ctx, c.site, c.kinds, c.Seed); err != nil {
+			c.t.Fatal(err)
+		}
+	}
 	var err error
 	if c.points, err = rehearse(ctx, c.site, c.kinds, c.Seed); err != nil {
 		c.t.Fatal(err)
@@ -94,7 +103,7 @@ func (c *campaign) conduct() {
 
 func (c *campaign) open(ctx context.Context) {
 	var err error
-	if c.site, err = openSite(ctx, c.run); err != nil {
+	if c.site, err = openSite(ctx, c.run, c.Name); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -114,7 +123,7 @@ func (c *campaign) round(ctx context.Context, points []point) {
 		if c.Over() {
 			return
 		}
-		c.attempt(ctx, choose(p, c.Rand()))
+		c.attempt(ctx, choose(p, c.points, c.Rand()))
 		if time.Since(c.said) > 10*time.Second {
 			c.said = time.Now()
 			c.Say("%d of %d: %d kills, %d converged; last %s", i+1, len(points), c.kills,
@@ -125,17 +134,32 @@ func (c *campaign) round(ctx context.Context, points []point) {
 
 // chosen tries those in whose names the text is.
 func (c *campaign) chosen(ctx context.Context, text string) {
+	text, second, twice := strings.Cut(text, andAgain)
 	for _, p := range c.points {
 		for _, t := range trials(p) {
-			if strings.Contains(t.String(), text) {
-				c.attempt(ctx, t)
+			if !strings.Contains(t.String(), text) {
+				continue
 			}
+			if twice {
+				t.second = named(inStepOf(p, c.points), second)
+			}
+			c.attempt(ctx, t)
 		}
 	}
 	if c.kills == 0 {
 		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
 			trials(c.points[0])[0])
 	}
+}
+
+// named is the place of that name, or nil.
+func named(points []trace.Point, name string) *trace.Point {
+	for _, p := range points {
+		if p.String() == name {
+			return &p
+		}
+	}
+	return nil
 }
 
 // attempt makes a trial. After a failure the site is left as it is, and another one is opened.

@@ -60,7 +60,8 @@ func (s *site) begin(kind string, seed uint64) (*life, error) {
 }
 
 func (l *life) volume(access string, size int64, seed uint64) (*volume, error) {
-	v, err := l.newVolume(fmt.Sprintf("volume-%d-%d", l.lives, len(l.volumes)), access, size, seed)
+	name := fmt.Sprintf("%s-%d-%d", l.name, l.lives, len(l.volumes))
+	v, err := l.newVolume(name, access, size, seed)
 	l.volumes = append(l.volumes, v)
 	return v, err
 }

@@ -33,13 +33,24 @@ const (
 type trial struct {
 	point
 	then string
+	// second is where the process is killed again when the call is repeated for the first time.
+	second *trace.Point
 }
 
 func (p point) String() string {
 	return fmt.Sprintf("%s: %s (step %d): %s", p.life, p.rpc, p.step, p.trace)
 }
 
-func (t trial) String() string { return t.point.String() + ": " + t.then }
+// andAgain is between a trial's name and its second kill.
+const andAgain = ", and the driver or rack is killed again "
+
+func (t trial) String() string {
+	name := t.point.String() + ": " + t.then
+	if t.second != nil {
+		name += andAgain + t.second.String()
+	}
+	return name
+}
 
 // rehearse lives every kind of life once, watched, and numbers its points.
 func rehearse(ctx context.Context, s *site, kinds []string, seed uint64) ([]point, error) {
@@ -125,9 +136,25 @@ func (p point) goingUp() bool {
 }
 
 // choose decides by chance what is left open at a point.
-func choose(p point, rng *rand.Rand) trial {
+func choose(p point, points []point, rng *rand.Rand) trial {
 	all := trials(p)
-	return all[rng.IntN(len(all))]
+	t := all[rng.IntN(len(all))]
+	if rng.IntN(4) == 0 {
+		more := inStepOf(p, points)
+		t.second = &more[rng.IntN(len(more))]
+	}
+	return t
+}
+
+// inStepOf lists the places in the step that a point belongs to.
+func inStepOf(p point, points []point) []trace.Point {
+	var more []trace.Point
+	for _, other := range points {
+		if other.life == p.life && other.step == p.step {
+			more = append(more, other.trace)
+		}
+	}
+	return more
 }
 
 // sample takes points by chance until there are n, or more if it takes more to have every RPC and

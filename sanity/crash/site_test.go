@@ -33,6 +33,8 @@ const (
 
 // site is a rack with a driver in two instances, and a tracer. One life is lived there at a time.
 type site struct {
+	// name keeps the serials of two sites on one machine apart.
+	name    string
 	run     *sanity.Run
 	rack    *sanity.Rack
 	plugins map[string]*sanity.Plugin
@@ -46,12 +48,12 @@ type site struct {
 }
 
 // openSite starts everything and takes stock.
-func openSite(ctx context.Context, run *sanity.Run) (*site, error) {
+func openSite(ctx context.Context, run *sanity.Run, name string) (*site, error) {
 	rack, err := run.StartRack(ctx, sanity.RackOptions{})
 	if err != nil {
 		return nil, err
 	}
-	s := &site{run: run, rack: rack, plugins: map[string]*sanity.Plugin{},
+	s := &site{name: name, run: run, rack: rack, plugins: map[string]*sanity.Plugin{},
 		killed: map[int]bool{}}
 	for name, options := range map[string]sanity.PluginOptions{
 		driverA: {Instance: "a"}, driverB: {Mode: sanity.ModeNode, Instance: "b"},

@@ -122,10 +122,10 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile says that a path leads to the kernel's own files, where nothing stays.
+// kernelFile says that a path leads to where nothing stays: the kernel's own files, and memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
-		strings.HasPrefix(name, "/sys/")
+		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
 }
 
 // opens is for opening a file that may be made.
@@ -221,11 +221,21 @@ func (c call) message(link string) (Effect, bool) {
 		where, _, _ = strings.Cut(where, "?")
 		return Effect{Call: string(method), Target: c.plain("/" + where), Request: true}, true
 	case rackServer:
-		return Effect{Call: "answer", Target: "HTTP"}, bytes.HasPrefix(data, []byte("HTTP/1."))
+		return c.answer("HTTP", bytes.HasPrefix(data, []byte("HTTP/1.")))
 	case local:
-		return Effect{Call: "answer", Target: "RPC"}, hasHeaders(data)
+		return c.answer("RPC", hasHeaders(data))
 	}
 	return Effect{}, false
+}
+
+// answer is only the first one: others are those to callers who look again and again, and the parts
+// of one answer may be written at once or one by one.
+func (c call) answer(target string, is bool) (Effect, bool) {
+	if !is || c.answered {
+		return Effect{}, false
+	}
+	c.session.answered = true
+	return Effect{Call: "answer", Target: target}, true
 }
 
 // hasHeaders says that a piece of an HTTP/2 connection begins or ends an answer: among its frames

@@ -26,6 +26,8 @@ type session struct {
 	counts   map[string]int
 	sockets  map[string]socketKind
 
+	// answered says that an RPC, or a request, has been answered.
+	answered bool
 	// answers is the descriptor at which the answer will be read after which to kill, else -1.
 	answers int
 	// held are threads that were stopped when the process was killed; they do not go on before it
