@@ -8,6 +8,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
@@ -42,6 +44,9 @@ func TestSanity(t *testing.T) {
 
 // runSpecs runs the chosen specs in this process.
 func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
+	if err := proof.LeaveMountsOfOthers(); err != nil {
+		t.Fatal(err)
+	}
 	RegisterFailHandler(Fail)
 	quietCSISanity()
 	watchSpecs()

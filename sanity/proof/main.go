@@ -6,8 +6,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // inside tells this binary that it has been started again.
@@ -18,6 +23,10 @@ const inside = "PROOF_INSIDE"
 // from TestMain.
 func Main(m *testing.M) {
 	if os.Getenv(inside) != "" {
+		if err := LeaveMountsOfOthers(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		os.Exit(m.Run())
 	}
 	if os.Geteuid() != 0 {
@@ -48,4 +57,31 @@ func Main(m *testing.M) {
 		os.Exit(code)
 	}
 	os.Exit(1)
+}
+
+// LeaveMountsOfOthers lets go of the volumes that other tests had mounted when this process's mount
+// namespace was made as a copy of theirs. Else this process would hold their devices, and a driver
+// does not let go of a volume that another namespace has.
+func LeaveMountsOfOthers() error {
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return fmt.Errorf("leave the mounts of other tests: %w", err)
+	}
+	// Tests live there; what the machine itself has mounted stays.
+	homes := []string{os.TempDir(), "/var/tmp"}
+	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
+		homes = append(homes, dir)
+	}
+	for _, m := range mounts {
+		ofTests := slices.ContainsFunc(homes, func(dir string) bool {
+			return strings.HasPrefix(m.Mountpoint, strings.TrimSuffix(dir, "/")+"/")
+		})
+		onDevice := strings.HasPrefix(m.Source, "/dev/loop") ||
+			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme")
+		if ofTests && onDevice {
+			// Another one may have covered it, or taken it along.
+			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
+		}
+	}
+	return nil
 }
