@@ -121,10 +121,10 @@ func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
 		// A source that is being deleted is either gone or stays until it was read.
 		defer s.locks.lock(c.source.id)()
 	}
-	source := ""
+	var from origin
 	err := s.store.update(func(tx *tx) error {
 		var err error
-		if source, err = s.describeDisk(tx, owner, c, d); err != nil {
+		if from, err = s.describeDisk(tx, owner, c, d); err != nil {
 			return err
 		}
 		return s.insertDisk(tx, *d)
@@ -132,10 +132,13 @@ func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
 	if err != nil {
 		return err
 	}
-	if source == "" {
+	switch {
+	case from.unfinished:
+		err = errInternal // A59
+	case from.file == "":
 		err = s.plane.createDisk(d.ID, d.Size)
-	} else {
-		err = s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, source, d.Size)
+	default:
+		err = s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, from.file, d.Size)
 	}
 	if err != nil {
 		return s.unmakeDisk(*d, err)
@@ -176,43 +179,50 @@ func (s *Server) unmakeDisk(d disk, cause error) error {
 	return cause
 }
 
-// describeDisk checks what is asked for, in the rack's order (A28), and completes the record. It
-// returns the file to clone, if any.
-func (s *Server) describeDisk(tx *tx, owner project, c diskCreate, d *disk) (string, error) {
+// origin is what a disk is made from: a file, or nothing. The bytes of a snapshot that is not cut
+// yet cannot be had, which the rack notices only when it needs them (A59).
+type origin struct {
+	file       string
+	unfinished bool
+}
+
+// describeDisk checks what is asked for, in the rack's order (A28), and completes the record.
+func (s *Server) describeDisk(tx *tx, owner project, c diskCreate, d *disk) (origin, error) {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.size, c.backend
 	d.BlockSize, d.ReadOnly = c.source.blockSize, c.source.readOnly
 	d.DevicePath, d.State.State = devicePath(c.name), stateCreating
-	file, err := s.describeSource(tx, c, d)
+	from, err := s.describeSource(tx, c, d)
 	if err != nil {
-		return "", err
+		return origin{}, err
 	}
-	return file, checkDiskSize(d)
+	return from, checkDiskSize(d)
 }
 
-func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (string, error) {
+func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (origin, error) {
 	switch c.source.kind {
 	case sourceSnapshot:
 		sn, err := find(tx, snapshots, "", selector{id: c.source.id})
 		if err != nil {
-			return "", err
+			return origin{}, err
 		}
 		if sn.ProjectID != d.ProjectID {
-			return "", invalidRequest("snapshot does not belong to this project")
+			return origin{}, invalidRequest("snapshot does not belong to this project")
 		}
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		return s.plane.snapshotPath(sn.ID), checkSource("snapshot", c, sn.Size)
+		return origin{s.plane.snapshotPath(sn.ID), sn.State == snapshotCreating},
+			checkSource("snapshot", c, sn.Size)
 	case sourceImage:
 		img, err := find(tx, images, "", selector{id: c.source.id})
 		if err != nil {
-			return "", err
+			return origin{}, err
 		}
 		if img.ProjectID != nil && *img.ProjectID != d.ProjectID {
-			return "", invalidRequest("image does not belong to this project")
+			return origin{}, invalidRequest("image does not belong to this project")
 		}
 		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
-		return s.plane.imagePath(img.ID), checkSource("image", c, img.Size)
+		return origin{file: s.plane.imagePath(img.ID)}, checkSource("image", c, img.Size)
 	}
-	return "", nil
+	return origin{}, nil
 }
 
 func checkSource(kind string, c diskCreate, size int64) error {

@@ -108,7 +108,8 @@ func (s *Server) instanceStop(r *request) (int, any, error) {
 	return http.StatusAccepted, i, err
 }
 
-// instanceReboot takes the devices away and brings them back, in a new order (A47).
+// instanceReboot takes the devices away and brings them back, in a new order (A47). An instance
+// that does not come back with all of them fails, which its caller is not told (A60).
 func (s *Server) instanceReboot(r *request) (int, any, error) {
 	i, err := s.onInstance(r, func(_ *tx, i *instance) error {
 		switch i.RunState {
@@ -127,10 +128,26 @@ func (s *Server) instanceReboot(r *request) (int, any, error) {
 		if err == nil {
 			err = s.plugAll(r, i)
 		}
+		if err != nil {
+			s.failInstance(i, err)
+			return nil
+		}
 		s.settleLater(i)
-		return err
+		return nil
 	})
 	return http.StatusAccepted, i, err
+}
+
+// failInstance ends an instance that cannot go on: it has no devices any more, and can be started
+// again. The caller holds it.
+func (s *Server) failInstance(i instance, cause error) {
+	s.log.Error("an instance has failed", slog.String("instance", i.ID),
+		slog.String("error", cause.Error()))
+	i.become(runFailed)
+	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
+		s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+			slog.String("error", err.Error()))
+	}
 }
 
 // settleLater ends a transition after its delay. One that the server does not live to see ends

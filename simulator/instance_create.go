@@ -124,6 +124,14 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 	if c.unsupported != "" {
 		return 0, nil, lacking(c.unsupported)
 	}
+	// Who may not do this is told so before what is wrong with it (A28).
+	err := s.store.view(func(tx *tx) error {
+		_, err := s.queryProject(r, tx)
+		return err
+	})
+	if err != nil {
+		return 0, nil, err
+	}
 	attachments := c.disks
 	if c.boot != nil {
 		attachments = append([]diskAttachment{*c.boot}, c.disks...)

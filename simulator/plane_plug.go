@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -81,6 +82,24 @@ func (p *plane) resizeBacking(spec deviceSpec, size int64) error {
 		return err
 	}
 	return os.Truncate(p.diskPath(spec.DiskID), size)
+}
+
+// trim cuts off what a device that was larger than its disk has left behind, when nobody lived to
+// take it away.
+func (p *plane) trim(diskID string, size int64) error {
+	defer p.disks.lock(diskID)()
+	return p.trimLocked(diskID, size)
+}
+
+func (p *plane) trimLocked(diskID string, size int64) error {
+	st, err := os.Stat(p.diskPath(diskID))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil || st.Size() <= size:
+		return err
+	}
+	return os.Truncate(p.diskPath(diskID), size)
 }
 
 // enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
@@ -172,15 +191,22 @@ func (p *plane) unplug(instanceID, diskID string) error {
 	}
 	err := p.hide(d)
 	if err == nil && d.loop != nil {
-		err = errors.Join(p.yank(*d.loop), p.resizeBacking(d.spec, d.spec.SizeBytes))
+		err = p.yank(*d.loop)
+	}
+	if err == nil {
+		p.forget(d)
+		err = p.trimLocked(diskID, d.spec.SizeBytes)
 	}
 	if err != nil {
 		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
 	}
+	return nil
+}
+
+func (p *plane) forget(d *plugged) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.guests[instanceID].plugged, diskID)
-	return nil
+	delete(p.guests[d.spec.InstanceID].plugged, d.spec.DiskID)
 }
 
 // yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,

@@ -258,6 +258,7 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 	var attached []deviceSpec
 	var diskIDs, snapshotIDs []string
 	var guests []guestSpec
+	sizes := map[string]int64{}
 	err := s.store.view(func(tx *tx) error {
 		running := map[string]bool{}
 		return errors.Join(
@@ -268,6 +269,7 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 			}),
 			disks.each(tx, func(d disk) error {
 				diskIDs = append(diskIDs, d.ID)
+				sizes[d.ID] = d.Size
 				if running[d.State.Instance] {
 					attached = append(attached, d.device(d.State.Instance))
 				}
@@ -287,5 +289,13 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.plane.reconcile(ctx, attached, diskIDs, snapshotIDs)
+	if err := s.plane.reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
+		return err
+	}
+	for id, size := range sizes {
+		if err := s.plane.trim(id, size); err != nil {
+			return fmt.Errorf("bring disk %s to its size: %w", id, err)
+		}
+	}
+	return nil
 }

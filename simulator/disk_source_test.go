@@ -1,0 +1,124 @@
+package simulator
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
+	r := newRack(t, &Server{QuotaBytes: 3 << 30})
+	r.disk("d")
+	must[Switches](t)(r.switches.change(func(s *Switches) error {
+		s.SnapshotHold = hour
+		return nil
+	}))
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		_, _ = r.doSnapshot("s", "d")
+	}()
+	t.Cleanup(func() {
+		r.die() // cuts the hold short
+		<-taken
+	})
+	await(t, "the snapshot to be creating", func() bool { return r.snapshotState("s") == "creating" })
+	sn := must[*oxide.Snapshot](t)(r.SnapshotView(t.Context(),
+		oxide.SnapshotViewParams{Snapshot: "s", Project: "default"}))
+	source := oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: sn.Id}}
+	create := func(name string, gib uint64) error {
+		_, err := r.DiskCreate(t.Context(), r.from(source, name, gib))
+		return err
+	}
+	internal := refusedAs(500, "Internal", "Internal Server Error")
+	internal.check(t, create("new", 1))
+	if r.exists("new") {
+		t.Error("a disk was left behind")
+	}
+	internal.check(t, create("new", 1)) // the quota is free again
+	refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`).check(t, create("d", 1))
+	var capacity refused = refusedAs(507, "InsufficientCapacity", "%s",
+		insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete request. "+
+			"Either remove unneeded disks and snapshots to free up resources or contact the rack "+
+			"operator to request a capacity increase.").Message)
+	capacity.check(t, create("new", 2))
+}
+
+func TestADiskIsOfItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	spec := newDisk(t, before, id, "odd")
+	need(t, before.plug(spec, deviceFault{SizeBytes: 2 * testDiskSize}))
+	// The stop was recorded, and the simulator killed before the device was taken away.
+	p := killed(t, before, id)
+	need(t, p.reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	need(t, p.trim(spec.DiskID, spec.SizeBytes))
+	if got := sizeOfDisk(t, p, spec.DiskID); got != spec.SizeBytes {
+		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)
+	}
+}
+
+func TestARestartBringsDisksToTheirSize(t *testing.T) {
+	r := newRack(t, &Server{})
+	d := r.disk("d")
+	r.fault(Rule{Operation: "instance_disk_attach", Device: &DeviceFault{SizeBytes: 2 << 30}})
+	must[*oxide.Disk](t)(r.doAttach("a", "d"))
+	await(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
+	r.force("d", diskState{State: stateDetached}) // as a detach that got no further
+	next := r.again()
+	if got := sizeOfDisk(t, next.plane, d.Id); got != 1<<30 {
+		t.Errorf("the disk has %d bytes, want 1 GiB", got)
+	}
+}
+
+func TestA60AnInstanceThatDoesNotComeBackFails(t *testing.T) {
+	r := newRack(t, &Server{InstanceDelay: time.Millisecond})
+	lost := r.disk("lost")
+	r.disk("data")
+	for _, name := range []string{"data", "lost"} {
+		must[*oxide.Disk](t)(r.doAttach("a", name))
+	}
+	await(t, "both devices", func() bool { return len(r.guestDevices("a")) == 2 })
+	path := r.plane.diskPath(lost.Id)
+	aside := path + ".aside"
+	need(t, os.Rename(path, aside))
+	i := must[*oxide.Instance](t)(r.change("reboot", "a"))
+	if i.RunState != "rebooting" {
+		t.Errorf("the answer says %s", i.RunState)
+	}
+	r.awaitState("a", "failed")
+	if names, devices := r.guestDevices("a"), devicesOf(t, r.plane); len(names)+len(devices) != 0 {
+		t.Errorf("the guest sees %v of %v", names, devices)
+	}
+	if got := r.state("data") + " " + r.state("lost"); got != "attached attached" {
+		t.Errorf("the disks are %s", got)
+	}
+	need(t, os.Rename(aside, path))
+	must[*oxide.Instance](t)(r.change("start", "a"))
+	r.awaitState("a", "running")
+	await(t, "both devices again", func() bool { return len(r.guestDevices("a")) == 2 })
+}
+
+func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
+	for role, want := range map[string]refused{
+		RoleViewer: refusedAs(403, "Forbidden", "Forbidden"),
+		RoleNone:   gone("project", "default"),
+	} {
+		r := newRack(t, &Server{Role: role})
+		body := r.instanceBody("new")
+		body.Ncpus, body.Memory = 0, 1
+		_, err := r.doCreate(body)
+		want.check(t, err)
+	}
+}
+
+func sizeOfDisk(t *testing.T, p *plane, id string) int64 {
+	t.Helper()
+	st, err := os.Stat(p.diskPath(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Size()
+}
