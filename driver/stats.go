@@ -4,6 +4,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -92,7 +93,8 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	}
 	m := looseMount{fd: fd, fsType: v.FSType}
 	defer func() { _ = m.Close() }()
-	if err := m.prove(v.Device); refusedFor(err, ReasonDeviceChanged) {
+	// What is no btrfs after all does not know btrfs's question.
+	if err := m.prove(v.Device); refusedFor(err, ReasonDeviceChanged) || errors.Is(err, unix.ENOTTY) {
 		return st, refuse(ReasonVolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	} else if err != nil {
 		return st, err

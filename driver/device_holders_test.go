@@ -1,0 +1,129 @@
+//go:build linux
+
+package driver
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// opening starts a process that has a file open in that way, "<" or "<>".
+func opening(t *testing.T, how, path string) *neighbour {
+	t.Helper()
+	return startNeighbour(t, "sh", "-c", `exec 3`+how+`"$1"; echo ready; read -r x || true`, "sh", path)
+}
+
+func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
+	g := rememberingGuest(t)
+	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	must(t, v.stage())
+	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
+	holders := filepath.Join(g.dir, "sys/block", v.disk.Name, "holders")
+	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
+	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+	must(t, err)
+	n := opening(t, "<", v.disk.Loop)
+	v.held("dm-7", fmt.Sprintf("process %d (sh)", n.pid))
+	v.held("dm-7") // a restarted driver still asks
+	must(t, mapper.Close())
+	must(t, v.unstage())
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("records left: %q", got)
+	}
+}
+
+func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
+	g := rememberingGuest(t)
+	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	// As a container has it: by a node of its own, which is no mount.
+	node := filepath.Join(g.dir, "the pod's node")
+	var st unix.Stat_t
+	must(t, unix.Stat(v.disk.Loop, &st))
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)))
+	reader, writer := opening(t, "<", node), opening(t, "<>", node)
+	must(t, v.unpublish("dev"))
+	v.held(fmt.Sprintf("process %d (sh)", writer.pid))
+	writer.leave()
+	must(t, v.unstage()) // to read is harmless
+	reader.leave()
+}
+
+func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
+	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs} {
+		t.Run(fsType, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, 4*mib), 0o600))
+			must(t, os.Truncate(v.disk.File, 0))
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+			if left := append(mounts(t, g.dir), g.records()...); len(left) > 0 {
+				t.Fatalf("left: %q", left)
+			}
+		})
+	}
+	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		breakExt(t, v)
+		must(t, v.unstage())
+	})
+}
+
+func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
+	readOnly := func(v volume) bool {
+		return readTestNumber(t, filepath.Join("/sys/block", filepath.Base(v.disk.Loop), "ro")) == 1
+	}
+	for name, finish := range map[string]func(v volume) error{
+		"by unpublish": func(v volume) error { return v.unpublish("dev") },
+		"by unpublish, where the target's directory is gone": func(v volume) error {
+			return v.unpublish("no/such/dev")
+		},
+		"by unstage": volume.unstage,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			must(t, v.stage())
+			must(t, v.publishReadOnly("dev"))
+			must(t, unix.Unmount(g.path("dev"), 0)) // and there the driver dies
+			if !readOnly(v) {
+				t.Fatal("the device can be written already")
+			}
+			must(t, finish(v))
+			if readOnly(v) {
+				t.Fatal("the device is still read-only")
+			}
+		})
+	}
+	t.Run("but not while another workload has the volume", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		must(t, v.stage())
+		must(t, v.publishReadOnly("dev"))
+		must(t, v.publishReadOnly("other"))
+		must(t, unix.Unmount(g.path("dev"), 0))
+		must(t, v.unpublish("dev"))
+		if !readOnly(v) {
+			t.Fatal("the other workload's device can be written")
+		}
+		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		must(t, v.unpublish("other"))
+		must(t, v.unstage())
+		if readOnly(v) {
+			t.Fatal("the device is still read-only")
+		}
+	})
+}

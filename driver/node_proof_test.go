@@ -1,0 +1,148 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// replaced gives the number and the name of the volume's device to another disk, as the kernel may
+// when the volume's disk is gone. It is a volume of its own.
+func (v volume) replaced(serial, fsType string) volume {
+	v.guest.t.Helper()
+	v.guest.unplug(v.disk)
+	other := *v.disk
+	other.Serial = serial
+	v.guest.plug(&other)
+	v.guest.disks++
+	return v.guest.volume(&other, fsType)
+}
+
+func (v volume) stats(path string) error {
+	_, err := v.guest.node().NodeGetVolumeStats(v.guest.t.Context(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
+	return err
+}
+
+func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) (v, w volume) {
+		g := rememberingGuest(t)
+		v = g.volume(g.attach(testSerial, 16*mib), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		return v, v.replaced(otherSerial, fsType)
+	}
+	t.Run("VS-5 shows not this volume", func(t *testing.T) {
+		v, _ := setUp(t, "block")
+		mustFail(t, v.stats("dev"), codes.NotFound, ReasonVolumeNotAtPath)
+		_, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+			VolumeId: v.ID, VolumePublishPath: v.guest.path("dev")})
+		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+	})
+	t.Run("NP-5 is not published again", func(t *testing.T) {
+		v, _ := setUp(t, "block")
+		mustFail(t, v.publish("dev"), codes.NotFound, ReasonDeviceNotFound)
+		moved := v.guest.attach(testSerial, 16*mib) // the volume's disk is back under another number
+		v.disk = moved
+		mustFail(t, v.publish("dev"), codes.AlreadyExists, ReasonPublishedDifferently)
+		must(t, v.unpublish("dev"))
+		must(t, v.publish("dev"))
+		must(t, v.stats("dev"))
+	})
+	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
+		v, w := setUp(t, fsExt4)
+		before := digest(t, w.disk)
+		mustFail(t, w.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		w.FSType = "block"
+		mustFail(t, w.publish("other"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+		if after := digest(t, w.disk); after != before {
+			t.Fatal("its disk has changed")
+		}
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		must(t, w.publish("other"))
+	})
+	t.Run("UP-3 is taken away, and the other disk is left as it is", func(t *testing.T) {
+		v, w := setUp(t, "block")
+		before := digest(t, w.disk)
+		must(t, v.unpublish("dev"))
+		must(t, v.unstage())
+		if left := mounts(t, v.guest.dir); len(left) > 0 || digest(t, w.disk) != before {
+			t.Fatalf("left %q", left)
+		}
+	})
+}
+
+func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
+	for name, cover := range map[string]func(t *testing.T, v, other volume){
+		"a directory of the root disk": func(t *testing.T, v, _ volume) {
+			must(t, unix.Unmount(v.staging(), 0))
+		},
+		"a bind mount of the root disk": func(t *testing.T, v, _ volume) {
+			must(t, unix.Unmount(v.staging(), 0))
+			run(t, "mount", "--bind", v.guest.path(""), v.staging())
+		},
+		"a tmpfs over the volume": func(t *testing.T, v, _ volume) {
+			run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		},
+		"another volume over the volume": func(t *testing.T, v, other volume) {
+			run(t, "mount", "--bind", other.staging(), v.staging())
+		},
+		"a raw device": func(t *testing.T, v, other volume) {
+			must(t, unix.Unmount(v.staging(), 0))
+			must(t, os.Remove(v.staging()))
+			must(t, os.WriteFile(v.staging(), nil, 0o600))
+			run(t, "mount", "--bind", filepath.Join(v.guest.dir, "dev", other.disk.Name), v.staging())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := rememberingGuest(t)
+			v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+			other := g.volume(g.attach(otherSerial, 16*mib), fsExt4)
+			must(t, v.stage())
+			must(t, other.stage())
+			cover(t, v, other)
+			before := mounts(t, g.dir)
+			mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+			if after := mounts(t, g.dir); !slices.Equal(after, before) {
+				t.Errorf("mounts: %q, were %q", after, before)
+			}
+			if _, err := os.Lstat(g.path("pod")); !os.IsNotExist(err) {
+				t.Errorf("the target was made: %v", err)
+			}
+			if err := v.stats("staging " + v.Name); err == nil {
+				t.Error("it counts as the volume's usage")
+			}
+		})
+	}
+	t.Run("a device that was born anew under the number", func(t *testing.T) {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		must(t, v.stage())
+		sequence := filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq")
+		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonDeviceChanged)
+	})
+}
+
+func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
+	for _, fsType := range []string{fsExt4, fsBtrfs} {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 128*mib), fsType)
+		must(t, v.stage())
+		shown, err := g.node().shownAt(v.staging())
+		must(t, err)
+		_, err = shown.statfs(v.staging())
+		must(t, err)
+		must(t, v.unstage())
+		_, err = shown.statfs(v.staging())
+		mustFail(t, nodeError(err), codes.NotFound, ReasonVolumeNotAtPath)
+	}
+}
