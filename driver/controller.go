@@ -90,13 +90,17 @@ func refused(err error) bool {
 // objects either, and then "not found" does not mean that they are gone.
 func (c *Controller) projectVisible(ctx context.Context) error {
 	_, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
-	switch {
-	case unknown(err):
+	if err != nil {
+		return projectError(ctx, err)
+	}
+	return nil
+}
+
+func projectError(ctx context.Context, err error) error {
+	if unknown(err) {
 		return fail(codes.PermissionDenied, ReasonProjectNotFound, "the rack shows this token no "+
 			"project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in "+
 			"it; give the token's user a role on it")
-	case err != nil:
-		return statusError(ctx, "read project", err)
 	}
-	return nil
+	return statusError(ctx, "read project", err)
 }

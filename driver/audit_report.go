@@ -1,0 +1,130 @@
+package driver
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+)
+
+// report is what an audit found.
+type report struct {
+	Cluster string          `json:"cluster"`
+	Project string          `json:"project"`
+	ToldAt  time.Time       `json:"toldAt"`
+	Owned   int             `json:"owned"`
+	Told    int             `json:"told"`
+	Deleted int             `json:"deleted"`
+	Orphans []*orphan       `json:"orphans"`
+	Missing []missingObject `json:"missing"`
+	Static  []staticObject  `json:"static"`
+}
+
+// orphan is an object of this cluster that nobody wants.
+type orphan struct {
+	object
+
+	Deleted bool   `json:"deleted"`
+	Kept    string `json:"kept,omitempty"` // why it is not deleted, when it might have been
+}
+
+// missingObject is a volume or snapshot that somebody wants and the rack does not have.
+type missingObject struct {
+	Kind   objectKind `json:"kind"`
+	ID     string     `json:"id"`
+	ToldBy string     `json:"toldBy"`
+}
+
+// staticObject is an object that somebody wants and this cluster's driver did not make.
+type staticObject struct {
+	object
+
+	ToldBy string `json:"toldBy"`
+}
+
+// found says whether something is left that somebody should look at.
+func (r *report) found() bool { return len(r.Missing) > 0 || r.Deleted < len(r.Orphans) }
+
+// write writes the report, and its figure as the last line: beside the JSON it would be no JSON.
+func (r *report) write(asJSON bool, out, log io.Writer) error {
+	figureTo := out
+	if asJSON {
+		figureTo = log
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(r); err != nil {
+			return fmt.Errorf("write the report: %w", err)
+		}
+	} else if err := r.writeTables(out); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	_, err := fmt.Fprintf(figureTo, "FIGURE audit owned=%d told=%d orphans=%d missing=%d deleted=%d\n",
+		r.Owned, r.Told, len(r.Orphans), len(r.Missing), r.Deleted)
+	return err
+}
+
+func (r *report) writeTables(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	line := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	if len(r.Orphans) > 0 {
+		line("ORPHANS: made for this cluster, wanted by nobody")
+		line("KIND\tID\tNAME\tCSI NAME\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
+		for _, o := range r.Orphans {
+			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, plain(o.Name),
+				plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ToldAt), plain(o.State),
+				orDash(o.AttachedTo), o.fate())
+		}
+		line("")
+	}
+	if len(r.Missing) > 0 {
+		line("MISSING: wanted, and not on the rack")
+		line("KIND\tID\tTOLD BY")
+		for _, m := range r.Missing {
+			line("%s\t%s\t%s", m.Kind, plain(m.ID), plain(m.ToldBy))
+		}
+		line("")
+	}
+	if len(r.Static) > 0 {
+		line("STATIC: wanted, and made by somebody else; the driver never deletes these")
+		line("KIND\tID\tNAME\tTOLD BY\tWHY")
+		for _, s := range r.Static {
+			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, plain(s.Name), plain(s.ToldBy), plain(s.Why))
+		}
+		line("")
+	}
+	return w.Flush()
+}
+
+func (o *orphan) fate() string {
+	switch {
+	case o.Deleted:
+		return "yes"
+	case o.Kept != "":
+		return "no: " + plain(o.Kept)
+	case o.Why != "":
+		return "no: it " + plain(o.Why)
+	}
+	return "no"
+}
+
+func (o object) age(at time.Time) string {
+	if o.Created.IsZero() {
+		return "-"
+	}
+	return short(at.Sub(o.Created))
+}
+
+func sizeText(bytes int64) string {
+	if bytes%gibBytes == 0 {
+		return fmt.Sprintf("%d GiB", bytes/gibBytes)
+	}
+	return fmt.Sprintf("%d bytes", bytes)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,202 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/status"
+)
+
+// objectKind is what an object of the rack is.
+type objectKind string
+
+const (
+	kindDisk     objectKind = "disk"
+	kindSnapshot objectKind = "snapshot"
+	// kindEither is for a handle of which nobody said what it is.
+	kindEither objectKind = "disk or snapshot"
+)
+
+// object is a disk or a snapshot as an audit sees it.
+type object struct {
+	Kind       objectKind `json:"kind"`
+	ID         string     `json:"id"`
+	Name       string     `json:"name"`
+	CSIName    string     `json:"csiName,omitempty"`
+	SizeBytes  int64      `json:"sizeBytes"`
+	Created    time.Time  `json:"created,omitzero"`
+	State      string     `json:"state"`
+	AttachedTo string     `json:"attachedTo,omitempty"`
+	// Why says why it is not this cluster's; for one with this cluster's mark, what is in doubt.
+	Why string `json:"why,omitempty"`
+
+	description string
+	halfDeleted bool
+}
+
+// free says whether nothing and nobody is at the object, as far as the rack says.
+func (o object) free() bool {
+	if o.Kind == kindDisk {
+		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
+	}
+	return o.State == string(oxide.SnapshotStateReady) ||
+		o.State == string(oxide.SnapshotStateFaulted)
+}
+
+// markedFor says whether the object carries the mark of a cluster.
+func (o object) markedFor(cluster string) bool {
+	m, ok := readMark(o.description)
+	return ok && m.Cluster == cluster
+}
+
+// stock is what the project has, by id.
+type stock struct {
+	owned  map[string]object // with this cluster's mark
+	others map[string]object
+}
+
+// takeStock lists the project's disks and snapshots, all of them or none.
+func (c *Controller) takeStock(ctx context.Context) (stock, error) {
+	s := stock{owned: map[string]object{}, others: map[string]object{}}
+	var inside error
+	add := func(o object, err error) (enough bool) {
+		switch {
+		case err != nil:
+			inside = err
+		case o.markedFor(c.ClusterID):
+			s.owned[o.ID] = o
+		default:
+			s.others[o.ID] = o
+		}
+		return inside != nil
+	}
+	err := c.eachDisk(ctx, func(d *oxide.Disk) bool {
+		return add(c.diskObject(d), believable("list disks", d))
+	})
+	if err := errors.Join(err, inside); err != nil {
+		return stock{}, err
+	}
+	err = c.eachSnapshot(ctx, func(snapshot *oxide.Snapshot) bool {
+		return add(c.snapshotObject(snapshot), believableSnapshot("list snapshots", snapshot))
+	})
+	return s, errors.Join(err, inside)
+}
+
+func (c *Controller) diskObject(d *oxide.Disk) object {
+	m, _ := readMark(d.Description)
+	return object{
+		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
+		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
+		State: string(d.State.State()), AttachedTo: holder(d), Why: foreignDisk(d, c.ClusterID),
+		description: d.Description, halfDeleted: halfDeleted(d),
+	}
+}
+
+func (c *Controller) snapshotObject(s *oxide.Snapshot) object {
+	m, _ := readMark(s.Description)
+	return object{
+		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
+		Why: foreignSnapshot(s, c.ClusterID), description: s.Description,
+	}
+}
+
+func createdAt(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+// anywhere finds what a handle names, also in another project, or nil.
+func (c *Controller) anywhere(ctx context.Context, h handle, s stock) (*object, error) {
+	for _, listed := range []map[string]object{s.owned, s.others} {
+		if o, ok := listed[h.ID]; ok && h.could(o.Kind) {
+			return &o, nil
+		}
+	}
+	id, ok := rackID(h.ID)
+	if !ok {
+		return nil, nil
+	}
+	for _, kind := range []objectKind{kindDisk, kindSnapshot} {
+		if !h.could(kind) {
+			continue
+		}
+		o, err := c.read(ctx, kind, id)
+		if o != nil || err != nil {
+			return o, err
+		}
+	}
+	return nil, nil
+}
+
+// read reads an object, nil when the rack does not know it.
+func (c *Controller) read(ctx context.Context, kind objectKind, id oxide.NameOrId) (*object,
+	error) {
+	var o object
+	if kind == kindDisk {
+		disk, err := c.diskByID(ctx, id)
+		if isNotFound(err) {
+			return nil, c.projectVisible(ctx)
+		} else if err != nil {
+			return nil, err
+		}
+		o = c.diskObject(disk)
+		return &o, nil
+	}
+	snapshot, err := c.snapshotByID(ctx, id)
+	if isNotFound(err) {
+		return nil, c.projectVisible(ctx)
+	} else if err != nil {
+		return nil, err
+	}
+	o = c.snapshotObject(snapshot)
+	return &o, nil
+}
+
+// deleteOrphan reads the object once more and deletes it if it is what was seen. kept says why it
+// stays; an object that is gone by itself counts as kept from deletion.
+func (c *Controller) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
+	id := oxide.NameOrId(seen.ID)
+	now, err := c.read(ctx, seen.Kind, id)
+	switch {
+	case err != nil:
+		return "", err
+	case now == nil:
+		return "it is gone by now", nil
+	case now.Why != "":
+		return "it " + now.Why, nil
+	case now.Name != seen.Name, now.description != seen.description,
+		!now.Created.Equal(seen.Created):
+		return "it is not what was listed", nil
+	case !now.free():
+		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
+	}
+	if seen.Kind == kindDisk {
+		err = c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	} else {
+		err = c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	}
+	switch {
+	case err == nil:
+		return "", nil
+	case unknown(err):
+		return "it is gone by now", c.projectVisible(ctx)
+	case refused(err):
+		return "the rack refuses: " + status.Convert(statusError(ctx, "delete", err)).Message(), nil
+	}
+	return "", statusError(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
+}
+
+// sorted lists objects, disks first, by name and id.
+func sorted(objects []object) []object {
+	slices.SortFunc(objects, func(a, b object) int {
+		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)
+	})
+	return objects
+}

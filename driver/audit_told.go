@@ -1,0 +1,233 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+// toldSource is where an audit learns which volumes somebody wants.
+type toldSource interface {
+	ask(ctx context.Context) (told, error)
+}
+
+func (c AuditConfig) toldSource() toldSource {
+	if c.Kubectl {
+		return kubectl{}
+	}
+	return &toldFile{path: c.Volumes}
+}
+
+// toldFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
+type toldFile struct {
+	path string
+	once *told // of standard input, which can be read once
+}
+
+// mostTold is more than any cluster's volumes take, and less than a machine's memory.
+const mostTold = 1 << 30
+
+func (f *toldFile) ask(context.Context) (told, error) {
+	if f.once != nil {
+		return *f.once, nil
+	}
+	file := os.Stdin
+	if f.path != "-" {
+		var err error
+		if file, err = os.Open(f.path); err != nil {
+			return told{}, fmt.Errorf("--volumes: %w", err)
+		}
+		defer func() { _ = file.Close() }()
+	}
+	// A file tells how things were when it was written. What comes through a pipe is written now.
+	at := time.Now()
+	if info, err := file.Stat(); err != nil {
+		return told{}, fmt.Errorf("--volumes: %w", err)
+	} else if info.Mode().IsRegular() && info.ModTime().Before(at) {
+		at = info.ModTime()
+	}
+	data, err := io.ReadAll(io.LimitReader(file, mostTold+1))
+	if err == nil && len(data) > mostTold {
+		err = errors.New("has more than 1 GiB")
+	}
+	if err != nil {
+		return told{}, fmt.Errorf("--volumes: %w", err)
+	}
+	t, err := parseTold(data, at)
+	if err != nil {
+		return told{}, fmt.Errorf("--volumes: %w", err)
+	}
+	if f.path == "-" {
+		f.once = &t
+	}
+	return t, nil
+}
+
+// parseTold reads handles, one in each line, or Kubernetes' JSON, whichever it is.
+func parseTold(data []byte, at time.Time) (told, error) {
+	t := newTold(at)
+	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+		return t, t.addKubernetes(data)
+	}
+	for i, line := range strings.Split(string(data), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if _, ok := rackID(line); !ok {
+			return t, fmt.Errorf("line %d is no volume handle of this driver, which are UUIDs, nor is "+
+				"the whole JSON: %.40q", i+1, line)
+		}
+		t.add(kindEither, line, fmt.Sprintf("line %d", i+1))
+	}
+	return t, nil
+}
+
+// kubeObject has what an audit reads of Kubernetes' objects: a list, or one of four kinds.
+type kubeObject struct {
+	Kind     string `json:"kind"`
+	Metadata struct {
+		Name               string `json:"name"`
+		UID                string `json:"uid"`
+		Continue           string `json:"continue"`
+		RemainingItemCount int64  `json:"remainingItemCount"`
+	} `json:"metadata"`
+	Items []kubeObject `json:"items"`
+	Spec  struct {
+		// of a PersistentVolume
+		CSI struct {
+			Driver       string `json:"driver"`
+			VolumeHandle string `json:"volumeHandle"`
+		} `json:"csi"`
+		ClaimRef kubeReference `json:"claimRef"`
+		// of a VolumeSnapshotContent
+		Driver string `json:"driver"`
+		Source struct {
+			SnapshotHandle string `json:"snapshotHandle"`
+		} `json:"source"`
+		VolumeSnapshotRef kubeReference `json:"volumeSnapshotRef"`
+	} `json:"spec"`
+	Status struct {
+		SnapshotHandle string `json:"snapshotHandle"`
+	} `json:"status"`
+}
+
+type kubeReference struct {
+	UID string `json:"uid"`
+}
+
+func (t *told) addKubernetes(data []byte) error {
+	var list kubeObject
+	// What follows the object is an error too: two lists one after the other are not one.
+	if err := json.Unmarshal(data, &list); err != nil {
+		return fmt.Errorf("is not the whole of what kubectl prints with -o json: %w", err)
+	}
+	element, isList := strings.CutSuffix(list.Kind, "List")
+	switch {
+	case !isList:
+		return t.addKubeObject(list, list.Kind)
+	case list.Metadata.Continue != "" || list.Metadata.RemainingItemCount > 0:
+		return errors.New("is one page of a longer list")
+	case list.Items == nil:
+		return errors.New("is a list without items")
+	}
+	for _, item := range list.Items {
+		kind := item.Kind
+		if kind == "" {
+			kind = element
+		}
+		if err := t.addKubeObject(item, kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *told) addKubeObject(o kubeObject, kind string) error {
+	by := kind + " " + o.Metadata.Name
+	switch kind {
+	case "PersistentVolume":
+		if o.Spec.CSI.Driver != driverName {
+			return nil
+		}
+		if o.Spec.CSI.VolumeHandle == "" {
+			return fmt.Errorf("the %s has no volumeHandle", by)
+		}
+		t.add(kindDisk, o.Spec.CSI.VolumeHandle, by)
+		t.claim(o.Spec.ClaimRef.UID)
+	case "VolumeSnapshotContent":
+		if o.Spec.Driver != driverName {
+			return nil
+		}
+		for _, id := range []string{o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle} {
+			if id != "" {
+				t.add(kindSnapshot, id, by)
+			}
+		}
+		t.claim(o.Spec.VolumeSnapshotRef.UID)
+	case "PersistentVolumeClaim", "VolumeSnapshot":
+		t.claim(o.Metadata.UID)
+	default:
+		return fmt.Errorf("holds a %.40q, which is neither a volume, a claim nor a snapshot", kind)
+	}
+	return nil
+}
+
+// kubectl asks the cluster that kubectl speaks to. It is an operator's program, and what it prints
+// is data: if it does not print the whole, nothing is believed.
+type kubectl struct{}
+
+// The custom resources of snapshots, which not every cluster has.
+const snapshotCRDs = "volumesnapshotcontents.snapshot.storage.k8s.io " +
+	"volumesnapshots.snapshot.storage.k8s.io"
+
+func (kubectl) ask(ctx context.Context) (told, error) {
+	at := time.Now()
+	crds := strings.Fields(snapshotCRDs)
+	there, err := runKubectl(ctx, slices.Concat([]string{"get", "customresourcedefinitions"}, crds,
+		[]string{"--ignore-not-found", "--output=name"})...)
+	if err != nil {
+		return told{}, err
+	}
+	kinds := []string{"persistentvolumes", "persistentvolumeclaims"}
+	for _, crd := range crds {
+		if slices.ContainsFunc(strings.Fields(string(there)), func(name string) bool {
+			return strings.HasSuffix(name, "/"+crd)
+		}) {
+			kinds = append(kinds, crd)
+		}
+	}
+	list, err := runKubectl(ctx, "get", strings.Join(kinds, ","), "--all-namespaces",
+		"--output=json")
+	if err != nil {
+		return told{}, err
+	}
+	t := newTold(at)
+	if err := t.addKubernetes(list); err != nil {
+		return told{}, fmt.Errorf("what kubectl printed %w", err)
+	}
+	return t, nil
+}
+
+func runKubectl(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "kubectl", args...)
+	// It may run plugins of its own, which the rack's token is none of the business of.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		return strings.HasPrefix(entry, "OXIDE_")
+	})
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, plain(stderr.String()))
+	}
+	return stdout.Bytes(), nil
+}

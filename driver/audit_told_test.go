@@ -1,0 +1,162 @@
+package driver
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// persistent is a PersistentVolume as kubectl prints it.
+func persistent(name, driver, handle string) string {
+	return `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"` + name +
+		`","uid":"x"},"spec":{"claimRef":{"kind":"PersistentVolumeClaim","uid":"` + auditUID +
+		`"},"csi":{"driver":"` + driver + `","volumeHandle":"` + handle + `"}}}`
+}
+
+func listOf(items ...string) string {
+	return `{"apiVersion":"v1","kind":"List","metadata":{"resourceVersion":""},"items":[` +
+		strings.Join(items, ",") + `]}`
+}
+
+func TestWhatAnAuditIsTold(t *testing.T) {
+	content := func(spec, status string) string {
+		return `{"kind":"VolumeSnapshotContent","metadata":{"name":"c"},"spec":{"driver":"` +
+			driverName + `",` + spec + `},"status":{` + status + `}}`
+	}
+	for _, test := range []struct {
+		name, text string
+		want       []handle
+	}{
+		{"handles, one in each line", "\n# a comment\n" + strings.ToUpper(testDisk) + "\r\n  " +
+			testSnapshot + "\n" + testDisk, []handle{{kindEither, testDisk, "line 3"},
+			{kindEither, testSnapshot, "line 4"}}},
+		{"nothing", "", nil},
+		{"an empty list", listOf(), nil},
+		{"volumes of two drivers", listOf(persistent("one", driverName, testDisk),
+			persistent("two", "ebs.csi.aws.com", testImage)), []handle{{kindDisk, testDisk,
+			"PersistentVolume one"}}},
+		{"one volume", persistent("one", driverName, testDisk), []handle{{kindDisk, testDisk,
+			"PersistentVolume one"}}},
+		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
+			`{"name":"one"},"spec":{"csi":{"driver":"` + driverName + `","volumeHandle":"` +
+			testDisk + `"}}}]}`, []handle{{kindDisk, testDisk, "PersistentVolume one"}}},
+		{"a handle that is no UUID, which nothing on the rack has", listOf(persistent("one",
+			driverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
+		{"snapshots: taken, given, and in the making", listOf(
+			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+testSnapshot+`"`),
+			content(`"source":{"snapshotHandle":"`+testImage+`"}`, ""),
+			content(`"source":{"volumeHandle":"x"}`, "")), []handle{
+			{kindSnapshot, testSnapshot, "VolumeSnapshotContent c"},
+			{kindSnapshot, testImage, "VolumeSnapshotContent c"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := parseTold([]byte(test.text), auditNow)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got.Handles, cmpopts.EquateEmpty()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAListThatIsNotWholeIsNoList(t *testing.T) {
+	whole := listOf(persistent("one", driverName, testDisk))
+	for name, text := range map[string]string{
+		"a table":                 "NAME   CAPACITY\npv-1   1Gi\n",
+		"JSON cut off":            whole[:len(whole)-3],
+		"two lists":               whole + whole,
+		"a page":                  strings.Replace(whole, `"resourceVersion":""`, `"continue":"x"`, 1),
+		"a page with a remainder": strings.Replace(whole, `"resourceVersion":""`, `"remainingItemCount":7`, 1),
+		"no items":                `{"kind":"List"}`,
+		"pods":                    listOf(`{"kind":"Pod","metadata":{"name":"p"}}`),
+		"an error":                `{"kind":"Status","status":"Failure"}`,
+		"a volume without handle": listOf(persistent("one", driverName, "")),
+		"items of another type":   `{"kind":"List","items":"none"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, err := parseTold([]byte(text), auditNow); err == nil {
+				t.Errorf("got %v", got.Handles)
+			}
+		})
+	}
+}
+
+func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "told")
+	if err := os.WriteFile(path, []byte(testDisk), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	written := time.Now().Add(-48 * time.Hour).Truncate(time.Second)
+	for name, want := range map[string]time.Time{"old": written, "from the future": time.Now()} {
+		stamp := written
+		if name != "old" {
+			stamp = time.Now().Add(48 * time.Hour)
+		}
+		if err := os.Chtimes(path, stamp, stamp); err != nil {
+			t.Fatal(err)
+		}
+		got, err := (&toldFile{path: path}).ask(t.Context())
+		if err != nil || got.At.Sub(want).Abs() > time.Minute {
+			t.Errorf("%s: got %v, %v, want %v", name, got.At, err, want)
+		}
+	}
+	if _, err := (&toldFile{path: path + "x"}).ask(t.Context()); err == nil {
+		t.Error("a file that is not there tells nothing, which is not an empty list")
+	}
+}
+
+func TestWhatAnAuditIsGiven(t *testing.T) {
+	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": testToken,
+		"OXIDE_PROJECT": testProject, "OXIDE_CLUSTER_ID": "blue"}
+	parse := func(without string, args ...string) (AuditConfig, error) {
+		return ParseAuditConfig(args, func(key string) string {
+			if key == without {
+				return ""
+			}
+			return env[key]
+		}, &bytes.Buffer{})
+	}
+	deleting := []string{"--kubectl", "--delete", "--sightings=s"}
+	for _, test := range []struct {
+		name, without string
+		args          []string
+		want          string // a word of the error; empty: fine
+	}{
+		{"a file", "", []string{"--volumes=f"}, ""},
+		{"kubectl, as JSON", "OXIDE_CLUSTER_ID", []string{"--kubectl", "--output=json"}, ""},
+		{"all of it", "", append(slices.Clone(deleting), "--older-than=10m", "--between=10m",
+			"--none-told=volumes,snapshots"), ""},
+		{"neither", "", nil, "--kubectl"},
+		{"both", "", []string{"--kubectl", "--volumes=f"}, "one of the two"},
+		{"no rack", "OXIDE_HOST", []string{"--kubectl"}, "OXIDE_HOST"},
+		{"no token", "OXIDE_TOKEN", []string{"--kubectl"}, "OXIDE_TOKEN"},
+		{"no project", "OXIDE_PROJECT", []string{"--kubectl"}, "OXIDE_PROJECT"},
+		{"deleting without memory", "", []string{"--kubectl", "--delete"}, "--sightings"},
+		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", deleting, "OXIDE_CLUSTER_ID"},
+		{"deleting what is young", "", append(slices.Clone(deleting), "--older-than=9m"), "10m"},
+		{"deleting in haste", "", append(slices.Clone(deleting), "--between=1s"), "10m"},
+		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
+		{"another kind", "", []string{"--kubectl", "--none-told=pods"}, "volumes, snapshots"},
+		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},
+		{"a flag of the plugin's", "", []string{"--kubectl", "--mode=node"}, "mode"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := parse(test.without, test.args...)
+			switch {
+			case test.want == "" && err != nil:
+				t.Error(err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
