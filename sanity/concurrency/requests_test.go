@@ -2,9 +2,11 @@ package concurrency
 
 import (
 	"context"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
 )
 
 const gib = int64(1) << 30
@@ -39,6 +41,13 @@ func createRequest(name string, sizeBytes int64) *csi.CreateVolumeRequest {
 	}
 }
 
+// exactly asks for a volume of this size and no other.
+func exactly(name string, sizeBytes int64) *csi.CreateVolumeRequest {
+	req := createRequest(name, sizeBytes)
+	req.CapacityRange.LimitBytes = sizeBytes
+	return req
+}
+
 func publishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: volume.GetVolumeId(), NodeId: node, VolumeCapability: mounted("", oneWriter),
@@ -49,6 +58,51 @@ func publishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolum
 // client is one of the controllers; they take turns.
 func (s *site) client(turn int) csi.ControllerClient {
 	return s.controllers[turn%len(s.controllers)].Controller()
+}
+
+// created, attached, detached, deleted and snapshotDeleted are what one caller does who does not
+// give up.
+
+func (s *site) created(ctx context.Context, req *csi.CreateVolumeRequest) (volume *csi.Volume) {
+	s.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
+		answer, err := s.client(0).CreateVolume(ctx, req)
+		volume = answer.GetVolume()
+		return err
+	})
+	return volume
+}
+
+func (s *site) attached(ctx context.Context, volume *csi.Volume, n *host) (said map[string]string) {
+	s.converge(ctx, "ControllerPublishVolume", busy, func(ctx context.Context) error {
+		answer, err := s.client(1).ControllerPublishVolume(ctx,
+			publishRequest(volume, n.instance.ID))
+		said = answer.GetPublishContext()
+		return err
+	})
+	return said
+}
+
+func (s *site) detached(ctx context.Context, id string) {
+	s.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
+		_, err := s.client(0).ControllerUnpublishVolume(ctx,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: id})
+		return err
+	})
+}
+
+func (s *site) deleted(ctx context.Context, id string) {
+	s.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
+		_, err := s.client(1).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		return err
+	})
+}
+
+func (s *site) snapshotDeleted(ctx context.Context, id string) {
+	allowed := busy.and(answers{codes.Aborted: {"SnapshotNotReady"}})
+	s.converge(ctx, "DeleteSnapshot", allowed, func(ctx context.Context) error {
+		_, err := s.client(0).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+		return err
+	})
 }
 
 // disksOf lists the rack's disks of a volume's name, which the driver writes into the description.
@@ -65,6 +119,23 @@ func (s *site) disksOf(ctx context.Context, name string) []oxide.Disk {
 			found = append(found, disk)
 		}
 	}
+	return found
+}
+
+// snapshotsNamed lists the ids of the rack's snapshots of a name.
+func (s *site) snapshotsNamed(ctx context.Context, name string) []string {
+	all, err := s.rack.Client.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: oxide.NameOrId(s.rack.Project)})
+	if err != nil {
+		s.wrong("list the rack's snapshots: %v", err)
+	}
+	var found []string
+	for _, snapshot := range all {
+		if snapshot.Description == ownDescription(name) {
+			found = append(found, snapshot.Id)
+		}
+	}
+	slices.Sort(found)
 	return found
 }
 
