@@ -88,6 +88,9 @@ type shownVolume struct {
 // unmounted since it was found, the path would lead to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if missing(err) {
+		return st, refuse(ReasonVolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
+	}
 	if err != nil {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
