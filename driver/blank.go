@@ -7,6 +7,21 @@ import (
 	"slices"
 )
 
+// What stands between a disk and mkfs, or a mount, each in one place:
+//
+//   - one device has the serial: devices.lookup; of the disk's size: openVolume; which has to be
+//     told: format
+//   - the device is open all the time, and the same one before and after: prove, unchanged,
+//     openExclusive; mkfs opens it by the open descriptor: inherited
+//   - it is mounted nowhere and held by nobody: stage, openExclusive
+//   - every area was read: readAreas; is zero: checkBlank; and blkid knows nothing: checkBlank
+//   - where the areas are: markAreas, one line for each kind of owner
+//   - a mark adds up: parseMark; is of this volume, its disk and size, and nobody else has put
+//     anything there since: checkUnfinished
+//   - a filesystem that has been mounted is not formatted: judge, checkUnfinished
+//   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
+//   - it is of the type that is asked for: mountVolume; and not larger than its disk: prepare
+
 // content is what a disk holds: nothing, a filesystem that can be mounted, or a format of this
 // volume that was cut off. Everything else is refused.
 type content struct {
@@ -23,11 +38,17 @@ func (s survey) judge(v nodeVolume) (content, error) {
 		// It has been in use. What a mark's place holds now is some file's: never a reason to format.
 		return content{Filesystem: fs}, nil
 	case len(s.wholeMarks()) > 0:
-		return content{Unfinished: true}, s.checkUnfinished(v)
+		if err := s.checkUnfinished(v); err != nil {
+			return content{}, err
+		}
+		return content{Unfinished: true}, nil
 	case whole:
 		return content{Filesystem: fs}, nil
 	}
-	return content{Blank: true}, s.checkBlank()
+	if err := s.checkBlank(); err != nil {
+		return content{}, err
+	}
+	return content{Blank: true}, nil
 }
 
 // alone says that the disk's one filesystem is whole by its own account and that nothing of anybody

@@ -16,8 +16,14 @@
 // have to be stopped for an attach, and if so the driver says it: it never stops anything.
 //
 // On the node, NodeStageVolume waits for the device with that serial to appear, proves that it is
-// the one and only, looks whether it is blank, formats it only then, grows what is smaller than its
-// disk, and mounts it at the staging path. NodePublishVolume binds the mount, or the device for raw
+// the one and only, and keeps it open to the end. It mounts what is one whole filesystem. It
+// formats only what is proven blank: of the size that the controller has told, held by nobody, not
+// known to blkid or the driver's own list of marks, and zero in every area where a filesystem, a
+// partition table, a volume manager, a RAID, encryption or swap keeps one (areas.go). Before mkfs a
+// mark of the volume is written to the disk, where no mkfs writes, and erased when mkfs's work is
+// durable (format_mark.go): a format that was cut off is known as this volume's and done again,
+// unless the filesystem has been mounted since. Then it grows what is smaller than its disk, and
+// mounts it at the staging path. NodePublishVolume binds the mount, or the device for raw
 // block volumes, to each workload's path. The way back is the same in reverse: unpublish, unstage,
 // detach, delete; each succeeds when what it has to undo is not there. Deleted is only what carries
 // this cluster's mark in its description, and the name that the mark stands for; it is read right

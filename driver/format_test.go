@@ -86,8 +86,16 @@ func uuidOf(t *testing.T, d *guestDisk) string {
 	return run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
-// smallest is a disk that takes every filesystem.
-const smallest = 512 * mib
+// smallest is a disk that takes the filesystem.
+func smallest(fsType string) int64 {
+	switch fsType {
+	case fsXFS:
+		return 300 * mib
+	case fsBtrfs:
+		return 128 * mib
+	}
+	return 64 * mib
+}
 
 func TestACutOffFormatIsDoneAgain(t *testing.T) {
 	cuts := []struct{ name, script string }{
@@ -101,7 +109,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		for _, c := range cuts {
 			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, smallest), fsType)
+				v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
 				cutOff(t, c.script, v.stage)
 				if n := v.disk.marksOn(t); n == 0 {
 					t.Fatal("no mark is left on the disk")
@@ -117,7 +125,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
 			func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, smallest), fsType)
+				v := g.volume(g.attach(testSerial, max(smallest(fsType), smallest(other))), fsType)
 				cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 				v.FSType = other
 				must(t, v.stage())
@@ -263,7 +271,10 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 	for _, fsType := range supportedFilesystems {
 		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, smallest), fsType)
+			v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
+			if fsType != fsBtrfs {
+				v.Context = map[string]string{ctxMkfsOptions: "fsBlockSize=4096"} // the size of a mark's spot
+			}
 			must(t, v.stage())
 			fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
 			must(t, v.unstage())
@@ -281,7 +292,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 			t.Run("a "+fsType+" that was only just "+state+" when its machine died",
 				func(t *testing.T) {
 					g := newGuest(t)
-					v := g.volume(g.attach(testSerial, smallest), fsType)
+					v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
 					must(t, v.stage())
 					file := filepath.Join(v.staging(), "hello")
 					if state != "mounted and nothing more" {

@@ -228,7 +228,8 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 func btrfsFresh(b []byte) bool {
 	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
 	le64 := binary.LittleEndian.Uint64
-	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 && le64(b[generation:]) <= mostByMkfs
+	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
+		le64(b[generation:]) <= mostByMkfs
 }
 
 // product multiplies two counts of a foreign disk; what no disk can have becomes the largest

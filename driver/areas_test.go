@@ -1,0 +1,139 @@
+//go:build linux
+
+package driver
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// covered says whether an offset is read before a disk of that size is formatted.
+func covered(areas []area, offset int64) bool {
+	return slices.ContainsFunc(areas, func(a area) bool {
+		return a.Offset <= offset && offset < a.end()
+	})
+}
+
+var testSizes = []int64{512, 64 << 10, mib, 3 * mib, 8 * mib, 64*mib + 512, 300*mib + 4096, gib,
+	3*gib + 8*mib, 10 * gib, 100*gib - 512, 1023 * gib, 5 << 40}
+
+func TestTheAreasOfADisk(t *testing.T) {
+	for _, size := range testSizes {
+		areas := markAreas(size)
+		var bytes int64
+		for i, a := range areas {
+			bytes += a.Bytes
+			last := a.end() == size
+			if a.Owner == "" || a.Offset < 0 || a.Bytes <= 0 || a.end() > size || a.Offset%spotBytes != 0 ||
+				(!last && a.Bytes%spotBytes != 0) {
+				t.Errorf("size %d: area %+v", size, a)
+			}
+			if slices.ContainsFunc(areas[:i], func(b area) bool {
+				return b.Offset <= a.Offset && a.end() <= b.end()
+			}) {
+				t.Errorf("size %d: area %+v is read twice", size, a)
+			}
+		}
+		if bytes > 8*mib || len(areas) > 600 {
+			t.Errorf("size %d: %d bytes in %d areas are too many", size, bytes, len(areas))
+		}
+		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1, max(0, size-2*mib),
+			max(0, size-3087*512)} {
+			// The middle is xfs's.
+			if !covered(areas, offset) && (offset != size/2 || size < 128*mib) {
+				t.Errorf("size %d: offset %d is not read", size, offset)
+			}
+		}
+		for _, slot := range markSlots(size) {
+			if slot < 0 || slot%spotBytes != 0 || slot+spotBytes > size || !covered(edgeAreas(size), slot) {
+				t.Errorf("size %d: a mark at %d", size, slot)
+			}
+		}
+		if n := len(markSlots(size)); n != 3 && size >= mib {
+			t.Errorf("size %d has %d places for marks", size, n)
+		}
+	}
+}
+
+// TestEveryCopyOfASuperblockLiesInAnArea asks the filesystems themselves where they keep copies.
+func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
+	image := func(t *testing.T, size int64) string {
+		file := filepath.Join(t.TempDir(), "disk.img")
+		must(t, os.WriteFile(file, nil, 0o600))
+		must(t, os.Truncate(file, size))
+		return file
+	}
+	numbers := func(t *testing.T, out, pattern string) []int64 {
+		t.Helper()
+		var all []int64
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(out, -1) {
+			n, err := strconv.ParseInt(m[1], 10, 64)
+			must(t, err)
+			all = append(all, n)
+		}
+		return all
+	}
+	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 10 * gib} {
+		for _, block := range []int64{1024, 2048, 4096, 65536} {
+			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
+				t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features, size/mib),
+					func(t *testing.T) {
+						file := image(t, size)
+						run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features, file)
+						copies := numbers(t, run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
+						for _, n := range copies {
+							if !covered(markAreas(size), n*block) {
+								t.Errorf("the copy in block %d of %d bytes is not read", n, block)
+							}
+						}
+						if len(copies) == 0 && size > 8*block*block {
+							t.Error("it has no copies")
+						}
+					})
+			}
+		}
+		if size < 300*mib {
+			continue
+		}
+		layouts := [][]string{nil, {"-d", "agcount=8"}, {"-b", "size=1024"}, {"-d", "agcount=16"}}
+		if size < 3*gib {
+			layouts = layouts[:3] // with more groups there is no room for a log
+		}
+		for _, args := range layouts {
+			t.Run(fmt.Sprintf("xfs on %d MiB with %q", size/mib, args), func(t *testing.T) {
+				file := image(t, size)
+				run(t, "mkfs.xfs", append(append([]string{"-q"}, args...), file)...)
+				out := run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
+				n := numbers(t, out, ` = (\d+)`)
+				for group := range n[0] {
+					if !covered(markAreas(size), group*n[1]*n[2]) {
+						t.Errorf("the superblock of group %d of %d is not read", group, n[0])
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
+	for _, size := range []int64{8 * mib, gib} {
+		for _, a := range markAreas(size) {
+			for _, at := range []int64{0, a.Bytes / 2, a.Bytes - 1} {
+				data := make([]byte, a.Bytes)
+				data[at] = 1
+				s := survey{Path: "/dev/x", SizeBytes: size, Pieces: []piece{{a, data}}}
+				err := s.checkBlank()
+				where := fmt.Sprintf("offset %d (%s)", a.Offset+at, a.Owner)
+				if !refusedFor(err, ReasonDiskNotBlank) || !strings.Contains(err.Error(), where) {
+					t.Fatalf("byte %d of %+v: %v", at, a, err)
+				}
+			}
+		}
+	}
+}
