@@ -65,7 +65,7 @@ func (h *history) wait(ctx context.Context) error {
 }
 
 func (h *history) addFault(ctx context.Context, name string) (string, error) {
-	if h.world.rackDown || len(h.world.faults) >= 2 {
+	if h.world.rackDown || len(h.world.faults) >= 4 {
 		return impossible, nil
 	}
 	id, err := h.site.rack.Admin.AddFault(ctx, faults[name].Fault)

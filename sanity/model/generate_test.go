@@ -76,7 +76,7 @@ func drawWish(t *rapid.T) wish {
 	if w.kind <= again {
 		if chance := draw(99, "mishap"); chance >= 88 {
 			w.mishap = []mishap{abandoned, killed, abandoned, rackDies}[chance%4]
-			w.after = time.Duration(draw(25_000, "after")) * time.Microsecond
+			w.after = time.Duration(draw(30_000, "after")) * time.Microsecond
 		}
 	}
 	return w
@@ -129,7 +129,10 @@ func (h *history) resolve(w wish, volumes []int) []step {
 	case writing:
 		s.node = h.goals[v]
 	case pairing:
-		s = h.pair(w, s)
+		if w.pod == 1 {
+			s.vol = volumes[w.block%len(volumes)]
+		}
+		s = h.pair(w, v, s)
 	case misfortune:
 		return h.misfortune(w, v)
 	case restarting:
@@ -145,6 +148,9 @@ func (h *history) resolve(w wish, volumes []int) []step {
 	if s.op.isCall() {
 		h.last = s
 		s.mishap, s.after = w.mishap, w.after
+		if s.op == stage {
+			s.after *= 5 // it is the longest, for what it does to a new disk
+		}
 	}
 	return []step{s}
 }
@@ -157,10 +163,15 @@ func (h *history) misfortune(w wish, v int) []step {
 			next = back
 		}
 	}
+	if operations[next.op] == "" {
+		// A call that may come at any time instead.
+		next = step{op: attach, ctl: 1 + w.ctl, vol: v, node: h.goals[v]}
+	}
 	var names []string
 	for _, name := range faultNames() {
 		operation := faults[name].Operation
-		if strings.HasSuffix(operation, "_view") || operation == operations[next.op] {
+		if operation == operations[next.op] ||
+			w.fault%8 == 0 && strings.HasSuffix(operation, "_view") {
 			names = append(names, name)
 		}
 	}
@@ -175,10 +186,10 @@ var operations = map[op]string{
 }
 
 // pair is two calls at the same time: one twice, or two of which either may come first.
-func (h *history) pair(w wish, other step) step {
-	s := h.towards(other.vol, h.goals[other.vol])
+func (h *history) pair(w wish, v int, other step) step {
+	s := h.towards(v, h.goals[v])
 	if !s.op.isCall() {
-		back, ok := h.away(other.vol)
+		back, ok := h.away(v)
 		if s = back; !ok {
 			return step{op: wait}
 		}

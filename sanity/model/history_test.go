@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -124,10 +123,9 @@ func (h *history) look(ctx context.Context, calls []ended) error {
 	if h.world.rackDown {
 		return nil
 	}
-	left, fired, err := h.site.activeFaults(ctx, h.faultNames)
+	left, err := h.site.activeFaults(ctx, h.faultNames)
 	h.count.faults += len(h.world.faults) - len(left)
 	h.world.faults = left
-	_ = fired
 	return err
 }
 
@@ -305,81 +303,4 @@ func (h *history) strike(ctx context.Context, s step) {
 func (h *history) restart(ctx context.Context, p *sanity.Plugin) error {
 	h.count.restarts++
 	return p.Start(ctx)
-}
-
-// tearDown is the patient CO at the end of a history: it undoes everything, call after call, until
-// it is done.
-func (h *history) tearDown(ctx context.Context) error {
-	if err := h.calm(ctx); err != nil {
-		return err
-	}
-	for range 4 {
-		todo := false
-		for v := len(kinds) - 1; v > 0; v-- {
-			for range 20 {
-				s, more := h.away(v)
-				if !more {
-					break
-				}
-				todo = true
-				if err := h.do(ctx, s); err != nil {
-					return err
-				}
-			}
-		}
-		for s := range snapOf {
-			if s > 0 && h.world.seen[snapField(s)] != "" {
-				todo = true
-				for _, o := range []op{createSnapshot, deleteSnapshot} {
-					if err := h.do(ctx, step{op: o, ctl: 1, snap: s}); err != nil {
-						return err
-					}
-				}
-			}
-		}
-		if !todo {
-			return h.clean(ctx)
-		}
-	}
-	return errors.New("the patient CO does not come to an end")
-}
-
-// calm ends the misfortunes: everything runs, and no fault waits to strike.
-func (h *history) calm(ctx context.Context) error {
-	steps := []step{{op: startRack}}
-	for _, n := range nodes {
-		steps = append(steps, step{op: startInstance, node: n})
-	}
-	for _, s := range append(steps, step{op: wait}) {
-		if err := h.do(ctx, s); err != nil {
-			return err
-		}
-	}
-	h.world.faults = nil
-	return h.site.rack.Admin.ClearFaults(ctx)
-}
-
-// clean demands that nothing is left of a history.
-func (h *history) clean(ctx context.Context) error {
-	for f, value := range h.world.seen {
-		if value != "" {
-			return fmt.Errorf("at the end %q is %q", f, value)
-		}
-	}
-	for v := 1; v < len(kinds); v++ {
-		for _, n := range nodes {
-			for _, p := range pods {
-				path := h.site.target(v, n, p)
-				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-					return fmt.Errorf("the pod's path %s is still there (%v)", path, err)
-				}
-			}
-		}
-	}
-	for _, d := range h.site.foreign {
-		if err := d.untouched(true); err != nil {
-			return err
-		}
-	}
-	return h.site.balance(ctx)
 }

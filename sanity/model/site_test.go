@@ -41,8 +41,6 @@ type site struct {
 	halted map[string]bool
 	// start is what there was before the first history.
 	start sanity.Ledger
-	// restarts are counted for the figure.
-	restarts int
 }
 
 // newSite starts a rack and its drivers.
@@ -307,26 +305,26 @@ func get(ctx context.Context, transport http.RoundTripper, url string) ([]byte, 
 	return text, err
 }
 
-// activeFaults are the rules that may still strike, by name, and how many have struck.
-func (s *site) activeFaults(ctx context.Context, names map[string]string) (left []string,
-	fired int, err error) {
+// activeFaults are the rules that may still strike, by name.
+func (s *site) activeFaults(ctx context.Context, names map[string]string) ([]string, error) {
 	text, err := get(ctx, http.DefaultTransport, s.rack.Admin.URL+"/faults")
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	var rules []struct {
 		ID    string `json:"id"`
 		Fired int    `json:"fired"`
 	}
 	if err := json.Unmarshal(text, &rules); err != nil {
-		return nil, 0, fmt.Errorf("read the rack's faults: %w", err)
+		return nil, fmt.Errorf("read the rack's faults: %w", err)
 	}
+	var left []string
 	for _, r := range rules {
-		if fired += r.Fired; r.Fired == 0 {
+		if r.Fired == 0 {
 			left = append(left, names[r.ID])
 		}
 	}
-	return left, fired, nil
+	return left, nil
 }
 
 // power stops or starts an instance, and waits for it.
