@@ -110,11 +110,14 @@ func FuzzSuperblockChecksum(f *testing.F) {
 		if wrong == 0 {
 			wrong = 1
 		}
-		head[from+int(at)%(to-from)] ^= wrong
+		spoiled := from + int(at)%(to-from)
+		if found[0].Type == fsBtrfs && spoiled >= from+4 && spoiled < from+0x20 {
+			return // room for longer checksums, which this one does not use
+		}
+		head[spoiled] ^= wrong
 		for _, sb := range findSuperblocks(head) {
 			if sb.Checked {
-				t.Fatalf("the byte at %d is wrong, and still this is proven: %+v",
-					from+int(at)%(to-from), sb)
+				t.Fatalf("the byte at %d is wrong, and still this is proven: %+v", spoiled, sb)
 			}
 		}
 	})
@@ -150,7 +153,6 @@ func sealed(kind int, body []byte) (head []byte, from, to int) {
 		copy(b, body)
 		copy(b[0x40:], "_BHRfS_M")
 		clear(b[0xC4:0xC6])
-		clear(b[4:0x20]) // no part of the checksum, nor covered by it
 		binary.LittleEndian.PutUint32(b, crc32.Checksum(b[0x20:], castagnoli))
 	}
 	return head, from, to

@@ -14,7 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-// leastTime is how long a target is fuzzed at least, be the share smaller.
+// leastTime is how long a target is fuzzed at least, be the share smaller; and how much of it the
+// fuzzer may spend on making one input smaller, which would else be a minute.
 const leastTime = time.Second
 
 // tally is what the proof counts.
@@ -67,7 +68,7 @@ var progress = regexp.MustCompile(`execs: (\d+)`)
 // fuzz fuzzes the target for so long. What breaks it, go test leaves among its seeds.
 func (t target) fuzz(ctx context.Context, share time.Duration) (executions int, err error) {
 	out, err := goTest(ctx, "-run=^$", "-fuzz=^"+t.name+"$", "-fuzztime="+share.String(),
-		"./"+t.dir)
+		"-fuzzminimizetime="+leastTime.String(), "./"+t.dir)
 	if all := progress.FindAllSubmatch(out, -1); len(all) > 0 {
 		executions, _ = strconv.Atoi(string(all[len(all)-1][1])) // digits
 	}
