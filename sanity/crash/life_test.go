@@ -32,11 +32,11 @@ type life struct {
 	stopped bool
 }
 
-// The kinds of lives. A plain one moves a volume from one node to another; a restored one is that of
-// a volume made from a snapshot, and larger than it.
+// The kinds of lives. A plain one moves a volume from one node to another; a restored one is that
+// of a volume made from a snapshot, and larger than it; a shared one ends with a reader.
 var driverKinds = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
-	"restored ext4", "restored xfs", "restored btrfs",
+	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4",
 }
 
 // begin prepares a life; its data come from the seed.
@@ -53,6 +53,8 @@ func (s *site) begin(kind string, seed uint64) (*life, error) {
 		l.plain(v)
 	case "restored":
 		err = l.restored(v)
+	case "shared":
+		l.shared(v)
 	case "rack":
 		err = l.onRack(v)
 	}
@@ -105,6 +107,22 @@ func (v *volume) down(node string) []step {
 		{rpc: "ControllerUnpublishVolume", on: node, watched: driverA,
 			call: func(ctx context.Context) error { return v.detach(ctx, node) }},
 	}
+}
+
+// shared is a volume that is written on one node and then read only, which for a device is a switch
+// of its own.
+func (l *life) shared(v *volume) {
+	l.add(step{rpc: "CreateVolume", call: v.create})
+	l.add(unwatched(append(v.up(driverA), v.down(driverA)...))...)
+	v.at[driverB].readOnly = true
+	up, down := v.up(driverB), v.down(driverB)
+	l.add(unwatched(up[:2])...)
+	l.add(up[2])
+	l.add(down[:2]...)
+	l.add(unwatched(down[2:])...)
+	// The switch does not stay behind.
+	l.add(unwatched(append(v.up(driverA), v.down(driverA)...))...)
+	l.add(step{rpc: "DeleteVolume", call: v.delete})
 }
 
 // unwatched are the same steps without points.

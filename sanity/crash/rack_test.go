@@ -22,7 +22,7 @@ const shortRackTrials = 30
 func TestARackThatIsKilledAtAnyPointConverges(t *testing.T) {
 	t.Parallel()
 	c := newCampaign(t, "crash-points-rack", rackKinds)
-	c.short, c.growing = shortRackTrials, true
+	c.short = shortRackTrials
 	c.conduct()
 }
 

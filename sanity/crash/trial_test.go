@@ -14,8 +14,8 @@ import (
 // trialTimeout is far longer than any trial takes.
 const trialTimeout = 5 * time.Minute
 
-// tries is how often a point is looked for. The order of goroutines, and whether the rack's records
-// need more room, may hide one; a point that is never reached is a failure.
+// tries is how often a point is looked for: the order of goroutines may hide one. A point that is
+// never reached is a failure.
 const tries = 3
 
 // try lives a life in which a process is killed at one point, and demands that it converges.

@@ -37,6 +37,7 @@ type volume struct {
 type place struct {
 	staging, target string
 	published       map[string]string
+	readOnly        bool // for its workload
 	// asked are the calls that the CO has made and not taken back.
 	attached, staged, shown bool
 }
@@ -56,7 +57,8 @@ func (s *site) newVolume(name, access string, size int64, seed uint64) (*volume,
 		at: map[string]*place{}}
 	for _, node := range []string{driverA, driverB} {
 		dir := filepath.Join(s.plugins[node].Dir, "kubelet", name)
-		p := &place{staging: filepath.Join(dir, "globalmount"), target: filepath.Join(dir, "pod", "mount")}
+		p := &place{staging: filepath.Join(dir, "globalmount"),
+			target: filepath.Join(dir, "pod", "mount")}
 		v.at[node] = p
 		for _, path := range []string{p.staging, filepath.Dir(p.target)} {
 			if err := os.MkdirAll(path, 0o750); err != nil {
@@ -177,6 +179,7 @@ func (v *volume) show(ctx context.Context, node string) error {
 	_, err := v.plugins[node].Node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: p.staging, TargetPath: p.target,
 		VolumeCapability: v.capability(), PublishContext: p.published, VolumeContext: v.context,
+		Readonly: p.readOnly,
 	})
 	return err
 }
@@ -220,7 +223,8 @@ func (s *site) deleteSnapshot(ctx context.Context, sn *snapshot) error {
 	return err
 }
 
-// use is what a workload does: it finds all that was acknowledged, byte for byte, and adds a piece.
+// use is what a workload does: it finds all that was acknowledged, byte for byte, and adds a piece
+// where it may.
 func (v *volume) use(node string) error {
 	for n := range v.pieces {
 		if err := v.holds(node, n); err != nil {
@@ -228,6 +232,9 @@ func (v *volume) use(node string) error {
 		}
 	}
 	file, err := v.open(node, v.pieces, os.O_WRONLY|os.O_CREATE)
+	if v.at[node].readOnly {
+		return v.refused(file, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -242,6 +249,24 @@ func (v *volume) use(node string) error {
 		v.pieces++
 	}
 	return err
+}
+
+// refused demands that a write to a volume that is read-only does not work.
+func (v *volume) refused(file *os.File, err error) error {
+	if err != nil {
+		return nil
+	}
+	_, err = file.Write(v.piece(v.pieces))
+	if err == nil {
+		err = file.Sync()
+	}
+	if closing := file.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		return fmt.Errorf("volume %s is read-only and was written", v.name)
+	}
+	return nil
 }
 
 const pieceBytes = 256 << 10

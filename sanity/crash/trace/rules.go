@@ -234,7 +234,7 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	if !is || c.answered {
 		return Effect{}, false
 	}
-	c.session.answered = true
+	c.answered = true
 	return Effect{Call: "answer", Target: target}, true
 }
 

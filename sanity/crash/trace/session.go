@@ -185,8 +185,8 @@ func gone(err error) error {
 	return err
 }
 
-// leave lets a stopped thread go its own way. A tool that still lives when its process was killed is
-// an orphan.
+// leave lets a stopped thread go its own way. A tool that still lives when its process was killed
+// is an orphan.
 func (s *session) leave(tid int, pass unix.Signal) error {
 	t := s.threads[tid]
 	if s.report.Killed && t != nil && t.pid != s.order.PID && !dying(tid) {
