@@ -27,7 +27,8 @@ func NewWatcher(variable string) (*Watcher, error) {
 		return nil, fmt.Errorf("start a tracer: %w", err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), variable+"=1")
+	// The race detector would make it sleep for a second when it ends.
+	cmd.Env = append(os.Environ(), variable+"=1", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	// An interrupt at the terminal is for the tests, which then end the tracer.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
