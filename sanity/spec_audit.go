@@ -1,0 +1,233 @@
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+)
+
+var _ = onStage("the audit", sceneOptions{plugin: PluginOptions{Env: map[string]string{
+	"OXIDE_CLUSTER_ID": auditCluster}}}, func(s *scene) {
+	describeAuditReports(s)
+	describeAuditDeletions(s)
+	describeAuditRefusals(s)
+})
+
+func describeAuditReports(s *scene) {
+	It("B-42 finds the disk of a create that lost its answer and was never repeated",
+		func(ctx SpecContext) {
+			wanted := s.volume(ctx)
+			s.fault(ctx, Fault{Operation: "disk_create", Phase: "after", Delay: "5s", Times: 1})
+			short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			req := createRequest(fresh("lost"))
+			_, err := s.ctl.CreateVolume(short, req)
+			expectRefusal(err, codes.DeadlineExceeded)
+			var lost string
+			eventually(ctx, func() error {
+				for _, id := range s.ids(ctx) {
+					if id != wanted.GetVolumeId() {
+						lost = id
+						return nil
+					}
+				}
+				return errors.New("the rack has not made the disk yet")
+			})
+			s.deletedLater(lost)
+			report := s.audit(ctx, nil,
+				"--volumes="+kubernetes(auditFiles()+"/told", []*csi.Volume{wanted}))
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost))
+			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
+			Expect(report.log).To(HaveSuffix(
+				"FIGURE audit owned=2 told=1 orphans=1 missing=0 deleted=0\n"))
+			Expect(s.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
+		})
+
+	It("D-69 tells missing from static, and leaves another cluster's alone", func(ctx SpecContext) {
+		other := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+		resp, err := other.Controller().CreateVolume(ctx, createRequest(fresh("of-two")))
+		Expect(err).NotTo(HaveOccurred())
+		s.removedLater(resp.GetVolume().GetVolumeId())
+		wanted := s.volume(ctx)
+		byHand := s.rackDisk(ctx, fresh("static"), s.rack.Project)
+		told := auditFiles() + "/told"
+		Expect(os.WriteFile(told, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
+		report := s.audit(ctx, nil, "--volumes="+told)
+		Expect(report.status).To(BeZero(), report.log)
+		Expect(report.Owned).To(Equal(1))
+
+		kubernetes(told, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
+			{VolumeId: "by-name"}})
+		report = s.audit(ctx, nil, "--volumes="+told)
+		Expect(report.status).To(Equal(2), report.log)
+		Expect(report.orphans()).To(BeEmpty())
+		Expect(report.Missing).To(HaveLen(2))
+		Expect(report.Static).To(HaveLen(1))
+		Expect(report.Static[0].ID).To(Equal(byHand.Id))
+	})
+
+	It("B-42 prints a table for people", func(ctx SpecContext) {
+		lost := s.leaked(ctx)
+		s.published(ctx, &csi.Volume{VolumeId: lost}, "a")
+		out, _ := s.auditCommand(ctx, nil, "--output=table", "--volumes=/dev/null").Output()
+		Expect(string(out)).To(ContainSubstring(lost))
+		Expect(string(out)).To(ContainSubstring(s.rack.Instance("a").ID))
+		Expect(string(out)).To(HaveSuffix(
+			"FIGURE audit owned=1 told=0 orphans=1 missing=0 deleted=0\n"))
+	})
+}
+
+func describeAuditDeletions(s *scene) {
+	It("D-69 deletes what it saw twice, is old and detached, and nothing else", func(ctx SpecContext) {
+		other := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+		resp, err := other.Controller().CreateVolume(ctx, createRequest(fresh("of-two")))
+		Expect(err).NotTo(HaveOccurred())
+		s.removedLater(resp.GetVolume().GetVolumeId())
+		wanted := s.volume(ctx)
+		kept := s.snapshotted(ctx, wanted)
+		lostSnapshot := s.snapshotted(ctx, wanted)
+		lost, used := s.leaked(ctx), s.leaked(ctx)
+		s.published(ctx, &csi.Volume{VolumeId: used}, "a")
+		byHand := s.rackDisk(ctx, fresh("by-hand"), s.rack.Project)
+		dir := auditFiles()
+		told := kubernetes(dir+"/told", []*csi.Volume{wanted}, kept)
+		args := []string{"--delete", "--volumes=" + told, "--sightings=" + dir + "/seen"}
+		s.grown(ctx)
+		for range 2 {
+			report := s.audit(ctx, nil, args...)
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost, used, lostSnapshot.GetSnapshotId()))
+			Expect(report.Deleted).To(BeZero())
+		}
+		seenEarlier(dir + "/seen")
+		report := s.audit(ctx, nil, args...)
+		s.honest(ctx)
+		Expect(report.status).To(Equal(2), "the one in use is left: %s", report.log)
+		Expect(report.Deleted).To(Equal(2), "%+v", report)
+		Expect(report.log).To(ContainSubstring("deleted the disk " + lost))
+		Expect(s.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), used, byHand.Id,
+			resp.GetVolume().GetVolumeId()))
+		list, err := s.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(list.GetEntries()).To(HaveLen(1))
+		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
+	})
+
+	It("B-10 goes on where it was when it is killed between two deletions", func(ctx SpecContext) {
+		wanted := s.volume(ctx)
+		lost := []string{s.leaked(ctx), s.leaked(ctx), s.leaked(ctx)}
+		dir := auditFiles()
+		args := []string{"--delete", "--sightings=" + dir + "/seen",
+			"--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})}
+		s.grown(ctx)
+		Expect(s.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
+		seenEarlier(dir + "/seen")
+		s.fault(ctx, Fault{Operation: "disk_delete", Skip: 1, Phase: "before", Hang: "30s"})
+		cmd := s.auditCommand(ctx, nil, args...)
+		log := &bytes.Buffer{}
+		cmd.Stderr = log
+		before := s.deletions(ctx)
+		Expect(cmd.Start()).To(Succeed())
+		eventually(ctx, func() error {
+			if s.deletions(ctx) == before {
+				return errors.New("nothing is deleted yet")
+			}
+			return nil
+		})
+		Expect(cmd.Process.Kill()).To(Succeed())
+		_ = cmd.Wait()
+		s.honest(ctx)
+		Expect(s.ids(ctx)).To(HaveLen(3), log.String())
+		s.grown(ctx)
+		report := s.audit(ctx, nil, args...)
+		s.honest(ctx)
+		Expect(report.Deleted).To(Equal(2), "%+v", report)
+		Expect(report.status).To(BeZero(), report.log)
+		Expect(s.ids(ctx)).To(ConsistOf(wanted.GetVolumeId()))
+	})
+}
+
+func describeAuditRefusals(s *scene) {
+	// Everything about the orphan is ripe; what is wrong is the list, or the rack's answer.
+	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext, status int,
+		spoil func(ctx context.Context, dir string) (env map[string]string, args []string),
+	) {
+		wanted, lost := s.volume(ctx), s.leaked(ctx)
+		dir := auditFiles()
+		sightings := "--sightings=" + dir + "/seen"
+		told := "--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})
+		s.grown(ctx)
+		Expect(s.audit(ctx, nil, told, sightings).orphans()).To(ConsistOf(lost))
+		seenEarlier(dir + "/seen")
+		env, args := spoil(ctx, dir)
+		report := s.audit(ctx, env, append([]string{"--delete", sightings}, args...)...)
+		s.honest(ctx)
+		Expect(report.status).To(Equal(status), "%+v", report)
+		Expect(report.Deleted).To(BeZero())
+		Expect(s.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), lost))
+	},
+		Entry("D-69 an empty list", 2, spoiled(`{"kind":"List","items":[]}`)),
+		Entry("D-69 a list that is cut off", 1, spoiled(`{"kind":"List","items":[`)),
+		Entry("D-69 a list of volumes that are not here", 2, spoiled(someUUID+"\n")),
+		Entry("D-69 an old list", 2, func(_ context.Context, dir string) (map[string]string,
+			[]string) {
+			old := time.Now().Add(-71 * time.Hour)
+			Expect(os.Chtimes(dir+"/told", old, old)).To(Succeed())
+			return nil, []string{"--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a word that there is none, against the list", 2, func(_ context.Context,
+			dir string) (map[string]string, []string) {
+			return nil, []string{"--none-told=volumes", "--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
+			map[string]string, []string) {
+			s.honest(ctx)
+			s.fault(ctx, Fault{Operation: "disk_list", Skip: 1, Phase: "instead",
+				Answer: &FaultAnswer{Status: http.StatusServiceUnavailable}})
+			return nil, []string{"--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.told"; exit 1`)),
+		Entry("D-69 a kubectl that prints half", 1, withKubectl(`head -c 40 "$0.told"`)),
+		Entry("D-69 a kubectl that prints nothing", 1, withKubectl(`true`)),
+		Entry("D-69 a kubectl that is not there", 1, func(context.Context, string) (
+			map[string]string, []string) {
+			return map[string]string{"PATH": "/nowhere"}, []string{"--kubectl"}
+		}),
+		Entry("D-69 no cluster's id", 1, func(_ context.Context, dir string) (map[string]string,
+			[]string) {
+			return map[string]string{"OXIDE_CLUSTER_ID": ""}, []string{"--volumes=" + dir + "/told"}
+		}),
+	)
+
+	It("D-69 asks kubectl for volumes, claims and snapshots, without the rack's token",
+		func(ctx SpecContext) {
+			wanted, lost := s.volume(ctx), s.leaked(ctx)
+			dir := auditFiles()
+			kubernetes(dir+"/list", []*csi.Volume{wanted})
+			env := fakeKubectl(dir, `case "$*" in
+*customresourcedefinitions*) echo customresourcedefinition.apiextensions.k8s.io/`+
+				`volumesnapshotcontents.snapshot.storage.k8s.io;;
+*) cat `+dir+`/list;; esac`)
+			report := s.audit(ctx, env, "--kubectl")
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost))
+			asked, err := os.ReadFile(dir + "/asked")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(strings.Split(string(asked), "\n")[1]).To(Equal("get persistentvolumes," +
+				"persistentvolumeclaims,volumesnapshotcontents.snapshot.storage.k8s.io " +
+				"--all-namespaces --output=json"))
+			seen, err := os.ReadFile(dir + "/env")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(seen)).NotTo(ContainSubstring(s.rack.Token))
+		})
+}
