@@ -1,0 +1,74 @@
+package sanity
+
+import (
+	"net/http"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+)
+
+// What a call that fails must not leave behind.
+var _ = onStage("what a refused call leaves", sceneOptions{}, func(s *scene) {
+	DescribeTable("D-24 a volume whose attributes are another's is not attached",
+		func(ctx SpecContext, spoil func(attributes map[string]string, other *csi.Volume)) {
+			volume, other := s.volume(ctx), s.volume(ctx)
+			req := publishRequest(volume, s.rack.Instance("a").ID)
+			req.VolumeContext = map[string]string{}
+			spoil(req.GetVolumeContext(), other)
+			Expect(s.calls(ctx, func() {
+				_, err := s.ctl.ControllerPublishVolume(ctx, req)
+				expectReason(err, codes.InvalidArgument, "FieldInvalid")
+			})).To(Equal([]string{"disk_view"}))
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+			Expect(stateOf(s.disk(ctx, other.GetVolumeId()))).To(Equal("detached"))
+		},
+		Entry("D-24 a diskName written by hand", func(to map[string]string, other *csi.Volume) {
+			to["diskName"] = other.GetVolumeContext()["diskName"]
+		}),
+		Entry("D-24 everything copied", func(to map[string]string, other *csi.Volume) {
+			for key, value := range other.GetVolumeContext() {
+				to[key] = value
+			}
+		}),
+	)
+
+	It("CV-15 a disk that inherited other blocks and could not be deleted goes with the next call",
+		func(ctx SpecContext) {
+			origin := s.volume(ctx)
+			snapshot := s.snapshotted(ctx, origin)
+			_, err := s.ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: origin.GetVolumeId()})
+			Expect(err).NotTo(HaveOccurred())
+			req := fromSnapshot(createRequest(fresh("blocks")), snapshot.GetSnapshotId())
+			withParameter("blockSize", "512")(req)
+			s.fault(ctx, Fault{Operation: "disk_delete", Phase: "instead", Times: 1,
+				Answer: &FaultAnswer{Status: http.StatusInternalServerError, ErrorCode: "Internal",
+					Message: "Internal Server Error"}})
+			_, err = s.ctl.CreateVolume(ctx, req)
+			expectReason(err, codes.Aborted, "DiskBusy")
+			Expect(s.disks(ctx)).To(HaveLen(1))
+			_, err = s.ctl.CreateVolume(ctx, req)
+			expectReason(err, codes.InvalidArgument, "SourceIncompatible")
+			Expect(s.disks(ctx)).To(BeEmpty())
+			delete(req.Parameters, "blockSize")
+			volume := s.created(ctx, req)
+			Expect(volume.GetVolumeContext()).To(HaveKeyWithValue("blockSize", "4096"))
+		})
+
+	It("CU-10 a faulted disk that its instance still lists is not taken for detached",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			s.published(ctx, volume, "a")
+			node := s.rack.Instance("a").ID
+			s.pretend(ctx, volume, "faulted", "")
+			s.refuse(ctx, "instance_disk_detach", "", http.StatusBadRequest, "InvalidRequest",
+				"cannot detach disk")
+			_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			expectReason(err, codes.FailedPrecondition, "DiskFaulted")
+			_, err = s.ctl.ControllerUnpublishVolume(ctx,
+				unpublishRequest(volume, s.rack.Instance("b").ID))
+			Expect(err).NotTo(HaveOccurred(), "the other instance does not list it")
+		})
+})
