@@ -54,7 +54,7 @@ func (b book) identify(s *step) bool {
 		return s.id != ""
 	}
 	s.id = volume.GetVolumeId()
-	if s.op == stage || s.op == publish {
+	if s.op == stage || s.op == stageOther || s.op == publish {
 		return b.published[at(s.vol, s.node)] != nil
 	}
 	return volume != nil
@@ -174,6 +174,17 @@ func (h *history) callNode(ctx context.Context, s step) error {
 		}
 		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: capabilityOf(s.vol),
+			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
+	case stageOther:
+		other := capabilityOf(s.vol)
+		fsType := "xfs"
+		if kinds[s.vol].fsType == fsType {
+			fsType = "ext4"
+		}
+		other.AccessType = &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
+		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: other,
 			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
 	case unstage:
 		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{

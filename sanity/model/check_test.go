@@ -12,7 +12,7 @@ import (
 // whatever the calls were; then the model believes what it sees.
 func (h *history) check(j *joint, calls []ended) error {
 	for _, rule := range []func(*joint, []ended) error{
-		h.checkPromises, h.checkFields, h.checkHolders, h.checkMounts, h.checkForeign,
+		h.checkPromises, h.checkFields, h.checkHolders, h.checkReleased, h.checkMounts, h.checkForeign,
 	} {
 		if err := rule(j, calls); err != nil {
 			return err
@@ -62,7 +62,7 @@ func (h *history) checkPromises(j *joint, calls []ended) error {
 			if h.kept(promise, j.facts) || h.mayTouch(promise.field, others) {
 				continue
 			}
-			return fmt.Errorf("%s answered OK, but %q is %q", c.step.brief(), promise.field,
+			return fmt.Errorf("%s answered OK, but %q is %q", c.brief(), promise.field,
 				j.facts[promise.field])
 		}
 	}
@@ -123,9 +123,9 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 		})
 }
 
-// checkHolders demands that a disk is to be had in one place only: in the guest of the instance that
-// the rack names, as one device; and that nobody was told that nothing is mounted while it is.
-func (h *history) checkHolders(j *joint, calls []ended) error {
+// checkHolders demands that a disk is to be had in one place only: in the guest of the instance
+// that the rack names, as one device.
+func (h *history) checkHolders(j *joint, _ []ended) error {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
 		for _, n := range nodes {
@@ -146,13 +146,22 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 			}
 		}
 	}
+	return nil
+}
+
+// checkReleased demands that nobody was told that a volume is released while a pod has it. A dead
+// device node is nobody's.
+func (h *history) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
-		if c.op == unstage && c.how == succeeded && j.facts.published(c.vol, c.node) &&
-			!(kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]) &&
-			!slices.ContainsFunc(pods, func(p int) bool {
-				return h.mayTouch(publishedField(c.vol, c.node, p), calls)
-			}) {
-			return fmt.Errorf("%s answered OK while the volume is published there", c.step.brief())
+		dead := kinds[c.vol].block() && h.world.lost[at(c.vol, c.node)]
+		if c.op != unstage || c.how != succeeded || dead {
+			continue
+		}
+		for _, p := range pods {
+			f := publishedField(c.vol, c.node, p)
+			if j.facts[f] != "" && !h.mayTouch(f, calls) {
+				return fmt.Errorf("%s answered OK while pod %d has the volume", c.brief(), p)
+			}
 		}
 	}
 	return nil

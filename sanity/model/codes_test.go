@@ -24,8 +24,11 @@ func (w *world) codes(s step, f facts) []codes.Code {
 	}
 	if w.doubtful(s) {
 		// Something that was given up is still at work on the same objects.
-		list = append(list, codes.OK, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
+		list = append(list, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
+		if s.op != stageOther {
+			list = append(list, codes.OK)
+		}
 	}
 	return list
 }
@@ -99,6 +102,8 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	switch s.op {
 	case stage:
 		list = w.stageCodes(s, f, here, lost)
+	case stageOther:
+		list = stageOtherCodes(s, f, here, lost)
 	case unstage:
 		list = unstageCodes(s, f, lost)
 	case publish:
@@ -142,6 +147,19 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 		return []codes.Code{codes.FailedPrecondition}
 	}
 	return []codes.Code{codes.OK}
+}
+
+// stageOtherCodes never has OK: what holds something is not formatted.
+func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
+	switch {
+	case !here:
+		return []codes.Code{codes.NotFound}
+	case lost:
+		return []codes.Code{codes.FailedPrecondition, codes.AlreadyExists}
+	case f[stagedField(s.vol, s.node)] != "":
+		return []codes.Code{codes.AlreadyExists} // NS-8
+	}
+	return []codes.Code{codes.FailedPrecondition} // NS-10
 }
 
 func unstageCodes(s step, f facts, lost bool) []codes.Code {

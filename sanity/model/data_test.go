@@ -21,6 +21,8 @@ type content struct {
 	later map[int][]uint64
 	// torn says that the volume lost its node: of what was not acknowledged, any part may be there.
 	torn bool
+	// formatted says that the volume holds a filesystem, or what a pod wrote to its edges.
+	formatted bool
 }
 
 func newContent() *content {
@@ -29,7 +31,8 @@ func newContent() *content {
 
 // clone is the content of a copy that somebody took while the volume was perhaps in use.
 func (c *content) clone() *content {
-	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, torn: true}
+	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, torn: true,
+		formatted: c.formatted}
 	for b, values := range c.later {
 		copied.later[b] = slices.Clone(values)
 	}
@@ -39,6 +42,8 @@ func (c *content) clone() *content {
 // wrote notes a write. A synced one is acknowledged, and all before it are overwritten.
 func (c *content) wrote(block int, value uint64, synced bool) {
 	if synced {
+		// What lies in the middle of a raw device nobody can tell from nothing.
+		c.formatted = c.formatted || block == 0 || block == blocks-1
 		c.acked[block] = value
 		delete(c.later, block)
 		return

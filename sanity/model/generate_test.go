@@ -35,8 +35,8 @@ const (
 )
 
 var shares = []struct{ kind, percent int }{
-	{onwards, 34}, {backwards, 11}, {anyCall, 12}, {again, 8}, {writing, 10}, {pairing, 9},
-	{misfortune, 9}, {restarting, 5}, {waiting, 2},
+	{onwards, 31}, {backwards, 11}, {anyCall, 12}, {again, 8}, {writing, 10}, {pairing, 9},
+	{misfortune, 12}, {restarting, 5}, {waiting, 2},
 }
 
 func kindOf(percent int) int {

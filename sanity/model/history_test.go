@@ -142,7 +142,8 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		steps = append(steps, &other)
 	}
 	for _, one := range steps {
-		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] {
+		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] ||
+			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) {
 			return nil, nil
 		}
 	}
@@ -167,6 +168,10 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		}
 		if len(steps) == 2 || len(h.world.doubts) > 0 {
 			allowed = append(allowed, codes.Aborted)
+		}
+		if len(steps) == 2 && steps[1-i].op == createSnapshot && one.op.onNode() &&
+			snapOf[steps[1-i].snap] == one.vol {
+			allowed = append(allowed, codes.Internal) // see about
 		}
 		words[i] = fmt.Sprintf("%s = %s", one, shown(answers[i].err))
 		if one.mishap == none && s.mishap == none {
@@ -217,15 +222,19 @@ func (h *history) outcome(s step, a answer) outcome {
 
 // learn takes a success into the book and the model.
 func (h *history) learn(s *step, c *ended, a answer) {
+	key := at(s.vol, s.node)
+	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
+		h.world.slow[key] = true
+	}
 	if a.err != nil {
 		return
 	}
-	key := at(s.vol, s.node)
 	switch s.op {
-	case attach:
-		h.world.slow[key] = slices.Contains(h.world.faults, "slow device") || h.world.slow[key]
 	case stage:
 		h.world.slow[key], h.staged[key] = false, true
+		if content := h.contents[s.vol]; content != nil && !kinds[s.vol].block() {
+			content.formatted = true
+		}
 		if !kinds[s.vol].block() {
 			h.world.lost[key] = false // a dead one was taken down and mounted anew
 		}

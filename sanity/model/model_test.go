@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { proof.Main(m) }
 
 // shortHistories is how many histories the short form has, and longest how many wishes one has.
 const (
-	shortHistories = 10
+	shortHistories = 7
 	longest        = 50
 )
 

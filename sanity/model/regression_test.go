@@ -87,6 +87,23 @@ var regressions = []struct{ name, steps string }{
 		controller 1: DeleteVolume v2
 		controller 1: CreateSnapshot s3
 		controller 1: CreateVolume v7`},
+	{"what holds something is not formatted", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1
+		node a: NodeStage v1 as another filesystem
+		node a: NodeUnstage v1
+		node a: NodeStage v1 as another filesystem
+		controller 1: CreateVolume v4
+		controller 1: ControllerPublish v4 → node a
+		node a: NodeStage v4
+		node a: NodePublish v4 to pod 1
+		pod 1 on a: write and fsync v4 block 0
+		node a: NodeStage v4 as another filesystem
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeStage v4 as another filesystem
+		controller 1: ControllerUnpublish v4 → node a
+		node a: NodeStage v4 as another filesystem`},
 	{"a create that was given up is found by the next one", `
 		rack: disk_create late
 		controller 1: CreateVolume v1, abandoned after 5ms

@@ -228,11 +228,7 @@ func (s *site) scrub(ctx context.Context) error {
 	freeLoops(filepath.Join(s.rack.Dir, "sim"), func(path string) bool {
 		return !slices.ContainsFunc(s.foreign, func(d *foreignDisk) bool { return d.path == path })
 	})
-	h := newHistory(s)
-	if err := h.look(ctx, nil); err != nil {
-		return err
-	}
-	return h.clean(ctx)
+	return newHistory(s).look(ctx, nil)
 }
 
 // freeLoops releases the loop devices of files below a directory: a history that failed may have

@@ -21,6 +21,7 @@ const (
 	createSnapshot
 	deleteSnapshot
 	stage
+	stageOther // as another filesystem than it has
 	unstage
 	publish
 	unpublish
@@ -50,6 +51,7 @@ var forms = map[op]string{
 	createSnapshot: "controller {ctl}: CreateSnapshot s{snap}",
 	deleteSnapshot: "controller {ctl}: DeleteSnapshot s{snap}",
 	stage:          "node {node}: NodeStage v{vol}",
+	stageOther:     "node {node}: NodeStage v{vol} as another filesystem",
 	unstage:        "node {node}: NodeUnstage v{vol}",
 	publish:        "node {node}: NodePublish v{vol} to pod {pod}",
 	unpublish:      "node {node}: NodeUnpublish v{vol} from pod {pod}",
@@ -97,7 +99,6 @@ type step struct {
 	after               time.Duration
 	with                *step // a call that is made at the same time
 	id, source          string
-	value               uint64
 }
 
 func (s step) String() string {
@@ -120,7 +121,8 @@ var places = regexp.MustCompile(`\\\{(\w+)\\\}`)
 var patterns = func() map[op]*regexp.Regexp {
 	all := map[op]*regexp.Regexp{}
 	for o, form := range forms {
-		text := places.ReplaceAllString(regexp.QuoteMeta(form), `(?P<$1>.+?)`)
+		text := strings.ReplaceAll(regexp.QuoteMeta(form), `\{fault\}`, `(?P<fault>.+?)`)
+		text = places.ReplaceAllString(text, `(?P<$1>\w+)`)
 		all[o] = regexp.MustCompile(`^` + text + `(?:, (abandoned|killed|the rack dies) after (\S+))?$`)
 	}
 	return all

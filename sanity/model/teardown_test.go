@@ -113,7 +113,7 @@ func (h *history) clean(ctx context.Context) error {
 			for _, p := range pods {
 				path := h.site.target(v, n, p)
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-					return fmt.Errorf("the pod's path %s is still there (%v)", path, err)
+					return fmt.Errorf("the pod's path %s is still there", path)
 				}
 			}
 		}

@@ -172,7 +172,8 @@ func (w *world) doubtful(s step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about says that a call depends on a field: its volume's, its snapshot's, or its source's.
+// about says that a call depends on a field: its volume's, its snapshot's, or its source's. And
+// while a snapshot is taken, the simulator holds the volume's filesystem open on its node.
 func about(f field, s step) bool {
 	var kind byte
 	var number int
@@ -180,7 +181,8 @@ func about(f field, s step) bool {
 		panic(err) // all fields begin so
 	}
 	if kind == 's' {
-		return number == s.snap || s.op == createVolume && number == kinds[s.vol].snap
+		return number == s.snap || s.op == createVolume && number == kinds[s.vol].snap ||
+			s.op.onNode() && snapOf[number] == s.vol
 	}
 	return number == s.vol || s.op == createSnapshot && number == snapOf[s.snap]
 }
