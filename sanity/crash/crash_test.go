@@ -16,42 +16,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-// shortTrials is how many trials the short form has at least.
-const shortTrials = 40
+// shortTrials and shortRackTrials are how many trials the short form has at least.
+const (
+	shortTrials     = 40
+	shortRackTrials = 30
+)
 
 // only is the variable that repeats a trial, by its name: what a failure prints. A part of the name
 // repeats all that have it; in the long form, all points that have it, with what is left open chosen
 // by chance.
 const only = "CRASH_ONLY"
 
-func TestARPCWhoseDriverIsKilledAtAnyPointConverges(t *testing.T) {
-	t.Parallel()
-	c := newCampaign(t, "crash-points", driverKinds)
-	c.short = shortTrials
-	c.conduct()
-}
-
-// campaign is a proof's run.
-type campaign struct {
-	*proof.Proof
-	t     *testing.T
-	run   *sanity.Run
-	site  *site
-	kinds []string
-	// short is how many trials its short form has.
-	short int
-
-	points    []point
-	tried     map[string]bool
-	rpcs      map[string]bool
-	kills     int
-	converged int
-	said      time.Time
-}
-
-func newCampaign(t *testing.T, name string, kinds []string) *campaign {
-	t.Helper()
-	p := proof.New(t, name)
+func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
 	run, err := sanity.NewRun(os.Stderr)
 	if err != nil {
 		t.Fatal(err)
@@ -64,8 +40,42 @@ func newCampaign(t *testing.T, name string, kinds []string) *campaign {
 			t.Error(err)
 		}
 	})
-	return &campaign{Proof: p, t: t, run: run, kinds: kinds, tried: map[string]bool{},
-		rpcs: map[string]bool{}}
+	putGates(t, run)
+	t.Run("the driver", func(t *testing.T) {
+		t.Parallel()
+		newCampaign(t, run, "crash-points", driverKinds, shortTrials).conduct()
+	})
+	t.Run("the rack", func(t *testing.T) {
+		t.Parallel()
+		newCampaign(t, run, "crash-points-rack", rackKinds, shortRackTrials).conduct()
+	})
+}
+
+// campaign is a proof's run.
+type campaign struct {
+	*proof.Proof
+	t     *testing.T
+	run   *sanity.Run
+	site  *site
+	kinds []string
+	// short is how many trials its short form has.
+	short int
+
+	points []point
+	tried  map[string]bool
+	rpcs   map[string]bool
+	// starts is how many effects the start of a process has.
+	starts    map[string]int
+	trials    int
+	kills     int
+	converged int
+	said      time.Time
+}
+
+func newCampaign(t *testing.T, run *sanity.Run, name string, kinds []string, short int) *campaign {
+	t.Helper()
+	return &campaign{Proof: proof.New(t, name), t: t, run: run, kinds: kinds, short: short,
+		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
 }
 
 // conduct counts the points, tries them, and prints the figure.
@@ -74,6 +84,7 @@ func (c *campaign) conduct() {
 	c.open(ctx)
 	defer c.close()
 	c.count(ctx)
+	c.countStarts(ctx)
 	c.Say("%d points in %d RPCs", len(c.points), rpcsOf(c.points))
 	if testing.Verbose() {
 		c.t.Log(census(c.points))
@@ -89,8 +100,8 @@ func (c *campaign) conduct() {
 	default:
 		c.round(ctx, sample(c.points, c.short, c.Rand()))
 	}
-	c.Figure("points", len(c.points), "tried", len(c.tried), "kills", c.kills,
-		"converged", c.converged, "rpcs", len(c.rpcs))
+	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
+		"converged", c.converged, "kills", c.kills, "rpcs", len(c.rpcs))
 }
 
 // count finds the points: those that two dry runs have in common. What only one has is due to
@@ -108,6 +119,21 @@ func (c *campaign) count(ctx context.Context) {
 				c.points = append(c.points, p)
 			}
 		}
+	}
+}
+
+// countStarts counts the effects of a start of each process.
+func (c *campaign) countStarts(ctx context.Context) {
+	for _, p := range c.points {
+		if c.starts[p.process] > 0 {
+			continue
+		}
+		c.site.kill(p.process)
+		report, err := c.site.startWatched(ctx, p.process, nil)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		c.starts[p.process] = len(report.Effects)
 	}
 }
 
@@ -133,11 +159,11 @@ func (c *campaign) round(ctx context.Context, points []point) {
 		if c.Over() {
 			return
 		}
-		c.attempt(ctx, choose(p, c.points, c.Rand()))
+		c.attempt(ctx, choose(p, c.points, c.starts[p.process], c.Rand()))
 		if time.Since(c.said) > 10*time.Second {
 			c.said = time.Now()
-			c.Say("%d of %d: %d kills, %d converged; last %s", i+1, len(points), c.kills,
-				c.converged, p.rpc)
+			c.Say("%d of %d: %d trials, %d converged, %d kills; last %s", i+1, len(points), c.trials,
+				c.converged, c.kills, p.rpc)
 		}
 	}
 }
@@ -163,7 +189,7 @@ func (c *campaign) chosen(ctx context.Context, text string) {
 			c.attempt(ctx, t)
 		}
 	}
-	if c.kills == 0 {
+	if c.trials == 0 {
 		c.t.Fatalf("%s: no trial has this in its name; the first is %q", only,
 			trials(c.points[0])[0])
 	}
@@ -182,8 +208,10 @@ func named(points []trace.Point, name string) *trace.Point {
 // attempt makes a trial. After a failure the site is left as it is, and another one is opened.
 func (c *campaign) attempt(ctx context.Context, tr trial) {
 	seed := c.Rand().Uint64()
-	c.kills++
+	before := c.site.kills
 	err := c.site.try(ctx, tr, seed)
+	c.kills += c.site.kills - before
+	c.trials++
 	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
 	if err == nil {
 		c.converged++

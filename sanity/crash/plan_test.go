@@ -14,6 +14,8 @@ import (
 // point is a place in a life.
 type point struct {
 	life string
+	// process is whose point it is.
+	process string
 	// step is the number of the step in the life, rpc its name.
 	step int
 	rpc  string
@@ -35,19 +37,27 @@ type trial struct {
 	then string
 	// second is where the process is killed again when the call is repeated for the first time.
 	second *trace.Point
+	// starting is where it is killed again before that, while it starts.
+	starting *trace.Point
 }
 
 func (p point) String() string {
 	return fmt.Sprintf("%s: %s (step %d): %s", p.life, p.rpc, p.step, p.trace)
 }
 
-// andAgain is between a trial's name and its second kill.
-const andAgain = ", and the driver or rack is killed again "
+// Between a trial's name and its second kill.
+const (
+	andAgain    = ", and it is killed again "
+	andStarting = ", and it is killed while it starts, "
+)
 
 func (t trial) String() string {
 	name := t.point.String() + ": " + t.then
 	if t.second != nil {
 		name += andAgain + t.second.String()
+	}
+	if t.starting != nil {
+		name += andStarting + fmt.Sprintf("%s effect %d", t.starting.Phase, t.starting.N)
 	}
 	return name
 }
@@ -98,8 +108,8 @@ func (l *life) rehearse(ctx context.Context, i int, st step) ([]point, error) {
 			continue
 		}
 		for _, phase := range e.Phases() {
-			points = append(points, point{life: l.kind, step: i, rpc: st.rpc, kind: e.Kind(),
-				trace: trace.Point{Name: e.Name(), N: e.N, Phase: phase}})
+			points = append(points, point{life: l.kind, process: st.watched, step: i, rpc: st.rpc,
+				kind: e.Kind(), trace: trace.Point{Name: e.Name(), N: e.N, Phase: phase}})
 		}
 	}
 	return points, nil
@@ -135,13 +145,20 @@ func (p point) goingUp() bool {
 	return false
 }
 
-// choose decides by chance what is left open at a point.
-func choose(p point, points []point, rng *rand.Rand) trial {
+// choose decides by chance what is left open at a point; starts is how many effects the start of its
+// process has.
+func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
-	if rng.IntN(4) == 0 {
+	switch rng.IntN(4) {
+	case 0:
 		more := inStepOf(p, points)
 		t.second = &more[rng.IntN(len(more))]
+	case 1:
+		// There is more to do after a kill than at an ordinary start.
+		const most = 12
+		phase := []trace.Phase{trace.Before, trace.After}[rng.IntN(2)]
+		t.starting = &trace.Point{N: 1 + rng.IntN(starts+most), Phase: phase}
 	}
 	return t
 }

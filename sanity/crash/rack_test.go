@@ -5,7 +5,6 @@ package crash_test
 import (
 	"context"
 	"fmt"
-	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -15,16 +14,6 @@ import (
 // rackKinds are the lives in which the rack is killed: a volume whose snapshots are taken in use
 // and at rest, and whose instance is stopped and started.
 var rackKinds = []string{"rack ext4", "rack block"}
-
-// shortRackTrials is how many trials the short form has at least.
-const shortRackTrials = 30
-
-func TestARackThatIsKilledAtAnyPointConverges(t *testing.T) {
-	t.Parallel()
-	c := newCampaign(t, "crash-points-rack", rackKinds)
-	c.short = shortRackTrials
-	c.conduct()
-}
 
 func (l *life) onRack(v *volume) error {
 	copied, err := l.volume(v.access, 2*gib, v.seed)

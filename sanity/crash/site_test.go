@@ -45,6 +45,8 @@ type site struct {
 	lives  int
 	// killed are the processes that were killed, each the leader of a group.
 	killed map[int]bool
+	// kills is how often one was.
+	kills int
 }
 
 // openSite starts everything and takes stock.
@@ -121,29 +123,27 @@ func (s *site) ready(ctx context.Context, name string) error {
 	})
 }
 
-// restart starts what was killed again.
-func (s *site) restart(ctx context.Context, name string) error {
+// kill makes sure that a process is dead.
+func (s *site) kill(name string) {
 	if name == theRack {
 		s.rack.Kill()
-		return s.rack.Start(ctx)
+		return
 	}
 	s.plugins[name].Kill()
-	return s.plugins[name].Start(ctx)
 }
 
 // watched does something while a process is watched, which is killed at the point, if one is given.
 // failed is what doing it ended with; err is trouble of our own.
 func (s *site) watched(name string, kill *trace.Point, do func() error) (
 	report trace.Report, failed, err error) {
-	order := trace.Order{As: "driver", Root: s.rack.Dir, Kill: kill}
-	if name == theRack {
-		order.As, order.PID, order.Logs = "rack", s.rack.PID(), []string{s.rack.LogFile()}
-	} else {
-		p := s.plugins[name]
-		order.PID, order.Logs = p.PID(), []string{p.LogFile}
-	}
-	if order.Rack, err = portOf(s.rack.URL); err != nil {
+	order, err := s.order(name, kill)
+	if err != nil {
 		return report, nil, err
+	}
+	if name == theRack {
+		order.PID = s.rack.PID()
+	} else {
+		order.PID = s.plugins[name].PID()
 	}
 	if err := s.watcher.Watch(order); err != nil {
 		return report, nil, err
@@ -151,9 +151,27 @@ func (s *site) watched(name string, kill *trace.Point, do func() error) (
 	failed = do()
 	report, err = s.watcher.Release()
 	if report.Killed {
-		s.killed[order.PID] = true
+		s.buried(order.PID)
 	}
 	return report, failed, err
+}
+
+// order says how to watch a process of the site; its id is left out.
+func (s *site) order(name string, kill *trace.Point) (order trace.Order, err error) {
+	order = trace.Order{As: "driver", Root: s.rack.Dir, Kill: kill}
+	if name == theRack {
+		order.As, order.Logs = "rack", []string{s.rack.LogFile()}
+	} else {
+		order.Logs = []string{s.plugins[name].LogFile}
+	}
+	order.Rack, err = portOf(s.rack.URL)
+	return order, err
+}
+
+// buried notes that a process was killed.
+func (s *site) buried(pid int) {
+	s.killed[pid] = true
+	s.kills++
 }
 
 func portOf(address string) (uint16, error) {

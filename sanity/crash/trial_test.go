@@ -61,10 +61,9 @@ func (l *life) interrupted(ctx context.Context, t trial) (reached bool, told []s
 		return reached, told, err
 	case !reached:
 		t.then = again
-	case t.second != nil:
-		// What is left to do may not have this point any more.
-		_, what, err = l.strike(ctx, st, *t.second)
-		told = append(told, what)
+	default:
+		more, err := l.strikeAgain(ctx, st, t)
+		told = append(told, more...)
 		if err != nil {
 			return reached, told, err
 		}
@@ -73,7 +72,20 @@ func (l *life) interrupted(ctx context.Context, t trial) (reached bool, told []s
 	return reached, append(told, more...), err
 }
 
-// strike makes a step's call while its process is to be killed, and starts that again.
+// strikeAgain starts what was killed, and kills it again where the trial says so. What is left to do
+// may not have the point any more.
+func (l *life) strikeAgain(ctx context.Context, st step, t trial) (told []string, err error) {
+	if err := l.startAgain(ctx, st.watched, t.starting); err != nil || t.second == nil {
+		return nil, err
+	}
+	killed, what, err := l.strike(ctx, st, *t.second)
+	if err == nil && killed {
+		err = l.startAgain(ctx, st.watched, nil)
+	}
+	return []string{what}, err
+}
+
+// strike makes a step's call while its process is to be killed.
 func (l *life) strike(ctx context.Context, st step, at trace.Point) (killed bool, told string,
 	err error) {
 	report, failed, err := l.watched(st.watched, &at, func() error { return st.once(ctx) })
@@ -90,10 +102,22 @@ func (l *life) strike(ctx context.Context, st step, at trace.Point) (killed bool
 		return true, told, fmt.Errorf("%s went on working after its driver was killed",
 			strings.Join(report.Orphans, ", "))
 	}
-	if err := l.restart(ctx, st.watched); err != nil {
-		return true, told, fmt.Errorf("start again after the kill: %w", err)
-	}
+	l.kill(st.watched)
 	return true, told, nil
+}
+
+// startAgain starts what was killed; where the trial says so, it is killed once more meanwhile.
+func (l *life) startAgain(ctx context.Context, name string, at *trace.Point) error {
+	if at != nil {
+		report, err := l.startWatched(ctx, name, at)
+		if err != nil || !report.Killed {
+			return err
+		}
+	}
+	if err := l.start(ctx, name); err != nil {
+		return fmt.Errorf("start again after the kill: %w", err)
+	}
+	return nil
 }
 
 // goOn is what the CO does after the kill.

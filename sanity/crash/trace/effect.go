@@ -44,7 +44,8 @@ func (e Effect) Phases() []Phase {
 	return []Phase{Before, After}
 }
 
-// Point is a place in the life of a process.
+// Point is a place in the life of a process: the N-th effect of that name; without a name, the N-th
+// of all.
 type Point struct {
 	Name  string `json:"name"`
 	N     int    `json:"n"`

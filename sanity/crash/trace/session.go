@@ -331,7 +331,13 @@ func (s *session) leaveCall(_ int, t *thread, info syscallInfo) {
 
 func (s *session) here(e Effect, phase Phase) bool {
 	k := s.order.Kill
-	return k != nil && k.Phase == phase && k.N == e.N && k.Name == e.Name()
+	if k == nil || k.Phase != phase {
+		return false
+	}
+	if k.Name == "" { // any effect
+		return k.N == len(s.report.Effects)
+	}
+	return k.N == e.N && k.Name == e.Name()
 }
 
 // kill ends the process while the thread that reached the point stands still. A system call that it
