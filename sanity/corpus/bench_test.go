@@ -12,22 +12,26 @@ import (
 
 // bench is a guest with a driver in it, where one trial after the other is made.
 type bench struct {
+	run    *sanity.Run
 	dir    string
 	guest  guest
 	plugin *sanity.Plugin
 	bases  *bases
 	// bin comes first in the driver's PATH. A trial may put a program there.
 	bin string
+	// evidence says that the disks of which something is wrong are to be kept; kept, that some are.
+	evidence, kept bool
 }
 
 // newBench starts a driver: the run's own, or the program.
-func newBench(ctx context.Context, run *sanity.Run, bases *bases, program string, env map[string]string) (
-	*bench, error) {
+func newBench(
+	ctx context.Context, run *sanity.Run, bases *bases, program string, env map[string]string,
+) (*bench, error) {
 	dir, err := os.MkdirTemp(run.Dir, "bench-")
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{dir: dir, bases: bases, bin: filepath.Join(dir, "bin")}
+	b := &bench{run: run, dir: dir, bases: bases, bin: filepath.Join(dir, "bin")}
 	if err := os.Mkdir(b.bin, 0o755); err != nil {
 		return nil, err
 	}
@@ -50,5 +54,8 @@ func newBench(ctx context.Context, run *sanity.Run, bases *bases, program string
 
 // close ends the driver, which must end well.
 func (b *bench) close() error {
+	if b.kept {
+		return b.plugin.Stop()
+	}
 	return errors.Join(b.plugin.Stop(), os.RemoveAll(b.dir))
 }

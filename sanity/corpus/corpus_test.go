@@ -90,7 +90,9 @@ type tally struct {
 const benches = 2
 
 // round tries each generator once.
-func (c *tally) round(ctx context.Context, run *sanity.Run, bases *bases, all []generator, seed uint64) {
+func (c *tally) round(
+	ctx context.Context, run *sanity.Run, bases *bases, all []generator, seed uint64,
+) {
 	work := make(chan generator)
 	var workers sync.WaitGroup
 	for range benches {
@@ -101,6 +103,7 @@ func (c *tally) round(ctx context.Context, run *sanity.Run, bases *bases, all []
 			}
 			for g := range work {
 				if err == nil {
+					b.evidence = true
 					c.one(ctx, b, g, seed, len(all))
 				}
 			}

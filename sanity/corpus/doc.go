@@ -5,19 +5,20 @@
 //
 // A generator makes a disk, says what is asked of it, and knows what must happen. The disk is a
 // sparse file behind a loop device, shown in a guest's sysfs and device directory to the unmodified
-// driver process, which is asked over gRPC to stage it. There are disks with filesystems, whole, cut
-// short, wiped at either end, nested, or reduced to one copy of a superblock; with partition tables,
-// volume managers, RAIDs, encryption, swap and databases; with a single byte at a place where
-// something could have its mark; disks that cannot be read; disks that are too large, too small,
-// held, read-only, or another's by serial, number or birth, from the start or from the moment at
-// which the driver looks; and disks with a mark of an unfinished format, the volume's own or not.
+// driver process, which is asked over gRPC to stage it. There are disks with filesystems: whole,
+// cut short, wiped at either end, nested, or reduced to one copy of a superblock. There are disks
+// with partition tables, volume managers, RAIDs, encryption, swap and databases; with a single byte
+// at a place where something could have its mark; disks that cannot be read; disks that are too
+// large, too small, held, read-only, or another's by serial, number or birth, from the start or
+// from the moment at which the driver looks; and disks with the mark of an unfinished format, the
+// volume's own or not.
 //
 // What must happen is one of three. A blank disk, and an own unfinished format, gets the wanted
 // filesystem: without those a driver that refuses everything would pass. A healthy filesystem is
-// mounted and has the bytes it had. Everything else is refused with FAILED_PRECONDITION, a reason,
-// and evidence that is true: it names what was put there, or an offset at which the disk is indeed
-// not zero; and not one byte of the disk has changed. Beside each disk lies a blank decoy, its serial
-// different in one letter, that must stay blank.
+// mounted and has the bytes it had. Everything else is refused with a code, a reason, and evidence
+// that is true: it names what was put there, or an offset at which the disk is indeed not zero; and
+// not one byte of the disk has changed. Beside each disk lies a blank decoy, its serial different
+// in one letter, that must stay blank.
 //
 // Chance is seeded for every disk by itself, so that each can be made again alone. The short form
 // tries every generator once, the long one goes through all of them with one seed after another.
@@ -28,9 +29,16 @@
 // each with its text in the source and the disks that it alone keeps from harm. One driver is built
 // in which every guard can be switched off, and is run once for each guard without it: the disks of
 // the guard must then come out wrong. A guard whose text is not in the source any more fails the
-// check, and so does one whose absence nothing notices. Where two guards stand one behind the other,
-// they are taken away together. Races that only a guard decides are won on purpose: a program in the
-// driver's PATH stops before it begins, and the world is changed meanwhile.
+// check, and so does one whose absence nothing notices. Where two guards stand one behind the
+// other, they are taken away together. Races that only a guard decides are won on purpose: a
+// program in the driver's PATH stops before it begins, and the world is changed meanwhile.
+//
+// # What it does not prove
+//
+// Bytes where nothing keeps a mark are not read: a disk that is zero wherever any filesystem, table
+// or label has one, and holds data elsewhere in less than a hundredth of its size, may be
+// formatted. A loop device on top of the disk, which no exclusive open sees, is not among the
+// holders.
 //
 // # Running it
 //

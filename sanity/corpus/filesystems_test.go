@@ -26,9 +26,9 @@ type kind struct {
 const fsBytes = gib
 
 // kinds are the filesystems of volumes, and those that could be mistaken for one. Where their
-// copies lie: Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers of 3, 5, 7), the
-// XFS Algorithms and Data Structures, 13 (each allocation group), and btrfs-dev-docs' on-disk-format
-// (64 MiB, 256 GiB).
+// copies lie: Documentation/filesystems/ext4/blockgroup.rst (groups 1 and powers of 3, 5, 7), XFS
+// Algorithms & Data Structures (each allocation group), and the on-disk format of btrfs (64 MiB,
+// 256 GiB).
 var kinds = []kind{
 	mke2fs("ext2", "ext2 with 4096-byte blocks", 4096, "-b", "4096"),
 	mke2fs("ext2", "ext2 with 1024-byte blocks", 1024, "-b", "1024"),

@@ -35,7 +35,14 @@ func (m misdeed) Error() string { return string(m) }
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	s, err := b.newScene(ctx, t)
 	if s != nil {
-		defer func() { err = errors.Join(err, s.end()) }()
+		defer func() {
+			s.kept = b.evidence && (err != nil || v.Wrong != nil)
+			b.kept = b.kept || s.kept
+			if s.kept {
+				v.Wrong = errors.Join(v.Wrong, fmt.Errorf("see %s", s.dir))
+			}
+			err = errors.Join(err, s.end())
+		}()
 	}
 	if errors.As(err, new(misdeed)) {
 		return verdict{Wrong: err}, nil
@@ -103,7 +110,8 @@ func (s *scene) judge(before string, answer error) (outcome, error) {
 	return got, err
 }
 
-// judgeMount looks at what the call has mounted. The payload tells an old filesystem from a new one.
+// judgeMount looks at what the call has mounted. The payload tells an old filesystem from a new
+// one.
 func (s *scene) judgeMount() (outcome, error) {
 	m, err := s.staged()
 	switch {
@@ -154,7 +162,7 @@ func (s *scene) judgeRefusal(answer *status.Status) error {
 		code = w.Code
 	}
 	if answer.Code().String() != code {
-		return fmt.Errorf("want %s, got %v", code, answer.Err())
+		return fmt.Errorf("want %s, got %w", code, answer.Err())
 	}
 	reason, sentence, _ := strings.Cut(message, ": ")
 	if !slices.Contains(w.Reasons, reason) {

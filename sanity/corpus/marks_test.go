@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +76,8 @@ func (s *scene) pokeAll(pieces []piece) error {
 
 // formats are disks with the mark of a format that was cut off.
 func formats() []generator {
-	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), copiedMarks())
+	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
+		copiedMarks())
 }
 
 // ownFormats are formats of this volume that did not end: they are done again.
@@ -194,120 +194,13 @@ func (s *scene) markGone() error {
 	return nil
 }
 
-// foreignFormats are marks that are not this volume's, or not to be believed.
-func foreignFormats() []generator {
-	var all []generator
-	no := func(name string, w want, set func(s *scene, mark []piece) error) {
-		all = append(all, generator{name, func(t *trial) {
-			t.FS = ours[t.Rand.IntN(len(ours))]
-			t.Want = w
-			t.Set = func(s *scene) error {
-				mark, err := s.learnMark()
-				if err != nil {
-					return err
-				}
-				return set(s, mark)
-			}
-		}})
-	}
-	unfinished := foreign("unfinished", "mark")
-	no("the unfinished format of another volume", unfinished, func(s *scene, _ []piece) error {
-		s.VolumeID = randomUUID(s.trial)
-		return nil
-	})
-	no("the unfinished format of another disk", unfinished, func(s *scene, _ []piece) error {
-		s.DiskName = fmt.Sprintf("csi-%016x", s.Rand.Uint64())
-		s.Publish["diskName"] = s.DiskName
-		return s.bench.guest.tell(s.Device, "device/serial", s.DiskName+"\n")
-	})
-	for i := range 4 {
-		no(fmt.Sprintf("an unfinished format whose marks are damaged %d", i+1), unfinished,
-			func(s *scene, mark []piece) error {
-				used := len(bytes.TrimRight(mark[0].bytes, "\x00"))
-				at := s.Rand.IntN(used)
-				for n := range mark {
-					mark[n].bytes[at] ^= byte(1 << s.Rand.IntN(8))
-				}
-				return s.pokeAll(mark)
-			})
-	}
-	for _, f := range forgeries {
-		no("an unfinished format whose marks "+f.name, unfinished,
-			func(s *scene, mark []piece) error {
-				for _, p := range mark {
-					f.forge(p.bytes)
-				}
-				return s.pokeAll(mark)
-			})
-	}
-	no("an unfinished format on a disk where Ceph has put a label", foreign("ceph"),
-		func(s *scene, _ []piece) error {
-			return s.poke(gib, []byte("bluestore block device\n")...)
-		})
-	no("an unfinished format on a disk on which blkid finds something", foreign("somebodys_volume"),
-		func(s *scene, _ []piece) error {
-			_, err := s.wrap("blkid", "echo TYPE=somebodys_volume")
-			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
-		})
-	no("an unfinished format on a disk on which blkid finds a table", foreign("sometable"),
-		func(s *scene, _ []piece) error {
-			_, err := s.wrap("blkid", "echo PTTYPE=sometable")
-			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
-		})
-	no("an unfinished format on a disk that is read-only now", refuse(readOnly),
-		func(s *scene, _ []piece) error { return s.replaceLoop(true) })
-	no("an unfinished format on a disk that somebody has", refuse(held),
-		func(s *scene, _ []piece) error { return s.hold() })
-	no("an unfinished format whose volume's size nobody tells", refuse(sizeMissing),
-		func(s *scene, _ []piece) error {
-			delete(s.Publish, "sizeBytes")
-			return nil
-		})
-	no("an unfinished format under a LUKS header", foreign("luks"), func(s *scene, _ []piece) error {
-		return s.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
-	})
-	no("an unfinished format under a GPT", foreign("gpt"), func(s *scene, _ []piece) error {
-		s.image.gpt(512, true, true, true)
-		return s.image.err
-	})
-	no("an unfinished format that cannot be read to its end", refuse(unreadable),
-		func(s *scene, _ []piece) error {
-			s.image.cut(s.image.Size - mib)
-			return s.image.err
-		})
-	return all
-}
-
-// forgeries are marks with one thing wrong and a checksum that is right. A mark has its version at
-// 16, the checksum of what follows at 20, the length of its text at 24, and then the text.
-var forgeries = []struct {
-	name  string
-	forge func(b []byte)
-}{
-	{"do not add up", func(b []byte) { b[20] ^= 1 }},
-	{"are of another version", func(b []byte) { le.PutUint32(b[16:], 2) }},
-	{"tell of a longer text than they have", func(b []byte) {
-		le.PutUint32(b[24:], 1<<31)
-		sumUp(b)
-	}},
-	{"tell of another size", func(b []byte) {
-		i := bytes.Index(b, []byte(`"sizeBytes":`)) + len(`"sizeBytes":`)
-		b[i] = '1' + (b[i]-'0')%9
-		sumUp(b)
-	}},
-}
-
-// sumUp gives a mark the checksum that it should have.
-func sumUp(b []byte) {
-	le.PutUint32(b[20:], crc32.Checksum(b[24:512], crc32.MakeTable(crc32.Castagnoli)))
-}
-
 // copiedMarks are filesystems of workloads that hold true marks of this volume: a workload can read
 // the disk's, and write it wherever its files lie.
 func copiedMarks() []generator {
 	var all []generator
 	for _, fs := range ours {
-		all = append(all, generator{"a filesystem of " + fs + " that was mounted, under this volume's mark",
+		name := "a filesystem of " + fs + " that was mounted, under this volume's mark"
+		all = append(all, generator{name,
 			func(t *trial) {
 				t.FS = fs
 				t.Set = func(s *scene) error {

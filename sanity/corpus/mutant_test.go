@@ -34,8 +34,6 @@ const (
 	taken = "(REMOVED || (TEXT))"
 	// notCalled is for a call whose error refuses.
 	notCalled = "unless(REMOVED, func() error { return TEXT })"
-	// notListed is for an element of a list.
-	notListed = "zeroIf(REMOVED, TEXT)"
 )
 
 // removedVariable tells a mutant which guard it lacks.

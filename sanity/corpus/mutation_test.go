@@ -67,6 +67,7 @@ func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
 	if err != nil {
 		return err
 	}
+	b.evidence = g.name == ""
 	noticed := false
 	for _, name := range g.trials {
 		i := slices.IndexFunc(m.all, func(g generator) bool { return g.name == name })

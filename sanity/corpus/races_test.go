@@ -13,37 +13,44 @@ func races() []generator {
 		return func(s *scene) error { return s.hook(program, func() error { return do(s) }) }
 	}
 	look := func(do func(s *scene) error) func(s *scene) error { return during("blkid", do) }
+	begun := func(name, fs, program string, w want, do func(s *scene) error) generator {
+		w.Begun = true
+		return generator{name, func(t *trial) {
+			t.FS = fs
+			t.Set, t.Want = during(program, do), w
+		}}
+	}
+	failed := refuse(toolFailed, changed)
+	failed.Code = "Internal"
+	swapped := "a disk whose node becomes another's as "
+	twin := func(s *scene) error {
+		_, err := s.another("nvme3n1", s.DiskName)
+		return err
+	}
 	return []generator{
+		begun(swapped+"mke2fs begins", ext4, "mke2fs", refuse(changed), (*scene).swapNode),
+		begun(swapped+"mkfs.xfs begins", xfs, "mkfs.xfs", refuse(changed), (*scene).swapNode),
+		// It looks at the path by which the open disk was opened, and gives up by itself.
+		begun(swapped+"mkfs.btrfs begins", btrfs, "mkfs.btrfs", failed, (*scene).swapNode),
+		begun("a disk that gets a twin while mkfs runs", ext4, "mke2fs", refuse(notUnique), twin),
+		begun("a disk that is born again while mkfs runs", ext3, "mke2fs", refuse(changed), bornAgain),
+		{swapped + "its filesystem is checked", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Size += gib
+			// What is mounted is proven to be the disk; here the kernel finds nothing to mount.
+			t.Set, t.Want = during("e2fsck", (*scene).swapNode), failed
+			t.Want.Begun = true
+		}},
 		situation("a disk whose node becomes another's meanwhile", refuse(changed),
 			look((*scene).swapNode)),
 		situation("a disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
 		situation("a disk that is born again meanwhile", refuse(changed), look(bornAgain)),
-		situation("a disk that gets a twin meanwhile", refuse(notUnique), look(func(s *scene) error {
-			_, err := s.another("nvme3n1", s.DiskName)
-			return err
-		})),
+		situation("a disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
 		situation("a disk that somebody takes meanwhile", refuse(held), look((*scene).hold)),
 		onHealthy("a healthy disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
-		onHealthy("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(
-			func(s *scene) error {
-				_, err := s.another("nvme3n1", s.DiskName)
-				return err
-			})),
+		onHealthy("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
 		onHealthy("a healthy disk that somebody takes meanwhile", refuse(held),
 			look((*scene).hold)),
-		{"a disk that gets a twin while mkfs runs", func(t *trial) {
-			t.Set = during("mke2fs", func(s *scene) error {
-				_, err := s.another("nvme3n1", s.DiskName)
-				return err
-			})
-			t.Want = refuse(notUnique)
-			t.Want.Begun = true
-		}},
-		{"a disk that is born again while mkfs runs", func(t *trial) {
-			t.Set = during("mke2fs", bornAgain)
-			t.Want = refuse(changed)
-			t.Want.Begun = true
-		}},
 	}
 }
 

@@ -32,6 +32,8 @@ type scene struct {
 	Staging  string
 
 	dir string
+	// kept says that the disk's bytes are evidence, and stay.
+	kept bool
 	// mark is what learnMark has learned.
 	mark []piece
 	// happened, if it is set, says whether what had to happen during the call did.
@@ -51,8 +53,14 @@ func (b *bench) newScene(ctx context.Context, t *trial) (s *scene, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s = &scene{trial: t, bench: b, Device: diskDevice, dir: dir, Staging: filepath.Join(dir, "staging")}
-	s.atEnd(func() error { return os.RemoveAll(dir) })
+	s = &scene{trial: t, bench: b, Device: diskDevice, dir: dir,
+		Staging: filepath.Join(dir, "staging")}
+	s.atEnd(func() error {
+		if s.kept {
+			return nil
+		}
+		return os.RemoveAll(dir)
+	})
 	s.image = newImage(filepath.Join(dir, "disk"), t.Size)
 	s.image.bases = b.bases
 	t.Fill(s.image)

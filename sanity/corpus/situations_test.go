@@ -133,8 +133,15 @@ func (s *scene) mountOutOfSight() error {
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
-	cmd := exec.Command("sh", "-ec", `mount --make-rprivate / && mount -t ext4 "$0" "$1" && echo mounted && read -r _`,
-		s.loop.Path, at)
+	// The new namespace has copies of all mounts of this one, also of volumes of other trials, which
+	// they could then not unstage.
+	cmd := exec.Command("sh", "-ec", `mount --make-rprivate /
+while read -r _ _ _ _ point _; do
+	case $point in "$2"/*) umount -l "$point" ;; esac
+done </proc/self/mountinfo
+mount -t ext4 "$0" "$1"
+echo mounted
+read -r _`, s.loop.Path, at, s.bench.run.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS,
 		Pdeathsig: syscall.SIGKILL}
 	in, err1 := cmd.StdinPipe()

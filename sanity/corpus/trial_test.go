@@ -85,7 +85,8 @@ type generator struct {
 // corpus are all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
-		situations(), races(), formats(), spots(), more())
+		situations(), races(), formats(), spots(),
+		owners(), oddities())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.

@@ -1,0 +1,89 @@
+package corpus_test
+
+import (
+	"errors"
+	"os"
+)
+
+// owners are disks with more than one owner, or with one that only part of the driver sees.
+func owners() []generator {
+	twice := func(name, fs string, fill func(im *image), names ...string) generator {
+		return generator{name, func(t *trial) {
+			kindOf(fs).of(t)
+			t.Size += mib // the other's mark lies behind the filesystem
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(fs))
+				fill(im)
+			}
+			t.Want = foreign(names...)
+		}}
+	}
+	backup := func(im *image) {
+		header := gptHeader(uint64(im.Size/512-1), 1, uint64(im.Size/512), 2, gptArray())
+		im.write(-512, header...)
+	}
+	return []generator{
+		twice("ext3 before the backup of a GPT", ext3, backup, "gpt"),
+		twice("ext4 before the backup of a GPT", ext4, backup, "gpt"),
+		twice("ext3 under the partition table of old", ext3, func(im *image) {
+			im.write(0, mbr(0x83, 2048, 1<<20)...)
+		}, "partition table (dos)", "ext3"),
+		twice("ext4 under the partition table of old", ext4, func(im *image) {
+			im.write(0, mbr(0x83, 2048, 1<<20)...)
+		}, "partition table (dos)", "ext4"),
+		{"ext4 whose superblock is damaged", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				im.write(1024+0x88, []byte("/not what was summed up")...)
+			}
+			t.Want = refuse(notBlank, damaged, toolFailed)
+			t.Want.Names, t.Want.Code = []string{"ext4"}, "Internal" // as the kernel refuses it
+		}},
+		twice("ext4 and btrfs at once", ext4, func(im *image) {
+			path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
+			im.err = err
+			from := &image{Path: path, Size: fsBytes}
+			im.write(64*kib, from.read(64*kib, 4*kib)...)
+		}, "ext4", "btrfs"),
+		{"a disk that the kernel remembers as blank", func(t *trial) {
+			t.Set = (*scene).remembered
+			t.Want = foreign("luks")
+		}},
+	}
+}
+
+// oddities are disks whose tools or surroundings are odd.
+func oddities() []generator {
+	return []generator{
+		{"a blank disk on which blkid finds something", func(t *trial) {
+			t.Set = func(s *scene) error {
+				_, err := s.wrap("blkid", "echo TYPE=somebodys_volume")
+				return err
+			}
+			t.Want = foreign("somebodys_volume")
+		}},
+		{"a blank disk about which blkid is of two minds", func(t *trial) {
+			t.Set = func(s *scene) error {
+				_, err := s.wrap("blkid", "exit 8")
+				return err
+			}
+			t.Want = foreign("several")
+		}},
+		{"a healthy disk with a hidden leg of multipath", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Set = func(s *scene) error {
+				return errors.Join(s.bench.guest.plug("nvme2c0n1", s.DiskName, s.loop),
+					os.Remove(s.bench.guest.node("nvme2c0n1")))
+			}
+			t.Want.Outcome = mounted
+		}},
+		{"a blank disk that the rack calls read-only", func(t *trial) {
+			t.Set = func(s *scene) error {
+				s.Publish["readOnly"] = "true"
+				return nil
+			}
+			t.Want = refuse(readOnly)
+		}},
+	}
+}
