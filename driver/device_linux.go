@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -85,7 +87,12 @@ func (h *heldDevice) unchanged() error {
 // claim opens the device exclusively for a moment, which fails as long as it is mounted in any
 // mount namespace or held by another driver (device mapper, md, swap). It is let go again, for
 // mkfs and mount open exclusively themselves.
+//
+// A program that is started meanwhile, for another volume, would have a copy of the descriptor
+// until it has begun, and so hold the device longer. None is.
 func (h *heldDevice) claim() error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	f, err := h.openExclusive(os.O_RDONLY)
 	if err != nil {
 		return err
@@ -100,8 +107,20 @@ func (h *heldDevice) exclusively(act func(w *os.File) error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = w.Close() }()
-	return act(w)
+	err = errors.Join(act(w), w.Close())
+	h.awaitCopies()
+	return err
+}
+
+// awaitCopies waits until no program that was just started has a copy of a descriptor that is
+// closed. To keep programs from starting, as claim does, is nothing for the time that a write takes.
+func (h *heldDevice) awaitCopies() {
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		if !refusedFor(h.claim(), ReasonDeviceHeld) {
+			return
+		}
+		<-time.After(time.Millisecond) // nothing tells when a program has begun
+	}
 }
 
 // openExclusive opens the device at the path once more, as nobody else has it, and proves that it

@@ -1,0 +1,66 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A program that starts has a copy of every descriptor until it has begun, so a claim that is over
+// could seem to be held still: by the mkfs of another volume.
+func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
+	g := newGuest(t)
+	d := g.attach("csi-0123456789abcdef", 64*mib)
+	found, err := g.node().devices().lookup(d.Serial)
+	must(t, err)
+	held, err := g.node().devices().open(found)
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	over := make(chan struct{})
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					_ = exec.Command("true").Run()
+				}
+			}
+		})
+	}
+	defer starting.Wait()
+	defer close(over)
+	for n, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); n++ {
+		for name, claim := range map[string]func() error{
+			"a claim": held.claim,
+			"a write": func() error { return held.exclusively(func(*os.File) error { return nil }) },
+		} {
+			if err := claim(); err != nil {
+				t.Fatalf("%s, number %d: %v", name, n, err)
+			}
+			if err := claimable(held.Path); err != nil {
+				t.Fatalf("after %s, number %d: %v", name, n, err)
+			}
+		}
+	}
+}
+
+// claimable says whether nobody holds the device, and is no reason itself why somebody would.
+func claimable(path string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
