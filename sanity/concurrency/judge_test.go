@@ -76,11 +76,13 @@ func (s *site) judge(what string, err error, allowed answers) bool {
 	return false
 }
 
-// passing is an attach or detach that the rack refused because it was taking a snapshot of the disk
-// and had taken it when the driver looked for the reason: the driver can only quote the rack then.
+// passing is an attach that the rack refused for what was over when the driver looked for the
+// reason: it was taking a snapshot of the disk, or another instance still had it. The driver can
+// only quote the rack then.
 func passing(message string) bool {
 	return strings.HasPrefix(message, "InstanceMustBeStopped: ") &&
-		strings.Contains(message, "invalid state maintenance")
+		(strings.Contains(message, "invalid state maintenance") ||
+			strings.Contains(message, "attached to another instance"))
 }
 
 // converge repeats a call until it is OK; meanwhile it gets none but the allowed answers.

@@ -71,7 +71,7 @@ func (s *site) oneName(round int) {
 	ctx := s.t.Context()
 	origin := s.origin(ctx, round)
 	for _, w := range s.weathers(s.proof.Seed + uint64(round)) {
-		if w.rare && !s.proof.Long() {
+		if w.rare && !s.proof.Long() || s.proof.Over() {
 			continue
 		}
 		name := fmt.Sprintf("one-%s-%d", w.name, round)
