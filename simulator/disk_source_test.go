@@ -39,7 +39,7 @@ func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 	}
 	internal.check(t, create("new", 1)) // the quota is free again
 	refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`).check(t, create("d", 1))
-	var capacity refused = refusedAs(507, "InsufficientCapacity", "%s",
+	capacity := refusedAs(507, "InsufficientCapacity", "%s",
 		insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete request. "+
 			"Either remove unneeded disks and snapshots to free up resources or contact the rack "+
 			"operator to request a capacity increase.").Message)

@@ -4,7 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -26,15 +26,20 @@ func driverOperations(t *testing.T) []string {
 	for i := range client.NumMethod() {
 		methods[client.Method(i).Name] = true
 	}
-	packages, err := parser.ParseDir(token.NewFileSet(), driverSource, func(f fs.FileInfo) bool {
-		return !strings.HasSuffix(f.Name(), "_test.go")
-	}, 0)
+	files, err := filepath.Glob(driverSource + "/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	asked := map[string]bool{}
-	for _, files := range packages {
-		ast.Inspect(files, func(n ast.Node) bool {
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
 			if s, ok := n.(*ast.SelectorExpr); ok && methods[s.Sel.Name] && s.Sel.Name != "Host" {
 				asked[operationOf(s.Sel.Name)] = true
 			}

@@ -30,12 +30,6 @@ func must[T any](s *stage, do func() (T, error)) T {
 	return value
 }
 
-func (s *stage) do(err error) {
-	if s.err == nil {
-		s.err = err
-	}
-}
-
 // name is one that no other cell has.
 func (s *stage) name(prefix string) string {
 	s.names++
