@@ -105,7 +105,7 @@ func (c *campaign) conduct() {
 }
 
 // count finds the points: those that two dry runs have in common. What only one has is due to
-// chance, such as in how many pieces a file's bytes lie, or how large the rack's records already are.
+// chance, such as in how many pieces a file's bytes lie, or how large the rack's records are.
 func (c *campaign) count(ctx context.Context) {
 	known := map[string]int{}
 	for range 2 {

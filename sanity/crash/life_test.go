@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
 )
 
 // step is one call of a life. The CO repeats it until it succeeds.
@@ -28,6 +30,8 @@ type life struct {
 	volumes   []*volume
 	snapshots []*snapshot
 	steps     []step
+	// effects are those of a call in which no point was reached.
+	effects []trace.Effect
 	// stopped says that instance a may be stopped.
 	stopped bool
 }

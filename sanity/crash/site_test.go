@@ -43,7 +43,7 @@ type site struct {
 	ledger sanity.Ledger
 	files  map[string]bool
 	lives  int
-	// killed are the processes that were killed, each the leader of a group.
+	// killed are the processes that were killed in this life, each the leader of a group.
 	killed map[int]bool
 	// kills is how often one was.
 	kills int
@@ -188,6 +188,7 @@ func (s *site) clean(ctx context.Context) error {
 	if err := eventually(ctx, s.noneLeft); err != nil {
 		return err
 	}
+	clear(s.killed) // their numbers may soon be another's
 	if err := s.rack.Balance(ctx, s.ledger, s.drivers()...); err != nil {
 		return err
 	}
