@@ -11,6 +11,7 @@ import (
 // check holds what is seen against what the calls may have made of it, and against what must hold
 // whatever the calls were; then the model believes what it sees.
 func (h *history) check(j *joint, calls []ended) error {
+	h.unplugged(j, calls)
 	for _, rule := range []func(*joint, []ended) error{
 		h.checkPromises, h.checkFields, h.checkHolders, h.checkReleased, h.checkMounts, h.checkForeign,
 	} {
@@ -207,6 +208,22 @@ func (h *history) checkMount(j *joint, v int, n string, infos []*mountinfo.Info)
 	return nil
 }
 
+// unplugged finds what may have been taken away from its node by a rack that did not end it.
+func (h *history) unplugged(j *joint, calls []ended) {
+	for v := 1; v < len(kinds); v++ {
+		for _, n := range nodes {
+			_, seen := j.device(v, n)
+			if !seen && j.facts.mounted(v, n) && !h.lostBy(j, v, n) &&
+				h.mayTouch(holderField(v), calls) {
+				h.world.half[at(v, n)], h.world.lost[at(v, n)] = true, true
+				if h.contents[v] != nil {
+					h.contents[v].torn = true
+				}
+			}
+		}
+	}
+}
+
 // lostBy says that what the node has mounted of the volume is dead: the disk was taken away from it
 // at some time since it was mounted.
 func (h *history) lostBy(j *joint, v int, n string) bool {
@@ -256,7 +273,7 @@ func (h *history) believe(j *joint) {
 			if lost && !w.lost[at(v, n)] && h.contents[v] != nil {
 				h.contents[v].torn = true
 			}
-			w.lost[at(v, n)] = lost
+			w.lost[at(v, n)], w.half[at(v, n)] = lost, lost && w.half[at(v, n)]
 		}
 		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
 			h.contents[v] != nil && len(h.contents[v].later) > 0 {

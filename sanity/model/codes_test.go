@@ -122,6 +122,10 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	default:
 		list = []codes.Code{codes.OK}
 	}
+	if w.half[at(s.vol, s.node)] && s.op != stageOther {
+		list = append(list, codes.OK, codes.NotFound, codes.FailedPrecondition,
+			codes.AlreadyExists, codes.Internal)
+	}
 	if s.op != unpublish && s.op != stats && w.shadowed(s.vol, s.node) {
 		list = append(list, codes.FailedPrecondition, codes.Internal)
 	}

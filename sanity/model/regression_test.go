@@ -1,6 +1,8 @@
 package model
 
 import (
+	"context"
+	"fmt"
 	"testing"
 )
 
@@ -129,4 +131,58 @@ func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A device's name says nothing about which disk it is. The mount of a btrfs shows no number, only the
+// name that its device had.
+func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
+	g := newGround(t)
+	steps, err := parseHistory(`
+		controller 1: CreateVolume v3
+		controller 1: ControllerPublish v3 → node a
+		node a: NodeStage v3
+		node a: NodePublish v3 to pod 1
+		pod 1 on a: write and fsync v3 block 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := g.play(t.Context(), nil, func(h *history) error {
+		if err := h.follow(t.Context(), steps); err != nil {
+			return err
+		}
+		if err := h.plugUntilNamedAsBefore(t.Context()); err != nil {
+			return err
+		}
+		return h.follow(t.Context(), []step{
+			{op: publish, vol: 3, node: "a", pod: 1},
+			{op: stage, vol: 3, node: "a"},
+			{op: unpublish, vol: 3, node: "a", pod: 1},
+			{op: publish, vol: 3, node: "a", pod: 1},
+		})
+	})
+	if err != nil {
+		t.Errorf("%v\n%s", err, h.told())
+	}
+}
+
+// plugUntilNamedAsBefore takes v3 from node a and brings it back until its device has the name again
+// that it had.
+func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
+	nameOf := func() string {
+		for _, d := range h.site.mustDevices("a") {
+			if d.serial == h.serials[3] {
+				return d.name
+			}
+		}
+		return ""
+	}
+	before := nameOf()
+	for range 300 {
+		err := h.follow(ctx, []step{{op: detach, ctl: 1, vol: 3, node: "a"},
+			{op: attach, ctl: 1, vol: 3, node: "a"}})
+		if err != nil || nameOf() == before {
+			return err
+		}
+	}
+	return fmt.Errorf("v3's device was never %s again", before)
 }

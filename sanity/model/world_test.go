@@ -149,6 +149,9 @@ type world struct {
 	// lost are the volumes that a node had mounted when the disk was taken away from it: what is
 	// mounted there is dead, and waits to be taken down. By "v1 a".
 	lost map[string]bool
+	// half are those of them of which the rack died while it took the disk away: the guest does not
+	// see it any more, but what is mounted may live.
+	half map[string]bool
 	// slow are the volumes whose device may show late on their node.
 	slow map[string]bool
 	// down are the instances that are stopped.
@@ -160,7 +163,8 @@ type world struct {
 }
 
 func newWorld() *world {
-	return &world{seen: facts{}, lost: map[string]bool{}, slow: map[string]bool{},
+	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
+		slow: map[string]bool{},
 		down: map[string]bool{}}
 }
 
