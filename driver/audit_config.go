@@ -155,9 +155,9 @@ func (c *AuditConfig) complete() error {
 }
 
 func printAuditHelp(w io.Writer, flags *flag.FlagSet) {
-	_, _ = fmt.Fprintln(w, "oxide-csi-plugin audit compares what the driver made on the rack for this "+
-		"cluster with the volumes that somebody wants.\nExit status: 0 nothing found, 2 orphans or "+
-		"missing volumes found, 1 error.")
+	_, _ = fmt.Fprintln(w, "oxide-csi-plugin audit compares what the driver made on the rack for "+
+		"this cluster with the volumes that somebody wants.\nExit status: 0 nothing found, 2 orphans "+
+		"or missing volumes found, 1 error.")
 	flags.VisitAll(func(f *flag.Flag) {
 		name, usage := flag.UnquoteUsage(f)
 		left := strings.TrimSpace("--" + f.Name + " " + name)

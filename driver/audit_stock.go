@@ -1,8 +1,8 @@
 package driver
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -77,13 +77,13 @@ func (c *Controller) takeStock(ctx context.Context) (stock, error) {
 	err := c.eachDisk(ctx, func(d *oxide.Disk) bool {
 		return add(c.diskObject(d), believable("list disks", d))
 	})
-	if err := errors.Join(err, inside); err != nil {
+	if err = cmp.Or(inside, err); err != nil {
 		return stock{}, err
 	}
 	err = c.eachSnapshot(ctx, func(snapshot *oxide.Snapshot) bool {
 		return add(c.snapshotObject(snapshot), believableSnapshot("list snapshots", snapshot))
 	})
-	return s, errors.Join(err, inside)
+	return s, cmp.Or(inside, err)
 }
 
 func (c *Controller) diskObject(d *oxide.Disk) object {

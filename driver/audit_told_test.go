@@ -70,12 +70,15 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 
 func TestAListThatIsNotWholeIsNoList(t *testing.T) {
 	whole := listOf(persistent("one", driverName, testDisk))
+	meta := func(text string) string {
+		return strings.Replace(whole, `"resourceVersion":""`, text, 1)
+	}
 	for name, text := range map[string]string{
 		"a table":                 "NAME   CAPACITY\npv-1   1Gi\n",
 		"JSON cut off":            whole[:len(whole)-3],
 		"two lists":               whole + whole,
-		"a page":                  strings.Replace(whole, `"resourceVersion":""`, `"continue":"x"`, 1),
-		"a page with a remainder": strings.Replace(whole, `"resourceVersion":""`, `"remainingItemCount":7`, 1),
+		"a page":                  meta(`"continue":"x"`),
+		"a page with a remainder": meta(`"remainingItemCount":7`),
 		"no items":                `{"kind":"List"}`,
 		"pods":                    listOf(`{"kind":"Pod","metadata":{"name":"p"}}`),
 		"an error":                `{"kind":"Status","status":"Failure"}`,

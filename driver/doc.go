@@ -37,6 +37,10 @@
 // something are told an id and a path, and nothing in the kernel leads from those to a device that
 // is not mounted. Records make answers stricter, and no call needs one.
 //
+// What nobody takes back leaks: the disk of a create whose caller never came again. Audit finds it,
+// by the mark that every disk and snapshot carries, among what nobody wants (audit.go), and deletes
+// it when it is told to and has seen it before.
+//
 // # How a call passes through
 //
 // Each RPC checks its request, does one thing, and builds its answer. What surrounds that is in one

@@ -8,7 +8,7 @@ import (
 
 // The budget: what each RPC may ask of the rack. A volume costs five calls in its life when nothing
 // is in doubt: one each to make, attach and detach it, and two to delete it, because the driver
-// looks whose disk it is before it deletes it. A doubt costs the reads that resolve it, and no more.
+// looks whose disk it is before it deletes it. A doubt costs the reads that resolve it, no more.
 var _ = onStage("the budget of API calls", sceneOptions{}, func(s *scene) {
 	It("is five for the life of a volume: create, attach, detach, look, delete",
 		func(ctx SpecContext) {

@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// seenDisk is diskOf("detached") as an audit has listed it.
+func seenDisk() object {
+	return object{Kind: kindDisk, ID: testDisk, Name: diskName("pvc-1"), CSIName: "pvc-1",
+		SizeBytes: 10 * gibBytes, State: "detached",
+		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
+		description: mark{Name: "pvc-1", Cluster: "blue"}.description()}
+}
+
+func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
+	gone := exchange{want: deleteDisk, status: 204}
+	looks := func(state string, edit ...func(map[string]any)) exchange {
+		return ok(viewDisk, diskOf(state, edit...))
+	}
+	for _, test := range []struct {
+		name  string
+		lines []exchange
+		kept  string // a word of why it stays; empty: it is deleted
+		code  codes.Code
+	}{
+		{"and deleted when it is the same", []exchange{looks("detached"), gone}, "", codes.OK},
+		{"and stays when it is in use", []exchange{looks(here)}, testInstance, codes.OK},
+		{"and stays while it is snapshotted", []exchange{looks("maintenance")}, "maintenance",
+			codes.OK},
+		{"and stays when it has another mark", []exchange{looks("detached", with("description",
+			mark{Name: "pvc-1", Cluster: "red"}.description()))}, `"red"`, codes.OK},
+		{"and stays when it has another name", []exchange{looks("detached", with("name", "mine"))},
+			"another name", codes.OK},
+		{"and stays when it is for another volume now", []exchange{looks("detached",
+			with("name", diskName("pvc-2")), with("description", mark{Name: "pvc-2",
+				Cluster: "blue"}.description()))}, "not what was listed", codes.OK},
+		{"and stays when it was made at another time", []exchange{looks("detached",
+			with("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
+		{"and may be gone", []exchange{lost.to(viewDisk), ok(viewProject, projectOf())}, "gone",
+			codes.OK},
+		{"and may be hidden, which is an error", []exchange{lost.to(viewDisk),
+			lost.to(viewProject)}, "", codes.PermissionDenied},
+		{"and may go before the request", []exchange{looks("detached"), lost.to(deleteDisk),
+			ok(viewProject, projectOf())}, "gone", codes.OK},
+		{"and stays when the rack refuses", []exchange{looks("detached"), not.to(deleteDisk)},
+			"the rack refuses", codes.OK},
+		{"and another answer than was asked for is an error", []exchange{looks("detached",
+			with("id", testImage))}, "", codes.Internal},
+		{"and no answer is an error", []exchange{looks("detached"), {want: deleteDisk,
+			cut: true}}, "", codes.Unavailable},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			kept, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
+			if grpcCode(err) != test.code {
+				t.Fatalf("got %v, want %v", err, test.code)
+			}
+			if err == nil && ((kept == "") != (test.kept == "") ||
+				!strings.Contains(kept, test.kept)) {
+				t.Errorf("kept %q, want %q", kept, test.kept)
+			}
+		})
+	}
+}
+
+// lists is a source that gives another answer each time.
+type lists []func() (told, error)
+
+func (l *lists) ask(context.Context) (told, error) {
+	next := (*l)[0]
+	*l = (*l)[1:]
+	return next()
+}
+
+func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
+	list := func(ids ...string) func() (told, error) {
+		return func() (told, error) {
+			l := newTold(auditNow)
+			for _, id := range ids {
+				l.add(kindDisk, id, "test")
+			}
+			return l, nil
+		}
+	}
+	claimed := func() (told, error) {
+		l, err := list(numbered(1))()
+		l.claim(auditUID)
+		return l, err
+	}
+	failing := func() (told, error) { return told{}, errors.New("kubectl is away") }
+	ripe := func() *audit {
+		o := seenDisk()
+		o.CSIName = "pvc-" + auditUID
+		a := &audit{
+			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour},
+			log:    &bytes.Buffer{},
+			sightings: sightings{Objects: map[string]sighting{
+				testDisk: {First: auditNow.Add(48 * time.Hour)},
+			}},
+			report: report{Orphans: []*orphan{{object: o}}},
+		}
+		a.told, _ = list(numbered(1))()
+		a.told.At = auditNow.Add(72 * time.Hour)
+		a.told.Read = time.Now().Add(-time.Minute)
+		return a
+	}
+	gone := []exchange{ok(viewDisk, diskOf("detached")), {want: deleteDisk, status: 204}}
+	for _, test := range []struct {
+		name    string
+		again   func() (told, error)
+		lines   []exchange
+		deleted int
+		fails   bool
+	}{
+		{"and nobody tells of the orphan still", list(numbered(1)), gone, 1, false},
+		{"and somebody tells of it now", list(numbered(1), testDisk), nil, 0, false},
+		{"and its claim is there now", claimed, nil, 0, false},
+		{"and it is empty, which is no list", list(), nil, 0, true},
+		{"and it cannot be read", failing, nil, 0, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := ripe()
+			a.source, a.rack = &lists{test.again}, rackThat(t, test.lines...)
+			err := a.deleteOrphans(t.Context())
+			if (err != nil) != test.fails || a.report.Deleted != test.deleted {
+				t.Errorf("got %v, %d deleted: %+v", err, a.report.Deleted, a.report.Orphans[0])
+			}
+			if a.report.found() != (test.deleted == 0) {
+				t.Error("what is left is not what the exit status says")
+			}
+		})
+	}
+}
