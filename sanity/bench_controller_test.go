@@ -2,6 +2,7 @@ package sanity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -78,7 +79,11 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 			_, err := ctl.DeleteVolume(ctx,
 				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 			return err
-		}, func() error { return c.deleteByHand(ctx, disk.Id) }},
+		}, func() error {
+			// The driver looks whose disk it is before it deletes it.
+			_, err := c.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
+			return errors.Join(err, c.deleteByHand(ctx, disk.Id))
+		}},
 	} {
 		d := c.duels[i]
 		err := inTurns(round, d.time(&d.driver, step.driver), d.time(&d.byHand, step.sdk))
