@@ -118,7 +118,8 @@ func onlyLate(out []byte) bool {
 	return late.Match(out) && !bytes.Contains(out, []byte("Failing input"))
 }
 
-var late = regexp.MustCompile(`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n +context deadline exceeded\nFAIL\s*$`)
+var late = regexp.MustCompile(
+	`--- FAIL: Fuzz\w+ \([0-9.]+s\)\n +context deadline exceeded\nFAIL\s*$`)
 
 // passed and failed are the lines for one seed.
 var (
