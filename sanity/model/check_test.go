@@ -299,6 +299,7 @@ func (h *history) checkData(j *joint) error {
 					err = c.read(v, data)
 				}
 				if err != nil {
+					h.count.lost += blockSize
 					return fmt.Errorf("pod %d on %s: %w", p, n, err)
 				}
 			}

@@ -43,7 +43,8 @@ type history struct {
 // counts are what the figure counts.
 type counts struct {
 	steps, faults, restarts int
-	bytes                   int64
+	// bytes were acknowledged; of those that were lost the first ends the history.
+	bytes, lost int64
 }
 
 func newHistory(s *site) *history {

@@ -130,7 +130,6 @@ var patterns = func() map[op]*regexp.Regexp {
 
 // parseStep reads a step as String writes it. What follows as an answer ("… = OK") is ignored.
 func parseStep(line string) (step, error) {
-	line, _, _ = strings.Cut(line, " = ")
 	line, rest, both := strings.Cut(strings.TrimSpace(line), " || ")
 	s, err := parseOne(line)
 	if err != nil || !both {
@@ -142,6 +141,7 @@ func parseStep(line string) (step, error) {
 }
 
 func parseOne(line string) (step, error) {
+	line, _, _ = strings.Cut(line, " = ")
 	for o := range op(len(forms)) {
 		match := patterns[o].FindStringSubmatch(line)
 		if match == nil {
