@@ -23,8 +23,8 @@ const (
 )
 
 // only is the variable that repeats a trial, by its name: what a failure prints. A part of the name
-// repeats all that have it; in the long form, all points that have it, with what is left open chosen
-// by chance.
+// repeats all that have it; in the long form, all points that have it, and chance decides what is
+// left open.
 const only = "CRASH_ONLY"
 
 func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {

@@ -145,8 +145,8 @@ func (p point) goingUp() bool {
 	return false
 }
 
-// choose decides by chance what is left open at a point; starts is how many effects the start of its
-// process has.
+// choose decides by chance what is left open at a point; starts is how many effects the start of
+// its process has.
 func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]

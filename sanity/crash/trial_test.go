@@ -19,8 +19,8 @@ const trialTimeout = 5 * time.Minute
 const tries = 3
 
 // try lives a life in which a process is killed at one point, and demands that it converges. A life
-// may have fewer effects of a name than the dry run had, as a disk's bytes lie in fewer pieces; then
-// the last one is the point.
+// may have fewer effects of a name than the dry run had, where a disk's bytes lie in fewer pieces;
+// then the last one is the point.
 func (s *site) try(ctx context.Context, t trial, seed uint64) error {
 	for range tries {
 		last, err := s.live(ctx, t, seed)
@@ -90,12 +90,12 @@ func (l *life) interrupted(ctx context.Context, t trial) (killed bool, told []st
 }
 
 // outliving are the tools that go on on purpose when their driver dies: to cut off a repair leaves
-// worse than it found. The rack has one too, which thaws what it left frozen. They must end, though,
-// and until then the CO must not be told that all is well.
+// worse than it found. The rack has one too, which thaws what it left frozen. They must end,
+// though, and until then the CO must not be told that all is well.
 var outliving = []string{"e2fsck", "resize2fs"}
 
-// strikeAgain starts what was killed, and kills it again where the trial says so. What is left to do
-// may not have the point any more.
+// strikeAgain starts what was killed, and kills it again where the trial says so. What is left to
+// do may not have the point any more.
 func (l *life) strikeAgain(ctx context.Context, st step, t trial) (told []string, err error) {
 	if err := l.startAgain(ctx, st.watched, t.starting); err != nil || t.second == nil {
 		return nil, err
