@@ -81,7 +81,7 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 			return err
 		}, func() error {
 			// The driver looks whose disk it is before it deletes it.
-			_, err := c.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
+			_, err := c.sdk.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
 			return errors.Join(err, c.deleteByHand(ctx, disk.Id))
 		}},
 	} {
