@@ -113,7 +113,7 @@ func (h *heldDevice) exclusively(act func(w *os.File) error) error {
 }
 
 // awaitCopies waits until no program that was just started has a copy of a descriptor that is
-// closed. To keep programs from starting, as claim does, is nothing for the time that a write takes.
+// closed. To keep programs from starting, as claim does, is nothing for as long as a write takes.
 func (h *heldDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		if !refusedFor(h.claim(), ReasonDeviceHeld) {

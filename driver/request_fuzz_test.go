@@ -211,9 +211,7 @@ func FuzzTopology(f *testing.F) {
 			again = append(again, strings.Join(pairs, ","))
 		}
 		same, err := parseTopology(strings.Join(again, ";"))
-		if err != nil || !slices.EqualFunc(same, places, func(a, b Segments) bool {
-			return maps.Equal(a, b)
-		}) {
+		if err != nil || !slices.EqualFunc(same, places, maps.Equal[Segments, Segments]) {
 			t.Fatalf("%q is %v, then %v, %v", text, places, same, err)
 		}
 	})
