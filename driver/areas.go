@@ -177,3 +177,13 @@ func markSlots(sizeBytes int64) []int64 {
 	}
 	return slots
 }
+
+// growSlots are the places of the mark of a growth: near the end of the disk, behind what the
+// filesystem has had until then. resize2fs writes at the start of what it adds.
+func growSlots(sizeBytes int64) []int64 {
+	end := sizeBytes &^ (spotBytes - 1)
+	if end < headBytes+tailBytes {
+		return nil
+	}
+	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
+}

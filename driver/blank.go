@@ -28,12 +28,17 @@ type content struct {
 	Blank      bool
 	Unfinished bool
 	Filesystem superblock
+	// Growing says that the filesystem was being grown when the driver was killed, and Checked that
+	// it had been found in order before.
+	Growing, Checked bool
 }
 
 // judge decides from what was read and from what blkid knows. Only it calls a disk blank.
 func (s survey) judge(v nodeVolume) (content, error) {
 	fs, whole := s.filesystem()
 	switch {
+	case s.growing(v):
+		return content{Filesystem: s.Found[0], Growing: true, Checked: s.checked(v)}, nil
 	case whole && !fs.Fresh:
 		// It has been in use. What a mark's place holds now is some file's: never a reason to format.
 		return content{Filesystem: fs}, nil
@@ -68,7 +73,26 @@ func (s survey) filesystem() (superblock, bool) {
 	}
 	sb := s.Found[0]
 	known := s.Known.Type == sb.Type && s.Known.Table == "" && !s.Known.Ambiguous
-	return sb, s.alone() || (known && !sb.Unfinished && len(s.foreign(sb)) == 0)
+	return sb, s.alone() || (known && !sb.Unfinished && !sb.Damaged && len(s.foreign(sb)) == 0)
+}
+
+// growing says that the driver was killed while it grew the disk's ext3 or ext4 for this volume,
+// and nobody has mounted it since. Whatever else looks like a mark there is some file's.
+func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 }
+
+// checked says that the check before the growth had come to its end.
+func (s survey) checked(v nodeVolume) bool {
+	return slices.ContainsFunc(s.growth(v), func(m formatMark) bool { return m.Checked })
+}
+
+// growth are the marks of a growth of this volume's filesystem.
+func (s survey) growth(v nodeVolume) []formatMark {
+	if len(s.Found) != 1 || (s.Found[0].Type != fsExt3 && s.Found[0].Type != fsExt4) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.Growth), func(m formatMark) bool {
+		return !m.of(v, s.SizeBytes) || m.Mounted != s.Found[0].Mounted
+	})
 }
 
 // checkBlank refuses a disk on which anything shows.

@@ -170,9 +170,11 @@ func TestBlkidIsReadExactly(t *testing.T) {
 		want   blkidAnswer
 		fails  bool
 	}{
-		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n", want: blkidAnswer{Type: "ext4"}},
+		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n",
+			want: blkidAnswer{Type: "ext4"}},
 		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidAnswer{Table: "gpt"}},
-		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n", want: blkidAnswer{Type: "swap", Table: "dos"}},
+		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n",
+			want: blkidAnswer{Type: "swap", Table: "dos"}},
 		{output: "", fails: true},
 		{output: "DEVNAME=x\n", fails: true},
 	} {

@@ -22,14 +22,14 @@
 // partition table, a volume manager, a RAID, encryption or swap keeps one (areas.go). Before mkfs a
 // mark of the volume is written to the disk, where no mkfs writes, and erased when mkfs's work is
 // durable (format_mark.go): a format that was cut off is known as this volume's and done again,
-// unless the filesystem has been mounted since. Then it grows what is smaller than its disk, and
-// mounts it at the staging path. NodePublishVolume binds the mount, or the device for raw
-// block volumes, to each workload's path. The way back is the same in reverse: unpublish, unstage,
-// detach, delete; each succeeds when what it has to undo is not there. Deleted is only what carries
-// this cluster's mark in its description, and the name that the mark stands for; it is read right
-// before, and anybody else's disk or snapshot is refused and stays. What cannot be asked is
-// never taken for gone: a rack that shows the token no project, or a device that does not answer
-// whether somebody holds it, is an error.
+// unless the filesystem has been mounted since. Then it grows what is smaller than its disk, an ext
+// under a mark of the same kind (filesystem_check.go), and mounts it at the staging path.
+// NodePublishVolume binds the mount, or the device for raw block volumes, to each workload's path.
+// The way back is the same in reverse: unpublish, unstage, detach, delete; each succeeds when what
+// it has to undo is not there. Deleted is only what carries this cluster's mark in its description,
+// and the name that the mark stands for; it is read right before, and anybody else's disk or
+// snapshot is refused and stays. What cannot be asked is never taken for gone: a rack that shows
+// the token no project, or a device that does not answer whether somebody holds it, is an error.
 //
 // No step needs what an earlier one kept in memory. The rack, sysfs and the kernel's mount tables
 // say what is so, so that any process may die anywhere, and a repeated call goes on where the other

@@ -2,29 +2,83 @@
 
 package driver
 
-import "os"
+import (
+	"fmt"
+	"os"
+)
 
 // prepare makes a filesystem that was found fit to be mounted: checked if it asks for it, and, for
 // ext3 and ext4, grown to its device. They grow before the mount, for which the kernel asks no
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow).
-func (h *heldDevice) prepare(sb superblock) error {
-	if sb.SizeBytes > h.SizeBytes {
+func (h *heldDevice) prepare(v nodeVolume, c content) error {
+	sb := c.Filesystem
+	isExt := sb.Type == fsExt3 || sb.Type == fsExt4
+	switch {
+	case c.Growing:
+		return h.growExt(v, c)
+	case sb.SizeBytes > h.SizeBytes:
 		return refuse(ReasonFilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims "+
 			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
+	case isExt && sb.grows(h.SizeBytes):
+		return h.growExt(v, c)
+	case isExt && sb.Unclean != "":
+		return h.checkExt("-p")
 	}
-	if sb.Type != fsExt3 && sb.Type != fsExt4 {
-		return nil
+	return nil
+}
+
+// growExt checks the filesystem, as resize2fs insists, and grows it. resize2fs cannot be killed
+// without harm, and e2fsck writes a superblock in pieces. So for that time a mark stands on the
+// disk, behind what has been the filesystem's, and says how far the driver had come.
+func (h *heldDevice) growExt(v nodeVolume, c content) error {
+	mark := formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes,
+		Filesystem: c.Filesystem.Type, GrowFrom: c.Filesystem.SizeBytes,
+		Mounted: c.Filesystem.Mounted}
+	if !c.Growing {
+		if err := h.writeGrowMarks(mark); err != nil {
+			return err
+		}
 	}
-	grow := h.SizeBytes-sb.SizeBytes >= sb.UnitBytes
-	if sb.Unclean == "" && !grow {
-		return nil
-	}
-	if err := h.checkExt(grow); err != nil {
+	if err := h.checkExt(growCheck(c)...); err != nil {
 		return err
 	}
-	if !grow {
-		return nil
+	// The check may have put another superblock in the place of a torn one.
+	found, err := h.superblocks()
+	if err != nil {
+		return err
 	}
+	if len(found) == 1 && found[0].grows(h.SizeBytes) {
+		mark.GrowFrom, mark.Checked = found[0].SizeBytes, true
+		if err := h.writeGrowMarks(mark); err != nil {
+			return err
+		}
+		if err := h.resizeExt(); err != nil {
+			return err
+		}
+	}
+	return h.exclusively(h.eraseGrowMarks)
+}
+
+// growCheck says how e2fsck is run before a growth.
+func growCheck(c content) []string {
+	sb := c.Filesystem
+	switch {
+	case c.Checked:
+		// All that can be wrong is what a resize2fs that was killed has left: the filesystem had been
+		// found in order right before, and nobody has mounted it since.
+		return []string{"-f", "-y"}
+	case c.Growing && sb.Damaged:
+		// An e2fsck was killed while it wrote the superblock; the copy in the first group is whole.
+		copyAt := sb.UnitBytes / sb.BlockBytes
+		if sb.BlockBytes == 1<<10 {
+			copyAt++ // the boot block comes first
+		}
+		return []string{"-f", "-p", "-b", fmt.Sprint(copyAt), "-B", fmt.Sprint(sb.BlockBytes)}
+	}
+	return []string{"-f", "-p"}
+}
+
+func (h *heldDevice) resizeExt() error {
 	result, err := runRepair([]*os.File{h.file}, "resize2fs", inherited)
 	if err != nil {
 		return err
@@ -35,6 +89,46 @@ func (h *heldDevice) prepare(sb superblock) error {
 	return nil
 }
 
+// writeGrowMarks says durably on the disk that the filesystem is about to grow.
+func (h *heldDevice) writeGrowMarks(m formatMark) error {
+	mark, err := m.encode()
+	if err != nil {
+		return err
+	}
+	return h.exclusively(func(w *os.File) error {
+		for _, slot := range growSlots(h.SizeBytes) {
+			if slot < m.GrowFrom {
+				continue
+			}
+			if err := writeWhole(w, mark, slot); err != nil {
+				return h.unwritable(err)
+			}
+		}
+		return h.unwritable(w.Sync())
+	})
+}
+
+// eraseGrowMarks takes away what is left of them.
+func (h *heldDevice) eraseGrowMarks(w *os.File) error {
+	if err := w.Sync(); err != nil {
+		return h.unwritable(err)
+	}
+	for _, slot := range growSlots(h.SizeBytes) {
+		b, err := h.readAt(slot, spotBytes)
+		if err != nil {
+			return unreadable(err)
+		}
+		if m, err := parseMark(b); err != nil || m.GrowFrom == 0 {
+			continue
+		}
+		clear(b)
+		if err := writeWhole(w, b, slot); err != nil {
+			return h.unwritable(err)
+		}
+	}
+	return h.unwritable(w.Sync())
+}
+
 // The bits of e2fsck's exit status (e2fsck(8)).
 const (
 	fsckCorrected       = 1
@@ -42,13 +136,9 @@ const (
 	fsckUncorrected     = 4
 )
 
-// checkExt repairs what can be repaired without a question. whole checks a clean filesystem too,
-// which resize2fs insists on.
-func (h *heldDevice) checkExt(whole bool) error {
-	args := []string{"-p"}
-	if whole {
-		args = append(args, "-f")
-	}
+// checkExt checks the filesystem. With -p it repairs what can be repaired without a question, with
+// -f it also looks at one that says it is clean.
+func (h *heldDevice) checkExt(args ...string) error {
 	result, err := runRepair([]*os.File{h.file}, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:

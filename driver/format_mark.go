@@ -20,6 +20,12 @@ type formatMark struct {
 	SizeBytes  int64  `json:"sizeBytes"`
 	Filesystem string `json:"filesystem"`
 	Options    string `json:"mkfsOptions,omitempty"`
+	// GrowFrom is what the filesystem's size was; only the mark of a growth has it. Mounted is when it
+	// was mounted last: with the next mount the mark is worth nothing. Checked says that the check
+	// before the growth found the filesystem in order.
+	GrowFrom int64 `json:"growFrom,omitempty"`
+	Mounted  int64 `json:"mounted,omitempty"`
+	Checked  bool  `json:"checked,omitempty"`
 }
 
 // The layout of a mark: what it is, its version, a checksum of all that follows, and the text with
@@ -75,6 +81,11 @@ func parseMark(b []byte) (formatMark, error) {
 		return formatMark{}, fmt.Errorf("its text cannot be read: %w", err)
 	}
 	return m, nil
+}
+
+// of says whether it is a mark of that volume, on a disk of that size.
+func (m formatMark) of(v nodeVolume, sizeBytes int64) bool {
+	return m.Volume == v.ID && m.Disk == v.DiskName && m.SizeBytes == sizeBytes
 }
 
 // markOf is the mark for the format of a volume.

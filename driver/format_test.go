@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -335,7 +336,7 @@ func fill(t *testing.T, path string, spot []byte) {
 	for err == nil {
 		_, err = f.Write(chunk)
 	}
-	if pathError := err.(*os.PathError); pathError.Err != unix.ENOSPC {
+	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
 	_ = f.Sync()

@@ -162,7 +162,7 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
-		if sb, err = h.format(v, found.Unfinished); err != nil {
+		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
 	case sb.Type != v.FSType:
@@ -178,7 +178,7 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		}
 	}
 	if !v.ReadOnly {
-		if err := h.prepare(sb); err != nil {
+		if err := h.prepare(v, found); err != nil {
 			return err
 		}
 	}

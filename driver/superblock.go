@@ -22,12 +22,20 @@ type superblock struct {
 	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
 	// unused.
 	UnitBytes int64
+	// BlockBytes is the size of a block; only ext's is asked for.
+	BlockBytes int64
 	// Checked says that the superblock carries a checksum and that it is right.
 	Checked bool
+	// Damaged says that it carries one that is wrong.
+	Damaged bool
+	// Replay says that its journal has to be replayed, which the kernel does when it mounts.
+	Replay bool
 	// Unclean says why the filesystem wants a check before it is mounted; empty when it does not.
 	Unclean string
 	// Unfinished says that its mkfs has not come to the end.
 	Unfinished bool
+	// Mounted is when an ext was last mounted, in seconds of Unix; 0 is never.
+	Mounted int64
 	// Fresh says that the superblock shows no trace of ever having been mounted for writing. For
 	// xfs the start of its log has to agree, whose place is LogOffset.
 	Fresh     bool
@@ -49,6 +57,9 @@ func findSuperblocks(head []byte) []superblock {
 	}
 	return found
 }
+
+// grows says whether a disk of that size has room for more of the filesystem.
+func (sb superblock) grows(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (
@@ -87,16 +98,21 @@ func extSuperblock(head []byte) (superblock, bool) {
 		blocks |= uint64(le32(b[0x150:])) << 32
 	}
 	sb := superblock{
-		Type:      extType(compat, incompat, roCompat),
-		SizeBytes: product(blocks, blockBytes),
-		UnitBytes: product(uint64(le32(b[0x20:])), blockBytes),
-		Unclean:   extUnclean(b, incompat, roCompat),
-		Fresh:     incompat&extIncompatRecover == 0 && extFresh(b),
-		From:      extOffset,
+		Type: extType(compat, incompat, roCompat),
+
+		BlockBytes: int64(blockBytes),
+		Mounted:    extMounted(b),
+		SizeBytes:  product(blocks, blockBytes),
+		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
+		Replay:     incompat&extIncompatRecover != 0,
+		Unclean:    extUnclean(b, incompat, roCompat),
+		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
+		From:       extOffset,
 	}
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
 		sb.Checked = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
+		sb.Damaged = !sb.Checked
 	}
 	return sb, true
 }
@@ -113,17 +129,18 @@ func extType(compat, incompat, roCompat uint32) string {
 	return fsExt2
 }
 
-// extUnclean says why e2fsck is wanted. A superblock that is valid, has no error on record, no
-// journal to replay and no orphans leaves e2fsck -p nothing to do but to say so.
+// extUnclean says why e2fsck is wanted. A superblock that is valid, has no error on record and no
+// orphans leaves e2fsck -p nothing to do but to say so; a journal, and the orphans that come with
+// it, are the kernel's to deal with: it can be killed anywhere in it, e2fsck cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) string {
 	state := binary.LittleEndian.Uint16(b[0x3A:])
 	switch {
-	case incompat&extIncompatRecover != 0:
-		return "its journal has to be replayed"
 	case state&extStateError != 0, binary.LittleEndian.Uint32(b[0x194:]) != 0:
 		return "the kernel has recorded errors"
 	case state&extStateValid == 0:
 		return "it was not unmounted cleanly"
+	case incompat&extIncompatRecover != 0:
+		return ""
 	case binary.LittleEndian.Uint32(b[0xE8:]) != 0, roCompat&extROOrphanPresent != 0:
 		return "it has orphaned inodes"
 	}
@@ -133,13 +150,15 @@ func extUnclean(b []byte, incompat, roCompat uint32) string {
 // extFresh says that the kernel has never mounted it for writing. It counts mounts and notes the
 // time in the superblock before a mount can write anything else.
 func extFresh(b []byte) bool {
-	const (
-		mountTime, mountTimeHigh = 0x2C, 0x275
-		mountCount               = 0x34
-		lastMounted              = 0x88 // where; 64 bytes
-	)
-	return binary.LittleEndian.Uint32(b[mountTime:]) == 0 && b[mountTimeHigh] == 0 &&
-		binary.LittleEndian.Uint16(b[mountCount:]) == 0 && b[lastMounted] == 0
+	const mountCount, lastMounted = 0x34, 0x88 // how often, and where
+	return extMounted(b) == 0 && binary.LittleEndian.Uint16(b[mountCount:]) == 0 &&
+		b[lastMounted] == 0
+}
+
+// extMounted is the time of the last mount for writing; its upper 8 bits stand elsewhere.
+func extMounted(b []byte) int64 {
+	const mountTime, mountTimeHigh = 0x2C, 0x275
+	return int64(b[mountTimeHigh])<<32 | int64(binary.LittleEndian.Uint32(b[mountTime:]))
 }
 
 // The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
@@ -164,6 +183,7 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 		b := bytes.Clone(head[:sector])
 		clear(b[224:228])
 		sb.Checked = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
+		sb.Damaged = !sb.Checked
 	}
 	return sb, true
 }
@@ -218,6 +238,7 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
+		sb.Damaged = !sb.Checked
 	}
 	return sb, true
 }

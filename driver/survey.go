@@ -18,6 +18,7 @@ type survey struct {
 	Found     []superblock // of the filesystems the driver makes
 	Known     blkidAnswer
 	Marks     []foundMark
+	Growth    []formatMark // the marks of a growth, whatever they say
 }
 
 // piece is an area with its bytes. Whole marks of the driver's own are cleared in it.
@@ -54,7 +55,7 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 		if err != nil {
 			return content{}, err
 		}
-		if s.alone() && !found[0].Fresh {
+		if s.alone() && !found[0].Fresh && !s.growing(v) {
 			return content{Filesystem: found[0]}, nil
 		}
 	}
@@ -167,9 +168,19 @@ func (s *survey) takeMarks() {
 			continue
 		}
 		m, err := parseMark(b)
+		if err == nil && m.GrowFrom != 0 {
+			err = errors.New("it is that of a growth")
+		}
 		s.Marks = append(s.Marks, foundMark{Offset: slot, formatMark: m, Problem: err})
 		if err == nil {
 			clear(b)
+		}
+	}
+	// These stay where they are: on a disk without a filesystem nothing has grown.
+	for _, slot := range growSlots(s.SizeBytes) {
+		m, err := parseMark(s.at(slot, markBytes))
+		if err == nil && m.GrowFrom > 0 && m.GrowFrom <= slot {
+			s.Growth = append(s.Growth, m)
 		}
 	}
 }
@@ -205,8 +216,11 @@ func (s survey) evidence() string {
 	}
 	for _, sb := range s.Found {
 		kind := "an " + sb.Type + " superblock"
-		if sb.Unfinished {
+		switch {
+		case sb.Unfinished:
 			kind = "an unfinished " + sb.Type + " filesystem"
+		case sb.Damaged:
+			kind += " whose checksum is wrong"
 		}
 		words = append(words, kind)
 	}

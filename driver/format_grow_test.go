@@ -1,0 +1,114 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+)
+
+// grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
+func grown(t *testing.T, fsType string) volume {
+	t.Helper()
+	g := newGuest(t)
+	small := g.volume(g.attach(testSerial, 128*mib), fsType)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	must(t, small.unstage())
+	g.unplug(small.disk)
+	file := copyDisk(t, small.disk.File)
+	must(t, os.Truncate(file, 256*mib))
+	return g.volume(g.attachFile(testSerial, file), fsType)
+}
+
+func (v volume) hasGrown(t *testing.T) {
+	t.Helper()
+	must(t, v.stage())
+	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+		t.Fatalf("the data are %q, %v", b, err)
+	}
+	must(t, v.unstage())
+	for _, slot := range growSlots(v.disk.SizeBytes) {
+		if isMark(v.disk.readAt(t, slot, markBytes)) {
+			t.Fatalf("a mark is left at %d", slot)
+		}
+	}
+	run(t, "e2fsck", "-fn", v.disk.Loop)
+	found := findSuperblocks(v.disk.readAt(t, 0, superblockBytes))
+	if len(found) != 1 || found[0].grows(v.disk.SizeBytes) {
+		t.Fatalf("it has not grown: %+v", found)
+	}
+}
+
+func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
+	for _, fsType := range []string{fsExt3, fsExt4} {
+		for _, moment := range []string{"0", "0.001", "0.002", "0.004", "0.006", "0.01", "0.02"} {
+			t.Run("a "+fsType+" whose resize2fs was killed after "+moment+" s", func(t *testing.T) {
+				v := grown(t, fsType)
+				path := os.Getenv("PATH")
+				tools(t, map[string]string{
+					"resize2fs": "timeout -s KILL " + moment + ` "$real" "$@"; exit 1`})
+				if moment == "0" {
+					tools(t, map[string]string{"resize2fs": "exit 1"})
+				}
+				mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+				must(t, os.Setenv("PATH", path))
+				v.hasGrown(t)
+			})
+		}
+	}
+	t.Run("an ext4 whose superblock the check before was writing", func(t *testing.T) {
+		v := grown(t, fsExt4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"e2fsck": "exit 8"})
+		mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.disk.writeAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.hasGrown(t)
+	})
+	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
+		v := grown(t, fsExt4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"resize2fs": "exit 1"})
+		mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
+		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+	})
+	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
+		v := grown(t, fsExt4)
+		must(t, v.stage())
+		must(t, v.unstage())
+		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+		must(t, err)
+		m := markOf(nv)
+		m.GrowFrom, m.Mounted, m.Checked = 128*mib, 1, true
+		b, err := m.encode()
+		must(t, err)
+		slot := growSlots(v.disk.SizeBytes)[0]
+		v.disk.writeAt(t, slot, b)
+		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+		if !isMark(v.disk.readAt(t, slot, markBytes)) {
+			t.Fatal("it was erased")
+		}
+	})
+	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		v.disk.writeAt(t, extOffset+0x88, []byte("/x"))
+		err := v.stage()
+		mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+		if !strings.Contains(err.Error(), "checksum is wrong") {
+			t.Fatal(err)
+		}
+	})
+}
