@@ -16,7 +16,8 @@ import (
 // opening starts a process that has a file open in that way, "<" or "<>".
 func opening(t *testing.T, how, path string) *neighbour {
 	t.Helper()
-	return startNeighbour(t, "sh", "-c", `exec 3`+how+`"$1"; echo ready; read -r x || true`, "sh", path)
+	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`
+	return startNeighbour(t, "sh", "-c", script, "sh", path)
 }
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {

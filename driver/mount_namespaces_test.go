@@ -122,7 +122,8 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
 		must(t, v.stage())
 		must(t, os.Mkdir(g.path("aside"), 0o755))
-		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(), g.path("aside"))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
+			g.path("aside"))
 		v.held(fmt.Sprintf("process %d", n.pid), "aside")
 		n.leave()
 		must(t, v.unstage())
@@ -211,6 +212,24 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		n.leave()
 		must(t, v.unstage())
 	})
+	t.Run("and one that stays, because something is mounted in it, is seen afterwards",
+		func(t *testing.T) {
+			g := rememberingGuest(t)
+			g.shared()
+			v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+			must(t, v.stage())
+			n := inNamespace(t, "unchanged",
+				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
+			for range 2 {
+				_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+				mustFail(t, err, codes.Internal, ReasonStillMounted)
+				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
+					t.Errorf("it does not name process %d: %v", n.pid, err)
+				}
+			}
+			n.leave()
+			must(t, v.unstage())
+		})
 	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
 		g := rememberingGuest(t)
 		g.shared()

@@ -157,7 +157,8 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 }
 
 func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
-	other := `{"version":1,"volume":"other","instance":"` + (&guest{}).node().InstanceID + `","disk":"d"}`
+	other := `{"version":1,"volume":"other","instance":"` + (&guest{}).node().InstanceID +
+		`","disk":"d"}`
 	for name, text := range map[string]string{
 		"torn": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
 		"of another volume": other,

@@ -17,8 +17,8 @@ const (
 )
 
 // Node is CSI's node service: it finds a volume's device on this instance, formats it once, mounts
-// it and shows it to workloads. It never talks to the rack. What is mounted is in the kernel's mount
-// tables, and every call reads them again; all that it keeps is which disk a volume is.
+// it and shows it to workloads. It never talks to the rack. What is mounted is in the kernel's
+// mount tables, and every call reads them again; all that it keeps is which disk a volume is.
 //
 // On systems other than Linux every call answers UNIMPLEMENTED.
 type Node struct {

@@ -85,7 +85,9 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, layers []*mount
 		if err != nil {
 			return nil, err
 		}
-		if !slices.ContainsFunc(disks, func(s stagedDisk) bool { return sameFilesystem(layer, s.layer) }) {
+		if !slices.ContainsFunc(disks, func(s stagedDisk) bool {
+			return sameFilesystem(layer, s.layer)
+		}) {
 			disks = append(disks, stagedDisk{device: d, layer: layer})
 		}
 	}

@@ -156,7 +156,8 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
-	return shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top)}, notAtPath(path, err)
+	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top)}
+	return shown, notAtPath(path, err)
 }
 
 func notAtPath(path string, err error) error {
