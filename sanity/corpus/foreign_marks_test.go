@@ -11,6 +11,7 @@ import (
 func marksThen(name string, w want, set func(s *scene, mark []piece) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
+		t.Size += gib // so that all copies of labels have room
 		t.Want = w
 		t.Set = func(s *scene) error {
 			mark, err := s.learnMark()
@@ -92,6 +93,7 @@ func takenFormats() []generator {
 	}
 	no("on a disk where Ceph has put a label", foreign("ceph"),
 		func(s *scene, _ []piece) error {
+			// The copy that only the driver knows: blkid looks at the first alone.
 			return s.poke(gib, []byte("bluestore block device\n")...)
 		})
 	no("on a disk on which blkid finds something", foreign("somebodys_volume"),

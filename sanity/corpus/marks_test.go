@@ -77,7 +77,7 @@ func (s *scene) pokeAll(pieces []piece) error {
 // formats are disks with the mark of a format that was cut off.
 func formats() []generator {
 	return slices.Concat(ownFormats(), oddPrograms(), foreignFormats(), takenFormats(),
-		copiedMarks())
+		copiedMarks(), growths())
 }
 
 // ownFormats are formats of this volume that did not end: they are done again.
@@ -192,6 +192,38 @@ func (s *scene) markGone() error {
 		}
 	}
 	return nil
+}
+
+// growths are ext filesystems on larger disks whose growth was cut off: it is done again, and
+// nothing is lost.
+func growths() []generator {
+	var all []generator
+	for _, fs := range []string{ext3, ext4, "ext4 with 1024-byte blocks"} {
+		for name, script := range map[string][2]string{
+			"before its check":   {"e2fsck", "exit 8"},
+			"after its check":    {"e2fsck", `"$real" "$@"; exit 8`},
+			"before it began":    {"resize2fs", "exit 1"},
+			"after it had ended": {"resize2fs", `"$real" "$@"; exit 1`},
+		} {
+			all = append(all, generator{"a growth of " + fs + " that was cut off " + name,
+				func(t *trial) {
+					kindOf(fs).of(t)
+					t.Size += gib
+					t.Set = func(s *scene) error {
+						unwrap, err := s.wrap(script[0], script[1])
+						if err != nil {
+							return err
+						}
+						if err := s.stage(context.Background()); err == nil {
+							return misdeed("the driver took a growth that failed for a good one")
+						}
+						return errors.Join(unwrap(), s.loop.Sync())
+					}
+					t.Want.Outcome = mounted
+				}})
+		}
+	}
+	return all
 }
 
 // copiedMarks are filesystems of workloads that hold true marks of this volume: a workload can read

@@ -38,7 +38,8 @@ func owners() []generator {
 				im.write(1024+0x88, []byte("/not what was summed up")...)
 			}
 			t.Want = refuse(notBlank, damaged, toolFailed)
-			t.Want.Names, t.Want.Code = []string{"ext4"}, "Internal" // as the kernel refuses it
+			t.Want.Names = []string{"ext4"}
+			t.Want.Code = "FailedPrecondition|Internal" // the driver's word, or the kernel's
 		}},
 		twice("ext4 and btrfs at once", ext4, func(im *image) {
 			path, err := im.bases.get("btrfs", fsBytes, func(base *image) { base.mkfs(kindOf(btrfs)) })
