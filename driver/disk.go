@@ -44,6 +44,9 @@ func believable(doing string, d *oxide.Disk) error {
 		return wrongAnswer(doing, "the disk %s has %d bytes", d.Id, d.Size)
 	case !slices.Contains(blockSizes, int(d.BlockSize)):
 		return wrongAnswer(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
+	case d.DiskType == "":
+		// One of another release: what is not said would pass for a difference from what was asked.
+		return wrongAnswer(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return wrongAnswer(doing, "the disk %s has no state", d.Id)
 	case slices.Contains(statesAtInstance, d.State.State()) && !isRackID(holder(d)):

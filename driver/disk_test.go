@@ -1,0 +1,15 @@
+package driver
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
+	c := rackThat(t, ok(viewDisk, diskOf("detached", with("disk_type", nil))))
+	_, err := c.ControllerGetVolume(t.Context(),
+		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+}
