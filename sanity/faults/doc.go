@@ -9,7 +9,7 @@
 // with nothing more in it. Which calls need which operations is observed, not written down, and the
 // union of them must be what the driver's source asks a rack for.
 //
-// The short form runs every operation with every phase and answer, each with one of its calls that
-// the seed chooses; the long form runs it with all of them. FAULTS_CELL names one cell, or a
-// pattern of them, to run alone.
+// The short form runs every operation with every answer, in two phases and with calls that the seed
+// chooses; the long form runs every cell, and then again in another order until its time is up.
+// FAULTS_CELL names one cell, or a pattern of them, to run alone.
 package faults

@@ -39,7 +39,11 @@ var doubt = map[string]map[string][]codes.Code{
 		"ObjectNotFound": {codes.Internal, codes.Unavailable, codes.Aborted},
 	},
 	// A look that is taken to resolve a doubt, and finds nothing: the object went meanwhile.
-	"disk_view":     {"ObjectNotFound": {codes.Aborted}},
+	"disk_view": {
+		"ObjectNotFound": {codes.Aborted},
+		// No rack says so of a look. Where the source is gone, too, that is what is told.
+		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
+	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
 	// The parameter is wrong then (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
