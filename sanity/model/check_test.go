@@ -20,7 +20,7 @@ func (h *history) check(j *joint, calls []ended) error {
 		}
 	}
 	h.believe(j)
-	return h.checkData(j)
+	return h.checkData(j, calls)
 }
 
 // checkFields demands of each fact that it is as before, or as one of the calls makes it.
@@ -124,9 +124,20 @@ func (h *history) mayTouch(f field, calls []ended) bool {
 		})
 }
 
+// underWay are the calls that nobody waited for: what they do may happen while it is looked at.
+func underWay(calls []ended) []ended {
+	var open []ended
+	for _, c := range calls {
+		if c.how == openCall {
+			open = append(open, c)
+		}
+	}
+	return open
+}
+
 // checkHolders demands that a disk is to be had in one place only: in the guest of the instance
 // that the rack names, as one device.
-func (h *history) checkHolders(j *joint, _ []ended) error {
+func (h *history) checkHolders(j *joint, calls []ended) error {
 	for v := 1; v < len(kinds); v++ {
 		var where []string
 		for _, n := range nodes {
@@ -137,7 +148,7 @@ func (h *history) checkHolders(j *joint, _ []ended) error {
 			}
 		}
 		holder := j.facts[holderField(v)]
-		sure := !h.world.rackDown && !h.mayTouch(holderField(v), nil)
+		sure := !h.world.rackDown && !h.mayTouch(holderField(v), underWay(calls))
 		if len(where) > 1 || len(where) == 1 && where[0] != holder && sure {
 			return fmt.Errorf("v%d is held by %q, and its device is seen by %q", v, holder, where)
 		}
@@ -284,14 +295,16 @@ func (h *history) believe(j *joint) {
 }
 
 // checkData reads every volume that a pod can read.
-func (h *history) checkData(j *joint) error {
+func (h *history) checkData(j *joint, calls []ended) error {
+	moving := underWay(calls)
 	for v, c := range h.contents {
 		for _, n := range nodes {
-			if h.world.lost[at(v, n)] {
+			if h.world.lost[at(v, n)] || h.mayTouch(holderField(v), moving) {
 				continue
 			}
 			for _, p := range pods {
-				if j.facts[publishedField(v, n, p)] == "" {
+				f := publishedField(v, n, p)
+				if j.facts[f] == "" || h.mayTouch(f, moving) {
 					continue
 				}
 				data, err := contents(h.site.target(v, n, p), v)

@@ -115,7 +115,7 @@ func (h *history) look(ctx context.Context, calls []ended) error {
 		return err
 	}
 	for _, c := range calls {
-		if c.how == open || c.how == unclear && h.world.rackDown {
+		if c.how == openCall || c.how == unclear && h.world.rackDown {
 			h.world.doubts = append(h.world.doubts, c.intends()...)
 			h.doubtSince = 0
 		}
@@ -214,7 +214,7 @@ func (h *history) outcome(s step, a answer) outcome {
 	case a.err == nil:
 		return succeeded
 	case s.mishap == abandoned, s.mishap == killed && !s.op.onNode():
-		return open
+		return openCall
 	case s.mishap != none, !s.op.onNode() && (len(h.world.faults) > 0 || h.world.rackDown):
 		return unclear
 	}

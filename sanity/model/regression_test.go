@@ -133,8 +133,8 @@ func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
 	}
 }
 
-// A device's name says nothing about which disk it is. The mount of a btrfs shows no number, only the
-// name that its device had.
+// A device's name says nothing about which disk it is. The mount of a btrfs shows no number, only
+// the name that its device had.
 func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	g := newGround(t)
 	steps, err := parseHistory(`
@@ -165,8 +165,8 @@ func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	}
 }
 
-// plugUntilNamedAsBefore takes v3 from node a and brings it back until its device has the name again
-// that it had.
+// plugUntilNamedAsBefore takes v3 from node a and brings it back until its device has the name
+// again that it had.
 func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	nameOf := func() string {
 		for _, d := range h.site.mustDevices("a") {

@@ -201,8 +201,8 @@ const (
 	refusedCall
 	// unclear: it answered an error after the rack misbehaved; the effect may be there or not.
 	unclear
-	// open: nobody waited for the answer. The effect may be there now, later, or never.
-	open
+	// openCall: nobody waited for the answer. The effect may be there now, later, or never.
+	openCall
 )
 
 // ended is a call that has ended, with what it could do in the state before.
