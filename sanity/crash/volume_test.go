@@ -5,6 +5,7 @@ package crash_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -233,7 +234,7 @@ func (v *volume) use(node string) error {
 	}
 	file, err := v.open(node, v.pieces, os.O_WRONLY|os.O_CREATE)
 	if v.at[node].readOnly {
-		return v.refused(file, err)
+		return v.refused(file)
 	}
 	if err != nil {
 		return err
@@ -251,19 +252,15 @@ func (v *volume) use(node string) error {
 	return err
 }
 
-// refused demands that a write to a volume that is read-only does not work.
-func (v *volume) refused(file *os.File, err error) error {
-	if err != nil {
+// refused demands that a write to a volume that is read-only does not work. There is no file where
+// it could not even be opened.
+func (v *volume) refused(file *os.File) error {
+	if file == nil {
 		return nil
 	}
-	_, err = file.Write(v.piece(v.pieces))
-	if err == nil {
-		err = file.Sync()
-	}
-	if closing := file.Close(); err == nil {
-		err = closing
-	}
-	if err == nil {
+	_, writing := file.Write(v.piece(v.pieces))
+	syncing, closing := file.Sync(), file.Close()
+	if errors.Join(writing, syncing, closing) == nil {
 		return fmt.Errorf("volume %s is read-only and was written", v.name)
 	}
 	return nil

@@ -21,6 +21,8 @@ type session struct {
 	report Report
 
 	threads map[int]*thread
+	// known are all that there ever were.
+	known map[int]bool
 	// programs are the tools by process; the watched process itself has its name from the order.
 	programs map[int]string
 	counts   map[string]int
@@ -49,7 +51,7 @@ type thread struct {
 
 // begin seizes every thread of a process, and lets all run on.
 func begin(order Order) (*session, error) {
-	s := &session{order: order, threads: map[int]*thread{}, programs: map[int]string{},
+	s := &session{order: order, threads: map[int]*thread{}, known: map[int]bool{}, programs: map[int]string{},
 		counts: map[string]int{}, sockets: map[string]socketKind{}, answers: -1}
 	for {
 		tids, err := threads(order.PID)
@@ -68,7 +70,7 @@ func begin(order Order) (*session, error) {
 				// EPERM: a thread that a seized one has made is traced already.
 				return nil, fmt.Errorf("seize thread %d: %w", tid, err)
 			}
-			s.threads[tid] = &thread{pid: order.PID, doing: -1}
+			s.add(tid, order.PID)
 			// It runs free of stops at system calls until it has stopped once.
 			if err := interrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 				return nil, fmt.Errorf("interrupt thread %d: %w", tid, err)
@@ -147,8 +149,7 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 	}
 	t := s.threads[tid]
 	if t == nil { // a new one
-		t = &thread{pid: processOf(tid), doing: -1}
-		s.threads[tid] = t
+		t = s.add(tid, processOf(tid))
 	}
 	var err error
 	pass := unix.Signal(0)
@@ -159,7 +160,10 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 		err = s.atSyscall(tid, t)
 	case event == unix.PTRACE_EVENT_EXEC:
 		s.programs[t.pid] = comm(t.pid)
-	case event != 0: // a new thread or program, or the stop that was asked for
+	case event == unix.PTRACE_EVENT_CLONE, event == unix.PTRACE_EVENT_FORK,
+		event == unix.PTRACE_EVENT_VFORK:
+		err = s.expect(tid)
+	case event != 0: // the first stop of a new one, or the stop that was asked for
 	default:
 		pass = sig
 	}
@@ -175,6 +179,22 @@ func (s *session) step(tid int, status syscall.WaitStatus) error {
 		return s.leave(tid, pass)
 	}
 	return gone(resume(tid, pass))
+}
+
+func (s *session) add(tid, pid int) *thread {
+	t := &thread{pid: pid, doing: -1}
+	s.threads[tid], s.known[tid] = t, true
+	return t
+}
+
+// expect notes the thread that a stopped one has made, which may not have stopped yet: while it is
+// not let go, the session is not over.
+func (s *session) expect(maker int) error {
+	made, err := unix.PtraceGetEventMsg(maker)
+	if tid := int(made); err == nil && !s.known[tid] {
+		s.add(tid, processOf(tid))
+	}
+	return err
 }
 
 // gone takes a thread that was killed meanwhile for a success; its end is reported.
