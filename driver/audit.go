@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/status"
 )
 
@@ -65,8 +64,7 @@ type audit struct {
 
 // look finds what there is to find, and keeps it for the next audit.
 func (a *audit) look(ctx context.Context) error {
-	project, err := a.rack.Client.ProjectView(ctx,
-		oxide.ProjectViewParams{Project: a.rack.project()})
+	project, err := a.rack.projectByConfig(ctx)
 	if err != nil {
 		return projectError(ctx, err)
 	}

@@ -186,7 +186,10 @@ func (c *Controller) deleteOrphan(ctx context.Context, seen object) (kept string
 	case err == nil:
 		return "", nil
 	case unknown(err):
-		return "it is gone by now", c.projectVisible(ctx)
+		if now, err := c.read(ctx, seen.Kind, id); now != nil || err != nil {
+			return "the rack shows it, and does not know it when it is to delete it", err
+		}
+		return "it is gone by now", nil
 	case refused(err):
 		return "the rack refuses: " + status.Convert(statusError(ctx, "delete", err)).Message(), nil
 	}

@@ -89,7 +89,7 @@ func refused(err error) bool {
 // projectVisible answers for a token that may not see the project. Such a token sees none of its
 // objects either, and then "not found" does not mean that they are gone.
 func (c *Controller) projectVisible(ctx context.Context) error {
-	_, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	_, err := c.projectByConfig(ctx)
 	if err != nil {
 		return projectError(ctx, err)
 	}

@@ -24,6 +24,9 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	if err != nil {
 		return nil, statusError(ctx, "read utilization", err)
 	}
+	if err := believableUtilization(use); err != nil {
+		return nil, err
+	}
 	answer := &csi.GetCapacityResponse{
 		AvailableCapacity: available(use.Capacity.Storage, use.Provisioned.Storage),
 		MinimumVolumeSize: wrapperspb.Int64(gibBytes),

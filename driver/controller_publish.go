@@ -144,16 +144,29 @@ func (a attachment) checkContext(disk *oxide.Disk) error {
 
 func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
 	error) {
-	disks, err := c.Client.InstanceDiskListAllPages(ctx, oxide.InstanceDiskListParams{
-		Instance: instance,
+	const doing = "list the instance's disks"
+	var disks []oxide.Disk
+	var inside error
+	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
+		page, err := c.Client.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
+			Instance: instance, Limit: oxide.NewPointer(rackPage), PageToken: token,
+		})
+		switch {
+		case unknown(err):
+			return nil, "", instanceNotFound(string(instance))
+		case err != nil:
+			return nil, "", statusError(ctx, doing, err)
+		}
+		return page.Items, page.NextPage, nil
+	}, func(disk *oxide.Disk) (enough bool) {
+		disks = append(disks, *disk)
+		inside = believable(doing, disk)
+		return inside != nil
 	})
-	switch {
-	case unknown(err):
-		return nil, instanceNotFound(string(instance))
-	case err != nil:
-		return nil, statusError(ctx, "list the instance's disks", err)
+	if inside != nil {
+		return nil, inside
 	}
-	return disks, nil
+	return disks, err
 }
 
 // checkAttached holds the rack's success to what was asked.
@@ -234,6 +247,10 @@ func (c *Controller) instanceByID(ctx context.Context, id oxide.NameOrId) (*oxid
 		return nil, instanceNotFound(string(id))
 	case err != nil:
 		return nil, statusError(ctx, "read instance", err)
+	}
+	switch err := believableInstance(id, instance); {
+	case err != nil:
+		return nil, err
 	case instance.RunState == oxide.InstanceStateDestroyed:
 		return nil, instanceNotFound(string(id))
 	}

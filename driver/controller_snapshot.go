@@ -157,6 +157,13 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is "+
 			"gone; repeat the call", snapshotName(name))
 	}
+	if err := believableSnapshot(doing, snapshot); err != nil {
+		return nil, err
+	}
+	if string(snapshot.Name) != snapshotName(name) {
+		return nil, wrongAnswer(doing, "asked for %s and got %.80q", snapshotName(name),
+			snapshot.Name)
+	}
 	m, marked := readMark(snapshot.Description)
 	switch {
 	case !marked || m.Name != name || m.Cluster != c.ClusterID:
@@ -208,7 +215,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 		// Another snapshot of the disk, or its repair, is under way.
 		return diskBusy(disk)
 	}
-	project, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	project, err := c.projectByConfig(ctx)
 	switch {
 	case err != nil:
 		return statusError(ctx, "read project", err)
@@ -235,7 +242,7 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	case err == nil:
 		return nil
 	case unknown(err):
-		return c.projectVisible(ctx)
+		return c.snapshotGone(ctx, id)
 	case !refused(err):
 		return statusError(ctx, "delete snapshot", err)
 	}
@@ -250,6 +257,17 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 			"%s; repeat the call later", snapshot.Id)
 	}
 	return statusError(ctx, "delete snapshot", err)
+}
+
+// snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete it.
+func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
+	switch _, err := c.snapshotByID(ctx, id); {
+	case err == nil:
+		return wrongAnswer("delete snapshot", "it does not know the snapshot %s and shows it", id)
+	case !isNotFound(err):
+		return err
+	}
+	return c.projectVisible(ctx)
 }
 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not

@@ -67,9 +67,7 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	switch {
 	case err == nil:
 		return nil
-	case unknown(err):
-		return c.projectVisible(ctx)
-	case refused(err):
+	case unknown(err), refused(err):
 		return c.refusedDelete(ctx, id, err)
 	}
 	return statusError(ctx, "delete disk", err)
@@ -173,6 +171,10 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 	}
 	if err := believable("read disk", disk); err != nil {
 		return nil, err
+	}
+	if string(disk.Name) != order.diskName() {
+		return nil, wrongAnswer("read disk", "asked for %s and got %.80q", order.diskName(),
+			disk.Name)
 	}
 	if order.neverHandedOut(disk) {
 		// An earlier call could not undo it.

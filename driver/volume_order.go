@@ -252,15 +252,15 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 
 func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: order.Parameters.ImageID})
+	if err == nil {
+		err = believableImage(order.Parameters.ImageID, image)
+	}
 	switch want := order.Parameters.BlockSize; {
 	case unknown(err):
 		return volumeSource{gone: true}, fail(codes.InvalidArgument, ReasonImageNotFound,
 			"imageId: the rack has no image %s, or shows this token none", order.Parameters.ImageID)
 	case err != nil:
 		return volumeSource{}, statusError(ctx, "read image", err)
-	case image.Size == 0 || image.Size > 1<<62:
-		return volumeSource{}, wrongAnswer("read image", "the image %.80q has %d bytes", image.Id,
-			image.Size)
 	case want != 0 && want != int(image.BlockSize):
 		return volumeSource{}, blockSizeInherited(want, int(image.BlockSize))
 	}
@@ -274,7 +274,7 @@ func blockSizeInherited(want, inherited int) error {
 
 // refusedSource says why the rack does not make a disk from this snapshot.
 func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why error) error {
-	project, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+	project, err := c.projectByConfig(ctx)
 	switch {
 	case err != nil:
 		return statusError(ctx, "read project", err)
