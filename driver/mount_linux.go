@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -132,7 +133,12 @@ func (m *looseMount) device() (major, minor uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	return blockNumber(info.path)
+	root, err := m.root()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = root.Close() }()
+	return btrfsNumber(root, info.path)
 }
 
 // change sets and clears attributes of the mount.
@@ -294,6 +300,11 @@ func forgetBtrfs(path string) {
 // success while the filesystem is still in use. errNotMounted means there was none.
 func unmountTop(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+	// Who asks a filesystem for its usage or its device has it for a moment.
+	for pause := 5 * time.Millisecond; errors.Is(err, unix.EBUSY) && pause < 100*time.Millisecond; {
+		<-time.After(pause)
+		err, pause = unix.Unmount(path, unix.UMOUNT_NOFOLLOW), 2*pause
+	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return errNotMounted
 	}

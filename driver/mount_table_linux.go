@@ -100,6 +100,13 @@ func (t mountTable) of(d device) mountTable {
 // showsDevice says whether a mount is of the device, or of its node; home is where this instance
 // has its nodes.
 func showsDevice(m *mountinfo.Info, d device, home location, known bool) bool {
+	if m.FSType == fsBtrfs && !isNodeMount(m) {
+		// Ask no other volume's mount: that would hold it for a moment.
+		if major, minor, err := blockNumber(m.Source); err != nil || major != d.Major ||
+			minor != d.Minor {
+			return false
+		}
+	}
 	major, minor, ok := mountedDevice(m)
 	if !ok || major != d.Major || minor != d.Minor {
 		return false
@@ -175,8 +182,7 @@ func mountedDevice(m *mountinfo.Info) (major, minor uint32, ok bool) {
 		return major, minor, true
 	}
 	if m.FSType == fsBtrfs {
-		// btrfs numbers its mounts by itself; its source is the device.
-		major, minor, err := blockNumber(m.Source)
+		major, minor, err := btrfsMountNumber(m)
 		return major, minor, err == nil
 	}
 	return uint32(m.Major), uint32(m.Minor), m.Major != 0

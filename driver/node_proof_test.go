@@ -146,3 +146,44 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 		mustFail(t, nodeError(err), codes.NotFound, ReasonVolumeNotAtPath)
 	}
 }
+
+// A device's name is given out again like its number, and a btrfs tells no number.
+func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
+	setUp := func(t *testing.T, serial string) (v, w volume) {
+		g := rememberingGuest(t)
+		v = g.volume(g.attach(testSerial, 128*mib), fsBtrfs)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		g.unplug(v.disk)
+		file := v.disk.File
+		if serial != testSerial {
+			file = filepath.Join(t.TempDir(), "other.img")
+			must(t, os.WriteFile(file, nil, 0o600))
+			must(t, os.Truncate(file, 128*mib))
+		}
+		again := g.attachFile(serial, file)
+		g.unplug(again)
+		again.Name = v.disk.Name
+		g.plug(again)
+		return v, g.volume(again, fsBtrfs)
+	}
+	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
+		v, w := setUp(t, testSerial)
+		w.ID = v.ID
+		mustFail(t, w.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+		mustFail(t, w.stage(), codes.FailedPrecondition, ReasonFilesystemFailed)
+		must(t, w.unpublish("pod"))
+		must(t, w.stage())
+		must(t, w.publish("pod"))
+		must(t, w.unpublish("pod"))
+		must(t, w.unstage())
+	})
+	t.Run("and does not keep another disk from being staged and unstaged", func(t *testing.T) {
+		v, w := setUp(t, otherSerial)
+		w.FSType = fsExt4 // mkfs.btrfs itself goes by the name
+		must(t, w.stage())
+		must(t, w.unstage())
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}
