@@ -274,7 +274,8 @@ func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
 	if slices.Contains(activeStates, instance.RunState) {
 		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
 			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
-			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s)",
+			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s; if that is "+
+			"about the disk, it was busy a moment ago, and a repeated call succeeds)",
 			instance.Name, instance.RunState, verb, words)
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
