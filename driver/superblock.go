@@ -36,8 +36,8 @@ type superblock struct {
 	Unfinished bool
 	// Mounted is when an ext was last mounted, in seconds of Unix; 0 is never.
 	Mounted int64
-	// Fresh says that the superblock shows no trace of ever having been mounted for writing. For
-	// xfs the start of its log has to agree, whose place is LogOffset.
+	// Fresh says that it was certainly never mounted for writing. For xfs the start of its log has to
+	// agree, whose place is LogOffset.
 	Fresh     bool
 	LogOffset int64
 	// From is where the superblock lies: what stands before it is not the filesystem's.
@@ -233,24 +233,16 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
-		Fresh:      btrfsFresh(b),
-		From:       btrfsOffset,
+		// Nothing in a btrfs tells for certain that it was never mounted: the kernel may commit without
+		// a trace that mkfs could not have left as well. So one that is finished is not formatted again.
+		Fresh: false,
+		From:  btrfsOffset,
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
 		sb.Damaged = !sb.Checked
 	}
 	return sb, true
-}
-
-// btrfsFresh says that the kernel has never mounted it for writing. With its first transaction it
-// notes the generation of the tree of UUIDs, which mkfs does not; before that, an fsync leaves a
-// log. mkfs itself makes a handful of generations.
-func btrfsFresh(b []byte) bool {
-	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
-	le64 := binary.LittleEndian.Uint64
-	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
-		le64(b[generation:]) <= mostByMkfs
 }
 
 // product multiplies two counts of a foreign disk; what no disk can have becomes the largest

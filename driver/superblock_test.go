@@ -55,8 +55,8 @@ func TestFindSuperblocks(t *testing.T) {
 			c.want.SizeBytes = c.size
 			found := findSuperblocks(head)
 			for i := range found {
-				if !found[i].Fresh {
-					t.Errorf("it is said to have been mounted: %+v", found[i])
+				if found[i].Fresh != (c.want.Type != fsBtrfs) { // of btrfs nobody knows
+					t.Errorf("was it mounted? %+v", found[i])
 				}
 				found[i].Fresh, found[i].From, found[i].LogOffset, found[i].BlockBytes = false, 0, 0, 0
 			}
