@@ -161,7 +161,7 @@ func (s *scene) judgeRefusal(answer *status.Status) error {
 	if w.Code != "" {
 		code = w.Code
 	}
-	if !slices.Contains(strings.Split(code, "|"), answer.Code().String()) {
+	if answer.Code().String() != code {
 		return fmt.Errorf("want %s, got %w", code, answer.Err())
 	}
 	reason, sentence, _ := strings.Cut(message, ": ")

@@ -48,7 +48,7 @@ type want struct {
 	// Begun allows a refusal of what came out of a format that had begun in order: the disk was
 	// blank then.
 	Begun bool
-	// Code is the answer's, or several with bars between them; empty means FAILED_PRECONDITION.
+	// Code is the answer's; empty means FAILED_PRECONDITION.
 	Code string
 }
 
@@ -64,7 +64,6 @@ const (
 	changed     = "DeviceChanged"
 	notFound    = "DeviceNotFound"
 	sizeMissing = "DiskSizeUnknown"
-	damaged     = "FilesystemDamaged"
 	toolFailed  = "NodeToolFailed"
 )
 
