@@ -74,10 +74,10 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// undoing says that the operation is to take back what the call itself has made. Whatever hinders
+// undoing says that the operation may be one to take back what the call itself has made. Whatever hinders
 // that, the CO has to come again: with a final answer it would leave the disk behind.
 func (c cell) undoing() bool {
-	return c.scene.name == undone && c.operation == "disk_delete"
+	return c.scene.name == undone && (c.operation == "disk_delete" || c.operation == "disk_view")
 }
 
 // ownWord are the cells in which the rack itself says of an object that it has none such, when it
