@@ -26,12 +26,13 @@
 // under a mark of the same kind (filesystem_check.go), and mounts it at the staging path.
 // NodePublishVolume binds the mount, or the device for raw block volumes, to each workload's path.
 // The way back is the same in reverse: unpublish, unstage, detach, delete; each succeeds when what
-// it has to undo is not there. Before a mount is taken down the node looks into every mount namespace
-// that it can see: a volume that somebody has there stays where it is, and the refusal names the
-// process. No mount is taken down lazily. Deleted is only what carries this cluster's mark in its description,
-// and the name that the mark stands for; it is read right before, and anybody else's disk or
-// snapshot is refused and stays. What cannot be asked is never taken for gone: a rack that shows
-// the token no project, or a device that does not answer whether somebody holds it, is an error.
+// it has to undo is not there. Before a mount is taken down the node looks into every mount
+// namespace that it can see: a volume that somebody has there stays where it is, and the refusal
+// names the process. No mount is taken down lazily. Deleted is only what carries this cluster's
+// mark in its description, and the name that the mark stands for; it is read right before, and
+// anybody else's disk or snapshot is refused and stays. What cannot be asked is never taken for
+// gone: a rack that shows the token no project, or a device that does not answer whether somebody
+// holds it, is an error.
 //
 // No step needs what an earlier one kept in memory. The rack, sysfs and the kernel's mount tables
 // say what is so, so that any process may die anywhere, and a repeated call goes on where the other
