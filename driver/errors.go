@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -109,7 +110,7 @@ func torn(answer *oxide.HTTPError) bool {
 // are those after which a CO asks again.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
-	case errors.Is(ctx.Err(), context.Canceled):
+	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
 		return fail(codes.Canceled, ReasonCanceled, "%s: the caller stopped waiting", doing)
 	case ctx.Err() != nil:
 		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "%s: the rack did not answer "+
@@ -117,6 +118,14 @@ func transportError(ctx context.Context, doing string, err error) error {
 	}
 	return fail(codes.Unavailable, ReasonRackUnavailable, "%s: no whole answer from the rack: %s",
 		doing, transportText(err))
+}
+
+// outOfTime says whether the caller's time is up. At that moment gRPC cancels the call itself, and
+// may be a little faster at it than the context's own clock.
+func outOfTime(ctx context.Context) bool {
+	const little = 5 * time.Millisecond
+	deadline, limited := ctx.Deadline()
+	return limited && time.Until(deadline) < little
 }
 
 // address is where net/http says what it was talking to.

@@ -134,6 +134,20 @@ func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	wantFailure(t, viewing(ctx, silentRack(t)), codes.Canceled, ReasonCanceled)
 }
 
+func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
+	// gRPC cancels a call when its time is up, and the context may hear of that first.
+	for left, want := range map[time.Duration]codes.Code{
+		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
+		time.Hour: codes.Canceled,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), left)
+		cancel()
+		if got := grpcCode(transportError(ctx, "read disk", context.Canceled)); got != want {
+			t.Errorf("canceled %s before the deadline: got %s, want %s", left, got, want)
+		}
+	}
+}
+
 func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "500")
