@@ -22,8 +22,8 @@ var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
 // btrfsMountNumber is the number of the device of a btrfs mount. btrfs numbers its mounts by itself
 // and tells its device's name only, which is another disk's once the device is gone: so the kernel
-// is asked for the device itself. Only for a mount that cannot be asked, hidden by another one or in
-// another namespace, the name has to do.
+// is asked for the device itself. Only for a mount that cannot be asked, hidden by another one or
+// in another namespace, the name has to do.
 func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
 	root, err := os.OpenFile(m.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|
 		unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -259,7 +259,8 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	return statusError(ctx, "delete snapshot", err)
 }
 
-// snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete it.
+// snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete
+// it.
 func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	switch _, err := c.snapshotByID(ctx, id); {
 	case err == nil:

@@ -207,8 +207,8 @@ func (r *Rack) Stop() error {
 	return errors.Join(err, r.nothingLeft())
 }
 
-// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns what it says
-// of those that it could not take away. Start brings all of them back as new devices.
+// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns what it
+// says of those that it could not take away. Start brings all of them back as new devices.
 func (r *Rack) Terminate() error { return r.proc.stop() }
 
 // Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay; Start adopts

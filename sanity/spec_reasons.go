@@ -88,7 +88,7 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 
 	It("NS-8 DeviceHeld: the volume is staged at another path", func(ctx SpecContext) {
 		p := s.settled(ctx, s.volume(ctx), s.a, mounted())
-		elsewhere := p.node.hold(p.volume, p.capability)
+		elsewhere := p.hold(p.volume, p.capability)
 		elsewhere.published = p.published
 		expectReason(elsewhere.stage(ctx), codes.FailedPrecondition, "DeviceHeld")
 	})

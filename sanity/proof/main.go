@@ -36,7 +36,9 @@ func Main(m *testing.M) {
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM,
+	}
 	// The child dies with the thread that started it, so this goroutine keeps its thread.
 	runtime.LockOSThread()
 	// An interrupt at the terminal reaches the tests by themselves; this process has to wait for them.

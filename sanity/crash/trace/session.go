@@ -51,8 +51,11 @@ type thread struct {
 
 // begin seizes every thread of a process, and lets all run on.
 func begin(order Order) (*session, error) {
-	s := &session{order: order, threads: map[int]*thread{}, known: map[int]bool{}, programs: map[int]string{},
-		counts: map[string]int{}, sockets: map[string]socketKind{}, answers: -1}
+	s := &session{
+		order: order, threads: map[int]*thread{}, known: map[int]bool{},
+		programs: map[int]string{}, counts: map[string]int{},
+		sockets: map[string]socketKind{}, answers: -1,
+	}
 	for {
 		tids, err := threads(order.PID)
 		if err != nil {
