@@ -74,8 +74,8 @@ func (c cell) allowed() []codes.Code {
 	return all
 }
 
-// undoing says that the operation may be one to take back what the call itself has made. Whatever hinders
-// that, the CO has to come again: with a final answer it would leave the disk behind.
+// undoing says that the operation may be one to take back what the call itself has made. Whatever
+// hinders that, the CO has to come again: with a final answer it would leave the disk behind.
 func (c cell) undoing() bool {
 	return c.scene.name == undone && (c.operation == "disk_delete" || c.operation == "disk_view")
 }
