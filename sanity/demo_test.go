@@ -23,15 +23,15 @@ func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 		`"Hello from instance a\..*" into `,
 		`rack  POST /v1/instances/\S+/disks/detach\S* → 202`,
 		`"Hello from instance a\..*" from `,
-		`rack  DELETE /v1/disks/\S+ → 204`,
+		`rack  GET /v1/disks/\S+ → 200 .*\n +rack  DELETE /v1/disks/\S+ → 204`,
 		`The ledger balances`,
 	} {
 		if !regexp.MustCompile(want).MatchString(shown) {
 			t.Errorf("the demo does not show %q", want)
 		}
 	}
-	if requests := strings.Count(shown, "      rack  "); requests != 6 {
-		t.Errorf("the demo shows %d requests to the rack, want 6", requests)
+	if requests := strings.Count(shown, "      rack  "); requests != 7 {
+		t.Errorf("the demo shows %d requests to the rack, want 7", requests)
 	}
 	if t.Failed() {
 		t.Log(shown)

@@ -99,6 +99,13 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceReadOnly")
 	})
 
+	It("NS-10 DiskSizeUnknown: nobody has told how large the blank disk is", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		delete(p.published, "sizeBytes")
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "DiskSizeUnknown")
+		Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+	})
+
 	It("NS-10 DeviceUnreadable: the disk answers reads with errors", func(ctx SpecContext) {
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
 		file := backingFile(p.device())
