@@ -221,3 +221,23 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	must(t, v.unstage())
 }
+
+func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
+	g := rememberingGuest(t)
+	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
+	must(t, os.Truncate(v.disk.File, 16*mib))
+	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("left: %q", got)
+	}
+	other := g.volume(g.attach("csi-another000000000", 16*mib), fsExt4)
+	must(t, other.stage())
+	other.FSType = fsExt3
+	mustFail(t, other.stage(), codes.AlreadyExists, ReasonStagedDifferently)
+	if got := g.records(); len(got) != 1 {
+		t.Errorf("of the volume that is staged is left: %q", got)
+	}
+	other.FSType = fsExt4
+	must(t, other.unstage())
+}

@@ -31,7 +31,12 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, nodeError(err)
 	}
+	_, known := n.recall(ctx, v.ID)
 	if err := n.stage(ctx, v, req.GetStagingTargetPath()); err != nil {
+		if !known {
+			// A stage that failed has left nothing here, and a CO need not undo it.
+			n.forget(ctx, v.ID)
+		}
 		return nil, nodeError(err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
