@@ -112,12 +112,9 @@ func (h *heldDevice) writeMarks(w *os.File, mark []byte) error {
 	return h.unwritable(w.Sync())
 }
 
-// eraseMarks takes the marks away when what mkfs made is durable. One that mkfs has written over is
-// the filesystem's now.
+// eraseMarks takes the marks away; what mkfs made is durable, for each mkfs sees to that before it
+// ends. One that mkfs has written over is the filesystem's now.
 func (h *heldDevice) eraseMarks(w *os.File, mark []byte) error {
-	if err := w.Sync(); err != nil {
-		return h.unwritable(err)
-	}
 	for _, slot := range markSlots(h.SizeBytes) {
 		b, err := h.readAt(slot, spotBytes)
 		if err != nil {
