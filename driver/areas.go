@@ -46,13 +46,11 @@ func markAreas(sizeBytes int64) []area {
 	for _, a := range fixedSpots {
 		l.span(a.Offset, a.end(), a.Owner)
 	}
-	// The sizes of blocks that the pages of common machines allow.
-	for _, blockBytes := range []int64{1 << 10, 2 << 10, 4 << 10, 64 << 10} {
+	for blockBytes := int64(1 << 10); blockBytes <= 64<<10; blockBytes *= 2 {
 		l.extBackups(blockBytes)
 	}
-	// mkfs.xfs makes 4 groups, or 8 on a small disk with stripes; where it makes 16 or 32, some of
-	// them begin where these do.
-	for _, groups := range []int64{2, 4, 8} {
+	// mkfs.xfs makes 4 groups, or with stripes up to 32.
+	for _, groups := range []int64{2, 4, 8, 16, 32} {
 		for _, blockBytes := range []int64{1 << 10, 2 << 10, 4 << 10} {
 			l.xfsGroups(groups, blockBytes)
 		}
