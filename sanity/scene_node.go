@@ -29,6 +29,7 @@ type nodeScene struct {
 // node is the driver's node service in one instance.
 type node struct {
 	*Plugin
+	rack     *Rack
 	instance Instance
 	// dir is where the CO's paths on this node lie.
 	dir string
@@ -54,7 +55,7 @@ func (s *nodeScene) node(ctx context.Context, instance string, options PluginOpt
 	GinkgoHelper()
 	options.Mode, options.Instance = ModeNode, instance
 	plugin := s.rack.Plugin(ctx, options)
-	return &node{Plugin: plugin, instance: s.rack.Instance(instance),
+	return &node{Plugin: plugin, rack: s.rack, instance: s.rack.Instance(instance),
 		dir: filepath.Join(plugin.Dir, "kubelet")}
 }
 
@@ -258,7 +259,11 @@ func (p *placement) open(seed uint64, flags int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := file.Seek(int64(seed)*pieceStride, io.SeekStart); err != nil {
+	err = p.rack.Owns(file)
+	if err == nil {
+		_, err = file.Seek(int64(seed)*pieceStride, io.SeekStart)
+	}
+	if err != nil {
 		_ = file.Close()
 		return nil, err
 	}

@@ -2,11 +2,9 @@ package sanity
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"unsafe"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -108,7 +106,10 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 
 	It("NS-10 DeviceUnreadable: the disk answers reads with errors", func(ctx SpecContext) {
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
-		file := backingFile(p.device())
+		var st unix.Stat_t
+		Expect(unix.Stat(p.device(), &st)).To(Succeed())
+		file, err := backingFile(st.Rdev)
+		Expect(err).NotTo(HaveOccurred())
 		Expect(os.Truncate(file, gib/2)).To(Succeed())
 		DeferCleanup(func() { Expect(os.Truncate(file, gib)).To(Succeed()) })
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceUnreadable")
@@ -148,18 +149,6 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "MountFlagsUnsupported")
 	})
 })
-
-// backingFile is the file behind a loop device, whatever the guest calls the device.
-func backingFile(device string) string {
-	GinkgoHelper()
-	var st unix.Stat_t
-	Expect(unix.Stat(device, &st)).To(Succeed())
-	number := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	link := filepath.Join("/sys/dev/block", number, "loop/backing_file")
-	name, err := os.ReadFile(link)
-	Expect(err).NotTo(HaveOccurred())
-	return string(name[:len(name)-1])
-}
 
 // shutDown makes the kernel give up the ext4 or xfs filesystem that is mounted there, as it does
 // after an error in its metadata.

@@ -131,6 +131,9 @@ func (p *place) keep(text string) {
 		path, flags = p.target(0), os.O_WRONLY
 	}
 	f, err := os.OpenFile(path, flags, 0o640)
+	if err == nil && p.block() {
+		err = p.s.rack.Owns(f)
+	}
 	if err == nil {
 		_, err = f.WriteString(text)
 		if syncErr := f.Sync(); err == nil {

@@ -287,7 +287,11 @@ func (v *volume) open(node string, n, flags int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := file.Seek(int64(n)*(64<<20), io.SeekStart); err != nil {
+	err = v.rack.Owns(file)
+	if err == nil {
+		_, err = file.Seek(int64(n)*(64<<20), io.SeekStart)
+	}
+	if err != nil {
 		_ = file.Close()
 		return nil, err
 	}
