@@ -42,6 +42,9 @@ type superblock struct {
 	LogOffset int64
 	// From is where the superblock lies: what stands before it is not the filesystem's.
 	From int64
+	// DataFrom is where data of files can begin. Up to there the filesystem writes only what it
+	// computes, so a mark there is somebody else's.
+	DataFrom int64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -65,6 +68,9 @@ func (sb superblock) grows(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes
 const (
 	extOffset = 1024
 	extBytes  = 1024
+	// The numbers of blocks in the descriptors of the first groups, and behind them in what is kept
+	// for more descriptors, reach to here on any disk of the rack.
+	extDataFrom = 8 << 10
 
 	extStateValid = 0x1
 	extStateError = 0x2
@@ -108,6 +114,7 @@ func extSuperblock(head []byte) (superblock, bool) {
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
 		From:       extOffset,
+		DataFrom:   extDataFrom,
 	}
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
@@ -235,8 +242,9 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		Unfinished: unfinished,
 		// Nothing in a btrfs tells for certain that it was never mounted: the kernel may commit without
 		// a trace that mkfs could not have left as well. So one that is finished is not formatted again.
-		Fresh: false,
-		From:  btrfsOffset,
+		Fresh:    false,
+		From:     btrfsOffset,
+		DataFrom: btrfsOffset,
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)

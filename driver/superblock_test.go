@@ -58,7 +58,8 @@ func TestFindSuperblocks(t *testing.T) {
 				if found[i].Fresh != (c.want.Type != fsBtrfs) { // of btrfs nobody knows
 					t.Errorf("was it mounted? %+v", found[i])
 				}
-				found[i].Fresh, found[i].From, found[i].LogOffset, found[i].BlockBytes = false, 0, 0, 0
+				found[i].Fresh, found[i].LogOffset, found[i].BlockBytes = false, 0, 0
+				found[i].From, found[i].DataFrom = 0, 0
 			}
 			if len(found) != 1 || found[0] != c.want {
 				t.Fatalf("found %+v, want %+v", found, c.want)

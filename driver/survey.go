@@ -202,10 +202,10 @@ func (s survey) firstNonZero() (offset int64, owner string, dirty bool) {
 }
 
 // foreign are the marks of others that are worth more than a name: shorter ones are found by
-// chance. Those in what the filesystem sb has for itself are its data and do not count.
+// chance. Those where the filesystem sb keeps the data of files are data and do not count.
 func (s survey) foreign(sb superblock) []finding {
 	return slices.DeleteFunc(findSignatures(s.SizeBytes, s.at), func(f finding) bool {
-		return !f.Sure || (f.Offset >= sb.From && f.Offset < sb.SizeBytes)
+		return !f.Sure || (f.Offset >= sb.DataFrom && f.Offset < sb.SizeBytes)
 	})
 }
 
