@@ -66,7 +66,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
 			writeAt(0, mbr(0x83))(t, d)
 		}, ""},
-		{"ext4 whose disk became a RAID's, which leaves the superblock", func(t *testing.T, d *guestDisk) {
+		{"ext4 whose disk became a RAID's", func(t *testing.T, d *guestDisk) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
 			writeAt(4096, []byte(mdMagic))(t, d)
 		}, "md 1.2"},
