@@ -36,8 +36,8 @@ type superblock struct {
 	Unfinished bool
 	// Mounted is when an ext was last mounted, in seconds of Unix; 0 is never.
 	Mounted int64
-	// Fresh says that it was certainly never mounted for writing. For xfs the start of its log has to
-	// agree, whose place is LogOffset.
+	// Fresh says that it was certainly not written to since its mkfs. For xfs the start of its log
+	// has to agree, whose place is LogOffset.
 	Fresh     bool
 	LogOffset int64
 	// From is where the superblock lies: what stands before it is not the filesystem's.
@@ -76,6 +76,7 @@ const (
 	extStateError = 0x2
 
 	extCompatJournal      = 0x4
+	extCompatOrphanFile   = 0x1000
 	extIncompatRecover    = 0x4
 	extIncompatJournalDev = 0x8
 	extIncompat64Bit      = 0x80
@@ -154,12 +155,24 @@ func extUnclean(b []byte, incompat, roCompat uint32) string {
 	return ""
 }
 
-// extFresh says that the kernel has never mounted it for writing. It counts mounts and notes the
-// time in the superblock before a mount can write anything else.
+// extFresh says that the kernel has never mounted it for writing, and that nobody has filled it
+// without a mount, as mke2fs -d does. The kernel counts mounts and notes the time in the superblock
+// before a mount can write anything else.
 func extFresh(b []byte) bool {
 	const mountCount, lastMounted = 0x34, 0x88 // how often, and where
 	return extMounted(b) == 0 && binary.LittleEndian.Uint16(b[mountCount:]) == 0 &&
-		b[lastMounted] == 0
+		b[lastMounted] == 0 && !extFilled(b)
+}
+
+// extFilled says that there are more inodes in use than an empty filesystem has: those that are
+// reserved, with lost+found as the last of 11, and the file of orphans.
+func extFilled(b []byte) bool {
+	le32 := binary.LittleEndian.Uint32
+	own := uint32(11)
+	if le32(b[0x5C:])&extCompatOrphanFile != 0 {
+		own++
+	}
+	return le32(b[0:]) > le32(b[0x10:]) && le32(b[0:])-le32(b[0x10:]) > own
 }
 
 // extMounted is the time of the last mount for writing; its upper 8 bits stand elsewhere.

@@ -1,0 +1,24 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+	files := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
+	run(t, "mke2fs", "-q", "-t", fsExt4, "-d", files, v.disk.Loop)
+	for _, slot := range markSlots(v.disk.SizeBytes) {
+		v.disk.writeAt(t, slot, v.mark(t))
+	}
+	must(t, v.stage())
+	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+		t.Fatalf("the file holds %q, %v", b, err)
+	}
+}
