@@ -18,7 +18,7 @@ import (
 //   - where the areas are: markAreas, one line for each kind of owner
 //   - a mark adds up: parseMark; is of this volume, its disk and size, and nobody else has put
 //     anything there since: checkUnfinished
-//   - a filesystem that has been mounted is not formatted: judge, checkUnfinished
+//   - a filesystem that has been used is not formatted: judge, checkUnfinished
 //   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
 //   - it is of the type that is asked for: mountVolume; and not larger than its disk: prepare
 
@@ -127,7 +127,7 @@ func (s survey) checkUnfinished(v nodeVolume) error {
 	m := s.wholeMarks()[0]
 	for _, sb := range s.Found {
 		if !sb.Unfinished && !sb.Fresh {
-			return s.notOurs(m, "but the %s filesystem there has been mounted since", sb.Type)
+			return s.notOurs(m, "but the %s filesystem there has been used since", sb.Type)
 		}
 	}
 	if others := s.foreign(superblock{}); len(others) > 0 {

@@ -22,7 +22,7 @@
 // partition table, a volume manager, a RAID, encryption or swap keeps one (areas.go). Before mkfs a
 // mark of the volume is written to the disk, where no mkfs writes, and erased when mkfs's work is
 // durable (format_mark.go): a format that was cut off is known as this volume's and done again,
-// unless the filesystem has been mounted since. Then it grows what is smaller than its disk, an ext
+// unless the filesystem has been used since. Then it grows what is smaller than its disk, an ext
 // under a mark of the same kind (filesystem_check.go), and mounts it at the staging path.
 // NodePublishVolume binds the mount, or the device for raw block volumes, to each workload's path.
 // The way back is the same in reverse: unpublish, unstage, detach, delete; each succeeds when what
