@@ -100,7 +100,7 @@ type areaList struct {
 }
 
 // spanBytes is the most that one read takes, so that several can run at once.
-const spanBytes = 512 << 10
+const spanBytes = 256 << 10
 
 func (l *areaList) span(from, to int64, owner string) {
 	for ; from < to && from < l.sizeBytes; from += spanBytes {

@@ -31,6 +31,9 @@ type content struct {
 	// Growing says that the filesystem was being grown when the driver was killed, and Checked that
 	// it had been found in order before.
 	Growing, Checked bool
+	// Doubtful says that a power failure may have cut off mkfs after it had written the superblock
+	// and before the rest was on the disk: only a check of the filesystem tells.
+	Doubtful bool
 }
 
 // judge decides from what was read and from what blkid knows. Only it calls a disk blank.
@@ -41,7 +44,7 @@ func (s survey) judge(v nodeVolume) (content, error) {
 		return content{Filesystem: s.Found[0], Growing: true, Checked: s.checked(v)}, nil
 	case whole && !fs.Fresh:
 		// It has been in use. What a mark's place holds now is some file's: never a reason to format.
-		return content{Filesystem: fs}, nil
+		return content{Filesystem: fs, Doubtful: s.doubtful(v)}, nil
 	case len(s.wholeMarks()) > 0:
 		if err := s.checkUnfinished(v); err != nil {
 			return content{}, err
@@ -54,6 +57,18 @@ func (s survey) judge(v nodeVolume) (content, error) {
 		return content{}, err
 	}
 	return content{Blank: true}, nil
+}
+
+// doubtful says that the disk's btrfs may be one that mkfs had written but not made durable: it shows
+// no mount, and the marks of its format by this volume stand beside it.
+func (s survey) doubtful(v nodeVolume) bool {
+	if len(s.Found) != 1 || !s.Found[0].Young || len(s.wholeMarks()) == 0 {
+		return false
+	}
+	young := s.Found[0]
+	young.Fresh = true
+	s.Found = []superblock{young}
+	return s.checkUnfinished(v) == nil
 }
 
 // alone says that the disk's one filesystem is whole by its own account and that nothing of anybody

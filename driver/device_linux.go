@@ -149,11 +149,19 @@ func (h *heldDevice) openExclusive(flags int) (*os.File, error) {
 // wants it.
 func (h *heldDevice) readAt(offset, n int64) ([]byte, error) {
 	b := aligned(n)
-	got, err := h.file.ReadAt(b, offset)
-	if int64(got) < n {
-		return nil, fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
+	if err := h.readInto(b, offset); err != nil {
+		return nil, err
 	}
 	return b, nil
+}
+
+// readInto reads as much as there is room in b, which lies where O_DIRECT can put it.
+func (h *heldDevice) readInto(b []byte, offset int64) error {
+	got, err := h.file.ReadAt(b, offset)
+	if got < len(b) {
+		return fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
+	}
+	return nil
 }
 
 // aligned makes room where O_DIRECT can put n bytes.

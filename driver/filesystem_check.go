@@ -78,6 +78,21 @@ func growCheck(c content) []string {
 	return []string{"-f", "-p"}
 }
 
+// btrfsBroken says that a btrfs is not whole. The check only reads; it ends with 0 or with 1.
+func (h *heldDevice) btrfsBroken() (bool, error) {
+	if err := h.claim(); err != nil {
+		return false, err
+	}
+	result, err := runTool([]*os.File{h.file}, "btrfs", "check", "--readonly", inherited)
+	switch {
+	case err != nil:
+		return false, err
+	case result.Exit > 1:
+		return false, result.failure("btrfs check", h.Path)
+	}
+	return result.Exit == 1, nil
+}
+
 func (h *heldDevice) resizeExt() error {
 	result, err := runRepair([]*os.File{h.file}, "resize2fs", inherited)
 	if err != nil {

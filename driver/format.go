@@ -41,7 +41,7 @@ func mkfsCommand(fsType string, o mkfsOptions) (name string, args []string, err 
 // durable nothing else has been written; from then on a mark of this volume stands on the disk
 // until mkfs's work is durable; and what one call wipes after another one was cut off, the next
 // wipes again. A btrfs that mkfs had finished, right before the mark was to be erased, is used as
-// it is: nothing tells that nobody has written to it.
+// it is when a check finds it whole: nothing tells that nobody has written to it.
 func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	if v.SizeBytes == 0 {
 		return superblock{}, refuse(ReasonDiskSizeUnknown, "%s with serial %q is to be formatted, but "+

@@ -160,6 +160,27 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 	})
 }
 
+func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.attach(testSerial, 256*mib), fsBtrfs)
+	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
+	// All of it is written and nothing but the superblocks and the marks reaches the disk.
+	file, err := os.ReadFile(v.disk.File)
+	must(t, err)
+	keep := append(markSlots(v.disk.SizeBytes), btrfsOffset, 64*mib)
+	zeroes := make([]byte, spotBytes)
+	for at := int64(0); at < int64(len(file)); at += spotBytes {
+		if !slices.Contains(keep, at) && nonZero(file[at:at+spotBytes]) >= 0 {
+			v.disk.writeAt(t, at, zeroes)
+		}
+	}
+	must(t, v.stage())
+	v.lives(t)
+	if n := v.disk.marksOn(t); n != 0 {
+		t.Errorf("%d marks are left on the disk", n)
+	}
+}
+
 // lives holds that the volume is staged as it should be, carries no mark, and keeps its data. A
 // btrfs that mkfs had finished is used as it is, and the marks beside it are worth nothing.
 func (v volume) lives(t *testing.T) {

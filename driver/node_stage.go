@@ -161,6 +161,11 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
+	if found.Doubtful && !v.ReadOnly {
+		if found.Unfinished, err = h.btrfsBroken(); err != nil {
+			return err
+		}
+	}
 	sb := found.Filesystem
 	switch {
 	case (found.Blank || found.Unfinished) && v.ReadOnly:

@@ -38,7 +38,9 @@ type superblock struct {
 	Mounted int64
 	// Fresh says that it was certainly not written to since its mkfs. For xfs the start of its log
 	// has to agree, whose place is LogOffset.
-	Fresh     bool
+	Fresh bool
+	// Young says of a btrfs that nothing in its superblock shows a mount, which proves little.
+	Young     bool
 	LogOffset int64
 	// From is where the superblock lies: what stands before it is not the filesystem's.
 	From int64
@@ -254,8 +256,9 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
 		// Nothing in a btrfs tells for certain that it was never mounted: the kernel may commit without
-		// a trace that mkfs could not have left as well. So one that is finished is not formatted again.
+		// a trace that mkfs could not have left as well.
 		Fresh:    false,
+		Young:    btrfsYoung(b),
 		From:     btrfsOffset,
 		DataFrom: btrfsOffset,
 	}
@@ -264,6 +267,15 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		sb.Damaged = !sb.Checked
 	}
 	return sb, true
+}
+
+// btrfsYoung looks for what the kernel leaves with most mounts: the generation of the tree of UUIDs,
+// which mkfs does not note, the log of an fsync, and more generations than mkfs makes.
+func btrfsYoung(b []byte) bool {
+	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
+	le64 := binary.LittleEndian.Uint64
+	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
+		le64(b[generation:]) <= mostByMkfs
 }
 
 // product multiplies two counts of a foreign disk; what no disk can have becomes the largest

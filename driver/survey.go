@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -55,7 +56,7 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 		if err != nil {
 			return content{}, err
 		}
-		if s.alone() && !found[0].Fresh && !s.growing(v) {
+		if s.alone() && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
 			return content{Filesystem: found[0]}, nil
 		}
 	}
@@ -124,7 +125,7 @@ func (h *heldDevice) read(areas []area, found []superblock) (survey, error) {
 
 // readers is how many areas are read at once. A disk takes that many at hardly more time than one,
 // and on a busy machine each read waits for its turn.
-const readers = 16
+const readers = 8
 
 // readAreas reads all areas. One that cannot be read is an error that names it.
 func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
@@ -132,8 +133,10 @@ func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 	var group sync.WaitGroup
 	for first := range min(readers, len(areas)) {
 		group.Go(func() {
+			room := rooms.Get().(*[]byte)
+			defer rooms.Put(room)
 			for i := first; i < len(areas); i += readers {
-				b, err := h.readAt(areas[i].Offset, areas[i].Bytes)
+				b, err := h.readZeroes(areas[i], *room)
 				if err != nil {
 					errs[i] = fmt.Errorf("%w (that is where %s would be)", err, areas[i].Owner)
 				}
@@ -148,6 +151,28 @@ func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 		}
 	}
 	return pieces, nil
+}
+
+// rooms are what the areas are read into, one for each reader, and zeroes is what nearly all of them
+// hold: a survey keeps of its own only what is not zero. Nobody writes to zeroes.
+var (
+	rooms = sync.Pool{New: func() any {
+		room := aligned(spanBytes)
+		return &room
+	}}
+	zeroes [spanBytes]byte
+)
+
+// readZeroes reads an area by way of room.
+func (h *heldDevice) readZeroes(a area, room []byte) ([]byte, error) {
+	b := room[:a.Bytes]
+	if err := h.readInto(b, a.Offset); err != nil {
+		return nil, err
+	}
+	if nonZero(b) < 0 {
+		return zeroes[:a.Bytes], nil
+	}
+	return bytes.Clone(b), nil
 }
 
 // at is what was read at an offset, or nil when it was not read.

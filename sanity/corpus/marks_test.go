@@ -102,6 +102,8 @@ func ownFormats() []generator {
 				(*scene).someOfIt)
 		}
 	}
+	again("an own format for btrfs of which little but the superblock is written", btrfs,
+		(*scene).superblocksOfIt)
 	again("an own format for ext4, which is to be xfs now", ext4, func(s *scene) error {
 		err := s.cutOff(`"$real" "$@"; exit 1`)
 		s.FS = xfs
@@ -162,7 +164,7 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 
 // someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
 // does with what was not flushed. The marks were. Of btrfs the first superblock is always lost, for
-// the driver mounts a finished btrfs as it is, whatever is behind it.
+// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt).
 func (s *scene) someOfIt() error {
 	pieces, err := s.learnMark()
 	if err != nil {
@@ -176,6 +178,24 @@ func (s *scene) someOfIt() error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
 		finished := s.FS == btrfs && at == 64*kib
 		if isMark || (s.Rand.IntN(100) >= lost && !finished) {
+			return nil
+		}
+		return s.poke(at, make([]byte, len(page))...)
+	})
+}
+
+// superblocksOfIt lets the format of a btrfs come to its end and takes back all but its superblocks.
+func (s *scene) superblocksOfIt() error {
+	pieces, err := s.learnMark()
+	if err != nil {
+		return err
+	}
+	if err := s.cutOff(`"$real" "$@"; exit 1`); err != nil {
+		return err
+	}
+	return eachPage(s.image.Path, func(at int64, page []byte) error {
+		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
+		if isMark || at == 64*kib || at == 64<<20 {
 			return nil
 		}
 		return s.poke(at, make([]byte, len(page))...)

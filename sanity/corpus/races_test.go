@@ -46,9 +46,9 @@ func races() []generator {
 		situation("a disk that is born again meanwhile", refuse(changed), look(bornAgain)),
 		situation("a disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
 		situation("a disk that somebody takes meanwhile", refuse(held), look((*scene).hold)),
-		onHealthy("a healthy disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
-		onHealthy("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
-		onHealthy("a healthy disk that somebody takes meanwhile", refuse(held),
+		onProbed("a healthy disk that becomes another one meanwhile", refuse(changed), look(swapDisk)),
+		onProbed("a healthy disk that gets a twin meanwhile", refuse(notUnique), look(twin)),
+		onProbed("a healthy disk that somebody takes meanwhile", refuse(held),
 			look((*scene).hold)),
 	}
 }

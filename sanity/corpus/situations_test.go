@@ -40,6 +40,14 @@ func onHealthy(name string, w want, set func(s *scene) error) generator {
 	}}
 }
 
+// onProbed is the same with an ext3, whose superblock has no checksum: blkid is asked about it.
+func onProbed(name string, w want, set func(s *scene) error) generator {
+	return generator{name, func(t *trial) {
+		kindOf(ext3).of(t)
+		t.Set, t.Want = set, w
+	}}
+}
+
 // sizes are disks that are not as large as somebody says.
 func sizes() []generator {
 	off := func(s *scene) int64 { return 512 * (1 + s.Rand.Int64N(4096)) }
