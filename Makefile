@@ -66,7 +66,7 @@ under-test:
 
 bench: ## measure: driver against the same work by hand, memory, start-up, sizes
 	@tools/prerequisites
-	$(GO) test -count=1 -timeout=$(TIMEOUT) -run '^$$' -bench . -benchtime=15x -v ./sanity/...
+	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver ./sanity
 
 demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 	@tools/prerequisites

@@ -59,8 +59,8 @@ func (s survey) judge(v nodeVolume) (content, error) {
 	return content{Blank: true}, nil
 }
 
-// doubtful says that the disk's btrfs may be one that mkfs had written but not made durable: it shows
-// no mount, and the marks of its format by this volume stand beside it.
+// doubtful says that the disk's btrfs may be one that mkfs had written but not made durable: it
+// shows no mount, and the marks of its format by this volume stand beside it.
 func (s survey) doubtful(v nodeVolume) bool {
 	if len(s.Found) != 1 || !s.Found[0].Young || len(s.wholeMarks()) == 0 {
 		return false

@@ -17,7 +17,9 @@ import (
 
 // nodeTools are the programs the node runs. Mounting needs none: that is done by system calls,
 // which keeps mount flags out of the process list.
-var nodeTools = []string{"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs"}
+var nodeTools = []string{
+	"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs",
+}
 
 // missingTools names the programs the node needs and cannot find. Probe answers with them.
 func missingTools() []string {

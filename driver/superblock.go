@@ -269,8 +269,8 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 	return sb, true
 }
 
-// btrfsYoung looks for what the kernel leaves with most mounts: the generation of the tree of UUIDs,
-// which mkfs does not note, the log of an fsync, and more generations than mkfs makes.
+// btrfsYoung looks for what the kernel leaves with most mounts: the generation of the tree of
+// UUIDs, which mkfs does not note, the log of an fsync, and more generations than mkfs makes.
 func btrfsYoung(b []byte) bool {
 	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
 	le64 := binary.LittleEndian.Uint64

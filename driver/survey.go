@@ -153,8 +153,8 @@ func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 	return pieces, nil
 }
 
-// rooms are what the areas are read into, one for each reader, and zeroes is what nearly all of them
-// hold: a survey keeps of its own only what is not zero. Nobody writes to zeroes.
+// rooms are what the areas are read into, one for each reader, and zeroes is what nearly all of
+// them hold: a survey keeps of its own only what is not zero. Nobody writes to zeroes.
 var (
 	rooms = sync.Pool{New: func() any {
 		room := aligned(spanBytes)

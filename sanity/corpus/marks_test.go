@@ -184,7 +184,8 @@ func (s *scene) someOfIt() error {
 	})
 }
 
-// superblocksOfIt lets the format of a btrfs come to its end and takes back all but its superblocks.
+// superblocksOfIt lets the format of a btrfs come to its end and takes back all but its
+// superblocks.
 func (s *scene) superblocksOfIt() error {
 	pieces, err := s.learnMark()
 	if err != nil {
