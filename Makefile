@@ -51,7 +51,7 @@ proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make 
 $(PROOFS): under-test
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/$@
 
-soak: under-test ## the proofs in their long form, one after the other: make soak DURATION=2h SEED=7
+soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2h SEED=7 (the fault matrix runs whole, however short)
 	@rm -f $(FIGURES)
 	@for proof in $(PROOFS); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
