@@ -95,8 +95,8 @@ func (l *life) interrupted(ctx context.Context, t trial) (killed bool, told []st
 // though, and until then the CO must not be told that all is well.
 var outliving = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive says whether a program may go on when its driver was killed at a point. Right before it
-// runs its tool, the child that does so still bears the driver's name.
+// mayOutlive says whether a program may go on when its driver was killed at a point. Right before
+// it runs its tool, the child that does so still bears the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
