@@ -46,6 +46,33 @@ func NewRun(progress io.Writer) (*Run, error) {
 	return &Run{Dir: dir, Progress: progress}, nil
 }
 
+// Tester is what a run needs of a test; a *testing.T is one.
+type Tester interface {
+	Helper()
+	Cleanup(end func())
+	Failed() bool
+	Fatal(args ...any)
+	Error(args ...any)
+}
+
+// RunFor makes the run of a test. It ends with the test; that of a failed one keeps its evidence.
+func RunFor(t Tester) *Run {
+	t.Helper()
+	run, err := NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return run
+}
+
 // runParent picks a directory for the runs: short enough for sockets below it, and not mounted
 // nodev, because the guests' device nodes lie there. Many systems mount /tmp so.
 func runParent() (string, error) {

@@ -20,18 +20,7 @@ func TestMain(m *testing.M) { proof.Main(m) }
 // TestNoDiskThatIsNotBlankIsFormatted is the proof.
 func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	p := proof.New(t, "blank-corpus")
-	run, err := sanity.NewRun(os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			run.Failed()
-		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	run := sanity.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
 	if err != nil {
 		t.Fatal(err)

@@ -28,18 +28,7 @@ const (
 const only = "CRASH_ONLY"
 
 func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
-	run, err := sanity.NewRun(os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			run.Failed()
-		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	run := sanity.RunFor(t)
 	putGates(t, run)
 	t.Run("the driver", func(t *testing.T) {
 		t.Parallel()

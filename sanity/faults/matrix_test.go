@@ -26,18 +26,7 @@ const only = "FAULTS_CELL"
 
 func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
-	run, err := sanity.NewRun(os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			run.Failed()
-		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	run := sanity.RunFor(t)
 	m := &matrix{t: t, proof: p, run: run}
 	m.raise()
 	m.observe()
