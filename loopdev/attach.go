@@ -25,10 +25,16 @@ type Config struct {
 	ReadOnly bool
 	// SizeLimit makes the device smaller than the file; 0 is the whole file.
 	SizeLimit int64
+	// First is the lowest number that the device may have; 0 is any that is free. Whoever runs
+	// "losetup -f" takes the lowest, which in a container may be the only ones with nodes.
+	First int
 }
 
 // serialMax is what fits into lo_file_name beside its NUL.
 const serialMax = unix.LO_NAME_SIZE - 1
+
+// numberMax is the highest number of a loop device: minors have 20 bits.
+const numberMax = 1<<20 - 1
 
 // Attach gives the file a block device. Where several processes want the next free device at once,
 // or the kernel has none left and must make one, it tries again until ctx ends.
@@ -57,8 +63,9 @@ func attach(ctx context.Context, c Config) (Device, error) {
 		return Device{}, err
 	}
 	defer control.Close()
+	number := c.First
 	for limit := time.Millisecond; ; limit = min(2*limit, 100*time.Millisecond) {
-		d, err := c.tryNext(control, file)
+		d, err := c.tryNext(control, file, &number)
 		if err == nil || !raceLost(err) {
 			return d, err
 		}
@@ -84,6 +91,8 @@ func (c Config) check() error {
 	case c.SizeLimit < 0 || c.SizeLimit%int64(c.BlockSize) != 0:
 		return fmt.Errorf("size limit %d is no multiple of the block size %d",
 			c.SizeLimit, c.BlockSize)
+	case c.First < 0 || c.First > numberMax:
+		return fmt.Errorf("the first number %d is not between 0 and %d", c.First, numberMax)
 	}
 	return nil
 }
@@ -106,9 +115,9 @@ func (c Config) open() (*os.File, error) {
 }
 
 // tryNext asks for a free device and configures it in one step. Between the two another process may
-// take it.
-func (c Config) tryNext(control, file *os.File) (Device, error) {
-	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+// take it. From is where the next try begins to look.
+func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
+	number, err := c.free(control, from)
 	if err != nil {
 		return Device{}, fmt.Errorf("get a free loop device: %w", err)
 	}
@@ -137,6 +146,27 @@ func (c Config) tryNext(control, file *os.File) (Device, error) {
 		return d, fmt.Errorf("look at %s: %w", d.Path, errors.Join(err, clearErr))
 	}
 	return d, nil
+}
+
+// free is the number of a device that nobody uses, or that nobody used a moment ago. The kernel
+// knows the lowest of all; from a first number on it is looked for here, and made.
+func (c Config) free(control *os.File, from *int) (int, error) {
+	if c.First == 0 {
+		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	}
+	for ; *from <= numberMax; *from++ {
+		if _, err := os.Stat(sysDir(*from) + "/loop/backing_file"); err == nil {
+			continue
+		}
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, *from)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, fmt.Errorf("add device %d: %w", *from, err)
+		}
+		number := *from
+		*from++ // When this one is lost to another process, the next one is tried.
+		return number, nil
+	}
+	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)
 }
 
 // raceLost says that the device was taken, held or removed by another process meanwhile.

@@ -28,6 +28,9 @@ type Device struct {
 	// BackingDevice is the st_dev of the file. Its path alone does not identify it: what a mount
 	// covers, or another mount namespace has, may have the same.
 	BackingDevice uint64
+	// BackingInode is the st_ino of the file: with BackingDevice it says which file it is, in
+	// whichever mount namespace it was opened.
+	BackingInode uint64
 	// BlockSize is the logical block size in bytes.
 	BlockSize int
 	// ReadOnly says that the device refuses writes.

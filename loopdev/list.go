@@ -94,7 +94,7 @@ func (d Device) fill(f *os.File) (Device, error) {
 		return d, fmt.Errorf("get status: %w", err)
 	}
 	d.Serial = unix.ByteSliceToString(info.File_name[:])
-	d.BackingDevice = info.Device
+	d.BackingDevice, d.BackingInode = info.Device, info.Inode
 	d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
 	d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
 

@@ -134,6 +134,33 @@ func TestAnAttachedFileIsFoundBySerialAsItWasAskedFor(t *testing.T) {
 	}
 }
 
+func TestADeviceHasNoLowerNumberThanAskedFor(t *testing.T) {
+	const first = 700
+	var numbers []int
+	for range 3 {
+		d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first})
+		if d.Number < first {
+			t.Errorf("the device is number %d, want %d or a higher one", d.Number, first)
+		}
+		if slices.Contains(numbers, d.Number) {
+			t.Errorf("number %d was given twice", d.Number)
+		}
+		numbers = append(numbers, d.Number)
+	}
+}
+
+func TestADeviceSaysWhichFileItHas(t *testing.T) {
+	file := newFile(t, mib)
+	d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	if d.BackingDevice != st.Dev || d.BackingInode != st.Ino {
+		t.Errorf("the file is %d:%d, want %d:%d", d.BackingDevice, d.BackingInode, st.Dev, st.Ino)
+	}
+}
+
 func TestAWriteReachesTheFileAfterSync(t *testing.T) {
 	file := newFile(t, mib)
 	d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})

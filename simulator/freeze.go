@@ -27,7 +27,7 @@ const (
 // the kernel, beyond the reach of signals. So three take care of the thaw: the caller; a guard
 // process, should this one be killed; and reconcile, which finds the note of a freeze.
 func (p *plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
-	mount, err := findMount(loop)
+	mount, err := p.findMount(loop)
 	if err != nil {
 		return nil, fmt.Errorf("find the mounts of %s: %w", loop.Path, err)
 	}
@@ -113,7 +113,7 @@ func (p *plane) thawLeftovers(devices []loopdev.Device) error {
 	for _, note := range notes {
 		diskID := note.Name()
 		for _, d := range devices {
-			if d.BackingFile != p.diskPath(diskID) {
+			if !backs(d, p.diskPath(diskID)) {
 				continue
 			}
 			if err := p.thawLeftover(d); err != nil {
@@ -128,7 +128,7 @@ func (p *plane) thawLeftovers(devices []loopdev.Device) error {
 }
 
 func (p *plane) thawLeftover(d loopdev.Device) error {
-	mount, err := findMount(d)
+	mount, err := p.findMount(d)
 	if err != nil {
 		return err
 	}

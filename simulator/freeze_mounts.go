@@ -21,8 +21,8 @@ import (
 // findMount opens a mount of the filesystem on the device, in whichever mount namespace of a
 // process that we see there is one. It returns nil when there is none; one is enough, as a freeze
 // is the filesystem's and not the mount's.
-func findMount(loop loopdev.Device) (*os.File, error) {
-	processes, err := os.ReadDir("/proc")
+func (p *plane) findMount(loop loopdev.Device) (*os.File, error) {
+	processes, err := os.ReadDir(p.proc)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func findMount(loop loopdev.Device) (*os.File, error) {
 		if _, err := strconv.Atoi(process.Name()); err != nil {
 			continue
 		}
-		dir := filepath.Join("/proc", process.Name())
+		dir := filepath.Join(p.proc, process.Name())
 		// Processes that share namespace and root see the same; a container has a few of these.
 		namespace, err := os.Readlink(filepath.Join(dir, "ns", "mnt"))
 		if err != nil {

@@ -79,7 +79,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			_, err = bufio.NewReader(out).ReadString('\n')
 			need(t, err)
 			command(t, "umount", spec.dir)
-			mount, err := findMount(loop)
+			mount, err := p.findMount(loop)
 			need(t, err)
 			if mount == nil {
 				t.Fatal("the mount in the other namespace was not found")
@@ -87,7 +87,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			mount.Close()
 			in.Close()
 			need(t, inside.Wait())
-			if mount, err = findMount(loop); mount != nil || err != nil {
+			if mount, err = p.findMount(loop); mount != nil || err != nil {
 				t.Errorf("after the namespace ended: %v, %v", mount, err)
 			}
 		})
@@ -99,11 +99,11 @@ func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
 	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
 	command(t, "umount", above.dir)
 	mountFor(t, nodeOf(t, p, above.InstanceID), below.dir)
-	mount, err := findMount(*p.pluggedDisk(below.DiskID).loop)
+	mount, err := p.findMount(*p.pluggedDisk(below.DiskID).loop)
 	if mount != nil || err != nil {
 		t.Errorf("findMount of what is covered = %v, %v, want none", mount, err)
 	}
-	mount, err = findMount(*p.pluggedDisk(above.DiskID).loop)
+	mount, err = p.findMount(*p.pluggedDisk(above.DiskID).loop)
 	if mount == nil || err != nil {
 		t.Fatalf("findMount of what covers it = %v, %v", mount, err)
 	}

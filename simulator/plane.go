@@ -38,6 +38,10 @@ type plane struct {
 	seed uint64
 	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
 	device uint64
+	// proc is where the mounts of all processes are to be seen, and firstLoop the lowest number of
+	// a loop device that may be taken.
+	proc      string
+	firstLoop int
 
 	// life ends with close; working are the devices that will appear later.
 	life    context.Context
@@ -102,7 +106,7 @@ func openPlane(dir string, log *slog.Logger) (*plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &plane{dir: dir, log: log, guests: map[string]*guest{}}
+	p := &plane{dir: dir, log: log, proc: "/proc", guests: map[string]*guest{}}
 	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
@@ -143,12 +147,17 @@ func (p *plane) checkNodes() error {
 	return os.Remove(probe)
 }
 
+// leave ends the plane's own work and leaves the guests their devices, for the next one to adopt.
+func (p *plane) leave() {
+	p.die()
+	p.working.Wait()
+}
+
 // close takes every device from its guest and gives it back to the kernel. One that somebody still
 // holds stays until its last holder leaves, with its bytes, so that a filesystem on it can be
 // unmounted in good order; close reports it.
 func (p *plane) close() error {
-	p.die()
-	p.working.Wait()
+	p.leave()
 	var devices []*plugged
 	p.mu.Lock()
 	for _, g := range p.guests {

@@ -71,6 +71,7 @@ func (p *plane) attachLoop(spec deviceSpec, wrongSize int64) (loopdev.Device, er
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
 		SizeLimit: size,
+		First:     p.firstLoop,
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -58,16 +59,50 @@ func (p *plane) reconcile(
 	return nil
 }
 
-// ownDevices lists the loop devices whose file lies under the directory, removed or not. A file of
-// that path on another filesystem is somebody else's: of another container, say.
+// ownDevices lists the loop devices whose file is a disk's, or lay under the directory until it was
+// removed. A file of that path on another filesystem is somebody else's: of another container, say.
 func (p *plane) ownDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
 		return nil, err
 	}
+	files, err := p.diskInodes()
+	if err != nil {
+		return nil, err
+	}
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
-		return !strings.HasPrefix(d.BackingFile, p.dir+"/") || d.BackingDevice != p.device
+		return d.BackingDevice != p.device ||
+			!files[d.BackingInode] && !strings.HasPrefix(d.BackingFile, p.dir+"/")
 	}), nil
+}
+
+// diskInodes are the disks' files as a loop device names them. A path does not do: the kernel tells
+// the one that the file had in the mount namespace of whoever attached it, which may be gone.
+func (p *plane) diskInodes() (map[uint64]bool, error) {
+	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
+	if err != nil {
+		return nil, err
+	}
+	inodes := map[uint64]bool{}
+	for _, e := range entries {
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			inodes[st.Ino] = true
+		}
+	}
+	return inodes, nil
+}
+
+// backs says that the file is the device's.
+func backs(d loopdev.Device, path string) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
 }
 
 // adoptOrRelease returns the devices that are as an attached disk's should be, by disk, and
@@ -91,7 +126,7 @@ func (p *plane) adoptOrRelease(
 // carries says that the device is what plug would make for the disk. One that the kernel is about
 // to release is not.
 func (p *plane) carries(loop loopdev.Device, spec deviceSpec) bool {
-	return loop.BackingFile == p.diskPath(spec.DiskID) && loop.Serial == spec.serial() &&
+	return backs(loop, p.diskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
 		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
 		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }

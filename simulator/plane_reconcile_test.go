@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // killed opens the directory of a data plane that was not closed, as after a kill.
@@ -54,6 +56,29 @@ func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
 	}
 	command(t, "umount", spec.dir)
 	need(t, p.unplug(spec.InstanceID, spec.DiskID))
+}
+
+func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
+	before := newPlane(t)
+	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
+	// As in a container that is gone, the file was reached by a path that nobody has now.
+	elsewhere := t.TempDir()
+	command(t, "mount", "--bind", before.dir, elsewhere)
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
+		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
+		Serial: spec.serial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
+	})
+	need(t, err)
+	command(t, "umount", "--lazy", elsewhere)
+
+	p := killed(t, before, spec.InstanceID)
+	need(t, p.reconcile(t.Context(), []deviceSpec{spec}, []string{spec.DiskID}, nil))
+	if got := *p.pluggedDisk(spec.DiskID).loop; got.Sequence != loop.Sequence {
+		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
+	}
+	if n := len(devicesOf(t, p)); n != 1 {
+		t.Errorf("there are %d devices, want the one from before", n)
+	}
 }
 
 func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {

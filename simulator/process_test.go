@@ -14,12 +14,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -335,4 +337,30 @@ func trust(t *testing.T, pem []byte) *tls.Config {
 		t.Fatal("the authority's file holds no certificate")
 	}
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+}
+
+func TestARackThatKeepsDevicesLeavesThemToTheNextOne(t *testing.T) {
+	binary, dir := buildSimulator(t), t.TempDir()
+	const first = 600
+	p := startProcess(t, binary, dir, "--keep-devices", "--first-loop", strconv.Itoa(first))
+	client, err := oxide.NewClient(oxide.WithHost(p.said.URL), oxide.WithToken(testToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rack{t: t, Client: client}
+	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.blank("kept", 1)))
+	must[*oxide.Disk](t)(r.InstanceDiskAttach(t.Context(), oxide.InstanceDiskAttachParams{
+		Instance: "a", Project: "default", Body: &oxide.DiskPath{Disk: "kept"}}))
+	before := loopsUnder(t, dir)
+	if len(before) != 1 || before[0].Number < first {
+		t.Fatalf("devices = %+v, want one from number %d on", before, first)
+	}
+	p.stop(t)
+	if diff := cmp.Diff(before, loopsUnder(t, dir)); diff != "" {
+		t.Errorf("SIGTERM changed the devices (-before +after):\n%s", diff)
+	}
+	startProcess(t, binary, dir).stop(t)
+	if left := loopsUnder(t, dir); len(left) != 0 {
+		t.Errorf("a rack that gives everything back left %+v", left)
+	}
 }

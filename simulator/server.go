@@ -39,6 +39,15 @@ type Server struct {
 	Seed uint64
 	// Log tells what the rack does; nil is slog.Default.
 	Log *slog.Logger
+	// FirstLoop is the lowest number of a loop device that the rack takes. In a container whose
+	// /dev has only the nodes of its start, the low ones are needed by others.
+	FirstLoop int
+	// ProcRoot is a procfs that shows the processes of all guests, to find the mounts that are
+	// frozen while a snapshot is taken; "" is /proc.
+	ProcRoot string
+	// KeepDevices leaves the disks with their guests when the rack is closed, as the end of a rack's
+	// control plane does. The next one that opens Dir adopts them.
+	KeepDevices bool
 	// Faults are what goes wrong on purpose.
 	Faults Faults
 
@@ -124,7 +133,10 @@ func (s *Server) open(ctx context.Context) (err error) {
 	if s.plane, err = openPlane(s.Dir, s.log); err != nil {
 		return err
 	}
-	s.plane.seed = s.Seed
+	s.plane.seed, s.plane.firstLoop = s.Seed, s.FirstLoop
+	if s.ProcRoot != "" {
+		s.plane.proc = s.ProcRoot
+	}
 	return s.restore(ctx)
 }
 
@@ -147,7 +159,10 @@ func (s *Server) Close() error {
 func (s *Server) release() error {
 	s.die()
 	var errs []error
-	if s.plane != nil {
+	switch {
+	case s.plane != nil && s.KeepDevices:
+		s.plane.leave()
+	case s.plane != nil:
 		errs = append(errs, s.plane.close())
 	}
 	if s.store != nil {

@@ -23,7 +23,8 @@ const usage = `usage: oxide-simulator serve --dir DIR [flags]
 
 Serves a simulated Oxide rack. When it serves, one line of JSON on stdout says where:
 {"url":…,"admin":…,"project":…,"instances":[{"name":…,"id":…,"guest":DIR}]}
-SIGTERM ends it and gives every device back. What was acknowledged is in DIR.
+SIGTERM ends it and gives every device back, unless it shall keep them. What was acknowledged is
+in DIR.
 
 `
 
@@ -102,6 +103,10 @@ func (o *options) flags() *flag.FlagSet {
 	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0, "how long a snapshot's creation is held")
 	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance starts or stops")
 	f.Uint64Var(&r.Seed, "seed", 0, "decides order and numbers of devices")
+	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device that is taken")
+	f.StringVar(&r.ProcRoot, "proc", "/proc", "a procfs `directory` that shows the guests' processes")
+	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks when the rack "+
+		"ends; the next one on the directory adopts them")
 	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
