@@ -1,0 +1,83 @@
+# The project's images, one target each:
+#
+#   controller         the driver alone, without a user, a shell or a file beside it
+#   instance-metadata  what tells a node its instance where SMBIOS is hidden
+#   simulator          a rack for tests and trials
+#   node               the driver and the programs it runs
+#
+# The binaries are compiled outside, into bin/linux-$TARGETARCH/, so the same file serves buildx, the
+# builder of older engines and a build that reaches no network:
+#
+#   for arch in amd64 arm64; do
+#     CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -ldflags='-s -w' \
+#       -o bin/linux-$arch/ ./cmd/...
+#   done
+#   docker buildx build --platform linux/amd64,linux/arm64 --target node .
+#   DOCKER_BUILDKIT=0 docker build --build-arg TARGETARCH=amd64 --target node .
+#
+# BASE is any Debian; what the images need of it is installed where it is not there already.
+ARG BASE=debian:bookworm-slim
+ARG VERSION=unreleased
+ARG REVISION=unknown
+
+FROM scratch AS empty
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
+      org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+FROM empty AS controller
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="oxide-csi-plugin" \
+      org.opencontainers.image.description="CSI driver for Oxide racks: the controller"
+COPY bin/linux-${TARGETARCH}/oxide-csi-plugin /oxide-csi-plugin
+USER 65532:65532
+ENTRYPOINT ["/oxide-csi-plugin"]
+
+FROM empty AS instance-metadata
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="oxide-k8s-instance-metadata" \
+      org.opencontainers.image.description="Tells the Oxide CSI driver which instance a node is"
+COPY bin/linux-${TARGETARCH}/oxide-instance-metadata /oxide-instance-metadata
+USER 65532:65532
+ENTRYPOINT ["/oxide-instance-metadata"]
+
+# The simulator freezes filesystems before a snapshot, and a shell thaws them should it be killed.
+FROM ${BASE} AS simulator
+ARG TARGETARCH
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
+      org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.title="oxide-simulator" \
+      org.opencontainers.image.description="An Oxide rack on one machine, for tests and trials"
+RUN which sh mount fsfreeze || { \
+        apt-get update && \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount util-linux && \
+        rm -rf /var/lib/apt/lists/*; }
+COPY bin/linux-${TARGETARCH}/oxide-simulator /usr/local/bin/oxide-simulator
+ENTRYPOINT ["/usr/local/bin/oxide-simulator"]
+
+# What the node runs, and nothing beside it, in /node.
+FROM ${BASE} AS tools
+ARG TOOLS="blkid mke2fs e2fsck resize2fs mkfs.xfs mkfs.btrfs btrfs"
+RUN which ${TOOLS} || { \
+        apt-get update && \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+            btrfs-progs e2fsprogs util-linux xfsprogs && \
+        rm -rf /var/lib/apt/lists/*; }
+COPY tools/node-root /node-root
+RUN /node-root /node ${TOOLS}
+
+FROM empty AS node
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="oxide-csi-plugin-node" \
+      org.opencontainers.image.description="CSI driver for Oxide racks: the node and its programs"
+ENV PATH=/usr/sbin:/usr/bin
+COPY --from=tools /node/ /
+COPY bin/linux-${TARGETARCH}/oxide-csi-plugin /oxide-csi-plugin
+ENTRYPOINT ["/oxide-csi-plugin"]
