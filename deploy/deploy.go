@@ -1,0 +1,10 @@
+// Package deploy holds what users install: the Helm chart, the kustomizations that are rendered
+// from it, examples, and the jobs for Nomad.
+package deploy
+
+import "embed"
+
+// Files are all forms, with their paths below this directory: chart, kustomize, examples, nomad.
+//
+//go:embed all:chart kustomize
+var Files embed.FS
