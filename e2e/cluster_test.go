@@ -1,0 +1,222 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	"golang.org/x/sync/errgroup"
+	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
+	"sigs.k8s.io/kind/pkg/cluster"
+	"sigs.k8s.io/kind/pkg/cluster/nodes"
+	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
+	"sigs.k8s.io/kind/pkg/log"
+)
+
+const clusterName = "oxide-csi"
+
+// controlPlane and workers are the nodes. Each worker is an instance of the rack, which calls it by
+// the same name.
+const controlPlane = clusterName + "-control-plane"
+
+var workers = [2]string{clusterName + "-worker", clusterName + "-worker2"}
+
+// instanceIDs are the workers' instances. deploy/kustomize/simulator names them too.
+var instanceIDs = map[string]string{
+	workers[0]: "0a1de000-0000-4000-8000-000000000001",
+	workers[1]: "0a1de000-0000-4000-8000-000000000002",
+}
+
+// nodeStatusPeriod is how often a kubelet tells which volumes it uses. Kubernetes waits for that
+// before it mounts and before it detaches; ten seconds, its default, would be most of every spec.
+const nodeStatusPeriod = time.Second
+
+// kubernetesReady is how long the nodes may take.
+const kubernetesReady = 3 * time.Minute
+
+// newCluster makes the kind cluster. rackDir is the rack's directory on this machine.
+func newCluster(provider *cluster.Provider, set settings, rackDir, kubeconfig string) error {
+	for _, id := range instanceIDs {
+		// A guest's view has to be there before its node is: it is mounted into it.
+		if err := os.MkdirAll(filepath.Join(rackDir, "guests", id), 0o755); err != nil {
+			return fmt.Errorf("make the guests' views: %w", err)
+		}
+	}
+	options := []cluster.CreateOption{
+		cluster.CreateWithV1Alpha4Config(clusterConfig(set, rackDir)),
+		cluster.CreateWithNodeImage(set.nodeImage),
+		cluster.CreateWithKubeconfigPath(kubeconfig),
+		cluster.CreateWithWaitForReady(kubernetesReady),
+		cluster.CreateWithRetain(true),
+		cluster.CreateWithDisplayUsage(false),
+		cluster.CreateWithDisplaySalutation(false),
+	}
+	if err := provider.Create(clusterName, options...); err != nil {
+		return fmt.Errorf("create the kind cluster: %w", err)
+	}
+	return nil
+}
+
+func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
+	config := &v1alpha4.Cluster{
+		Nodes: []v1alpha4.Node{{
+			Role: v1alpha4.ControlPlaneRole,
+			ExtraMounts: []v1alpha4.Mount{
+				{HostPath: rackDir, ContainerPath: "/rack"},
+				// The simulator makes loop devices and looks for the mounts of all nodes.
+				{HostPath: "/dev", ContainerPath: "/host/dev"},
+				{HostPath: "/proc", ContainerPath: "/host/proc"},
+			},
+		}},
+		KubeadmConfigPatches: []string{fmt.Sprintf(
+			"kind: KubeletConfiguration\nfailCgroupV1: false\nnodeStatusUpdateFrequency: %s\n",
+			nodeStatusPeriod)},
+	}
+	for _, worker := range workers {
+		id := instanceIDs[worker]
+		config.Nodes = append(config.Nodes, v1alpha4.Node{
+			Role: v1alpha4.WorkerRole,
+			ExtraMounts: []v1alpha4.Mount{
+				{HostPath: filepath.Join(rackDir, "guests", id), ContainerPath: "/oxide"},
+			},
+			// As a cloud controller manager names it (RFD 493).
+			KubeadmConfigPatches: []string{kubeletFlag(set, "provider-id", "oxide://"+id)},
+		})
+	}
+	if set.offline {
+		// The node image has a network of its own, and nothing here asks a name server.
+		config.Networking.DisableDefaultCNI = true
+		config.KubeadmConfigPatches = append(config.KubeadmConfigPatches,
+			"kind: InitConfiguration\nskipPhases: [preflight, addon/coredns]\n")
+	}
+	return config
+}
+
+// kubeletFlag is a kubeadm patch for one node. From 1.36 on kind speaks kubeadm's v1beta4, in which
+// flags are a list.
+func kubeletFlag(set settings, name, value string) string {
+	if strings.HasPrefix(set.kubernetes, "v1.35.") {
+		return fmt.Sprintf("kind: JoinConfiguration\nnodeRegistration:\n"+
+			"  kubeletExtraArgs:\n    %s: %q\n", name, value)
+	}
+	return fmt.Sprintf("kind: JoinConfiguration\nnodeRegistration:\n"+
+		"  kubeletExtraArgs:\n  - name: %s\n    value: %q\n", name, value)
+}
+
+// node is a machine of the cluster, as a container.
+type node struct{ nodes.Node }
+
+// findNodes are the cluster's nodes by name.
+func findNodes(provider *cluster.Provider) (map[string]node, error) {
+	list, err := provider.ListInternalNodes(clusterName)
+	if err != nil {
+		return nil, fmt.Errorf("list the nodes: %w", err)
+	}
+	found := map[string]node{}
+	for _, n := range list {
+		found[n.String()] = node{n}
+	}
+	for _, name := range append([]string{controlPlane}, workers[:]...) {
+		if _, ok := found[name]; !ok {
+			return nil, fmt.Errorf("the cluster has no node %s", name)
+		}
+	}
+	return found, nil
+}
+
+// run runs a shell script in the node and returns what it printed.
+func (n node) run(ctx context.Context, script string) (string, error) {
+	var out, complaints bytes.Buffer
+	err := n.CommandContext(ctx, "sh", "-c", script).SetStdout(&out).SetStderr(&complaints).Run()
+	if err != nil {
+		return out.String(), fmt.Errorf("in %s: %w: %s", n, err, complaints.String())
+	}
+	return out.String(), nil
+}
+
+// loopNodes makes the nodes of the low loop devices. A container's /dev is a copy from its start,
+// and the kubelet takes a loop device for each raw block volume.
+const loopNodes = `n=0
+while [ $n -lt 256 ]; do
+	[ -e /dev/loop$n ] || mknod -m 660 /dev/loop$n b 7 $n
+	n=$((n+1))
+done`
+
+// prepare makes a node that has started what the suite needs.
+func (n node) prepare(ctx context.Context) error {
+	if _, err := n.run(ctx, loopNodes); err != nil {
+		return fmt.Errorf("make the loop devices' nodes: %w", err)
+	}
+	return nil
+}
+
+// loadArchives gives every node the images that are in no registry.
+func loadArchives(ctx context.Context, all map[string]node, archives []string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, n := range all {
+		group.Go(func() error {
+			for _, archive := range archives {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := n.load(archive); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (n node) load(archive string) (err error) {
+	file, err := os.Open(archive)
+	if err != nil {
+		return fmt.Errorf("load an image: %w", err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := nodeutils.LoadImageArchive(n, file); err != nil {
+		return fmt.Errorf("load %s into %s: %w", archive, n, err)
+	}
+	return nil
+}
+
+// kindLog shows kind's progress in the report.
+type kindLog struct{}
+
+func (kindLog) Warn(message string) { GinkgoWriter.Println("kind:", message) }
+
+func (kindLog) Warnf(format string, args ...any) {
+	GinkgoWriter.Printf("kind: "+format+"\n", args...)
+}
+
+func (kindLog) Error(message string) { GinkgoWriter.Println("kind:", message) }
+
+func (kindLog) Errorf(format string, args ...any) {
+	GinkgoWriter.Printf("kind: "+format+"\n", args...)
+}
+
+func (kindLog) V(level log.Level) log.InfoLogger {
+	if level > 0 {
+		return log.NoopInfoLogger{}
+	}
+	return kindInfo{}
+}
+
+type kindInfo struct{}
+
+func (kindInfo) Info(message string) { GinkgoWriter.Println("kind:", message) }
+
+func (kindInfo) Infof(format string, args ...any) {
+	GinkgoWriter.Printf("kind: "+format+"\n", args...)
+}
+
+func (kindInfo) Enabled() bool { return true }

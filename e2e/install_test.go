@@ -1,0 +1,259 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+)
+
+const (
+	driverName = "csi.oxide.computer"
+	// driverNamespace is where the overlay puts everything that has a namespace.
+	driverNamespace = "oxide-csi"
+	controllerName  = "oxide-csi-controller"
+	nodeName        = "oxide-csi-node"
+	simulatorName   = "oxide-simulator"
+	// overlay is what the suite installs: the plain manifests, with a simulated rack.
+	overlay = "kustomize/e2e"
+)
+
+// rolloutTimeout is for pods to start and to be ready, images being there.
+const rolloutTimeout = 3 * time.Minute
+
+// kustomized builds a directory of package deploy, as kubectl apply -k does.
+func kustomized(dir string) ([]*unstructured.Unstructured, error) {
+	memory := filesys.MakeFsInMemory()
+	err := fs.WalkDir(deploy.Files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := deploy.Files.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return memory.WriteFile("/"+path, content)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the manifests: %w", err)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, "/"+dir)
+	if err != nil {
+		return nil, fmt.Errorf("kustomize build %s: %w", dir, err)
+	}
+	text, err := built.AsYaml()
+	if err != nil {
+		return nil, fmt.Errorf("kustomize build %s: %w", dir, err)
+	}
+	return parseObjects(text)
+}
+
+// crds are the definitions of the kinds that snapshots need; the cluster brings them, not we.
+func crds(dir string) ([]*unstructured.Unstructured, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	var all []*unstructured.Unstructured
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := parseObjects(text)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		for _, object := range objects {
+			if object.GetKind() == "CustomResourceDefinition" {
+				all = append(all, object)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("there are no definitions of kinds in %s", dir)
+	}
+	return all, nil
+}
+
+// applyAll applies objects in their order, which kustomize has made one that works.
+func applyAll(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, object := range objects {
+		if err := api.apply(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAll deletes objects from the last to the first and waits until they are gone.
+func removeAll(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, object := range slices.Backward(objects) {
+		if err := api.remove(ctx, object); err != nil {
+			return err
+		}
+	}
+	for _, object := range slices.Backward(objects) {
+		if err := api.gone(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gone waits until an object is no more.
+func (k *kube) gone(ctx context.Context, object *unstructured.Unstructured) error {
+	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
+	if err != nil {
+		return nil // Its kind is gone as well.
+	}
+	err = poll(ctx, rolloutTimeout, func(ctx context.Context) error {
+		left, err := client.Get(ctx, object.GetName(), metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		return fmt.Errorf("%w: it is still there, with the finalizers %v", errNotYet,
+			left.GetFinalizers())
+	})
+	if err != nil {
+		return fmt.Errorf("wait until %s %s is gone: %w", object.GetKind(), object.GetName(), err)
+	}
+	return nil
+}
+
+// rolledOut waits until the driver serves everywhere: each Deployment and DaemonSet of the objects
+// has what it wants, and the kubelets have told what the driver said.
+func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, object := range objects {
+		var ready func(context.Context) error
+		name, namespace := object.GetName(), object.GetNamespace()
+		switch object.GetKind() {
+		case "Deployment":
+			ready = func(ctx context.Context) error { return deploymentReady(ctx, namespace, name) }
+		case "DaemonSet":
+			ready = func(ctx context.Context) error { return daemonSetReady(ctx, namespace, name) }
+		default:
+			continue
+		}
+		if err := poll(ctx, rolloutTimeout, ready); err != nil {
+			return fmt.Errorf("wait until %s %s is rolled out: %w", object.GetKind(), name, err)
+		}
+	}
+	return nil
+}
+
+func deploymentReady(ctx context.Context, namespace, name string) error {
+	d, err := api.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	want := int32(1)
+	if d.Spec.Replicas != nil {
+		want = *d.Spec.Replicas
+	}
+	s := d.Status
+	if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want ||
+		s.Replicas != s.UpdatedReplicas || s.AvailableReplicas < want {
+		return fmt.Errorf("%w: %d of %d replicas are available, %d are of the last version",
+			errNotYet, s.AvailableReplicas, want, s.UpdatedReplicas)
+	}
+	return nil
+}
+
+func daemonSetReady(ctx context.Context, namespace, name string) error {
+	var d *appsv1.DaemonSet
+	d, err := api.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s := d.Status
+	if s.ObservedGeneration < d.Generation || s.DesiredNumberScheduled == 0 ||
+		s.UpdatedNumberScheduled < s.DesiredNumberScheduled ||
+		s.NumberAvailable < s.DesiredNumberScheduled {
+		return fmt.Errorf("%w: %d of %d pods are available, %d are of the last version",
+			errNotYet, s.NumberAvailable, s.DesiredNumberScheduled, s.UpdatedNumberScheduled)
+	}
+	return nil
+}
+
+// registered waits until a worker's kubelet knows the driver.
+func registered(ctx context.Context, worker string) error {
+	err := poll(ctx, rolloutTimeout, func(ctx context.Context) error {
+		csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, d := range csiNode.Spec.Drivers {
+			if d.Name == driverName {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: its drivers are %v", errNotYet, csiNode.Spec.Drivers)
+	})
+	if err != nil {
+		return fmt.Errorf("wait until %s has registered the driver: %w", worker, err)
+	}
+	return nil
+}
+
+// poll asks until there is no error, or the time is over: then it says the last one.
+func poll(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true,
+		func(ctx context.Context) (bool, error) {
+			err := ask(ctx)
+			if err != nil && ctx.Err() == nil {
+				last = err
+			}
+			return err == nil, nil
+		})
+	if err != nil && last != nil {
+		return errors.Join(err, last)
+	}
+	return err
+}
+
+// parseObjects reads a stream of YAML documents.
+func parseObjects(text []byte) ([]*unstructured.Unstructured, error) {
+	var objects []*unstructured.Unstructured
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		object := &unstructured.Unstructured{}
+		if err == nil {
+			err = yaml.Unmarshal(document, &object.Object)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(object.Object) > 0 {
+			objects = append(objects, object)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// settleTimeout is how long it may take until nothing of a spec is left: Kubernetes detaches,
+// deletes and collects in its own time, with pauses that grow after each refusal.
+const settleTimeout = 2 * time.Minute
+
+// stocktaking is a script for a node: one line for each mount of a volume, each directory that the
+// kubelet keeps for one, each disk in the guest's view, and each record of the driver's.
+const stocktaking = `
+awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' /proc/mounts
+for dir in /var/lib/kubelet/plugins/kubernetes.io/csi/csi.oxide.computer \
+	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/staging \
+	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish; do
+	[ -d $dir ] || continue
+	for entry in $(ls -A $dir); do echo "directory $dir/$entry"; done
+done
+for entry in $(ls -A /oxide/dev); do echo "device $entry"; done
+for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
+[ -d /run/csi.oxide.computer ] || exit 0
+for entry in $(cd /run/csi.oxide.computer && find . -type f); do echo "record $entry"; done`
+
+// clusterKinds are the objects that a volume leaves behind when something leaks.
+var clusterKinds = []schema.GroupVersionKind{
+	{Version: "v1", Kind: "PersistentVolume"},
+	{Group: "storage.k8s.io", Version: "v1", Kind: "VolumeAttachment"},
+	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
+}
+
+// takeStock counts what there is: the rack's disks, snapshots and attachments, this machine's loop
+// devices, the mounts, directories, devices and records of every worker, the cluster's volumes.
+func takeStock(ctx context.Context) (sanity.Ledger, error) {
+	ledger := sanity.Ledger{}
+	state, err := theRack.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range state.Disks {
+		ledger["disk "+d.Name]++
+	}
+	for _, s := range state.Snapshots {
+		ledger["snapshot "+s.Name]++
+	}
+	for _, a := range state.Attachments {
+		ledger["attachment of "+a.DiskID+" to "+a.InstanceID]++
+	}
+	for _, l := range state.LoopDevices {
+		ledger["the rack's loop device of "+l.Serial]++
+	}
+	loops, err := loopdev.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range loops {
+		if strings.Contains(l.BackingFile, "/var/lib/kubelet/") {
+			ledger["a kubelet's loop device of "+l.BackingFile]++
+		}
+	}
+	for _, kind := range clusterKinds {
+		objects, err := api.list(ctx, kind)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objects {
+			ledger[kind.Kind+" "+o.GetName()]++
+		}
+	}
+	return ledger, stockOfWorkers(ctx, ledger)
+}
+
+func stockOfWorkers(ctx context.Context, ledger sanity.Ledger) error {
+	var reports [len(workers)]string
+	group, ctx := errgroup.WithContext(ctx)
+	for i, worker := range workers {
+		group.Go(func() (err error) {
+			reports[i], err = machines[worker].run(ctx, stocktaking)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i, report := range reports {
+		for line := range strings.Lines(report) {
+			ledger[workers[i]+": "+strings.TrimSpace(line)]++
+		}
+	}
+	return nil
+}
+
+// balanced waits until there is what there was at the start, no more and no less.
+func balanced(ctx context.Context, start sanity.Ledger) error {
+	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
+		now, err := takeStock(ctx)
+		if err != nil {
+			return err
+		}
+		more, less := now.More(start), start.More(now)
+		if len(more)+len(less) == 0 {
+			return nil
+		}
+		return fmt.Errorf("%w:\nleft behind:\n  %s\ngone:\n  %s", errNotYet,
+			strings.Join(more, "\n  "), strings.Join(less, "\n  "))
+	})
+	if err != nil {
+		return fmt.Errorf("the ledger does not balance after %s: %w", settleTimeout, err)
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// What deploy/kustomize/simulator says of the rack.
+const (
+	rackAPIPort   = 12225
+	rackAdminPort = 12226
+	rackProject   = "default"
+	rackToken     = "oxide-token-e2e"
+)
+
+// rack is the simulated rack, from the outside: Oxide's own client, and the admin listener.
+type rack struct {
+	*oxide.Client
+	Admin sanity.Admin
+}
+
+// newRack reaches the rack at the control plane's address, whose network its pod is in.
+func newRack(n node) (*rack, error) {
+	address, _, err := n.IP()
+	if err != nil {
+		return nil, fmt.Errorf("find the rack's address: %w", err)
+	}
+	client, err := oxide.NewClient(
+		oxide.WithHost(fmt.Sprintf("http://%s:%d", address, rackAPIPort)),
+		oxide.WithToken(rackToken),
+		oxide.WithHTTPClient(&http.Client{
+			Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("speak to the rack: %w", err)
+	}
+	admin := sanity.Admin{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
+	return &rack{Client: client, Admin: admin}, nil
+}
+
+// rackState is all that the rack has.
+type rackState struct {
+	Disks []struct {
+		ID   string `json:"id"`
+		Name string `json:"name"`
+	} `json:"disks"`
+	Snapshots []struct {
+		ID   string `json:"id"`
+		Name string `json:"name"`
+	} `json:"snapshots"`
+	Attachments []struct {
+		InstanceID string `json:"instance_id"`
+		DiskID     string `json:"disk_id"`
+	} `json:"attachments"`
+	LoopDevices []struct {
+		Path   string `json:"path"`
+		Serial string `json:"serial"`
+	} `json:"loop_devices"`
+}
+
+func (r *rack) state(ctx context.Context) (rackState, error) {
+	var state rackState
+	err := r.Admin.State(ctx, &state)
+	return state, err
+}
+
+// attachedTo is the name of the node whose instance has the disk, or "".
+func (r *rack) attachedTo(ctx context.Context, diskID string) (string, error) {
+	state, err := r.state(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, a := range state.Attachments {
+		if a.DiskID != diskID {
+			continue
+		}
+		for worker, id := range instanceIDs {
+			if id == a.InstanceID {
+				return worker, nil
+			}
+		}
+		return a.InstanceID, nil
+	}
+	return "", nil
+}

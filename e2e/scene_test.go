@@ -1,0 +1,340 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What the manifests call the classes.
+const (
+	diskClass     = "oxide-disk"
+	snapshotClass = "oxide-snapshot"
+)
+
+// workload is the image of the pods that only run a shell.
+const workload = "busybox:1.37"
+
+// scene is the namespace of one spec. What a spec makes there goes with it.
+type scene struct{ ns string }
+
+var scenes atomic.Int64
+
+func newScene(ctx context.Context) *scene {
+	GinkgoHelper()
+	made := &scene{ns: fmt.Sprintf("e2e-%d", scenes.Add(1))}
+	_, err := api.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: made.ns}}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(made.close, NodeTimeout(settleTimeout))
+	return made
+}
+
+// close deletes the namespace and waits until it is gone.
+func (s *scene) close(ctx SpecContext) {
+	namespaces := api.CoreV1().Namespaces()
+	err := namespaces.Delete(ctx, s.ns, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		Expect(err).NotTo(HaveOccurred())
+	}
+	Eventually(func() bool {
+		_, err := namespaces.Get(ctx, s.ns, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}).WithContext(ctx).WithTimeout(settleTimeout).Should(BeTrue(),
+		"the namespace %s of the spec should be gone", s.ns)
+}
+
+// Claim says what to claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
+// filesystem.
+type Claim struct {
+	Name    string // default: claim-N
+	Class   string // "-" is none
+	GiB     int
+	Block   bool
+	Access  corev1.PersistentVolumeAccessMode
+	Restore string // a VolumeSnapshot in the same namespace
+	Volume  string // a PersistentVolume that it has to be
+}
+
+var claims atomic.Int64
+
+// Claim makes a PersistentVolumeClaim and returns its name.
+func (s *scene) Claim(ctx context.Context, c Claim) string {
+	GinkgoHelper()
+	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, c.object(),
+		metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return c.Name
+}
+
+// object fills in what c leaves open and builds the claim.
+func (c *Claim) object() *corev1.PersistentVolumeClaim {
+	if c.Name == "" {
+		c.Name = fmt.Sprintf("claim-%d", claims.Add(1))
+	}
+	if c.GiB == 0 {
+		c.GiB = 1
+	}
+	if c.Access == "" {
+		c.Access = corev1.ReadWriteOnce
+	}
+	class := c.Class
+	switch class {
+	case "":
+		class = diskClass
+	case "-":
+		class = ""
+	}
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: c.Name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes:      []corev1.PersistentVolumeAccessMode{c.Access},
+			StorageClassName: &class,
+			VolumeName:       c.Volume,
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: gib(c.GiB),
+			}},
+		},
+	}
+	if c.Block {
+		mode := corev1.PersistentVolumeBlock
+		claim.Spec.VolumeMode = &mode
+	}
+	if c.Restore != "" {
+		group := "snapshot.storage.k8s.io"
+		claim.Spec.DataSource = &corev1.TypedLocalObjectReference{
+			APIGroup: &group, Kind: "VolumeSnapshot", Name: c.Restore}
+	}
+	return claim
+}
+
+func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, resource.BinarySI) }
+
+// Bound waits until a claim is bound and returns its volume.
+func (s *scene) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
+	GinkgoHelper()
+	var volume string
+	Eventually(func(g Gomega) {
+		c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
+		volume = c.Spec.VolumeName
+	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
+	pv, err := api.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return pv
+}
+
+// Unbound says that a claim is not bound now.
+func (s *scene) Unbound(ctx context.Context, claim string) {
+	GinkgoHelper()
+	c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
+}
+
+// DeleteClaim deletes a claim and waits until it is gone.
+func (s *scene) DeleteClaim(ctx context.Context, claim string) {
+	GinkgoHelper()
+	all := api.CoreV1().PersistentVolumeClaims(s.ns)
+	Expect(all.Delete(ctx, claim, metav1.DeleteOptions{})).To(Succeed())
+	Eventually(func() bool {
+		_, err := all.Get(ctx, claim, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}).WithContext(ctx).Should(BeTrue(), "the claim %s should be gone", claim)
+}
+
+// Event waits for an event about an object of the spec, such as "Pod", "PersistentVolumeClaim" or
+// "VolumeSnapshot", whose message contains all of the texts, and returns the message.
+func (s *scene) Event(ctx context.Context, kind, name string, texts ...string) string {
+	GinkgoHelper()
+	var message string
+	Eventually(func() []string {
+		list, err := api.CoreV1().Events(s.ns).List(ctx, metav1.ListOptions{})
+		Expect(err).NotTo(HaveOccurred())
+		var seen []string
+		for _, e := range list.Items {
+			if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
+				continue
+			}
+			if containsAll(e.Message, texts) {
+				message = e.Message
+				return nil
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+		}
+		return append(seen, fmt.Sprintf("(%d events about %s %s, none with %q)",
+			len(seen), kind, name, texts))
+	}).WithContext(ctx).Should(BeEmpty())
+	return message
+}
+
+func containsAll(text string, parts []string) bool {
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			return false
+		}
+	}
+	return true
+}
+
+// stopGrace is how long a pod may take to end; the shell of a workload ends at once.
+const stopGrace = int64(5)
+
+// idle keeps a shell there until it is told to end.
+const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+
+// Pod says what to run. Claim number I is mounted at /data/I, or a device at /dev/data-I when it is
+// a raw block volume.
+type Pod struct {
+	Name   string // default: pod-N
+	Claims []string
+	Node   string // where it has to run; "" is anywhere
+	// FSGroup and User are the pod's; nil is the image's.
+	FSGroup, User *int64
+	ReadOnly      bool
+	// Script runs before the pod idles; the pod fails when it does.
+	Script string
+	// Edit changes whatever else is to be different.
+	Edit func(*corev1.Pod)
+}
+
+// pod is one that was made.
+type pod struct {
+	s    *scene
+	name string
+}
+
+var pods atomic.Int64
+
+// Pod makes a pod with the claims and does not wait for it.
+func (s *scene) Pod(ctx context.Context, p Pod) *pod {
+	GinkgoHelper()
+	_, err := api.CoreV1().Pods(s.ns).Create(ctx, s.podObject(ctx, &p), metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return &pod{s: s, name: p.Name}
+}
+
+func (s *scene) podObject(ctx context.Context, p *Pod) *corev1.Pod {
+	GinkgoHelper()
+	if p.Name == "" {
+		p.Name = fmt.Sprintf("pod-%d", pods.Add(1))
+	}
+	grace := stopGrace
+	object := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: p.Name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &grace,
+			SecurityContext: &corev1.PodSecurityContext{FSGroup: p.FSGroup,
+				RunAsUser: p.User},
+			Containers: []corev1.Container{{
+				Name: "main", Image: workload,
+				Command: []string{"sh", "-ec", p.Script + "\n" + idle},
+			}},
+		},
+	}
+	if p.Node != "" {
+		object.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.Node}
+	}
+	for i, claim := range p.Claims {
+		s.addVolume(ctx, &object.Spec, i, claim, p.ReadOnly)
+	}
+	if p.Edit != nil {
+		p.Edit(object)
+	}
+	return object
+}
+
+func (s *scene) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, claim string,
+	readOnly bool) {
+	GinkgoHelper()
+	name, main := fmt.Sprintf("data-%d", i), &spec.Containers[0]
+	c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name,
+		VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{
+				ClaimName: claim, ReadOnly: readOnly},
+		}})
+	if c.Spec.VolumeMode != nil && *c.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		main.VolumeDevices = append(main.VolumeDevices,
+			corev1.VolumeDevice{Name: name, DevicePath: "/dev/" + name})
+		return
+	}
+	main.VolumeMounts = append(main.VolumeMounts,
+		corev1.VolumeMount{Name: name, MountPath: fmt.Sprintf("/data/%d", i)})
+}
+
+// Running waits until the pod's container runs.
+func (p *pod) Running(ctx context.Context) *pod {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		got := p.get(ctx)
+		g.Expect(got.Status.Phase).To(Equal(corev1.PodRunning), "pod %s: %s", p.name,
+			got.Status.Message)
+		for _, c := range got.Status.ContainerStatuses {
+			g.Expect(c.State.Running).NotTo(BeNil(), "pod %s: %+v", p.name, c.State)
+		}
+	}).WithContext(ctx).Should(Succeed(), "pod %s should run", p.name)
+	return p
+}
+
+// Pending waits for an event about the pod with the texts, and says that it does not run.
+func (p *pod) Pending(ctx context.Context, texts ...string) string {
+	GinkgoHelper()
+	message := p.s.Event(ctx, "Pod", p.name, texts...)
+	Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
+	return message
+}
+
+func (p *pod) get(ctx context.Context) *corev1.Pod {
+	GinkgoHelper()
+	got, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return got
+}
+
+// Node is where the pod runs.
+func (p *pod) Node(ctx context.Context) string {
+	GinkgoHelper()
+	return p.get(ctx).Spec.NodeName
+}
+
+// Sh runs a script in the pod and returns what it printed, without white space around it.
+func (p *pod) Sh(ctx context.Context, script string) string {
+	GinkgoHelper()
+	out, err := p.Try(ctx, script)
+	Expect(err).NotTo(HaveOccurred())
+	return out
+}
+
+// Try runs a script in the pod that may fail.
+func (p *pod) Try(ctx context.Context, script string) (string, error) {
+	out, err := api.exec(ctx, p.s.ns, p.name, "main", "sh", "-ec", script)
+	return strings.TrimSpace(out), err
+}
+
+// Delete deletes the pod and waits until it is gone.
+func (p *pod) Delete(ctx context.Context) {
+	GinkgoHelper()
+	all := api.CoreV1().Pods(p.s.ns)
+	Expect(all.Delete(ctx, p.name, metav1.DeleteOptions{})).To(Succeed())
+	Eventually(func() bool {
+		_, err := all.Get(ctx, p.name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.name)
+}
+
+// restartTimeout is for a component that was killed to serve again.
+const restartTimeout = time.Minute

@@ -1,0 +1,40 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// settings are what e2e/run prepared.
+type settings struct {
+	nodeImage, kubernetes, crds, work, evidence, standIns string
+	archives                                              []string
+	offline, keep                                         bool
+}
+
+// readSettings reads the environment; what is missing is named.
+func readSettings() (settings, error) {
+	var missing []string
+	get := func(name string) string {
+		value := os.Getenv(name)
+		if value == "" {
+			missing = append(missing, name)
+		}
+		return value
+	}
+	set := settings{
+		nodeImage: get("E2E_NODE_IMAGE"), kubernetes: get("E2E_KUBERNETES"),
+		crds: get("E2E_CRDS"), work: get("E2E_WORK"), evidence: get("E2E_EVIDENCE"),
+		archives: strings.Split(get("E2E_ARCHIVES"), ":"),
+		standIns: os.Getenv("E2E_STANDINS"),
+		offline:  os.Getenv("E2E_OFFLINE") == "1", keep: os.Getenv("KEEP") == "1",
+	}
+	if len(missing) > 0 {
+		return set, fmt.Errorf("the suite needs a prepared machine, and %s is not set: run it with "+
+			"go run ./e2e/run, which prepares one", strings.Join(missing, ", "))
+	}
+	return set, nil
+}

@@ -1,0 +1,134 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/kind/pkg/cluster"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// What BeforeSuite makes, for all specs.
+var (
+	config   settings
+	provider *cluster.Provider
+	machines map[string]node
+	api      *kube
+	theRack  *rack
+	// installed is what users install, as it was applied.
+	installed []*unstructured.Unstructured
+	// s is the spec's own namespace.
+	s *scene
+)
+
+func TestE2E(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(90 * time.Second)
+	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	suite, reporter := GinkgoConfiguration()
+	// A spec that needs to be tried again is one to understand.
+	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
+	reporter.Verbose = true
+	RunSpecs(t, "the driver on a Kubernetes cluster", suite, reporter)
+}
+
+var _ = BeforeSuite(func(ctx SpecContext) {
+	var err error
+	config, err = readSettings()
+	Expect(err).NotTo(HaveOccurred())
+	if config.standIns != "" {
+		GinkgoWriter.Println("Stand-ins, where no image can be had:", config.standIns)
+	}
+	provider = cluster.NewProvider(cluster.ProviderWithDocker(),
+		cluster.ProviderWithLogger(kindLog{}))
+	rackDir := filepath.Join(config.work, "rack")
+	kubeconfig := filepath.Join(config.work, "kubeconfig")
+	// What a run that was killed left would be in the way of this one.
+	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
+	DeferCleanup(takeDown, rackDir, kubeconfig)
+	By("creating the cluster", func() {
+		Expect(newCluster(provider, config, rackDir, kubeconfig)).To(Succeed())
+		machines, err = findNodes(provider)
+		Expect(err).NotTo(HaveOccurred())
+		for _, n := range machines {
+			Expect(n.prepare(ctx)).To(Succeed())
+		}
+	})
+	By("loading the images", func() {
+		Expect(loadArchives(ctx, machines, config.archives)).To(Succeed())
+	})
+	api, err = newKube(kubeconfig)
+	Expect(err).NotTo(HaveOccurred())
+	theRack, err = newRack(machines[controlPlane])
+	Expect(err).NotTo(HaveOccurred())
+	By("installing what snapshots need", func() { installSnapshots(ctx) })
+	By("installing the driver", func() { install(ctx) })
+}, NodeTimeout(15*time.Minute))
+
+// installSnapshots installs what a cluster that has snapshots brings: the kinds and their
+// controller.
+func installSnapshots(ctx context.Context) {
+	definitions, err := crds(config.crds)
+	Expect(err).NotTo(HaveOccurred())
+	text, err := os.ReadFile("testdata/snapshot-controller.yaml")
+	Expect(err).NotTo(HaveOccurred())
+	controller, err := parseObjects(text)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(applyAll(ctx, definitions)).To(Succeed())
+	Expect(applyAll(ctx, controller)).To(Succeed())
+}
+
+// install installs the driver and the rack as the overlay says, and waits until both serve.
+func install(ctx context.Context) {
+	GinkgoHelper()
+	var err error
+	installed, err = kustomized(overlay)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(applyAll(ctx, installed)).To(Succeed())
+	Expect(rolledOut(ctx, installed)).To(Succeed())
+	for _, worker := range workers {
+		Expect(registered(ctx, worker)).To(Succeed())
+	}
+}
+
+// takeDown removes the cluster, and the loop devices that live longer than any cluster.
+func takeDown(rackDir, kubeconfig string) {
+	if config.keep {
+		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
+			clusterName, kubeconfig)
+		return
+	}
+	Expect(errors.Join(provider.Delete(clusterName, kubeconfig), releaseDisks(rackDir))).
+		To(Succeed())
+}
+
+var _ = BeforeEach(func(ctx SpecContext) {
+	start, err := takeStock(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) { settle(ctx, start) }, NodeTimeout(settleTimeout*2))
+	s = newScene(ctx)
+}, NodeTimeout(time.Minute))
+
+// settle is the end of every spec.
+func settle(ctx context.Context, start sanity.Ledger) {
+	if err := balanced(ctx, start); err != nil {
+		collectEvidence("ledger")
+		Expect(err).NotTo(HaveOccurred())
+	}
+}
+
+var _ = JustAfterEach(func() {
+	if CurrentSpecReport().Failed() {
+		collectEvidence("")
+	}
+})
