@@ -12,7 +12,8 @@ import (
 type settings struct {
 	nodeImage, kubernetes, crds, work, evidence, standIns string
 	archives                                              []string
-	offline, keep                                         bool
+	// reuse takes the cluster that an earlier run has kept, with what is installed on it.
+	offline, keep, reuse bool
 }
 
 // readSettings reads the environment; what is missing is named.
@@ -31,6 +32,7 @@ func readSettings() (settings, error) {
 		archives: strings.Split(get("E2E_ARCHIVES"), ":"),
 		standIns: os.Getenv("E2E_STANDINS"),
 		offline:  os.Getenv("E2E_OFFLINE") == "1", keep: os.Getenv("KEEP") == "1",
+		reuse: os.Getenv("E2E_REUSE") == "1",
 	}
 	if len(missing) > 0 {
 		return set, fmt.Errorf("the suite needs a prepared machine, and %s is not set: run it with "+

@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -51,13 +50,35 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	}
 	provider = cluster.NewProvider(cluster.ProviderWithDocker(),
 		cluster.ProviderWithLogger(kindLog{}))
-	rackDir := filepath.Join(config.work, "rack")
 	kubeconfig := filepath.Join(config.work, "kubeconfig")
+	if config.reuse {
+		Expect(provider.ExportKubeConfig(clusterName, kubeconfig, false)).To(Succeed())
+		machines, err = findNodes(provider)
+		Expect(err).NotTo(HaveOccurred())
+	} else {
+		create(ctx, kubeconfig)
+	}
+	api, err = newKube(kubeconfig)
+	Expect(err).NotTo(HaveOccurred())
+	theRack, err = newRack(machines[controlPlane])
+	Expect(err).NotTo(HaveOccurred())
+	By("installing the kinds that snapshots need", func() {
+		definitions, err := crds(config.crds)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(applyAll(ctx, definitions)).To(Succeed())
+	})
+	By("installing the driver", func() { install(ctx) })
+}, NodeTimeout(15*time.Minute))
+
+// create makes the cluster, and sees to its end.
+func create(ctx context.Context, kubeconfig string) {
+	rackDir := filepath.Join(config.work, "rack")
 	// What a run that was killed left would be in the way of this one.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 	DeferCleanup(takeDown, rackDir, kubeconfig)
 	By("creating the cluster", func() {
 		Expect(newCluster(provider, config, rackDir, kubeconfig)).To(Succeed())
+		var err error
 		machines, err = findNodes(provider)
 		Expect(err).NotTo(HaveOccurred())
 		for _, n := range machines {
@@ -67,25 +88,6 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	By("loading the images", func() {
 		Expect(loadArchives(ctx, machines, config.archives)).To(Succeed())
 	})
-	api, err = newKube(kubeconfig)
-	Expect(err).NotTo(HaveOccurred())
-	theRack, err = newRack(machines[controlPlane])
-	Expect(err).NotTo(HaveOccurred())
-	By("installing what snapshots need", func() { installSnapshots(ctx) })
-	By("installing the driver", func() { install(ctx) })
-}, NodeTimeout(15*time.Minute))
-
-// installSnapshots installs what a cluster that has snapshots brings: the kinds and their
-// controller.
-func installSnapshots(ctx context.Context) {
-	definitions, err := crds(config.crds)
-	Expect(err).NotTo(HaveOccurred())
-	text, err := os.ReadFile("testdata/snapshot-controller.yaml")
-	Expect(err).NotTo(HaveOccurred())
-	controller, err := parseObjects(text)
-	Expect(err).NotTo(HaveOccurred())
-	Expect(applyAll(ctx, definitions)).To(Succeed())
-	Expect(applyAll(ctx, controller)).To(Succeed())
 }
 
 // install installs the driver and the rack as the overlay says, and waits until both serve.
