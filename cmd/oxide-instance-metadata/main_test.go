@@ -1,0 +1,334 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"io/fs"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+const (
+	testNode  = "oxide-csi-worker"
+	testID    = "0a1de000-0000-4000-8000-000000000001"
+	testToken = "a-service-account's-token"
+)
+
+// apiServer is a Kubernetes API with one node. answer writes what it says to a GET of that node by
+// the right service account.
+func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/nodes/{name}", func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer "+testToken:
+			refuse(w, http.StatusUnauthorized, "Unauthorized")
+		case r.PathValue("name") != testNode:
+			refuse(w, http.StatusNotFound, `nodes "`+r.PathValue("name")+`" not found`)
+		default:
+			answer(w, r)
+		}
+	})
+	server := httptest.NewUnstartedServer(mux)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return &rest.Config{
+		Host:            server.URL,
+		BearerTokenFile: file(t, "token", testToken),
+		TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{
+			Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
+	}
+}
+
+// refuse answers as an API server does: with an object of kind Status.
+func refuse(w http.ResponseWriter, code int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":`+
+		quoted(message)+`}`)
+}
+
+func quoted(s string) string {
+	b, _ := json.Marshal(s)
+	return string(b)
+}
+
+// nodeWith is a node as the Oxide cloud controller manager leaves it, with some of the rest.
+func nodeWith(providerID string) http.HandlerFunc {
+	spec := `{"podCIDR":"10.244.1.0/24"}`
+	if providerID != "" {
+		spec = `{"podCIDR":"10.244.1.0/24","providerID":` + quoted(providerID) + `}`
+	}
+	return func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"`+testNode+
+			`","labels":{"node.kubernetes.io/instance-type":"4-16"}},"spec":`+spec+
+			`,"status":{"addresses":[{"type":"InternalIP","address":"172.30.0.5"}]}}`)
+	}
+}
+
+func file(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// outcome is what a run left: its file, empty when there is none, and its words.
+type outcome struct {
+	file, said string
+	err        error
+}
+
+// patience is a log that ends the wait with its first line.
+type patience struct {
+	bytes.Buffer
+	end context.CancelFunc
+}
+
+func (p *patience) Write(b []byte) (int, error) {
+	p.end()
+	return p.Buffer.Write(b)
+}
+
+// tell runs the command as a pod of the node called name does, until it waits.
+func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, args ...string,
+) outcome {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "config.env")
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	said := &patience{end: cancel}
+	err := run(ctx, append([]string{"--out=" + out}, args...), environment(nodeNameKey, name),
+		func() (*rest.Config, error) { return config, nil }, said)
+	b, readErr := os.ReadFile(out)
+	if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+		t.Fatal(readErr)
+	}
+	return outcome{file: string(b), said: said.String(), err: err}
+}
+
+func environment(key, value string) func(string) string {
+	return func(asked string) string {
+		if asked == key {
+			return value
+		}
+		return ""
+	}
+}
+
+func TestD65TheInstanceOfANodeIsWhatItsProviderIDSays(t *testing.T) {
+	for _, test := range []struct{ name, providerID string }{
+		{"as the cloud controller manager writes it", "oxide://" + testID},
+		{"in capitals", "oxide://" + strings.ToUpper(testID)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := tell(t.Context(), t, apiServer(t, nodeWith(test.providerID)), testNode)
+			if got.err != nil {
+				t.Fatal(got.err)
+			}
+			// D-67: the kubelet reads a value only in single quotes.
+			if want := "OXIDE_INSTANCE_ID='" + testID + "'\n"; got.file != want {
+				t.Errorf("wrote %q, want %q", got.file, want)
+			}
+			if strings.Count(got.said, "\n") != 1 || !strings.Contains(got.said, testID) {
+				t.Errorf("said %q, want one line with the instance", got.said)
+			}
+		})
+	}
+}
+
+func TestD65AProviderIDThatIsNoInstanceIsRefused(t *testing.T) {
+	for _, test := range []struct{ name, providerID, want string }{
+		{"of another cloud", "aws:///us-east-1a/i-0123456789", `"aws:///us-east-1a/i-0123456789", ` +
+			`of another cloud`},
+		{"without a scheme", testID, "of another cloud"},
+		{"in another case", "Oxide://" + testID, "of another cloud"},
+		{"of a name", "oxide://worker-1", "expected oxide:// and an instance's UUID"},
+		{"of nothing", "oxide://", "expected oxide:// and an instance's UUID"},
+		{"with a third slash", "oxide:///" + testID, "expected oxide://"},
+		{"without hyphens", "oxide://" + strings.ReplaceAll(testID, "-", ""), "expected oxide://"},
+		{"in braces", "oxide://{" + testID + "}", "expected oxide://"},
+		{"of zeros", "oxide://00000000-0000-0000-0000-000000000000", "expected oxide://"},
+		{"with a quote", "oxide://'" + testID[1:], "expected oxide://"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := tell(t.Context(), t, apiServer(t, nodeWith(test.providerID)), testNode)
+			wantRefusal(t, got, test.want)
+		})
+	}
+}
+
+// wantRefusal wants one sentence with a text, and no file.
+func wantRefusal(t *testing.T, got outcome, want string) {
+	t.Helper()
+	if got.err == nil {
+		t.Fatalf("no error; it wrote %q", got.file)
+	}
+	text := got.err.Error()
+	if !strings.Contains(text, want) || strings.Contains(text, "\n") ||
+		strings.Contains(text, testToken) {
+		t.Errorf("got %q; want one line with %q, without the token", text, want)
+	}
+	if got.file != "" {
+		t.Errorf("it wrote %q", got.file)
+	}
+}
+
+func TestD66EveryMistakeIsOneSentenceThatSaysWhatToDo(t *testing.T) {
+	status := func(code int, message string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
+	}
+	elsewhere := func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "https://elsewhere.example", http.StatusFound)
+	}
+	for _, test := range []struct {
+		name   string
+		node   string
+		answer http.HandlerFunc
+		args   []string
+		want   string
+	}{
+		{"no variable", "", nil, nil, "K8S_NODE_NAME is not set: give the container"},
+		{"a variable that names no node", "../secrets", nil, nil, "which no node is called"},
+		{"a node that is not there", "other", nil, nil, `the cluster has no node "other"`},
+		{"a service account without the right", testNode, status(http.StatusForbidden,
+			`nodes "x" is forbidden`), nil, `resources: ["nodes"], verbs: ["get"]`},
+		{"a token that is not accepted", testNode, status(http.StatusUnauthorized, ""), nil,
+			"does not accept the token"},
+		{"a redirect", testNode, elsewhere, nil, "status 302"},
+		{"an API that does not work", testNode, status(http.StatusInternalServerError,
+			"etcd is\naway"), nil, "status 500: etcd is away"},
+		{"too many requests", testNode, status(http.StatusTooManyRequests, ""),
+			nil, "told to end while waiting: the Kubernetes API has too many requests"},
+		{"an answer that is no JSON", testNode, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"spec":`)
+		}, nil, "no JSON"},
+		{"a timeout of nothing", testNode, nil, []string{"--timeout=0s"}, "--timeout"},
+		{"an unknown flag", testNode, nil, []string{"--node=x"}, "-node; see --help"},
+		{"an argument", testNode, nil, []string{"x"}, "expected flags only"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			answer := test.answer
+			if answer == nil {
+				answer = nodeWith("oxide://" + testID)
+			}
+			config := apiServer(t, answer)
+			wantRefusal(t, tell(t.Context(), t, config, test.node, test.args...), test.want)
+		})
+	}
+}
+
+func TestD66WithoutAServiceAccountThePodIsToldSo(t *testing.T) {
+	err := run(t.Context(), nil, environment(nodeNameKey, testNode),
+		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "service account's token is mounted") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestD66AnAPIThatDoesNotAnswerIsWaitedFor(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	got := tell(t.Context(), t, &rest.Config{Host: gone.URL}, testNode)
+	wantRefusal(t, got, "while waiting: the Kubernetes API does not answer: ")
+	wantRefusal(t, got, "connection refused")
+}
+
+func TestD66AnAPIOfAnotherCertificateIsNotToldTheToken(t *testing.T) {
+	config := apiServer(t, nodeWith("oxide://"+testID))
+	config.CAData = nil
+	wantRefusal(t, tell(t.Context(), t, config, testNode), "certificate")
+}
+
+func TestD66ANodeWithoutAProviderIDIsWaitedFor(t *testing.T) {
+	asked := 0
+	config := apiServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if asked++; asked < 4 {
+			nodeWith("")(w, r)
+			return
+		}
+		nodeWith("oxide://"+testID)(w, r)
+	})
+	n, err := newNode(config, testNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	n.Interval, n.Log = time.Millisecond, &said
+	id, err := n.instance(t.Context(), time.Minute)
+	if err != nil || id != testID {
+		t.Errorf("got %q, %v", id, err)
+	}
+	if strings.Count(said.String(), "\n") != 1 ||
+		!strings.Contains(said.String(), "no spec.providerID; the Oxide cloud controller manager") {
+		t.Errorf("said %q, want one line for three questions", said.String())
+	}
+}
+
+func TestD66TheWaitEndsWithTheTimeoutAndSaysForWhat(t *testing.T) {
+	n, err := newNode(apiServer(t, nodeWith("")), testNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Interval = time.Millisecond
+	const timeout = time.Second
+	_, err = n.instance(t.Context(), timeout)
+	want := "waited 1s (--timeout): node oxide-csi-worker has no spec.providerID"
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %s…", err, want)
+	}
+}
+
+func TestD66TheWaitEndsWithThePod(t *testing.T) {
+	got := tell(t.Context(), t, apiServer(t, nodeWith("")), testNode)
+	wantRefusal(t, got, "told to end while waiting: node oxide-csi-worker has no spec.providerID")
+}
+
+func TestD67TheFileIsWrittenWholeOrNotAtAll(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.env")
+	if err := os.WriteFile(path, []byte("what an earlier container wrote, and longer than that\n"),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(path, testID); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left %v, %v; want the file alone", entries, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o644 || info.Size() != int64(len("OXIDE_INSTANCE_ID=''\n")+
+		len(testID)) {
+		t.Errorf("got %v of %d bytes, %v", info.Mode(), info.Size(), err)
+	}
+	if err := write(filepath.Join(dir, "missing", "config.env"), testID); err == nil {
+		t.Error("a directory that is not there was written to")
+	}
+	// A file cannot take the place of a directory; what was begun has to go.
+	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(filepath.Join(dir, "taken"), testID); err == nil {
+		t.Error("a directory was replaced")
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
+		t.Errorf("left %v", entries)
+	}
+}
