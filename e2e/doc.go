@@ -16,8 +16,8 @@
 // # Writing a spec
 //
 // The suite needs the build tag e2e, since it needs a cluster. Every spec gets a namespace of its
-// own (scene), which is gone when the spec ends, and then the ledger: rack, loop devices, mounts and
-// state of every node have to be as they were when it began.
+// own (scene), which is gone when the spec ends, and then the ledger: rack, loop devices, mounts
+// and state of every node have to be as they were when it began.
 //
 //	It("CU-1 a volume keeps its data when its pod moves", func(ctx SpecContext) {
 //		claim := s.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk

@@ -17,6 +17,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -124,8 +125,11 @@ func removeAll(ctx context.Context, objects []*unstructured.Unstructured) error 
 // gone waits until an object is no more.
 func (k *kube) gone(ctx context.Context, object *unstructured.Unstructured) error {
 	client, err := k.resource(object.GroupVersionKind(), object.GetNamespace())
-	if err != nil {
+	if meta.IsNoMatchError(err) {
 		return nil // Its kind is gone as well.
+	}
+	if err != nil {
+		return err
 	}
 	err = poll(ctx, rolloutTimeout, func(ctx context.Context) error {
 		left, err := client.Get(ctx, object.GetName(), metav1.GetOptions{})

@@ -22,7 +22,8 @@ const settleTimeout = 2 * time.Minute
 // stocktaking is a script for a node: one line for each mount of a volume, each directory that the
 // kubelet keeps for one, each disk in the guest's view, and each record of the driver's.
 const stocktaking = `
-awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' /proc/mounts
+awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
+	/proc/mounts
 for dir in /var/lib/kubelet/plugins/kubernetes.io/csi/csi.oxide.computer \
 	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/staging \
 	/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish; do

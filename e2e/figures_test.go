@@ -1,0 +1,246 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const (
+	// started is how many volumes the time to a running container is taken from.
+	started = 20
+	// inWaves is how many volumes live and die in waves, as many at once as the nodes take.
+	inWaves, atOnce = 100, 20
+)
+
+var _ = Describe("figures", func() {
+	It("D-60 a pod with a new volume runs, and most of its wait is not for the driver",
+		func(ctx SpecContext) {
+			since := metav1.Now()
+			var waits []time.Duration
+			var volumes []*corev1.PersistentVolume
+			for range started {
+				claim, wait := s.timeToRunning(ctx)
+				waits = append(waits, wait)
+				volumes = append(volumes, s.Bound(ctx, claim))
+			}
+			driver, rack := ourShare(ctx, since, volumes)
+			GinkgoWriter.Println("Kubelets tell what they use every", nodeStatusPeriod)
+			fmt.Printf("FIGURE pod-start volumes=%d p50_ms=%d p95_ms=%d ours_p50_ms=%d "+
+				"ours_p95_ms=%d of_it_rack_p50_ms=%d kubernetes_p50_ms=%d "+
+				"node_status_period_ms=%d\n", len(waits),
+				percentile(waits, 50).Milliseconds(), percentile(waits, 95).Milliseconds(),
+				percentile(driver, 50).Milliseconds(), percentile(driver, 95).Milliseconds(),
+				percentile(rack, 50).Milliseconds(),
+				percentile(without(waits, driver), 50).Milliseconds(),
+				nodeStatusPeriod.Milliseconds())
+			Expect(driver).To(HaveLen(started), "every volume has to be found in the driver's logs")
+		}, NodeTimeout(5*time.Minute))
+
+	It("D-62 a hundred volumes come and go in waves, and nothing is left of them",
+		func(ctx SpecContext) {
+			start := time.Now()
+			for done := 0; done < inWaves; done += atOnce {
+				s.wave(ctx, done/atOnce)
+			}
+			wall := time.Since(start)
+			fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f%s\n", inWaves, atOnce,
+				wall.Seconds(), driverMemory(ctx))
+		}, NodeTimeout(15*time.Minute))
+})
+
+// timeToRunning makes a claim and a pod, and measures until the API says that the pod runs.
+func (s *scene) timeToRunning(ctx context.Context) (claim string, wait time.Duration) {
+	GinkgoHelper()
+	name := fmt.Sprintf("timed-%d", pods.Add(1))
+	watcher, err := api.CoreV1().Pods(s.ns).Watch(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	Expect(err).NotTo(HaveOccurred())
+	defer watcher.Stop()
+	start := time.Now()
+	claim = s.Claim(ctx, Claim{})
+	s.Pod(ctx, Pod{Name: name, Claims: []string{claim}})
+	limit := time.NewTimer(2 * time.Minute)
+	defer limit.Stop()
+	for {
+		select {
+		case event := <-watcher.ResultChan():
+			p, ok := event.Object.(*corev1.Pod)
+			Expect(ok).To(BeTrue(), "watching %s gave %v", name, event)
+			if event.Type == watch.Modified && p.Status.Phase == corev1.PodRunning {
+				return claim, time.Since(start)
+			}
+		case <-limit.C:
+			Fail(fmt.Sprintf("pod %s did not run within two minutes", name))
+		}
+	}
+}
+
+// wave makes as many pods with a volume each as the nodes take, waits until all have written to
+// it, and deletes all.
+func (s *scene) wave(ctx context.Context, number int) {
+	GinkgoHelper()
+	By(fmt.Sprintf("wave %d", number+1))
+	made := make([]*pod, atOnce)
+	all := make([]string, atOnce)
+	for i := range made {
+		all[i] = s.Claim(ctx, Claim{Name: fmt.Sprintf("wave-%d-%d", number, i)})
+		made[i] = s.Pod(ctx, Pod{Claims: all[i : i+1], Script: "echo written > /data/0/file"})
+	}
+	for _, p := range made {
+		p.Running(ctx)
+	}
+	now := metav1.DeleteOptions{}
+	Expect(api.CoreV1().Pods(s.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
+	Expect(api.CoreV1().PersistentVolumeClaims(s.ns).DeleteCollection(ctx, now,
+		metav1.ListOptions{})).To(Succeed())
+	Eventually(func(g Gomega) {
+		left, err := api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		var ours []string
+		for _, pv := range left.Items {
+			if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == s.ns {
+				ours = append(ours, pv.Name)
+			}
+		}
+		g.Expect(ours).To(BeEmpty())
+	}).WithContext(ctx).WithTimeout(settleTimeout).Should(Succeed(),
+		"the volumes of wave %d should be gone", number+1)
+}
+
+// ourCalls are the calls between a claim and a running container.
+var ourCalls = []string{
+	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+}
+
+// ourShare sums, for each volume, how long the driver's calls took by its own log, and how much of
+// that the rack took by its. A volume whose calls are not all there is left out.
+func ourShare(ctx context.Context, since metav1.Time, volumes []*corev1.PersistentVolume) (
+	driver, rack []time.Duration) {
+	GinkgoHelper()
+	took := map[string]map[string]time.Duration{}
+	for _, line := range driverLogs(ctx, since) {
+		fields := logFields(line)
+		object := fields["volume"]
+		if fields["method"] == "CreateVolume" {
+			object = fields["name"]
+		}
+		d, err := time.ParseDuration(fields["took"])
+		if err != nil || fields["msg"] != "done" {
+			continue
+		}
+		if took[object] == nil {
+			took[object] = map[string]time.Duration{}
+		}
+		took[object][fields["method"]] += d
+	}
+	requests, err := theRack.Admin.Requests(ctx, 0)
+	Expect(err).NotTo(HaveOccurred())
+	served := map[string]time.Duration{}
+	for _, r := range requests {
+		served[r.ObjectID] += time.Duration(r.DurationMS * float64(time.Millisecond))
+	}
+	for _, pv := range volumes {
+		var sum time.Duration
+		complete := true
+		for _, method := range ourCalls {
+			object := pv.Spec.CSI.VolumeHandle
+			if method == "CreateVolume" {
+				object = pv.Name
+			}
+			d, ok := took[object][method]
+			sum, complete = sum+d, complete && ok
+		}
+		if complete {
+			driver = append(driver, sum)
+			rack = append(rack, served[pv.Spec.CSI.VolumeHandle])
+		}
+	}
+	return driver, rack
+}
+
+// driverLogs are the lines of all of the driver's containers since a moment.
+func driverLogs(ctx context.Context, since metav1.Time) []string {
+	GinkgoHelper()
+	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=oxide-csi-driver"})
+	Expect(err).NotTo(HaveOccurred())
+	var lines []string
+	for _, p := range list.Items {
+		text, err := api.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
+			Container: "oxide-plugin", SinceTime: &since}).DoRaw(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		lines = append(lines, strings.Split(string(text), "\n")...)
+	}
+	return lines
+}
+
+// logFields are the key=value pairs of a line of the driver's log whose values have no spaces.
+func logFields(line string) map[string]string {
+	fields := map[string]string{}
+	for field := range strings.FieldsSeq(line) {
+		if key, value, ok := strings.Cut(field, "="); ok {
+			fields[key] = value
+		}
+	}
+	return fields
+}
+
+// driverMemory is the most that each driver process ever had in memory, as fields of a figure.
+func driverMemory(ctx context.Context) string {
+	GinkgoHelper()
+	const script = `for pid in $(pidof oxide-csi-plugin); do
+	mode=$(tr '\0' '\n' </proc/$pid/cmdline | sed -n 's/^--mode=//p')
+	awk -v mode=$mode '/^VmHWM/{print mode, $2}' /proc/$pid/status
+done`
+	most := map[string]int{}
+	var group errgroup.Group
+	var reports [len(workers)]string
+	for i, worker := range workers {
+		group.Go(func() (err error) {
+			reports[i], err = machines[worker].run(ctx, script)
+			return err
+		})
+	}
+	Expect(group.Wait()).To(Succeed())
+	for line := range strings.Lines(strings.Join(reports[:], "")) {
+		mode, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		kib, err := strconv.Atoi(text)
+		Expect(err).NotTo(HaveOccurred())
+		most[mode] = max(most[mode], kib)
+	}
+	Expect(most).To(HaveKey("controller"))
+	Expect(most).To(HaveKey("node"))
+	return fmt.Sprintf(" controller_peak_mib=%d node_peak_mib=%d", most["controller"]>>10,
+		most["node"]>>10)
+}
+
+// percentile is the smallest value that p percent of all do not exceed.
+func percentile(values []time.Duration, p float64) time.Duration {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, int(math.Ceil(p/100*float64(len(sorted))))-1)]
+}
+
+func without(all, part []time.Duration) []time.Duration {
+	var rest []time.Duration
+	for i := range min(len(all), len(part)) {
+		rest = append(rest, all[i]-part[i])
+	}
+	return rest
+}
