@@ -100,7 +100,7 @@ livenessProbe:
     sources:
       - serviceAccountToken:
           path: token
-          expirationSeconds: 3607
+          expirationSeconds: 3600
       - configMap:
           name: kube-root-ca.crt
           items:

@@ -1,0 +1,183 @@
+{{- /* A value that is wrong ends `helm template` with a sentence of ours. The schema holds types, names
+and fixed words; what it would tell with a regular expression is told here. Each problem is a line. */ -}}
+
+{{- define "oxide.problems" -}}
+{{- template "oxide.problems.secret" . }}
+{{- template "oxide.problems.driver" . }}
+{{- template "oxide.problems.pods" . }}
+{{- template "oxide.problems.classes" . }}
+{{- template "oxide.problems.images" . }}
+{{- end -}}
+
+{{- define "oxide.problems.secret" -}}
+{{- $s := .Values.secret }}
+{{- if and $s.create $s.existing }}
+secret.create and secret.existing are both set: name a Secret of yours, or have the chart make oxide-secret, not both.
+{{- end }}
+{{- if $s.create }}
+{{- range $name := list "host" "token" "project" }}
+{{- if empty (index $s $name) }}
+secret.{{ $name }} is empty: with secret.create the chart needs the rack's address, a token and a project.
+{{- end }}
+{{- end }}
+{{- if and $s.host (not (regexMatch "^https?://[^/?#@[:space:]]+/?$" $s.host)) }}
+secret.host is no address of a rack: it has to look like https://silo.sys.example.com.
+{{- end }}
+{{- if and .Values.ownCA (empty $s.caBundle) }}
+secret.caBundle is empty: with ownCA and secret.create the chart needs the PEM certificates to trust.
+{{- end }}
+{{- else }}
+{{- range $name := list "host" "token" "project" "caBundle" }}
+{{- if index $s $name }}
+secret.{{ $name }} is given, and would be left unused: set secret.create, or put it into your Secret's key {{ index $s.keys $name }}.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $s.caBundle (not .Values.ownCA) }}
+secret.caBundle is given, and ownCA is off: set ownCA to trust those certificates.
+{{- end }}
+{{- range $name, $key := $s.keys }}
+{{- if not (regexMatch "^[-._a-zA-Z0-9]+$" $key) }}
+secret.keys.{{ $name }} is {{ $key | quote }}, which no key of a Secret can be: use letters, digits, dots, hyphens and underscores.
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.driver" -}}
+{{- $word := "[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?" }}
+{{- if and .Values.clusterId (not (regexMatch (printf "^%s$" $word) .Values.clusterId)) }}
+clusterId is {{ .Values.clusterId | quote }}: it has to be at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
+{{- end }}
+{{- $place := printf "%s=%s(,%s=%s)*" $word $word $word $word }}
+{{- range $name := list "topology" "topologyAlso" }}
+{{- $value := index $.Values $name }}
+{{- if and $value (not (regexMatch (printf "^%s(;%s)*$" $place $place) $value)) }}
+{{ $name }} is {{ $value | quote }}: it has to be key=value pairs such as rack=a,zone=b.
+{{- end }}
+{{- end }}
+{{- if contains ";" .Values.topology }}
+topology names several places: a node is in one; further places that reach the rack's disks are topologyAlso.
+{{- end }}
+{{- if and .Values.topologyAlso (empty .Values.topology) }}
+topologyAlso is given without topology: say first where the rack is.
+{{- end }}
+{{- if or (lt (int .Values.maxDisks) 1) (gt (int .Values.maxDisks) 1000) }}
+maxDisks is {{ .Values.maxDisks }}: it has to be a number from 1 to 1000, what the rack lets an instance have.
+{{- end }}
+{{- $duration := "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" }}
+{{- $durations := dict "deviceTimeout" .Values.deviceTimeout "livenessProbe.timeout" .Values.livenessProbe.timeout }}
+{{- range $name := list "provisioner" "attacher" "snapshotter" }}
+{{- $_ := set $durations (printf "%s.timeout" $name) (index $.Values $name).timeout }}
+{{- $_ := set $durations (printf "%s.retryIntervalMax" $name) (index $.Values $name).retryIntervalMax }}
+{{- if lt (int (index $.Values $name).workerThreads) 1 }}
+{{ $name }}.workerThreads is {{ (index $.Values $name).workerThreads }}: at least one call has to run at a time.
+{{- end }}
+{{- end }}
+{{- range $name, $value := $durations }}
+{{- if or (not (regexMatch $duration $value)) (regexMatch "^[0.]+(ms|s|m|h)$" $value) }}
+{{ $name }} is {{ $value | quote }}: it has to be a duration such as 30s or 2m.
+{{- end }}
+{{- end }}
+{{- if and .Values.instanceMetadata.enabled (eq .Values.instanceMetadata.via "env") (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) }}
+instanceMetadata.via is env, which needs Kubernetes 1.35 (this is {{ .Capabilities.KubeVersion.Version }}): use file, which every version has.
+{{- end }}
+{{- range $name := list "controllerPort" "nodePort" }}
+{{- $port := int (index $.Values.metrics $name) }}
+{{- if or (lt $port 1) (gt $port 65535) (has $port (list 9808 9811)) }}
+metrics.{{ $name }} is {{ $port }}: it has to be a port from 1 to 65535, and not 9808 or 9811, which the sidecars have.
+{{- end }}
+{{- end }}
+{{- if and .Values.metrics.podMonitor (not .Values.metrics.enabled) }}
+metrics.podMonitor is set and metrics.enabled is not: there would be nothing to scrape.
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.pods" -}}
+{{- if lt (int .Values.controller.replicas) 1 }}
+controller.replicas is {{ .Values.controller.replicas }}: at least one controller has to run, or no volume is made, attached or deleted.
+{{- end }}
+{{- range $name := list "kubeletDir" "stateDir" }}
+{{- $path := index $.Values.node $name }}
+{{- if or (not (regexMatch "^(/[^/[:space:]]+)+$" $path)) (regexMatch "(^|/)\\.\\.?(/|$)" $path) }}
+node.{{ $name }} is {{ $path | quote }}: it has to be an absolute path without a slash at its end, such as {{ ternary "/var/lib/kubelet" "/run/csi.oxide.computer" (eq $name "kubeletDir") }}.
+{{- end }}
+{{- end }}
+{{- if hasPrefix (printf "%s/plugins/csi.oxide.computer" .Values.node.kubeletDir) .Values.node.stateDir }}
+node.stateDir is in the directory of the driver's socket, where CSI wants nothing but the socket: use another.
+{{- end }}
+{{- if not (regexMatch "^([1-9][0-9]*|[1-9][0-9]?%|100%)$" (toString .Values.node.maxUnavailable)) }}
+node.maxUnavailable is {{ .Values.node.maxUnavailable | toString | quote }}: it has to be a number of nodes, at least 1, or a percentage such as 10%.
+{{- end }}
+{{- $period := int .Values.csiDriver.nodeAllocatableUpdatePeriodSeconds }}
+{{- if and (ne $period 0) (lt $period 10) }}
+csiDriver.nodeAllocatableUpdatePeriodSeconds is {{ $period }}: Kubernetes wants at least 10 seconds; 0 leaves it out.
+{{- end }}
+{{- range $name := list "periodSeconds" "failureThreshold" }}
+{{- if lt (int (index $.Values.livenessProbe $name)) 1 }}
+livenessProbe.{{ $name }} is {{ index $.Values.livenessProbe $name }}: it has to be at least 1.
+{{- end }}
+{{- end }}
+{{- range $pod := list "controller" "node" }}
+{{- range (index $.Values $pod).extraEnv }}
+{{- if hasPrefix "CSI_" .name }}
+{{ $pod }}.extraEnv has {{ .name }}: names that begin with CSI_ belong to the CSI specification.
+{{- end }}
+{{- end }}
+{{- range $label := list "app" "app.kubernetes.io/name" }}
+{{- if hasKey (index $.Values $pod).podLabels $label }}
+{{ $pod }}.podLabels has {{ $label }}, by which the pods are found: leave it as it is.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.classes" -}}
+{{- $names := list }}
+{{- $defaults := list }}
+{{- $classes := .Values.extraStorageClasses }}
+{{- if .Values.storageClass.create }}
+{{- $classes = prepend $classes .Values.storageClass }}
+{{- end }}
+{{- range $classes }}
+{{- $name := .name | default "" }}
+{{- if not (regexMatch "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$" $name) }}
+a storage class is called {{ $name | quote }}: a name has lower-case letters, digits, dots and hyphens, with a letter or digit at both ends.
+{{- end }}
+{{- if has $name $names }}
+two storage classes are called {{ $name }}: each needs a name of its own.
+{{- end }}
+{{- $names = append $names $name }}
+{{- if .default }}
+{{- $defaults = append $defaults $name }}
+{{- end }}
+{{- range $key, $value := .parameters }}
+{{- if not (or (has $key (list "diskType" "blockSize" "imageId" "mkfsOptions")) (hasPrefix "csi.storage.k8s.io/" $key)) }}
+storage class {{ $name }} has the parameter {{ $key }}, which the driver does not know; it knows diskType, blockSize, imageId, mkfsOptions and csi.storage.k8s.io/fstype.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if gt (len $defaults) 1 }}
+the storage classes {{ join " and " $defaults }} are all the default: one of them can be.
+{{- end }}
+{{- if not (regexMatch "^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$" .Values.snapshots.class.name) }}
+snapshots.class.name is {{ .Values.snapshots.class.name | quote }}: a name has lower-case letters, digits, dots and hyphens, with a letter or digit at both ends.
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.images" -}}
+{{- if contains "://" .Values.imageRegistry }}
+imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry without a scheme, such as registry.example.com/mirror.
+{{- end }}
+{{- $images := dict "image" .Values.image "nodeImage" .Values.nodeImage }}
+{{- range $name := list "instanceMetadata" "provisioner" "attacher" "snapshotter" "registrar" "livenessProbe" }}
+{{- $_ := set $images (printf "%s.image" $name) (index $.Values $name).image }}
+{{- end }}
+{{- range $name, $image := $images }}
+{{- if not (regexMatch "^[a-z0-9]+([._/-]+[a-z0-9]+)*$" $image.repository) }}
+{{ $name }}.repository is {{ $image.repository | quote }}: it has to be a name such as oxidecomputer/oxide-csi-plugin; registry, tag and digest are values of their own.
+{{- end }}
+{{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) }}
+{{ $name }}.digest is {{ $image.digest | quote }}: it has to be sha256: and 64 hexadecimal digits.
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,135 @@
+package deploy_test
+
+import (
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// update writes what the tests would compare: `make manifests` sets it.
+var update = flag.Bool("update", false, "write the rendered manifests instead of comparing them")
+
+const renderedHead = "# Rendered from deploy/chart; change that, and run `make manifests`.\n"
+
+func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
+	plain := render(t, with("snapshots.enabled=false")...)
+	snapshots := render(t, with("snapshots.enabled=true")...)
+	files := map[string]string{}
+	for name, text := range snapshots {
+		switch {
+		case plain[name] == "":
+			files["snapshots/"+name] = text
+		case name != "controller.yaml" && plain[name] != text:
+			t.Errorf("%s is another one with snapshots; kustomize/snapshots could not make it so", name)
+		}
+	}
+	for name, text := range plain {
+		files["base/"+name] = text
+	}
+	files["snapshots/csi-snapshotter.yaml"] = sidecarPatch(t, snapshots["controller.yaml"])
+	for name, text := range files {
+		file := filepath.Join("kustomize", name)
+		if *update {
+			if err := os.WriteFile(file, []byte(renderedHead+text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Errorf("%v; run `make manifests`", err)
+			continue
+		}
+		if diff := cmp.Diff(renderedHead+text, string(got)); diff != "" {
+			t.Errorf("%s is not what the chart makes (-chart +file); run `make manifests`:\n%s", file, diff)
+		}
+	}
+	handWritten := []string{"base/kustomization.yaml", "base/namespace.yaml",
+		"snapshots/kustomization.yaml"}
+	for _, dir := range []string{"base", "snapshots"} {
+		entries, err := os.ReadDir(filepath.Join("kustomize", dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			name := dir + "/" + entry.Name()
+			if files[name] == "" && !slices.Contains(handWritten, name) {
+				t.Errorf("kustomize/%s is left over: the chart makes no such file", name)
+			}
+		}
+	}
+}
+
+// sidecarPatch makes the patch that adds the snapshotter, the last container of the chart's
+// Deployment, with its comments.
+func sidecarPatch(t *testing.T, controller string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(controller, "        - name: csi-snapshotter\n")
+	container, _, ok2 := strings.Cut(rest, "\n      volumes:\n")
+	if !ok || !ok2 {
+		t.Fatal("the chart's Deployment has not the csi-snapshotter as its last container")
+	}
+	var patch strings.Builder
+	patch.WriteString("- op: add\n  path: /spec/template/spec/containers/-\n  value:\n" +
+		"    name: csi-snapshotter\n")
+	for line := range strings.SplitSeq(container, "\n") {
+		patch.WriteString("    " + strings.TrimPrefix(line, "          ") + "\n")
+	}
+	return patch.String()
+}
+
+func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
+	for dir, values := range map[string][]string{
+		"kustomize/base":      with("snapshots.enabled=false"),
+		"kustomize/snapshots": with("snapshots.enabled=true"),
+	} {
+		t.Run(dir, func(t *testing.T) {
+			got := build(t, dir).byKey(t)
+			if got["Namespace//oxide-csi"] == nil {
+				t.Error("the plain manifests bring no namespace")
+			}
+			delete(got, "Namespace//oxide-csi") // Helm's --create-namespace makes it
+			want := objects(t, values...).byKey(t)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
+			}
+			if len(want) < 10 {
+				t.Errorf("the chart makes only %q", slices.Sorted(maps.Keys(want)))
+			}
+		})
+	}
+}
+
+func TestSnapshotsAreInstalledWhereTheClusterHasTheirKinds(t *testing.T) {
+	const crds = "snapshot.storage.k8s.io/v1"
+	for _, c := range []struct {
+		name string
+		args []string
+		want bool
+	}{
+		{"auto without the CRDs", nil, false},
+		{"auto with the CRDs", []string{"--api-versions", crds}, true},
+		{"off with the CRDs", append(with("snapshots.enabled=false"), "--api-versions", crds), false},
+		{"on without looking", with("snapshots.enabled=true"), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all := objects(t, c.args...)
+			text := strings.Join(slices.Sorted(maps.Values(render(t, c.args...))), "")
+			for what, got := range map[string]bool{
+				"a VolumeSnapshotClass":  len(all.kinds("VolumeSnapshotClass")) == 1,
+				"the snapshotter":        strings.Contains(text, "name: csi-snapshotter"),
+				"rights for snapshots":   strings.Contains(text, "snapshot.storage.k8s.io"),
+				"a controller that runs": len(all.kinds("Deployment")) == 1 == c.want,
+			} {
+				if got != c.want {
+					t.Errorf("%s: got %v, want %v", what, got, c.want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,168 @@
+package deploy_test
+
+import (
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+)
+
+// kubernetes is the version that the plain manifests are rendered for and checked against.
+const kubernetes = "1.35.4"
+
+// with makes --set arguments.
+func with(values ...string) []string {
+	var args []string
+	for _, v := range values {
+		args = append(args, "--set", v)
+	}
+	return args
+}
+
+// helm runs `helm template` on the chart.
+func helm(t *testing.T, args ...string) (text, complaints string, err error) {
+	t.Helper()
+	all := append([]string{"template", "oxide-csi", "chart", "--namespace", "oxide-csi",
+		"--kube-version", kubernetes}, args...)
+	return run(t, nil, tool(t, "helm"), all...)
+}
+
+// source is what helm puts before each document.
+var source = regexp.MustCompile(`^# Source: [^/]+/templates/(.+)\n`)
+
+// render is what the chart makes of the values, by the name of the template.
+func render(t *testing.T, args ...string) map[string]string {
+	t.Helper()
+	text, complaints, err := helm(t, args...)
+	if err != nil {
+		t.Fatalf("helm template %q: %v\n%s", args, err, complaints)
+	}
+	files := map[string]string{}
+	for document := range strings.SplitSeq(text, "---\n") {
+		if strings.TrimSpace(document) == "" {
+			continue
+		}
+		head := source.FindStringSubmatch(document)
+		if head == nil {
+			t.Fatalf("helm template says not where this is from:\n%s", document)
+		}
+		if files[head[1]] != "" {
+			files[head[1]] += "---\n"
+		}
+		files[head[1]] += document[len(head[0]):]
+	}
+	return files
+}
+
+// objects is what the chart makes of the values.
+func objects(t *testing.T, args ...string) manifests {
+	t.Helper()
+	files := render(t, args...)
+	var all manifests
+	for _, text := range files {
+		all = append(all, parse(t, text)...)
+	}
+	return all
+}
+
+// build is what `kubectl apply -k` would apply, built from the embedded files.
+func build(t *testing.T, dir string) manifests {
+	t.Helper()
+	memory := filesys.MakeFsInMemory()
+	err := fs.WalkDir(deploy.Files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := deploy.Files.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		return memory.WriteFile(path.Join("/", name), content)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, path.Join("/", dir))
+	if err != nil {
+		t.Fatalf("kustomize build %s: %v", dir, err)
+	}
+	text, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, string(text))
+}
+
+// manifests are the objects of one form.
+type manifests []*unstructured.Unstructured
+
+func parse(t *testing.T, text string) manifests {
+	t.Helper()
+	var all manifests
+	for document := range strings.SplitSeq("\n"+text, "\n---\n") {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
+			t.Fatalf("%v in:\n%s", err, document)
+		}
+		if len(object.Object) > 0 {
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+// key tells objects apart.
+func key(object *unstructured.Unstructured) string {
+	return object.GetKind() + "/" + object.GetNamespace() + "/" + object.GetName()
+}
+
+// byKey indexes the objects; two with one key are an error.
+func (m manifests) byKey(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	for _, object := range m {
+		if all[key(object)] != nil {
+			t.Errorf("%s is there twice", key(object))
+		}
+		all[key(object)] = object.Object
+	}
+	return all
+}
+
+// find reads the object of that kind and name into a typed one, strictly.
+func find[T any](t *testing.T, m manifests, kind, name string) *T {
+	t.Helper()
+	i := slices.IndexFunc(m, func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == kind && o.GetName() == name
+	})
+	if i < 0 {
+		t.Fatalf("there is no %s %s", kind, name)
+	}
+	typed := new(T)
+	err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(m[i].Object, typed, true)
+	if err != nil {
+		t.Fatalf("%s %s: %v", kind, name, err)
+	}
+	return typed
+}
+
+// kinds are all objects of a kind.
+func (m manifests) kinds(kind string) manifests {
+	var found manifests
+	for _, object := range m {
+		if object.GetKind() == kind {
+			found = append(found, object)
+		}
+	}
+	return found
+}

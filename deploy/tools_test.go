@@ -1,0 +1,45 @@
+package deploy_test
+
+import (
+	"bytes"
+	"errors"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// toolsModule keeps the programs of these tests apart from what the driver is built of.
+const toolsModule = "-modfile=../tools/go.mod"
+
+// tools are the paths that tool has found.
+var tools sync.Map
+
+// tool is the path of a program of the tools' module, built when it was not yet.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	if found, ok := tools.Load(name); ok {
+		return found.(string)
+	}
+	out, complaints, err := run(t, nil, "go", "tool", toolsModule, "-n", name)
+	if err != nil {
+		t.Fatalf("build the tool %s: %v\n%s", name, err, complaints)
+	}
+	found := strings.TrimSpace(out)
+	tools.Store(name, found)
+	return found
+}
+
+// run runs a program to its end; the error is that it could not be run, or its exit status.
+func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	var out, complaints bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &complaints
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run %s: %v", name, err)
+	}
+	return out.String(), complaints.String(), err
+}

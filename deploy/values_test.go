@@ -1,0 +1,140 @@
+package deploy_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
+	for _, c := range []struct{ set, want string }{
+		{"controller.replicas=0", "controller.replicas is 0: at least one controller has to run"},
+		{"controller.replicas=-1", "controller.replicas is -1: at least one"},
+		{"controller.replicas=two", "/controller/replicas': got string, want integer"},
+		{"controller.antiAffinity=hard", "value must be one of 'required', 'preferred', 'none'"},
+		{"node.kubeletDir=var/lib/kubelet", `node.kubeletDir is "var/lib/kubelet": it has to be an ` +
+			"absolute path"},
+		{"node.kubeletDir=/var/lib/kubelet/", "without a slash at its end"},
+		{"node.kubeletDir=/var/../kubelet", "it has to be an absolute path"},
+		{"node.stateDir=run", `node.stateDir is "run": it has to be an absolute path`},
+		{"node.stateDir=/var/lib/kubelet/plugins/csi.oxide.computer", "nothing but the socket"},
+		{"node.maxUnavailable=none", `node.maxUnavailable is "none": it has to be a number of nodes`},
+		{"node.maxUnavailable=0", `node.maxUnavailable is "0"`},
+		{"node.extraEnv[0].name=CSI_MODE", "belong to the CSI specification"},
+		{"node.podLabels.app=mine", "node.podLabels has app, by which the pods are found"},
+		{"log.level=loud", "'/log/level': value must be one of 'debug', 'info', 'warn', 'error'"},
+		{"log.format=xml", "'/log/format': value must be one of 'text', 'json'"},
+		{"clusterId=-prod", `clusterId is "-prod": it has to be at most 63 letters`},
+		{"clusterId=" + strings.Repeat("a", 64), "at most 63 letters"},
+		{"maxDisks=0", "maxDisks is 0: it has to be a number from 1 to 1000"},
+		{"deviceTimeout=soon", `deviceTimeout is "soon": it has to be a duration such as 30s`},
+		{"deviceTimeout=0s", `deviceTimeout is "0s"`},
+		{"attacher.timeout=15", "'/attacher/timeout': got number, want string"},
+		{"provisioner.retryIntervalMax=5", "want string"},
+		{"snapshotter.workerThreads=0", "snapshotter.workerThreads is 0: at least one call"},
+		{"topology=rack", `topology is "rack": it has to be key=value pairs such as rack=a`},
+		{"topology=rack=a;rack=b", "topology names several places: a node is in one"},
+		{"topologyAlso=rack=b", "topologyAlso is given without topology"},
+		{"secret.create=true", "secret.host is empty: with secret.create the chart needs"},
+		{"secret.create=true,secret.existing=mine", "secret.create and secret.existing are both set"},
+		{"secret.create=true,secret.token=t,secret.project=p,secret.host=ftp://rack", "secret.host is " +
+			"no address of a rack"},
+		{"secret.token=hush", "secret.token is given, and would be left unused"},
+		{"secret.keys.host=a/b", `secret.keys.host is "a/b", which no key of a Secret can be`},
+		{"secret.create=true,ownCA=true", "secret.caBundle is empty"},
+		{"secret.caBundle=x", "ownCA is off"},
+		{"metrics.podMonitor=true", "metrics.podMonitor is set and metrics.enabled is not"},
+		{"metrics.nodePort=9808", "metrics.nodePort is 9808: it has to be a port"},
+		{"instanceMetadata.via=smoke", "'/instanceMetadata/via': value must be one of 'file', 'env'"},
+		{"csiDriver.nodeAllocatableUpdatePeriodSeconds=5", "Kubernetes wants at least 10 seconds"},
+		{"livenessProbe.periodSeconds=0", "livenessProbe.periodSeconds is 0"},
+		{"storageClass.name=Oxide", `a storage class is called "Oxide"`},
+		{"storageClass.parameters.blocksize=512", "has the parameter blocksize, which the driver does " +
+			"not know; it knows diskType, blockSize"},
+		{"storageClass.reclaimPolicy=Recycle", "value must be one of 'Delete', 'Retain'"},
+		{"storageClass.allowVolumeExpansion=true", "additional properties 'allowVolumeExpansion' not " +
+			"allowed"},
+		{"extraStorageClasses[0].name=oxide-disk", "two storage classes are called oxide-disk"},
+		{"extraStorageClasses[0].default=true", "missing property 'name'"},
+		{"storageClass.default=true,extraStorageClasses[0].name=b,extraStorageClasses[0].default=true",
+			"the storage classes oxide-disk and b are all the default"},
+		{"snapshots.enabled=maybe", "value must be one of 'auto', true, false"},
+		{"snapshots.class.name=A", `snapshots.class.name is "A"`},
+		{"imageRegistry=https://mirror", "a registry without a scheme"},
+		{"imagePullPolicy=Sometimes", "value must be one of 'IfNotPresent', 'Always', 'Never'"},
+		{"image.repository=oxide:v1", `image.repository is "oxide:v1": it has to be a name such as`},
+		{"registrar.image.digest=abc", `registrar.image.digest is "abc": it has to be sha256:`},
+		{"replicas=3", "additional properties 'replicas' not allowed"},
+	} {
+		t.Run(c.set, func(t *testing.T) {
+			_, complaints, err := helm(t, with(c.set)...)
+			if err == nil || !strings.Contains(complaints, c.want) {
+				t.Errorf("helm template said %q (%v), want a refusal with %q", complaints, err, c.want)
+			}
+			if strings.Contains(complaints, "hush") {
+				t.Errorf("the refusal shows a secret: %q", complaints)
+			}
+		})
+	}
+}
+
+func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
+	_, complaints, err := helm(t, with("controller.replicas=0", "maxDisks=0", "clusterId=-")...)
+	for _, want := range []string{"controller.replicas is 0", "maxDisks is 0", "clusterId is"} {
+		if err == nil || !strings.Contains(complaints, want) {
+			t.Errorf("helm template said %q (%v), want %q among it", complaints, err, want)
+		}
+	}
+}
+
+func TestAnOldKubernetesIsRefusedWithASentence(t *testing.T) {
+	_, complaints, err := helm(t, "--kube-version", "1.28.15")
+	want := "chart requires kubeVersion: >=1.29.0-0 which is incompatible with Kubernetes v1.28.15"
+	if err == nil || !strings.Contains(complaints, want) {
+		t.Errorf("helm template for 1.28 said %q (%v), want %q", complaints, err, want)
+	}
+	_, complaints, err = helm(t, append(with("instanceMetadata.enabled=true",
+		"instanceMetadata.via=env"), "--kube-version", "1.34.2")...)
+	want = "instanceMetadata.via is env, which needs Kubernetes 1.35 (this is v1.34.2): use file"
+	if err == nil || !strings.Contains(complaints, want) {
+		t.Errorf("helm template for 1.34 said %q (%v), want %q", complaints, err, want)
+	}
+}
+
+func TestEveryValueHasACommentAndAPlaceInTheSchema(t *testing.T) {
+	text, err := os.ReadFile("chart/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values, schema map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	schemaText, err := os.ReadFile("chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(schemaText, &schema); err != nil {
+		t.Fatal(err)
+	}
+	known := schema["properties"].(map[string]any)
+	for name := range values {
+		if known[name] == nil {
+			t.Errorf("values.schema.json does not know %s", name)
+		}
+		if !regexp.MustCompile(`\n# .+\n` + name + `:`).Match(text) {
+			t.Errorf("values.yaml has no comment above %s", name)
+		}
+	}
+}
+
+func TestThePlainValuesPassHelmLint(t *testing.T) {
+	out, complaints, err := run(t, nil, tool(t, "helm"), "lint", "chart", "--strict", "--kube-version",
+		kubernetes)
+	if err != nil {
+		t.Errorf("helm lint: %v\n%s%s", err, out, complaints)
+	}
+}
