@@ -38,14 +38,20 @@ func prepareDir(dir string) error {
 	return nil
 }
 
-// claimDir marks an empty directory as a simulator's. One that is not empty is somebody's.
+// claimDir marks an empty directory as a simulator's. One that is not empty is somebody's; but the
+// guests' views may be there, empty, for those that mount them before the rack starts.
 func claimDir(dir, versionPath string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("read the directory: %w", err)
 	}
 	for _, e := range entries {
-		if e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), versionFile) {
+		if e.Name() == "lost+found" || strings.HasPrefix(e.Name(), versionFile) {
+			continue
+		}
+		if awaits, err := awaitsGuests(dir, e); err != nil {
+			return err
+		} else if !awaits {
 			return fmt.Errorf("it holds %q and no %s, so it is not a simulator's; "+
 				"give an empty directory or one that does not exist", e.Name(), versionFile)
 		}
@@ -58,6 +64,30 @@ func claimDir(dir, versionPath string) error {
 		return fmt.Errorf("write the directory's version: %w", err)
 	}
 	return flushDir(dir)
+}
+
+// awaitsGuests says that an entry is the directory of the guests' views, with nothing in them.
+func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
+	if entry.Name() != "guests" || !entry.IsDir() {
+		return false, nil
+	}
+	views, err := os.ReadDir(filepath.Join(dir, "guests"))
+	if err != nil {
+		return false, fmt.Errorf("read the guests' views: %w", err)
+	}
+	for _, view := range views {
+		if !view.IsDir() {
+			return false, nil
+		}
+		inside, err := os.ReadDir(filepath.Join(dir, "guests", view.Name()))
+		if err != nil {
+			return false, fmt.Errorf("read a guest's view: %w", err)
+		}
+		if len(inside) > 0 {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 func writeDurably(path, text string) error {
