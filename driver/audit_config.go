@@ -62,10 +62,7 @@ func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer)
 		if !slices.Contains(rackSettings, s.env) {
 			continue
 		}
-		value, given := values[s.flag]
-		if s.flag == "" || !given {
-			value = getenv(s.env)
-		}
+		value := s.value(values, getenv)
 		if value == "" {
 			continue
 		}

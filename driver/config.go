@@ -61,7 +61,8 @@ type Config struct {
 // setting is one thing an operator can say: with a flag, or with a variable. The flag wins.
 type setting struct {
 	flag, env, preset, usage string
-	// set reads a value, which is not empty. Its error says what was expected, never the value.
+	// set reads a value, which is not empty and has no space around it. Its error says what was
+	// expected, never the value.
 	set func(c *Config, value string) error
 }
 
@@ -114,6 +115,17 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
+// value is what the operator said, of flags or in the environment; empty means nothing. The space
+// around it is none of it: the value of a Secret often ends with the newline of an editor or an
+// echo.
+func (s setting) value(flags map[string]string, getenv func(string) string) string {
+	value, given := flags[s.flag]
+	if s.flag == "" || !given {
+		value = getenv(s.env)
+	}
+	return strings.TrimSpace(value)
+}
+
 // ParseConfig reads the arguments and the environment. Its error is one line that names the
 // variable and never its value. help receives the text of --help, after which the error is
 // flag.ErrHelp.
@@ -124,10 +136,7 @@ func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Con
 		return c, err
 	}
 	for _, s := range settings {
-		value, given := values[s.flag]
-		if s.flag == "" || !given {
-			value = getenv(s.env)
-		}
+		value := s.value(values, getenv)
 		if value == "" {
 			value = s.preset
 		}

@@ -28,7 +28,7 @@ func setHost(c *Config, value string) error {
 }
 
 func setToken(c *Config, value string) error {
-	c.Token = strings.TrimSpace(value)
+	c.Token = value
 	return tokenProblem(c.Token)
 }
 

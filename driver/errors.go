@@ -132,6 +132,10 @@ func outOfTime(ctx context.Context) bool {
 var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp [^ ]+: |` +
 	`lookup [^ ]+( on [^ ]+)?: `)
 
+// otherNames is where crypto/tls says whose a certificate is, and whose it should be.
+var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
+	`cannot validate certificate for) .*`)
+
 // transportText shortens what net/http says about a failed call: the client wraps it as text, with
 // the URL in front. The message may reach people whom the rack's address is none of the business.
 func transportText(err error) string {
@@ -139,7 +143,13 @@ func transportText(err error) string {
 	if _, after, ok := strings.Cut(text, `": `); ok {
 		text = after
 	}
-	return address.ReplaceAllString(text, "")
+	text = address.ReplaceAllString(text, "")
+	text = otherNames.ReplaceAllString(text, "x509: certificate is for other names than the one in "+
+		"OXIDE_HOST")
+	if strings.Contains(text, "x509: certificate signed by unknown authority") {
+		text += "; put the certificate of the rack's authority into OXIDE_CA_FILE"
+	}
+	return text
 }
 
 // answerText is the rack's message with its request id. A body that is not the rack's JSON (a

@@ -36,6 +36,8 @@ type rackHealth struct {
 	looked bool
 	// guarded by mu
 	fault error
+	// guarded by mu
+	told string
 }
 
 // lookSoon asks for a look now: a call has found the token refused. It does not wait.
@@ -88,25 +90,51 @@ func (h *rackHealth) look(ctx context.Context) bool {
 	fault := healthFault(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case err != nil && fault == nil && h.looked:
+	h.tell(limited, err, fault)
+	if err != nil && fault == nil && h.looked {
 		// The rack is away. What it said last holds (PR-5).
 		return false
-	case fault != nil && h.fault == nil:
-		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", fault)
-	case fault == nil && h.fault != nil:
-		h.Log.InfoContext(ctx, "the rack accepts this controller again")
 	}
 	h.looked, h.fault = true, fault
 	return err == nil
 }
 
+// tell writes one line when what a look found is another trouble than before, or none any more. It
+// is called with mu held.
+func (h *rackHealth) tell(ctx context.Context, err, fault error) {
+	var trouble string
+	switch {
+	case fault != nil:
+		trouble = status.Convert(fault).Message()
+	case err != nil:
+		trouble = status.Convert(statusError(ctx, lookAtProject, err)).Message()
+	}
+	told := trouble
+	if answer := new(oxide.HTTPError); errors.As(err, &answer) {
+		// Such a text has the number of its request, and the reason is enough to tell it by.
+		told, _, _ = strings.Cut(trouble, ": ")
+	}
+	switch {
+	case told == h.told:
+	case fault != nil:
+		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", trouble)
+	case err != nil:
+		h.Log.WarnContext(ctx, "the rack at OXIDE_HOST does not answer; calls fail until it does",
+			"error", trouble)
+	default:
+		h.Log.InfoContext(ctx, "the rack accepts this controller again")
+	}
+	h.told = told
+}
+
+// lookAtProject names the look in errors.
+const lookAtProject = "look at the project"
+
 // healthFault is what a person has to mend, or nil: also for a rack that is away.
 func healthFault(err error) error {
-	const what = "look at the project"
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
-		s := statusError(context.Background(), what, err)
+		s := statusError(context.Background(), lookAtProject, err)
 		reason, text, _ := strings.Cut(status.Convert(s).Message(), ": ")
 		return fail(codes.FailedPrecondition, Reason(reason), "%s", text)
 	case errors.Is(err, oxide.ErrObjectNotFound):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 )
 
@@ -88,6 +89,12 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
 	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	if c.Mode.node() {
+		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
+		if err := toolsHealth(); err != nil {
+			log.Error("this node cannot stage volumes", "error", status.Convert(err).Message())
+		}
+	}
 	return p.serve(ctx, server, listener, metricsListener)
 }
 

@@ -1,0 +1,227 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
+	values := map[string]string{
+		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": testToken,
+		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
+		"OXIDE_TOPOLOGY_RACK": "a", "OXIDE_INSTANCE_ID": testInstance, "OXIDE_MAX_DISKS": "8",
+	}
+	want, err := ParseConfig(nil, goodEnv(values), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []string{"\n", "\r\n", " ", "\n\n"} {
+		padded := map[string]string{}
+		for key, value := range values {
+			padded[key] = value + end
+		}
+		got, err := ParseConfig(nil, goodEnv(padded), io.Discard)
+		if err != nil {
+			t.Errorf("with %q at the end: %v", end, err)
+			continue
+		}
+		if got.Host != want.Host || got.Token != want.Token || got.Project != want.Project ||
+			got.ClusterID != want.ClusterID || !got.LogJSON || got.MaxDisks != want.MaxDisks ||
+			got.InstanceID != want.InstanceID ||
+			got.Topology[0][topologyPrefix+"rack"] != "a" {
+			t.Errorf("with %q at the end: got %+v", end, got)
+		}
+		audit, err := ParseAuditConfig([]string{"--kubectl"}, goodEnv(padded), io.Discard)
+		if err != nil || audit.Host != want.Host || audit.Project != want.Project {
+			t.Errorf("an audit with %q at the end: %+v, %v", end, audit, err)
+		}
+	}
+}
+
+func TestD45AnEmptyValueIsOneThatIsNotSet(t *testing.T) {
+	for _, value := range []string{"", "\n", "  "} {
+		for _, key := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_PROJECT"} {
+			_, err := ParseConfig(nil, goodEnv(map[string]string{key: value}), io.Discard)
+			if err == nil || !strings.HasPrefix(err.Error(), key) ||
+				!strings.Contains(err.Error(), "is not set") {
+				t.Errorf("%s=%q: got %v, want that it is not set", key, value, err)
+			}
+		}
+		c, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_CLUSTER_ID": value,
+			"OXIDE_CA_FILE": value, "OXIDE_TOKEN_FILE": value, "OXIDE_TOPOLOGY": value,
+			"OXIDE_METRICS_ADDRESS": value, "OXIDE_MAX_DISKS": value}), io.Discard)
+		if err != nil || c.ClusterID != "" || c.CAFile != "" || c.TokenFile != "" ||
+			c.Topology != nil || c.MetricsAddress != "" || c.MaxDisks != 12 {
+			t.Errorf("optional settings of %q: got %+v, %v", value, c, err)
+		}
+	}
+}
+
+// started runs the plugin with a JSON log until it has said something at a level, and returns that.
+func started(t *testing.T, level string, args []string, env map[string]string) map[string]string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "csi")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	env["CSI_ENDPOINT"], env["OXIDE_LOG_FORMAT"] = "unix://"+filepath.Join(dir, "csi.sock"), "json"
+	env["OXIDE_STATE_DIR"] = filepath.Join(dir, "state")
+	config, err := ParseConfig(args, goodEnv(env), io.Discard)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	book := &logBook{}
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, config, book) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	var found map[string]string
+	awaitCondition(t, "the log has a line of level "+level, func() bool {
+		for line := range strings.Lines(book.String()) {
+			entry := map[string]string{}
+			if err := json.Unmarshal([]byte(line), &entry); err == nil && entry["level"] == level {
+				found = entry
+			}
+		}
+		return found != nil
+	})
+	if strings.Contains(book.String(), "tweety") {
+		t.Errorf("the log shows a value:\n%s", book)
+	}
+	return found
+}
+
+func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
+	answering := func(e exchange) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(e.status)
+			_, _ = io.WriteString(w, e.body)
+		}
+	}
+	plain := func(h http.Handler) func(*testing.T) map[string]string {
+		return func(t *testing.T) map[string]string {
+			server := httptest.NewServer(h)
+			t.Cleanup(server.Close)
+			return map[string]string{"OXIDE_HOST": server.URL}
+		}
+	}
+	fine := answering(exchange{status: 200, body: projectOf()})
+	for _, test := range []struct {
+		name  string
+		rack  func(*testing.T) map[string]string
+		level string
+		want  []string
+	}{
+		{"a wrong token", plain(answering(rackError(401, "Unauthorized",
+			"credentials missing or invalid"))), "ERROR",
+			[]string{"TokenRejected", "OXIDE_TOKEN"}},
+		{"a token without a role", plain(answering(rackError(403, "Forbidden", "Forbidden"))),
+			"ERROR", []string{"RoleMissing", "limited-collaborator"}},
+		{"an unknown project", plain(answering(rackError(404, "ObjectNotFound",
+			`not found: project with name "tweety"`))), "ERROR",
+			[]string{"ProjectNotFound", "OXIDE_PROJECT"}},
+		{"an address of something else", plain(http.NotFoundHandler()), "WARN",
+			[]string{"RackUnknown", "OXIDE_HOST"}},
+		{"an address where nobody is", func(t *testing.T) map[string]string {
+			server := httptest.NewServer(fine)
+			server.Close()
+			return map[string]string{"OXIDE_HOST": server.URL}
+		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST", "connection refused"}},
+		{"a name that is nobody's", func(*testing.T) map[string]string {
+			return map[string]string{"OXIDE_HOST": "https://tweety..invalid"}
+		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST"}},
+		{"a certificate of an unknown authority", func(t *testing.T) map[string]string {
+			return map[string]string{"OXIDE_HOST": secureRack(t, fine).URL}
+		}, "WARN", []string{"RackUnavailable", "unknown authority", "OXIDE_CA_FILE"}},
+		{"a certificate for another name", func(t *testing.T) map[string]string {
+			server := secureRack(t, fine)
+			ca := filepath.Join(t.TempDir(), "ca.pem")
+			must(t, os.WriteFile(ca, pemOf(server.Certificate().Raw), 0o600))
+			return map[string]string{"OXIDE_CA_FILE": ca,
+				"OXIDE_HOST": strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}
+		}, "WARN", []string{"RackUnavailable", "other names than the one in OXIDE_HOST"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			line := started(t, test.level, nil, test.rack(t))
+			for _, want := range test.want {
+				if !strings.Contains(line["msg"]+" "+line["error"], want) {
+					t.Errorf("the line %v lacks %q", line, want)
+				}
+			}
+			if strings.Contains(line["error"], "rpc error") ||
+				strings.Contains(line["error"], "127.0.0.1") ||
+				strings.Contains(line["error"], "localhost") {
+				t.Errorf("the line %v shows gRPC's words or an address", line)
+			}
+		})
+	}
+}
+
+// secureRack serves HTTPS, and says nothing of the connections it loses.
+func secureRack(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
+	rack := &moodyRack{}
+	server := httptest.NewServer(rack)
+	t.Cleanup(server.Close)
+	book := &logBook{}
+	h := &rackHealth{Client: controllerFor(t, server.URL).Client, Project: testProject,
+		Log: newLog(Config{}, book), asked: make(chan struct{}, 1)}
+	for i, step := range []struct {
+		mood exchange
+		want int // lines in the log from the start
+	}{
+		{exchange{status: 200, body: projectOf()}, 0},
+		{rackError(503, "ServiceNotAvailable", "Service Unavailable"), 1},
+		{rackError(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
+		{rackError(401, "Unauthorized", "credentials missing or invalid"), 2},
+		{rackError(401, "Unauthorized", "credentials missing or invalid"), 2},
+		{rackError(404, "ObjectNotFound", "not found: project"), 3},
+		{exchange{status: 200, body: projectOf()}, 4},
+		{exchange{status: 200, body: projectOf()}, 4},
+	} {
+		rack.set(step.mood)
+		h.look(t.Context())
+		if got := strings.Count(book.String(), "\n"); got != step.want {
+			t.Fatalf("after look %d the log has %d lines, want %d:\n%s", i, got, step.want, book)
+		}
+	}
+	if !strings.HasSuffix(book.String(), "accepts this controller again\"\n") {
+		t.Errorf("the log does not end well:\n%s", book)
+	}
+}
+
+func TestPR4ANodeNamesMissingProgramsAtItsStart(t *testing.T) {
+	path := t.TempDir()
+	for _, tool := range nodeTools {
+		if tool != "mkfs.xfs" && tool != "btrfs" {
+			must(t, os.WriteFile(filepath.Join(path, tool), nil, 0o700))
+		}
+	}
+	t.Setenv("PATH", path)
+	line := started(t, "ERROR", []string{"--mode=node"}, map[string]string{
+		"OXIDE_INSTANCE_ID": testInstance, "OXIDE_SYSFS_ROOT": t.TempDir()})
+	want := "ToolsMissing: the node service runs mkfs.xfs, btrfs and cannot find it"
+	if !strings.HasPrefix(line["error"], want) || line["msg"] != "this node cannot stage volumes" {
+		t.Errorf("got %v, want %q", line, want)
+	}
+}
