@@ -12,6 +12,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	// The certificates to trust where there is no system to ask, in an image of this binary alone.
+	_ "golang.org/x/crypto/x509roots/fallback"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver"
 )
 

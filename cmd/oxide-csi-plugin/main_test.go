@@ -1,0 +1,68 @@
+package main
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// trustOf, when it is set, makes TestTheSystemsCertificatesWin the process that is asked whom it
+// trusts: nobody's certificates but those of the file, or of the binary when it names none.
+const trustOf = "TEST_TRUST_OF"
+
+func TestTheSystemsCertificatesWin(t *testing.T) {
+	if path, asked := os.LookupEnv(trustOf); asked {
+		trusts(t, path)
+		return
+	}
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	server.Close()
+	authority := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nowhere := filepath.Join(t.TempDir(), "missing")
+	for _, test := range []struct{ name, file, trusted string }{
+		{"an image of the binary alone trusts the binary's own", nowhere, ""},
+		{"a system's are trusted alone", authority, authority},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestTheSystemsCertificatesWin$")
+			cmd.Env = []string{"SSL_CERT_FILE=" + test.file, "SSL_CERT_DIR=" + nowhere,
+				trustOf + "=" + test.trusted}
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// trusts fails unless this process trusts the authority in a file and nobody else, or many when no
+// file is named.
+func trusts(t *testing.T, path string) {
+	t.Helper()
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := x509.NewCertPool()
+	if path == "" {
+		if pool.Equal(want) {
+			t.Error("nobody is trusted")
+		}
+		return
+	}
+	b, err := os.ReadFile(path)
+	if err != nil || !want.AppendCertsFromPEM(b) {
+		t.Fatal("no certificate: ", err)
+	}
+	if !pool.Equal(want) {
+		t.Error("others are trusted too")
+	}
+}
