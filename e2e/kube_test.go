@@ -40,7 +40,7 @@ func newKube(kubeconfig string) (*kube, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
-	config.QPS, config.Burst = 200, 400
+	config.QPS = -1 // no limit: the suite is the only user
 	// The API warns of what is deprecated to those who read logs; nobody does.
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
