@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -27,7 +28,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		call.DebugContext(ctx, "called", "request", redacted{req})
 		start := time.Now()
 		answer, err := handler(ctx, req)
-		attrs := append(objects(req), slog.Duration("took", time.Since(start)))
+		attrs := append(objects(req), made(answer)...)
+		attrs = append(attrs, slog.Duration("took", time.Since(start)))
 		if err != nil {
 			s := status.Convert(err)
 			attrs = append(attrs, slog.String("code", s.Code().String()),
@@ -71,6 +73,9 @@ func objects(req any) []slog.Attr {
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		add("volume", r.GetVolumeId())
 	}
+	if r, ok := req.(interface{ GetSourceVolumeId() string }); ok {
+		add("source", r.GetSourceVolumeId())
+	}
 	if r, ok := req.(interface{ GetNodeId() string }); ok {
 		add("node", r.GetNodeId())
 	}
@@ -78,6 +83,17 @@ func objects(req any) []slog.Attr {
 		add("snapshot", r.GetSnapshotId())
 	}
 	return attrs
+}
+
+// made is the id of what a call made: under it the calls that follow are found.
+func made(answer any) []slog.Attr {
+	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
+		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}
+	}
+	if r, ok := answer.(*csi.CreateSnapshotResponse); ok && r.GetSnapshot() != nil {
+		return []slog.Attr{slog.String("snapshot", r.GetSnapshot().GetSnapshotId())}
+	}
+	return nil
 }
 
 // redacted is a message for the log. It is only worked on when the line is written.
