@@ -44,20 +44,30 @@ const rolloutTimeout = 3 * time.Minute
 
 // kustomized builds a directory of package deploy, as kubectl apply -k does.
 func kustomized(dir string) ([]*unstructured.Unstructured, error) {
-	memory := filesys.MakeFsInMemory()
-	err := fs.WalkDir(deploy.Files, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		content, err := deploy.Files.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		return memory.WriteFile("/"+path, content)
-	})
+	memory, err := manifests()
 	if err != nil {
 		return nil, fmt.Errorf("read the manifests: %w", err)
 	}
+	return kustomizedIn(memory, dir)
+}
+
+// manifests is package deploy, as a directory that a spec may add to.
+func manifests() (filesys.FileSystem, error) {
+	memory := filesys.MakeFsInMemory()
+	return memory, fs.WalkDir(deploy.Files, ".",
+		func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			content, err := deploy.Files.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return memory.WriteFile("/"+path, content)
+		})
+}
+
+func kustomizedIn(memory filesys.FileSystem, dir string) ([]*unstructured.Unstructured, error) {
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, "/"+dir)
 	if err != nil {
 		return nil, fmt.Errorf("kustomize build %s: %w", dir, err)
