@@ -1,0 +1,239 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// daemon is a dockerd of our own. Everything it has lies in one directory; what an earlier one left
+// there when it was killed is taken over or removed.
+type daemon struct {
+	dir, root string
+	log       io.Writer
+}
+
+func newDaemon(o Options) *daemon {
+	return &daemon{dir: Directory(o.Cache), root: o.Root, log: o.Log}
+}
+
+func (d *daemon) file(name string) string { return filepath.Join(d.dir, name) }
+func (d *daemon) socket() string          { return d.file("docker.sock") }
+func (d *daemon) pidFile() string         { return d.file("pid") }
+func (d *daemon) configFile() string      { return d.file("daemon.json") }
+
+// startTime is how long an engine may take to answer: an earlier one that was killed may have left
+// containers for it to end.
+const startTime = 2 * time.Minute
+
+// run starts the daemon and waits until it answers.
+func (e *Engine) run(ctx context.Context) error {
+	d := e.daemon
+	if err := d.tidy(ctx); err != nil {
+		return err
+	}
+	if err := d.configure(ctx); err != nil {
+		return err
+	}
+	if err := d.remember(ctx); err != nil {
+		return err
+	}
+	ended, err := d.launch()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for !e.answers(ctx) {
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the Docker engine ended instead of answering: %w; the end of %s:\n%s",
+				err, d.file("log"), d.lastLines())
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("the Docker engine does not answer at %s: %w; "+
+				"the end of %s:\n%s", e.Host, ctx.Err(), d.file("log"), d.lastLines()),
+				d.stop(context.WithoutCancel(ctx)))
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	if err := e.clear(ctx); err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	return e.sayDriver(ctx)
+}
+
+// launch starts dockerd in a session of its own: an interrupt at the terminal is for us, who then
+// take it down in order.
+func (d *daemon) launch() (ended <-chan error, err error) {
+	log, err := os.Create(d.file("log"))
+	if err != nil {
+		return nil, fmt.Errorf("make the engine's log: %w", err)
+	}
+	defer log.Close()
+	command := exec.Command("dockerd", "--config-file", d.configFile())
+	command.Stdout, command.Stderr = log, log
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("start dockerd: %w", err)
+	}
+	result := make(chan error, 1)
+	go func() {
+		if err := command.Wait(); err != nil {
+			result <- err
+			return
+		}
+		result <- errors.New("it gave no reason")
+	}()
+	return result, nil
+}
+
+// configure writes the daemon's settings. The bridge is left out: it would be the machine's, shared
+// with every other engine, and neither kind nor our builds use it.
+func (d *daemon) configure(ctx context.Context) error {
+	settings := map[string]any{
+		"data-root": d.file("data"),
+		"exec-root": d.file("exec"),
+		"pidfile":   d.pidFile(),
+		"hosts":     []string{"unix://" + d.socket()},
+		"bridge":    "none",
+	}
+	restricted, err := WithoutSysResource()
+	if err != nil {
+		return err
+	}
+	if restricted {
+		wrapper, err := d.wrapper(ctx)
+		if err != nil {
+			return err
+		}
+		const name = "without-sys-resource"
+		settings["default-runtime"] = name
+		settings["runtimes"] = map[string]any{name: map[string]string{"path": wrapper}}
+		fmt.Fprintln(d.log, "engine: this machine lends no CAP_SYS_RESOURCE, so containers ask for none")
+	}
+	text, err := json.MarshalIndent(settings, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the engine's settings: %w", err)
+	}
+	if err := os.WriteFile(d.configFile(), text, 0o600); err != nil {
+		return fmt.Errorf("write the engine's settings: %w", err)
+	}
+	return nil
+}
+
+// wrapper builds the program that stands before runc.
+func (d *daemon) wrapper(ctx context.Context) (string, error) {
+	path := d.file("runc-wrapper")
+	command := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", path,
+		"./e2e/engine/runc")
+	command.Dir = d.root
+	command.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := command.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the wrapper of runc: %w: %s", err, tail(out))
+	}
+	return path, nil
+}
+
+// tidy ends a daemon of ours that lives and does not answer, and removes pid files that name
+// processes which are not ours any more: dockerd would wait for those.
+func (d *daemon) tidy(ctx context.Context) error {
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return fmt.Errorf("make the engine's directory: %w", err)
+	}
+	if len(d.socket()) > socketPathMax {
+		return fmt.Errorf("the engine's socket %s has %d characters, and the kernel takes %d: "+
+			"set XDG_CACHE_HOME to a shorter directory", d.socket(), len(d.socket()), socketPathMax)
+	}
+	if err := d.stop(ctx); err != nil {
+		return err
+	}
+	// containerd is dockerd's child and may outlive it; a dockerd takes it over if it is there.
+	containerd := d.file("exec/containerd/containerd.pid")
+	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
+		if err := os.RemoveAll(d.file("exec/containerd")); err != nil {
+			return fmt.Errorf("remove what an earlier engine left: %w", err)
+		}
+	}
+	return nil
+}
+
+// socketPathMax is the length that the kernel sets for the path of a socket. containerd's lies
+// deeper in our directory than docker's.
+const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
+
+// stop ends the daemon by its pid file and waits for its end. None is well.
+func (d *daemon) stop(ctx context.Context) error {
+	pid := livingPID(d.pidFile(), d.configFile())
+	if pid == 0 {
+		if err := os.Remove(d.pidFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the pid file of an earlier engine: %w", err)
+		}
+		return nil
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("end our engine, process %d: %w", pid, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for names(pid, d.configFile()) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("our engine, process %d, does not end: %w; look at %s and end it by hand",
+				pid, ctx.Err(), d.file("log"))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// livingPID is the process that the pid file names, if it lives and is ours: its command line
+// names a file of ours. Else it is zero.
+func livingPID(pidFile, ours string) int {
+	text, err := os.ReadFile(pidFile)
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 1 || !names(pid, ours) {
+		return 0
+	}
+	return pid
+}
+
+// names says whether the process's command line has the path in it. A process that has ended and
+// was not waited for has an empty one.
+func names(pid int, path string) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && strings.Contains(string(line), path)
+}
+
+func (d *daemon) lastLines() string {
+	text, err := os.ReadFile(d.file("log"))
+	if err != nil {
+		return err.Error()
+	}
+	return tail(text)
+}
+
+// sayDriver warns of a storage driver that copies whole images for every container.
+func (e *Engine) sayDriver(ctx context.Context) error {
+	driver, err := e.Output(ctx, "info", "--format", "{{.Driver}}")
+	if err != nil {
+		return fmt.Errorf("ask the engine for its storage driver: %w", err)
+	}
+	if driver == "vfs" {
+		fmt.Fprintf(e.log, "engine: %s lies on a filesystem that only the storage driver vfs works on: "+
+			"everything will be slow and large; set XDG_CACHE_HOME to a directory on ext4 or xfs\n",
+			e.daemon.dir)
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+// Package engine gives the end-to-end suite a Docker engine. It takes the one that DOCKER_HOST
+// names, or one that runs on the machine already, and does not change it. Where there is none it
+// runs one of its own, with its state in the suite's cache, and takes it down at the end; what it
+// built stays for the next time. Debian's docker.io is installed for that where it is missing, so
+// such a machine has to be a Debian or an Ubuntu, and the user root; a registry is asked for
+// nothing.
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Engine is a Docker engine that answers.
+type Engine struct {
+	// Host is what DOCKER_HOST has to be for it. Empty means docker's default.
+	Host string
+
+	// daemon is our own engine; nil is somebody else's.
+	daemon *daemon
+	log    io.Writer
+}
+
+// Options say where an engine of our own lives, and who is told.
+type Options struct {
+	// Root is the project's directory, from which the wrapper of runc is built.
+	Root string
+	// Cache is the suite's directory for what the next run can use.
+	Cache string
+	// Log gets a line for everything that takes a while or changes the machine.
+	Log io.Writer
+}
+
+// Start finds an engine that answers, or runs one.
+func Start(ctx context.Context, o Options) (*Engine, error) {
+	found, err := Find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if found != nil {
+		fmt.Fprintf(o.Log, "engine: using the Docker engine that runs already%s\n", at(found.Host))
+		found.log = o.Log
+		return found, found.prepare()
+	}
+	if missing := missingPrograms("docker", "dockerd"); len(missing) > 0 {
+		if err := Install(ctx, o.Log, "docker.io"); err != nil {
+			return nil, err
+		}
+		// Where an init system starts services, the package's engine runs now.
+		if found, err = Find(ctx); err != nil || found != nil {
+			return found, err
+		}
+	}
+	d := newDaemon(o)
+	own := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
+	if err := own.prepare(); err != nil {
+		return nil, err
+	}
+	if own.answers(ctx) {
+		fmt.Fprintf(o.Log, "engine: using our own that an earlier run has kept%s\n", at(own.Host))
+		return own, nil
+	}
+	began := time.Now()
+	if err := own.run(ctx); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(o.Log, "engine: no Docker engine answers, so one of our own runs%s (%s)\n",
+		at(own.Host), time.Since(began).Round(time.Second))
+	return own, nil
+}
+
+// Find returns the engine that DOCKER_HOST names or that runs on this machine, and nil where there
+// is none. An engine that DOCKER_HOST names and that does not answer is an error.
+func Find(ctx context.Context) (*Engine, error) {
+	e := &Engine{Host: os.Getenv("DOCKER_HOST"), log: io.Discard}
+	if e.answers(ctx) {
+		return e, nil
+	}
+	if e.Host != "" {
+		return nil, fmt.Errorf("expected a Docker engine at DOCKER_HOST=%s, and none answers there: "+
+			"start it, or unset DOCKER_HOST to have one run for the suite", e.Host)
+	}
+	return nil, nil
+}
+
+// Kept returns our own engine of an earlier run if it still runs, and nil if it does not.
+func Kept(ctx context.Context, o Options) *Engine {
+	d := newDaemon(o)
+	e := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
+	if _, err := exec.LookPath("docker"); err != nil || !e.answers(ctx) {
+		return nil
+	}
+	return e
+}
+
+func at(host string) string {
+	if host == "" {
+		return ""
+	}
+	return " at " + host
+}
+
+// answerTime is how long an engine that is well may take to say its version.
+const answerTime = 20 * time.Second
+
+func (e *Engine) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	version, err := e.Output(ctx, "version", "--format", "{{.Server.Version}}")
+	return err == nil && version != ""
+}
+
+// Own says whether the engine is one that we run.
+func (e *Engine) Own() bool { return e.daemon != nil }
+
+// Environment is what a child needs to reach the engine, beside what we have.
+func (e *Engine) Environment() []string {
+	environment := os.Environ()
+	if e.Host != "" {
+		environment = append(environment, "DOCKER_HOST="+e.Host)
+	}
+	return environment
+}
+
+// Command is a docker command for this engine. It uses the builder that every engine has: buildx is
+// a program of its own, which may be missing.
+func (e *Engine) Command(ctx context.Context, args ...string) *exec.Cmd {
+	command := exec.CommandContext(ctx, "docker", args...)
+	command.Env = append(e.Environment(), "DOCKER_BUILDKIT=0")
+	// A docker that was told to end ends what it does in the engine, too.
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = 10 * time.Second
+	return command
+}
+
+// Output runs a docker command and returns what it printed. An error says what it complained of.
+func (e *Engine) Output(ctx context.Context, args ...string) (string, error) {
+	var complaints bytes.Buffer
+	command := e.Command(ctx, args...)
+	command.Stderr = &complaints
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(complaints.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// prepare sees to what the machine must have for an engine with a cluster on it.
+func (e *Engine) prepare() error {
+	return raiseWatchers(e.log, "/proc/sys/fs/inotify/max_user_instances")
+}
+
+// Stop takes down an engine of our own with all that runs on it. One that is not ours stays as it
+// is.
+func (e *Engine) Stop(ctx context.Context) error {
+	if e.daemon == nil {
+		return nil
+	}
+	err := e.clear(ctx)
+	if stopErr := e.daemon.stop(ctx); stopErr != nil {
+		return errors.Join(err, stopErr)
+	}
+	fmt.Fprintln(e.log, "engine: our own is down")
+	return errors.Join(err, e.daemon.giveBack(ctx))
+}
+
+// clear removes every container and network of our own engine, and the containers' volumes. Images
+// stay.
+func (e *Engine) clear(ctx context.Context) error {
+	containers, err := e.Output(ctx, "ps", "--all", "--quiet")
+	if err != nil {
+		return fmt.Errorf("look for containers: %w", err)
+	}
+	if list := strings.Fields(containers); len(list) > 0 {
+		fmt.Fprintf(e.log, "engine: removing %d containers\n", len(list))
+		remove := append([]string{"rm", "--force", "--volumes"}, list...)
+		if _, err := e.Output(ctx, remove...); err != nil {
+			return fmt.Errorf("remove containers: %w", err)
+		}
+	}
+	for _, kind := range []string{"network", "volume"} {
+		if _, err := e.Output(ctx, kind, "prune", "--force"); err != nil {
+			return fmt.Errorf("remove what containers left: %w", err)
+		}
+	}
+	return nil
+}
+
+func missingPrograms(names ...string) []string {
+	var missing []string
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// Install installs Debian packages where apt-get is.
+func Install(ctx context.Context, log io.Writer, packages ...string) error {
+	began := time.Now()
+	fmt.Fprintf(log, "engine: installing %s\n", strings.Join(packages, ", "))
+	install := append([]string{"install", "--yes", "--no-install-recommends"}, packages...)
+	for _, args := range [][]string{{"update"}, install} {
+		command := exec.CommandContext(ctx, "apt-get", args...)
+		command.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := command.CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, tail(out))
+		}
+	}
+	fmt.Fprintf(log, "engine: installed %s (%s)\n", strings.Join(packages, ", "),
+		time.Since(began).Round(time.Second))
+	return nil
+}
+
+// tail is the end of a long output, in which the reason is.
+func tail(output []byte) string {
+	const enough = 2000
+	output = bytes.TrimSpace(output)
+	if len(output) > enough {
+		output = output[len(output)-enough:]
+	}
+	return string(output)
+}
+
+// Directory is where an engine of our own keeps its state.
+func Directory(cache string) string { return filepath.Join(cache, "engine") }

@@ -1,0 +1,170 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Docker engine forwards packets and filters what it forwards, and leaves both so when it ends. A
+// machine that had no engine gets back what it had.
+
+// network is what an engine changes in the machine's.
+type network struct {
+	// Rules are those of each table, as iptables lists them.
+	Rules map[table][]string
+	// Forward is net.ipv4.ip_forward.
+	Forward string
+}
+
+// table is a table of rules: the program that lists it, and its name.
+type table struct{ Program, Name string }
+
+func (t table) MarshalText() ([]byte, error) { return []byte(t.Program + " " + t.Name), nil }
+
+func (t *table) UnmarshalText(text []byte) error {
+	t.Program, t.Name, _ = strings.Cut(string(text), " ")
+	return nil
+}
+
+const forwardFile = "/proc/sys/net/ipv4/ip_forward"
+
+var tables = []table{
+	{"iptables", "filter"}, {"iptables", "nat"}, {"ip6tables", "filter"}, {"ip6tables", "nat"},
+}
+
+// remember writes down the network as it is before our engine runs. What an engine of ours that was
+// killed has written down is the truth still.
+func (d *daemon) remember(ctx context.Context) error {
+	if _, err := os.Stat(d.file("network.json")); err == nil {
+		return nil
+	}
+	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
+	if err != nil {
+		return fmt.Errorf("write down the network as it is: %w", err)
+	}
+	if err := os.WriteFile(d.file("network.json"), text, 0o600); err != nil {
+		return fmt.Errorf("write down the network as it is: %w", err)
+	}
+	return nil
+}
+
+// giveBack makes the network what it was. While another engine runs, it is that one's.
+func (d *daemon) giveBack(ctx context.Context) error {
+	text, err := os.ReadFile(d.file("network.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read how the network was: %w", err)
+	}
+	var before network
+	if err := json.Unmarshal(text, &before); err != nil {
+		return fmt.Errorf("read how the network was: %w", err)
+	}
+	if other := otherEngine(); other != 0 {
+		fmt.Fprintf(d.log, "engine: another Docker engine runs, process %d: rules of iptables stay\n",
+			other)
+	} else if err := restore(ctx, before, readNetwork(ctx)); err != nil {
+		return err
+	}
+	return os.Remove(d.file("network.json"))
+}
+
+// otherEngine is the process of any dockerd on this machine, or zero.
+func otherEngine() int {
+	found, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, file := range found {
+		name, err := os.ReadFile(file)
+		if err == nil && strings.TrimSpace(string(name)) == "dockerd" {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
+
+// readNetwork reads what can be read: a machine without a table has nothing in it to give back.
+func readNetwork(ctx context.Context) network {
+	now := network{Rules: map[table][]string{}}
+	if text, err := os.ReadFile(forwardFile); err == nil {
+		now.Forward = strings.TrimSpace(string(text))
+	}
+	for _, t := range tables {
+		out, err := exec.CommandContext(ctx, t.Program, "-w", "-t", t.Name, "-S").Output()
+		if err == nil {
+			now.Rules[t] = strings.Split(strings.TrimSpace(string(out)), "\n")
+		}
+	}
+	return now
+}
+
+func restore(ctx context.Context, before, now network) error {
+	var problems []error
+	for t, rules := range now.Rules {
+		old, known := before.Rules[t]
+		if !known {
+			continue
+		}
+		for _, change := range undo(old, rules) {
+			args := append([]string{"-w", "-t", t.Name}, change...)
+			if out, err := exec.CommandContext(ctx, t.Program, args...).CombinedOutput(); err != nil {
+				problems = append(problems, fmt.Errorf("%s %s: %w: %s", t.Program,
+					strings.Join(args, " "), err, tail(out)))
+			}
+		}
+	}
+	if before.Forward == "0" && now.Forward != "0" {
+		problems = append(problems, os.WriteFile(forwardFile, []byte("0"), 0))
+	}
+	return errors.Join(problems...)
+}
+
+// undo lists the changes that take an engine's rules out of a table: first the rules that lead to
+// its chains, then the chains, and the policy that it set. Rules that were there before stay, and
+// so do rules that are not an engine's.
+func undo(before, now []string) [][]string {
+	var rules, flushed, removed, policies [][]string
+	for _, line := range now {
+		if slices.Contains(before, line) {
+			continue
+		}
+		// iptables quotes as a shell does; no rule of an engine has a word with a space.
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 3 && words[0] == "-P":
+			if old := policy(before, words[1]); old != nil {
+				policies = append(policies, old)
+			}
+		case len(words) == 2 && words[0] == "-N" && isDocker(words[1]):
+			flushed = append(flushed, []string{"-F", words[1]})
+			removed = append(removed, []string{"-X", words[1]})
+		case len(words) > 2 && words[0] == "-A" && !isDocker(words[1]) && leadsToDocker(words):
+			rules = append(rules, append([]string{"-D"}, words[1:]...))
+		}
+	}
+	return slices.Concat(rules, flushed, removed, policies)
+}
+
+func isDocker(chain string) bool { return strings.HasPrefix(chain, "DOCKER") }
+
+func leadsToDocker(rule []string) bool {
+	i := slices.Index(rule, "-j")
+	return i >= 0 && i+1 < len(rule) && isDocker(rule[i+1])
+}
+
+func policy(rules []string, chain string) []string {
+	for _, line := range rules {
+		if words := strings.Fields(line); len(words) == 3 && words[0] == "-P" && words[1] == chain {
+			return words
+		}
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package engine
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// capSysResource is the number of CAP_SYS_RESOURCE.
+const capSysResource = 24
+
+// WithoutSysResource says whether this machine cannot lend CAP_SYS_RESOURCE to a container.
+func WithoutSysResource() (bool, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return false, fmt.Errorf("read our capabilities: %w", err)
+	}
+	bounding, err := boundingSet(string(status))
+	if err != nil {
+		return false, err
+	}
+	return bounding&(1<<capSysResource) == 0, nil
+}
+
+// boundingSet finds the capabilities that a process and its children may have at most, in its
+// status.
+func boundingSet(status string) (uint64, error) {
+	for line := range strings.Lines(status) {
+		if value, ok := strings.CutPrefix(line, "CapBnd:"); ok {
+			set, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read our capabilities: %w", err)
+			}
+			return set, nil
+		}
+	}
+	return 0, fmt.Errorf("read our capabilities: no line CapBnd in %q", status)
+}
+
+// watchersNeeded is how many inotify instances three nodes take: systemd, containerd and the
+// kubelet of each, and their children.
+const watchersNeeded = 512
+
+// raiseWatchers raises the kernel's limit of inotify instances where it is too low for a cluster.
+func raiseWatchers(log io.Writer, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	if limit >= watchersNeeded {
+		return nil
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(watchersNeeded)), 0); err != nil {
+		return fmt.Errorf("fs.inotify.max_user_instances is %d and three nodes need %d: "+
+			"raise it with sysctl: %w", limit, watchersNeeded, err)
+	}
+	fmt.Fprintf(log, "engine: raised fs.inotify.max_user_instances from %d to %d; it stays so\n",
+		limit, watchersNeeded)
+	return nil
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// takesValue are the flags of runc that have a value and that an engine sets: those before the
+// command, so that a value is not taken for one, and those that name a file.
+var takesValue = []string{"root", "log", "log-format", "criu", "rootless",
+	"bundle", "b", "process", "p"}
+
+// asked finds the file in which a runc command line names the capabilities it asks for, and where
+// in that file they are. Only the commands that start a process ask for any.
+func asked(args []string) (file string, at []string, ok bool) {
+	command := ""
+	values := map[string]string{}
+	for i := 0; i < len(args); i++ {
+		name, value, hasValue := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+		switch {
+		case !strings.HasPrefix(args[i], "-") && command == "":
+			command = args[i]
+		case hasValue:
+			values[name] = value
+		case slices.Contains(takesValue, name) && i+1 < len(args):
+			i++
+			values[name] = args[i]
+		}
+	}
+	switch command {
+	case "create", "run":
+		bundle := values["bundle"] + values["b"]
+		return filepath.Join(bundle, "config.json"), []string{"process", "capabilities"}, true
+	case "exec":
+		// A command line to run has what the container has; a file may ask for more.
+		if process := values["process"] + values["p"]; process != "" {
+			return process, []string{"capabilities"}, true
+		}
+	}
+	return "", nil, false
+}
+
+// without returns the document with the capability gone from every list of the object at the
+// path. What the document says otherwise is kept byte by byte.
+func without(document []byte, path []string, capability string) ([]byte, error) {
+	if len(path) > 0 {
+		object := map[string]json.RawMessage{}
+		if err := json.Unmarshal(document, &object); err != nil {
+			return nil, err
+		}
+		inner, ok := object[path[0]]
+		if !ok || string(inner) == "null" {
+			return document, nil
+		}
+		changed, err := without(inner, path[1:], capability)
+		if err != nil {
+			return nil, err
+		}
+		object[path[0]] = changed
+		return json.Marshal(object)
+	}
+	sets := map[string][]string{}
+	if err := json.Unmarshal(document, &sets); err != nil {
+		return nil, err
+	}
+	for name, set := range sets {
+		sets[name] = slices.DeleteFunc(set, func(c string) bool { return c == capability })
+	}
+	return json.Marshal(sets)
+}

@@ -1,0 +1,84 @@
+package images
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// hash names what is made of the given strings: equal ones have equal names.
+func hash(inputs ...string) string {
+	sum := sha256.New()
+	for _, input := range inputs {
+		// The length keeps "ab", "c" from being "a", "bc".
+		fmt.Fprintf(sum, "%d:%s", len(input), input)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12]
+}
+
+// hashTree names what lies in a tree: paths and contents. How files may be accessed does not count.
+func hashTree(tree fs.FS) (string, error) {
+	var inputs []string
+	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(tree, path)
+		inputs = append(inputs, path, string(content))
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("hash what an image is made of: %w", err)
+	}
+	return hash(inputs...), nil
+}
+
+// hashFiles names what lies in files, which may be large.
+func hashFiles(paths ...string) (string, error) {
+	sum := sha256.New()
+	for _, path := range paths {
+		if err := addFile(sum, path); err != nil {
+			return "", fmt.Errorf("hash what an image is made of: %w", err)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12], nil
+}
+
+func addFile(sum io.Writer, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(sum, "%d:", info.Size())
+	_, err = io.Copy(sum, file)
+	return err
+}
+
+// place puts a file where a build finds it, without a copy where it can.
+func place(from, to string) error {
+	if err := os.Link(from, to); err == nil {
+		return nil
+	}
+	source, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("place a file for a build: %w", err)
+	}
+	defer source.Close()
+	target, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
+	if err != nil {
+		return fmt.Errorf("place a file for a build: %w", err)
+	}
+	if _, err := io.Copy(target, source); err != nil {
+		_ = target.Close()
+		return fmt.Errorf("place a file for a build: %w", err)
+	}
+	return target.Close()
+}

@@ -1,0 +1,106 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// programs are commands that one module builds.
+type programs struct {
+	// name is the module's directory below this package, and what the log calls it.
+	name string
+	// packages are the commands.
+	packages []string
+	// ldflags go to the linker, beside those that leave symbols out.
+	ldflags string
+}
+
+// compiled are the modules whose programs the offline cluster runs.
+var compiled = []programs{
+	{
+		name: "kubernetes",
+		packages: prefixed("k8s.io/kubernetes/cmd/", "kube-apiserver", "kube-controller-manager",
+			"kube-proxy", "kube-scheduler", "kubeadm", "kubectl", "kubelet"),
+		ldflags: kubernetesVersion(Kubernetes),
+	},
+	{name: "etcd", packages: []string{"."}},
+	{
+		name:     "provisioner",
+		packages: []string{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"},
+	},
+	{
+		name: "sidecars",
+		packages: []string{
+			"github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+			"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+		},
+	},
+}
+
+func prefixed(prefix string, names ...string) []string {
+	for i, name := range names {
+		names[i] = prefix + name
+	}
+	return names
+}
+
+// kubernetesVersion makes the programs say their version; kubeadm and kind ask for it.
+func kubernetesVersion(version string) string {
+	const set = "-X k8s.io/component-base/version."
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	return set + "gitVersion=" + version + " " + set + "gitMajor=" + major + " " +
+		set + "gitMinor=" + minor
+}
+
+// compile builds a module's programs and returns the directory they are in, whose name has the hash
+// of what they are made of. Programs that are there are not built again.
+func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
+	module := filepath.Join(b.Root, "e2e", "images", p.name)
+	ldflags := strings.TrimSpace("-s -w " + p.ldflags)
+	version, err := command(ctx, module, nil, "go", "env", "GOVERSION", "GOARCH")
+	if err != nil {
+		return "", err
+	}
+	source, err := hashTree(os.DirFS(module))
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(b.Cache, "programs",
+		p.name+"-"+hash(version, ldflags, strings.Join(p.packages, " "), source))
+	if _, err := os.Stat(dir); err == nil {
+		b.say("%s: compiled before", p.name)
+		return dir, nil
+	}
+	partial := dir + ".partial"
+	if err := os.RemoveAll(partial); err != nil {
+		return "", fmt.Errorf("remove what a build that was ended left: %w", err)
+	}
+	err = b.step("compiling "+p.name+" from its modules", func() error {
+		return b.goBuild(ctx, module, partial, ldflags, p.packages...)
+	})
+	if err != nil {
+		return "", err
+	}
+	if err := os.Rename(partial, dir); err != nil {
+		return "", fmt.Errorf("keep what was compiled: %w", err)
+	}
+	return dir, nil
+}
+
+// goBuild builds static programs that are the same wherever they are built.
+func (b *Builder) goBuild(ctx context.Context, module, dir, ldflags string,
+	packages ...string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make a directory for programs: %w", err)
+	}
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags,
+		"-o", dir + string(filepath.Separator)}, packages...)
+	_, err := command(ctx, module, []string{"CGO_ENABLED=0", "GOWORK=off"},
+		"go", args...)
+	return err
+}

@@ -1,0 +1,173 @@
+// Package images makes what the end-to-end suite's cluster runs. The product's own images are built
+// from this tree in every run. The others come from where they are published; or, with Offline, from
+// nothing but the Go module proxy and Debian's packages, for a machine that reaches no registry:
+//
+//	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
+//	CSI sidecars          compiled from their modules (provisioner/, sidecars/)
+//	registrar, livenessprobe, pause   stand-ins of our own: their modules are not served
+//	busybox, PostgreSQL   Debian's packages (workloads/)
+//	kind's node image     Debian's packages, kind's own files, and all of the above (node/)
+//
+// Somebody behind an air gap points GOPROXY and the machine's apt sources at mirrors, and gets the
+// same suite; no other host is asked. What is built is kept in the cache and in the engine, under a
+// name that has the hash of all that went into it, so a second run takes seconds, and a change of a
+// version builds what depends on it.
+package images
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+// Versions of what the offline cluster is made of. The modules below this directory pin the same
+// ones; Versions of the sidecars are those that the manifests name.
+const (
+	Kubernetes = "v1.35.4"
+
+	etcd = "3.6.6-0"
+)
+
+// Tag is what the manifests call a release's images; the suite runs the tree's own under it.
+const Tag = "v0.1.0"
+
+// Builder builds images with an engine.
+type Builder struct {
+	Engine *engine.Engine
+	// Root is the project's directory.
+	Root string
+	// Cache is the suite's directory for what the next run can use.
+	Cache string
+	// Offline builds everything here.
+	Offline bool
+	// Log gets a line for every step, with how long it took.
+	Log io.Writer
+
+	logging sync.Mutex
+}
+
+func (b *Builder) say(format string, args ...any) {
+	b.logging.Lock()
+	defer b.logging.Unlock()
+	fmt.Fprintf(b.Log, "images: "+format+"\n", args...)
+}
+
+// step does what takes a while, and says so before and after.
+func (b *Builder) step(what string, do func() error) error {
+	began := time.Now()
+	b.say("%s …", what)
+	if err := do(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	b.say("%s: %s", what, time.Since(began).Round(time.Second))
+	return nil
+}
+
+// has says whether the engine has an image.
+func (b *Builder) has(ctx context.Context, image string) bool {
+	_, err := b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Id}}", image)
+	return err == nil
+}
+
+// recipe is what an image is built from.
+type recipe struct {
+	// dir is what the engine gets to see.
+	dir string
+	// file is the Dockerfile in it; empty is Docker's default name. target is a stage of it; empty
+	// is the last.
+	file, target string
+	// network is the build's. Empty is the engine's default.
+	network string
+	args    []string
+}
+
+// noNetwork is a build's that needs none.
+const noNetwork = "none"
+
+// build makes an image.
+func (b *Builder) build(ctx context.Context, image string, r recipe) error {
+	args := []string{"build", "--quiet", "--tag", image}
+	if r.file != "" {
+		args = append(args, "--file", filepath.Join(r.dir, r.file))
+	}
+	if r.target != "" {
+		args = append(args, "--target", r.target)
+	}
+	if r.network != "" {
+		args = append(args, "--network", r.network)
+	}
+	for _, arg := range r.args {
+		args = append(args, "--build-arg", arg)
+	}
+	if _, err := b.Engine.Output(ctx, append(args, r.dir)...); err != nil {
+		return fmt.Errorf("build %s: %w", image, err)
+	}
+	return nil
+}
+
+// save writes images into one archive, unless the archive of these very images is there. The name
+// has their hash in it; archives of the same name before the hash are removed.
+func (b *Builder) save(ctx context.Context, name string, images ...string) (string, error) {
+	ids, err := b.Engine.Output(ctx, append([]string{"image", "inspect", "--format", "{{.Id}}"},
+		images...)...)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(b.Cache, "archives")
+	archive := filepath.Join(dir, name+"-"+hash(ids, strings.Join(images, " "))+".tar")
+	if _, err := os.Stat(archive); err == nil {
+		return archive, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the directory of archives: %w", err)
+	}
+	old, err := filepath.Glob(filepath.Join(dir, name+"-????????????.tar"))
+	if err != nil {
+		return "", err
+	}
+	for _, file := range old {
+		if err := os.Remove(file); err != nil {
+			return "", fmt.Errorf("remove an old archive: %w", err)
+		}
+	}
+	partial := archive + ".partial"
+	if _, err := b.Engine.Output(ctx, append([]string{"save", "--output", partial},
+		images...)...); err != nil {
+		return "", err
+	}
+	if err := os.Rename(partial, archive); err != nil {
+		return "", fmt.Errorf("keep an archive: %w", err)
+	}
+	return archive, nil
+}
+
+// command runs a program in a directory. An error has the end of what it printed.
+func command(ctx context.Context, dir string, environment []string, program string,
+	args ...string) (string, error) {
+	c := exec.CommandContext(ctx, program, args...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), environment...)
+	var complaints bytes.Buffer
+	c.Stderr = &complaints
+	out, err := c.Output()
+	if err != nil {
+		said := bytes.TrimSpace(append(complaints.Bytes(), out...))
+		const enough = 3000
+		said = said[max(0, len(said)-enough):]
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, said)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// architecture is the machine's, as Go and Docker call it.
+const architecture = runtime.GOARCH

@@ -1,0 +1,244 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+// parts are what the offline images are made of.
+type parts struct {
+	// programs are directories by the module's name.
+	programs map[string]string
+	// node and workloads are images of packages.
+	node, workloads string
+}
+
+// Node returns the image of kind's nodes: the published one, or one made here, with every image in
+// it that the suite's pods need.
+func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
+	if !b.Offline {
+		return "kindest/node:" + kubernetes, nil
+	}
+	p, err := b.makeParts(ctx)
+	if err != nil {
+		return "", err
+	}
+	restricted, err := engine.WithoutSysResource()
+	if err != nil {
+		return "", err
+	}
+	key, err := b.nodeKey(ctx, p, restricted)
+	if err != nil {
+		return "", err
+	}
+	repository := "oxide-e2e/node"
+	image := repository + ":" + Kubernetes + "-" + key
+	if b.has(ctx, image) {
+		b.say("node image: built before")
+		return image, nil
+	}
+	baked := ""
+	err = b.step("building the images of Kubernetes, sidecars and workloads", func() (err error) {
+		baked, err = b.bakedImages(ctx, p)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	err = b.step("building the node image", func() error {
+		return b.buildNode(ctx, image, p, baked, restricted)
+	})
+	if err != nil {
+		return "", err
+	}
+	return image, b.dropOlder(ctx, repository, image)
+}
+
+// makeParts compiles and collects at once: the one waits for processors, the other for the network.
+func (b *Builder) makeParts(ctx context.Context) (parts, error) {
+	p := parts{programs: map[string]string{}}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		for _, c := range compiled {
+			dir, err := b.compile(ctx, c)
+			if err != nil {
+				return err
+			}
+			p.programs[c.name] = dir
+		}
+		dir := filepath.Join(b.Cache, "programs", standIns)
+		p.programs[standIns] = dir
+		return b.goBuild(ctx, b.Root, dir, "-s -w", "./e2e/standin/...")
+	})
+	group.Go(func() (err error) {
+		if p.node, err = b.makeRootfs(ctx, nodeRootfs); err != nil {
+			return err
+		}
+		p.workloads, err = b.makeRootfs(ctx, workloadRootfs)
+		return err
+	})
+	return p, group.Wait()
+}
+
+// nodeKey names what a node image is made of.
+func (b *Builder) nodeKey(ctx context.Context, p parts, restricted bool) (string, error) {
+	inputs := []string{p.node, p.workloads, fmt.Sprint(restricted), fmt.Sprint(singles(), collected)}
+	for _, name := range slices.Sorted(maps.Keys(p.programs)) {
+		inputs = append(inputs, p.programs[name])
+	}
+	ours, err := filepath.Glob(filepath.Join(p.programs[standIns], "*"))
+	if err != nil {
+		return "", err
+	}
+	programs, err := hashFiles(ours...)
+	if err != nil {
+		return "", err
+	}
+	inputs = append(inputs, programs)
+	for _, name := range []string{"node", "workloads"} {
+		tree, err := hashTree(os.DirFS(b.directory(name)))
+		if err != nil {
+			return "", err
+		}
+		inputs = append(inputs, tree)
+	}
+	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "sigs.k8s.io/kind")
+	return hash(append(inputs, kind)...), err
+}
+
+// bakedImages builds every image that lies in the node image, and returns their archive.
+func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
+	var images []string
+	for _, s := range singles() {
+		if err := b.buildSingle(ctx, s, p.programs[s.module]); err != nil {
+			return "", err
+		}
+		images = append(images, s.image)
+	}
+	for _, name := range slices.Sorted(maps.Keys(collected)) {
+		rootfs, more := p.workloads, []string(nil)
+		if name == "kube-proxy" {
+			rootfs = p.node
+			more = []string{filepath.Join(p.programs["kubernetes"], name)}
+		}
+		if err := b.buildCollected(ctx, name, collected[name], rootfs, more...); err != nil {
+			return "", err
+		}
+		images = append(images, collected[name])
+	}
+	return b.save(ctx, "baked", images...)
+}
+
+// buildNode builds the node image: first what can be said in a Dockerfile, then the images are put
+// into its containerd, which has to run for that.
+func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
+	restricted bool) error {
+	dir, err := os.MkdirTemp(b.Cache, "build-")
+	if err != nil {
+		return fmt.Errorf("make a directory to build in: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	if err := b.placeNode(ctx, dir, p.programs["kubernetes"]); err != nil {
+		return err
+	}
+	without := ""
+	if restricted {
+		without = "1"
+	}
+	base := image + "-empty"
+	err = b.build(ctx, base, recipe{dir: dir, network: noNetwork, args: []string{
+		"ROOTFS=" + p.node, "KUBERNETES=" + Kubernetes, "WITHOUT_SYS_RESOURCE=" + without,
+	}})
+	if err != nil {
+		return err
+	}
+	if err := b.fill(ctx, base, image, baked); err != nil {
+		return err
+	}
+	_, err = b.Engine.Output(ctx, "rmi", "--no-prune", base)
+	return err
+}
+
+// placeNode puts the files of the node image together: ours, kind's, and the programs.
+func (b *Builder) placeNode(ctx context.Context, dir, programs string) error {
+	kind, err := command(ctx, b.Root, nil, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind")
+	if err != nil {
+		return fmt.Errorf("find kind's files: %w", err)
+	}
+	if err := os.CopyFS(dir, os.DirFS(b.directory("node"))); err != nil {
+		return fmt.Errorf("place the node image's files: %w", err)
+	}
+	files := os.DirFS(filepath.Join(kind, "images", "base", "files"))
+	if err := os.CopyFS(filepath.Join(dir, "kind"), files); err != nil {
+		return fmt.Errorf("place kind's files: %w", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		return fmt.Errorf("place the programs of a node: %w", err)
+	}
+	for _, name := range []string{"kubelet", "kubeadm", "kubectl"} {
+		err := place(filepath.Join(programs, name), filepath.Join(dir, "bin", name))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// importer is the container that fills a node image.
+const importer = "oxide-e2e-import"
+
+// fill puts an archive of images into the containerd of a node image, and keeps that as an image.
+func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
+	input, err := os.Open(archive)
+	if err != nil {
+		return fmt.Errorf("read the images to put into the node image: %w", err)
+	}
+	defer input.Close()
+	remove := func() error {
+		_, err := b.Engine.Output(context.WithoutCancel(ctx), "rm", "--force", importer)
+		return err
+	}
+	// One that was ended half way may be left.
+	_ = remove()
+	run := b.Engine.Command(ctx, "run", "--interactive", "--name", importer, "--network", noNetwork,
+		"--entrypoint", "sh", empty, "/kind/import")
+	run.Stdin = input
+	if out, err := run.CombinedOutput(); err != nil {
+		_ = remove()
+		return fmt.Errorf("put the images into the node image: %w: %s", err, out)
+	}
+	_, err = b.Engine.Output(ctx, "commit",
+		"--change", `ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]`, "--change", "CMD []",
+		importer, full)
+	if removeErr := remove(); err == nil {
+		err = removeErr
+	}
+	return err
+}
+
+// dropOlder removes the images that an image takes the place of: each is as large as a cluster. One
+// that is in use stays.
+func (b *Builder) dropOlder(ctx context.Context, repository, image string) error {
+	list, err := b.Engine.Output(ctx, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
+	if err != nil {
+		return err
+	}
+	for old := range strings.FieldsSeq(list) {
+		if old == image {
+			continue
+		}
+		if _, err := b.Engine.Output(ctx, "rmi", old); err != nil {
+			b.say("an older node image stays, since it is in use: %s", old)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+// rootfs is a root file system of Debian packages.
+type rootfs struct {
+	name     string
+	packages []string
+}
+
+// nodeRootfs is the node image's, and what the product's own images take their programs from. The
+// first lines are what kind's own base image has.
+var nodeRootfs = rootfs{name: "node", packages: []string{
+	"systemd", "systemd-sysv", "conntrack", "iptables", "nftables", "iproute2", "ethtool",
+	"util-linux", "mount", "kmod", "libseccomp2", "pigz", "ca-certificates", "curl", "jq", "procps",
+	"containerd", "runc", "containernetworking-plugins",
+	"e2fsprogs", "xfsprogs", "btrfs-progs",
+}}
+
+// workloadRootfs has the programs that the workloads are taken from.
+var workloadRootfs = rootfs{name: "workloads", packages: []string{"busybox-static", "postgresql"}}
+
+// noManuals are options of dpkg: images keep the copyright of what they carry, and no manuals.
+var noManuals = []string{
+	"--dpkgopt=path-exclude=/usr/share/doc/*",
+	"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+	"--dpkgopt=path-exclude=/usr/share/man/*",
+	"--dpkgopt=path-exclude=/usr/share/info/*",
+}
+
+// makeRootfs makes an image of packages, and returns its name, unless it is there.
+func (b *Builder) makeRootfs(ctx context.Context, r rootfs) (string, error) {
+	machine, err := readSystem("/")
+	if err != nil {
+		return "", err
+	}
+	sources, err := hashFiles(machine.sources...)
+	if err != nil {
+		return "", err
+	}
+	packages := strings.Join(r.packages, ",")
+	image := "oxide-e2e/rootfs-" + r.name + ":" +
+		hash(machine.codename, sources, packages, strings.Join(noManuals, " "))
+	if b.has(ctx, image) {
+		b.say("root file system %s: made before", r.name)
+		return image, nil
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil {
+		if err := engine.Install(ctx, b.Log, "mmdebstrap"); err != nil {
+			return "", err
+		}
+	}
+	args := append([]string{"--quiet", "--variant=minbase", "--include=" + packages}, noManuals...)
+	args = append(args, machine.codename, "-")
+	args = append(args, machine.sources...)
+	return image, b.step("root file system "+r.name+" of Debian's packages", func() error {
+		return b.pack(ctx, image, args)
+	})
+}
+
+// pack pipes what mmdebstrap makes into the engine, as an image.
+func (b *Builder) pack(ctx context.Context, image string, args []string) error {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make a pipe: %w", err)
+	}
+	var said strings.Builder
+	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
+	pack.Stdout, pack.Stderr = write, &said
+	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
+	keep.Stdin, keep.Stderr = read, &said
+	for _, c := range []*exec.Cmd{pack, keep} {
+		if err = c.Start(); err != nil {
+			break
+		}
+	}
+	// Each child has its end; ours would keep the other one waiting.
+	err = errors.Join(err, read.Close(), write.Close())
+	for _, c := range []*exec.Cmd{pack, keep} {
+		if c.Process != nil {
+			err = errors.Join(err, c.Wait())
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("mmdebstrap %s: %w: %s", strings.Join(args, " "), err, said.String())
+	}
+	// Half a tar is an image, too; only a whole one gets the name.
+	if _, err := b.Engine.Output(ctx, "tag", image+"-partial", image); err != nil {
+		return err
+	}
+	_, err = b.Engine.Output(ctx, "rmi", image+"-partial")
+	return err
+}

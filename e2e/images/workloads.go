@@ -1,0 +1,115 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// StandIns says what of an offline cluster is not what users run, for the suite's report.
+const StandIns = "csi-node-driver-registrar, livenessprobe and pause are small programs of the " +
+	"suite's own; busybox is Debian's; postgres:17.6 is Debian's PostgreSQL with an entrypoint of " +
+	"the suite's own, which trusts everybody where no password is set; Kubernetes, etcd and the " +
+	"other sidecars are compiled from their modules"
+
+// registry is where Kubernetes publishes images; the nodes look for them under these names.
+const registry = "registry.k8s.io/"
+
+// single is an image of one static program.
+type single struct {
+	image string
+	// module says which programs it is from.
+	module string
+	// program is the file, and path where it lies in the image.
+	program, path string
+}
+
+// singles are all that a node's containerd needs at its first start, and the sidecars.
+func singles() []single {
+	list := []single{
+		{registry + "etcd:" + etcd, "etcd", "etcd", "/usr/local/bin/etcd"},
+		// kubeadm and kind's containerd name different ones.
+		{registry + "pause:3.10", standIns, "pause", "/pause"},
+		{registry + "pause:3.10.1", standIns, "pause", "/pause"},
+		sidecar(standIns, "node-driver-registrar", "csi-node-driver-registrar:v2.17.0"),
+		sidecar(standIns, "livenessprobe", "livenessprobe:v2.19.0"),
+		sidecar("provisioner", "csi-provisioner", "csi-provisioner:v6.3.0"),
+		sidecar("sidecars", "csi-attacher", "csi-attacher:v4.13.0"),
+		sidecar("sidecars", "csi-snapshotter", "csi-snapshotter:v8.7.0"),
+		sidecar("sidecars", "snapshot-controller", "snapshot-controller:v8.7.0"),
+	}
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		// kubeadm's pods name the program without its path.
+		list = append(list, single{registry + name + ":" + Kubernetes, "kubernetes", name,
+			"/usr/local/bin/" + name})
+	}
+	return list
+}
+
+func sidecar(module, program, image string) single {
+	return single{registry + "sig-storage/" + image, module, program, "/" + program}
+}
+
+// standIns is the name under which the stand-ins' programs are kept.
+const standIns = "standin"
+
+// dockerfile makes an image of a static program.
+func (s single) dockerfile() string {
+	return fmt.Sprintf("FROM scratch\nENV PATH=/usr/local/bin\nCOPY %s %s\nENTRYPOINT [%q]\n",
+		s.program, s.path, s.path)
+}
+
+func (b *Builder) buildSingle(ctx context.Context, s single, programs string) error {
+	dir, err := os.MkdirTemp(b.Cache, "build-")
+	if err != nil {
+		return fmt.Errorf("make a directory to build in: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	if err := place(filepath.Join(programs, s.program), filepath.Join(dir, s.program)); err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "Dockerfile")
+	if err := os.WriteFile(file, []byte(s.dockerfile()), 0o644); err != nil {
+		return fmt.Errorf("write a Dockerfile: %w", err)
+	}
+	return b.build(ctx, s.image, recipe{dir: dir, network: noNetwork})
+}
+
+// collected are the images whose programs are collected from a root file system, by the name of
+// their Dockerfile.
+var collected = map[string]string{
+	"kube-proxy": registry + "kube-proxy:" + Kubernetes,
+	"busybox":    "busybox:1.37",
+	"postgres":   "postgres:17.6",
+}
+
+// smallBase is the base of the simulator's image, also collected.
+const smallBase = "oxide-e2e/base:latest"
+
+// buildCollected builds an image of programs that a root file system has; more are files that go in
+// beside them.
+func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string,
+	more ...string) error {
+	dir, err := os.MkdirTemp(b.Cache, "build-")
+	if err != nil {
+		return fmt.Errorf("make a directory to build in: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, os.DirFS(b.directory("workloads"))); err != nil {
+		return fmt.Errorf("place the files for a build: %w", err)
+	}
+	for _, file := range more {
+		if err := place(file, filepath.Join(dir, filepath.Base(file))); err != nil {
+			return err
+		}
+	}
+	return b.build(ctx, image, recipe{
+		dir: dir, file: name + ".Dockerfile", network: noNetwork, args: []string{"ROOTFS=" + rootfs},
+	})
+}
+
+// directory is one of ours, with files that images are made of.
+func (b *Builder) directory(name string) string {
+	return filepath.Join(b.Root, "e2e", "images", name)
+}

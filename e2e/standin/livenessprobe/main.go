@@ -1,0 +1,91 @@
+// Command livenessprobe answers the kubelet's HTTP probe of a CSI driver by calling the driver's
+// Probe, in the place of registry.k8s.io/sig-storage/livenessprobe where no registry can be
+// reached. It takes the flags that our manifests set.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:], os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "livenessprobe:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	csiAddress   string
+	listen       string
+	probeTimeout time.Duration
+}
+
+func parse(args []string, output io.Writer) (options, error) {
+	var o options
+	var port string
+	flags := flag.NewFlagSet("livenessprobe", flag.ContinueOnError)
+	flags.SetOutput(output)
+	flags.StringVar(&o.csiAddress, "csi-address", "/run/csi/socket", "the driver's socket")
+	flags.StringVar(&o.listen, "http-endpoint", "", "address to answer at; or --health-port")
+	flags.StringVar(&port, "health-port", "9808", "port to answer at, on every address")
+	flags.DurationVar(&o.probeTimeout, "probe-timeout", time.Second, "how long a Probe may take")
+	flags.Int("v", 0, "accepted and without effect")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if o.listen == "" {
+		o.listen = ":" + port
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	driver, err := grpc.NewClient("unix:"+strings.TrimPrefix(o.csiAddress, "unix://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to the driver at %s: %w", o.csiAddress, err)
+	}
+	defer driver.Close()
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("listen for the kubelet: %w", err)
+	}
+	return serve(ctx, listener, &prober{
+		driver: driver, timeout: o.probeTimeout, log: log.New(stderr, "", log.LstdFlags),
+	})
+}
+
+// serve answers until the context ends.
+func serve(ctx context.Context, listener net.Listener, p *prober) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /healthz", p)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	stopped := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stopped()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// identity is a driver that answers Probe as the test says.
+type identity struct {
+	csi.UnimplementedIdentityServer
+	probe func(context.Context) (*csi.ProbeResponse, error)
+}
+
+func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return i.probe(ctx)
+}
+
+func TestTheKubeletIsToldWhatTheDriverSays(t *testing.T) {
+	for name, test := range map[string]struct {
+		probe func(context.Context) (*csi.ProbeResponse, error)
+		code  int
+		says  string
+	}{
+		"a driver that is ready is healthy": {
+			probe: func(context.Context) (*csi.ProbeResponse, error) {
+				return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+			},
+			code: http.StatusOK, says: "ok",
+		},
+		"a driver that says nothing of its readiness is healthy": {
+			probe: func(context.Context) (*csi.ProbeResponse, error) {
+				return &csi.ProbeResponse{}, nil
+			},
+			code: http.StatusOK, says: "ok",
+		},
+		"a driver that is not ready yet is not healthy": {
+			probe: func(context.Context) (*csi.ProbeResponse, error) {
+				return &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}, nil
+			},
+			code: http.StatusInternalServerError, says: errNotReady.Error(),
+		},
+		"a driver that refuses is not healthy, and its reason is told": {
+			probe: func(context.Context) (*csi.ProbeResponse, error) {
+				return nil, status.Error(codes.FailedPrecondition, "no mkfs here")
+			},
+			code: http.StatusInternalServerError, says: "no mkfs here",
+		},
+		"a driver that hangs is not healthy": {
+			probe: func(ctx context.Context) (*csi.ProbeResponse, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+			code: http.StatusInternalServerError, says: "DeadlineExceeded",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, body := healthz(t, test.probe)
+			if code != test.code || !strings.Contains(body, test.says) {
+				t.Errorf("GET /healthz = %d %q, want %d and %q", code, body, test.code, test.says)
+			}
+		})
+	}
+}
+
+// healthz asks a stand-in before a driver that probes as given.
+func healthz(t *testing.T, probe func(context.Context) (*csi.ProbeResponse, error)) (int, string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "csi.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	csi.RegisterIdentityServer(server, &identity{probe: probe})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	driver, err := grpc.NewClient("unix:"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = driver.Close() })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() {
+		served <- serve(ctx, web, &prober{
+			driver: driver, timeout: 300 * time.Millisecond, log: log.New(io.Discard, "", 0),
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Errorf("serve = %v, want nil after its context ended", err)
+		}
+	})
+	answer, err := http.Get("http://" + web.Addr().String() + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(body)
+}
+
+func TestItListensWhereTheFlagsSay(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, ":9808"},
+		{[]string{"--health-port=9811"}, ":9811"},
+		{[]string{"--http-endpoint=127.0.0.1:9812", "--v=5"}, "127.0.0.1:9812"},
+	} {
+		got, err := parse(test.args, io.Discard)
+		if err != nil || got.listen != test.want {
+			t.Errorf("parse(%q).listen = %q, %v, want %q", test.args, got.listen, err, test.want)
+		}
+	}
+	if _, err := parse([]string{"--no-such-flag"}, io.Discard); err == nil {
+		t.Error("parse took a flag that the real one does not have")
+	}
+	err := run(t.Context(), []string{"--http-endpoint=256.0.0.1:1"}, io.Discard)
+	var addressed *net.DNSError
+	var refused *net.OpError
+	if !errors.As(err, &addressed) && !errors.As(err, &refused) {
+		t.Errorf("run at an address that is none = %v, want the network's error", err)
+	}
+}
