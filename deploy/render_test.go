@@ -149,7 +149,8 @@ func find[T any](t *testing.T, m manifests, kind, name string) *T {
 		t.Fatalf("there is no %s %s", kind, name)
 	}
 	typed := new(T)
-	err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(m[i].Object, typed, true)
+	err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(m[i].Object, typed,
+		true)
 	if err != nil {
 		t.Fatalf("%s %s: %v", kind, name, err)
 	}
@@ -165,4 +166,13 @@ func (m manifests) kinds(kind string) manifests {
 		}
 	}
 	return found
+}
+
+func readFile(t *testing.T, name string) []byte {
+	t.Helper()
+	content, err := deploy.Files.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
 }

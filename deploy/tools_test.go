@@ -30,16 +30,21 @@ func tool(t *testing.T, name string) string {
 	return found
 }
 
-// run runs a program to its end; the error is that it could not be run, or its exit status.
-func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string, err error) {
+// run runs a program to its end; the error is its exit status.
+func run(t *testing.T, input []byte, name string, args ...string) (stdout, stderr string,
+	err error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), name, args...)
+	return finish(t, exec.CommandContext(t.Context(), name, args...), input)
+}
+
+func finish(t *testing.T, cmd *exec.Cmd, input []byte) (stdout, stderr string, err error) {
+	t.Helper()
 	var out, complaints bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &complaints
 	err = cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		t.Fatalf("run %s: %v", name, err)
+		t.Fatalf("run %s: %v", cmd.Path, err)
 	}
 	return out.String(), complaints.String(), err
 }

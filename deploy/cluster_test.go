@@ -1,0 +1,209 @@
+package deploy_test
+
+import (
+	"fmt"
+	"maps"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+func TestKubernetesIsToldWhatTheDriverCan(t *testing.T) { // D-55, B-47
+	driver := find[storagev1.CSIDriver](t, objects(t), "CSIDriver", "csi.oxide.computer")
+	s := driver.Spec
+	if driver.Labels[driverLabel] != driverContext || !*s.AttachRequired || *s.PodInfoOnMount ||
+		*s.FSGroupPolicy != storagev1.FileFSGroupPolicy || *s.SELinuxMount || *s.StorageCapacity ||
+		!slices.Equal(s.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{"Persistent"}) {
+		t.Errorf("the CSIDriver is %v", driver)
+	}
+	if p := s.NodeAllocatableUpdatePeriodSeconds; p == nil || *p != 60 {
+		t.Errorf("nodeAllocatableUpdatePeriodSeconds is %v, want 60", p)
+	}
+	old := objects(t, "--kube-version", "1.32.0")
+	if p := find[storagev1.CSIDriver](t, old, "CSIDriver",
+		"csi.oxide.computer").Spec.NodeAllocatableUpdatePeriodSeconds; p != nil {
+		t.Errorf("Kubernetes 1.32 is given nodeAllocatableUpdatePeriodSeconds %d, which it refuses", *p)
+	}
+}
+
+func TestClaimsNameTheClassOxideDisk(t *testing.T) { // D-56, D-60, EX-1
+	all := objects(t, with("extraStorageClasses[0].name=oxide-xfs",
+		"extraStorageClasses[0].parameters.blockSize=512", "extraStorageClasses[0].default=true")...)
+	c := find[storagev1.StorageClass](t, all, "StorageClass", "oxide-disk")
+	if c.Provisioner != "csi.oxide.computer" || *c.AllowVolumeExpansion ||
+		*c.ReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
+		*c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer ||
+		len(c.Parameters) > 0 || len(c.Annotations) > 0 {
+		t.Errorf("the class is %v", c)
+	}
+	c = find[storagev1.StorageClass](t, all, "StorageClass", "oxide-xfs")
+	if c.Provisioner != "csi.oxide.computer" || *c.AllowVolumeExpansion ||
+		*c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer ||
+		c.Parameters["blockSize"] != "512" ||
+		c.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" {
+		t.Errorf("the further class is %v", c)
+	}
+}
+
+func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
+	all := objects(t, everything()...)
+	roles := map[string]string{}
+	for _, kind := range []string{"ClusterRoleBinding", "RoleBinding"} {
+		for _, o := range all.kinds(kind) {
+			var subjects []rbacv1.Subject
+			if kind == "ClusterRoleBinding" {
+				subjects = find[rbacv1.ClusterRoleBinding](t, all, kind, o.GetName()).Subjects
+			} else {
+				subjects = find[rbacv1.RoleBinding](t, all, kind, o.GetName()).Subjects
+			}
+			if len(subjects) != 1 || subjects[0].Kind != "ServiceAccount" ||
+				subjects[0].Namespace != "oxide-csi" {
+				t.Errorf("%s %s is for %v", kind, o.GetName(), subjects)
+				continue
+			}
+			roles[kind+" "+o.GetName()] = subjects[0].Name
+		}
+	}
+	want := map[string]string{
+		"ClusterRoleBinding oxide-csi-controller":           controllerName,
+		"ClusterRoleBinding oxide-csi-controller-snapshots": controllerName,
+		"ClusterRoleBinding oxide-csi-node":                 nodeName,
+		"RoleBinding oxide-csi-controller":                  controllerName,
+	}
+	if !maps.Equal(roles, want) {
+		t.Errorf("the bindings are %v, want %v", roles, want)
+	}
+	for kind, name := range map[string]string{"Deployment": controllerName, "DaemonSet": nodeName} {
+		o := all.kinds(kind)[0]
+		spec := o.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+		if spec["serviceAccountName"] != name {
+			t.Errorf("the pods of %s run as %v, want %s", kind, spec["serviceAccountName"], name)
+		}
+	}
+	node := find[rbacv1.ClusterRole](t, all, "ClusterRole", nodeName)
+	if got := fmt.Sprint(node.Rules); got != "[{[get] [] [nodes] [] []}]" {
+		t.Errorf("the node may %s, want to get nodes only", got)
+	}
+	if n := len(objects(t).kinds("ClusterRole")); n != 1 {
+		t.Errorf("by default there are %d cluster roles, want the controller's alone", n)
+	}
+}
+
+func TestNoRuleReachesFurtherThanItsWords(t *testing.T) { // D-54
+	all := objects(t, everything()...)
+	count := 0
+	for _, o := range append(all.kinds("ClusterRole"), all.kinds("Role")...) {
+		role := find[rbacv1.ClusterRole](t, manifests{o}, o.GetKind(), o.GetName())
+		for _, rule := range role.Rules {
+			count++
+			words := slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs)
+			if slices.Contains(words, "*") || slices.Contains(rule.Resources, "secrets") ||
+				len(rule.Resources) != 1 || len(rule.APIGroups) != 1 {
+				t.Errorf("%s has the rule %v", o.GetName(), rule)
+			}
+		}
+	}
+	if count < 10 {
+		t.Errorf("there are only %d rules; is this test reading them?", count)
+	}
+	plain := objects(t).kinds("ClusterRole")[0]
+	for _, rule := range find[rbacv1.ClusterRole](t, manifests{plain}, "ClusterRole",
+		controllerName).Rules {
+		if slices.Contains(rule.Resources, "nodes") {
+			t.Error("the controller reads nodes, which it needs for topology only")
+		}
+	}
+}
+
+func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
+	pulled := regexp.MustCompile(`(?m)^\s*(?:- )?image: (\S+)$`)
+	images := func(args ...string) []string {
+		text := strings.Join(slices.Collect(maps.Values(render(t, append(everything(), args...)...))), "")
+		var found []string
+		for _, m := range pulled.FindAllStringSubmatch(text, -1) {
+			found = append(found, m[1])
+		}
+		slices.Sort(found)
+		return slices.Compact(found)
+	}
+	ours := images()
+	if len(ours) != 8 {
+		t.Fatalf("there are the images %q, expected 8", ours)
+	}
+	for i, got := range images(with("imageRegistry=mirror.example.com/oxide/")...) {
+		name, ok := strings.CutPrefix(got, "mirror.example.com/oxide/")
+		if !ok || !slices.Contains(ours, name) && !slices.Contains(ours, "registry.k8s.io/"+name) {
+			t.Errorf("with a mirror, image %d is %s", i, got)
+		}
+	}
+	digest := "sha256:" + strings.Repeat("a", 64)
+	values := []string{"image", "nodeImage", "instanceMetadata.image", "provisioner.image",
+		"attacher.image", "snapshotter.image", "registrar.image", "livenessProbe.image"}
+	var tagged, digested, want []string
+	for _, v := range values {
+		name := strings.ToLower(v)
+		tagged = append(tagged, v+".registry=other.example.com", v+".repository=x/"+name, v+".tag=v9")
+		digested = append(digested, v+".digest="+digest)
+		want = append(want, "other.example.com/x/"+name+":v9")
+	}
+	slices.Sort(want)
+	if got := images(with(tagged...)...); !slices.Equal(got, want) {
+		t.Errorf("with names of one's own the images are %q, want %q", got, want)
+	}
+	for _, got := range images(with(digested...)...) {
+		if !strings.HasSuffix(got, "@"+digest) {
+			t.Errorf("with a digest an image is %s", got)
+		}
+	}
+	all := objects(t, with("imagePullSecrets[0].name=pull", "imagePullPolicy=Never")...)
+	for _, pod := range []corev1.PodSpec{
+		find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec,
+		find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template.Spec,
+	} {
+		if len(pod.ImagePullSecrets) != 1 || pod.ImagePullSecrets[0].Name != "pull" ||
+			pod.Containers[0].ImagePullPolicy != corev1.PullNever {
+			t.Errorf("%s pulls with %v, %s", pod.ServiceAccountName, pod.ImagePullSecrets,
+				pod.Containers[0].ImagePullPolicy)
+		}
+	}
+}
+
+func TestTheDriverKnowsEveryVariableItIsGiven(t *testing.T) { // B-23
+	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
+		"../cmd/oxide-csi-plugin", "--help"), nil)
+	help := out + complaints
+	known := regexp.MustCompile(`\$((?:CSI|OXIDE)_[A-Z_]+)`).FindAllStringSubmatch(help, -1)
+	if len(known) < 15 {
+		t.Fatalf("the driver's help names %d variables (%v):\n%s", len(known), err, help)
+	}
+	forms := map[string]manifests{
+		"the chart, file": objects(t, everything()...),
+		"the chart, variable": objects(t, with("instanceMetadata.enabled=true",
+			"instanceMetadata.via=env")...),
+		"the e2e overlay": build(t, "kustomize/e2e"),
+	}
+	given := map[string]bool{}
+	for name, all := range forms {
+		for _, pod := range []corev1.PodSpec{
+			find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec,
+			find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template.Spec,
+		} {
+			for _, v := range container(t, pod, pluginName).Env {
+				given[v.Name] = true
+				if !slices.ContainsFunc(known, func(k []string) bool { return k[1] == v.Name }) {
+					t.Errorf("%s sets %s, which the driver does not know", name, v.Name)
+				}
+			}
+		}
+	}
+	if len(given) < 15 {
+		t.Errorf("the manifests set only %q", slices.Sorted(maps.Keys(given)))
+	}
+}

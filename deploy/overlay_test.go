@@ -1,0 +1,148 @@
+package deploy_test
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestTheSuiteInstallsWhatUsersInstall holds the end-to-end overlay to its promise: a path of an
+// object that is not listed here must be the same for users.
+func TestTheSuiteInstallsWhatUsersInstall(t *testing.T) {
+	users, suite := build(t, "kustomize/snapshots").byKey(t), build(t, "kustomize/e2e").byKey(t)
+	added := map[string]bool{
+		"Secret/oxide-csi/oxide-secret":         true, // everybody makes this one
+		"Deployment/oxide-csi/oxide-simulator":  true, // the rack
+		"Service/oxide-csi/oxide-simulator":     true,
+		"ServiceAccount/kube-system/" + snapper: true, // the cluster's, where it has none
+		"ClusterRole//" + snapper:               true,
+		"ClusterRoleBinding//" + snapper:        true,
+		"Role/kube-system/" + snapper:           true,
+		"RoleBinding/kube-system/" + snapper:    true,
+		"Deployment/kube-system/" + snapper:     true,
+	}
+	for name := range suite {
+		if users[name] == nil != added[name] {
+			t.Errorf("%s: users have it %v, expected %v", name, users[name] != nil, !added[name])
+		}
+	}
+	const (
+		node       = "DaemonSet/oxide-csi/oxide-csi-node.spec.template.spec"
+		controller = "Deployment/oxide-csi/oxide-csi-controller.spec.template.spec"
+		plugin     = ".containers[oxide-plugin]"
+	)
+	allowed := []string{
+		node + ".affinity",
+		node + plugin + ".env[OXIDE_DEV_ROOT]",
+		node + plugin + ".env[OXIDE_METRICS_ADDRESS]",
+		node + plugin + ".env[OXIDE_SYSFS_ROOT]",
+		node + plugin + ".ports",
+		node + plugin + ".volumeMounts[guest]",
+		node + ".volumes[guest]",
+		controller + plugin + ".env[OXIDE_METRICS_ADDRESS]",
+		controller + plugin + ".ports",
+	}
+	var got []string
+	for name, object := range users {
+		got = append(got, differences(name, object, suite[name])...)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, allowed) {
+		t.Errorf("the overlay changes\n%s\nwant\n%s", strings.Join(got, "\n"),
+			strings.Join(allowed, "\n"))
+	}
+}
+
+const snapper = "snapshot-controller"
+
+// differences are the paths at which b is not as a. Items of lists are known by their names.
+func differences(path string, a, b any) []string {
+	if x, y := named(a), named(b); x != nil && y != nil {
+		var found []string
+		for _, k := range slices.Sorted(maps.Keys(x)) {
+			found = append(found, differences(path+k, x[k], y[k])...)
+		}
+		for _, k := range slices.Sorted(maps.Keys(y)) {
+			if _, ok := x[k]; !ok {
+				found = append(found, path+k)
+			}
+		}
+		return found
+	}
+	if !reflect.DeepEqual(a, b) {
+		return []string{path}
+	}
+	return nil
+}
+
+// named are the parts of a mapping, or of a list whose items have names.
+func named(part any) map[string]any {
+	parts := map[string]any{}
+	switch part := part.(type) {
+	case map[string]any:
+		for k, v := range part {
+			parts["."+k] = v
+		}
+	case []any:
+		for _, item := range part {
+			fields, _ := item.(map[string]any)
+			name, ok := fields["name"].(string)
+			if !ok {
+				return nil
+			}
+			parts["["+name+"]"] = item
+		}
+	default:
+		return nil
+	}
+	return parts
+}
+
+func TestTheSimulatedRackIsWhereTheDriverLooks(t *testing.T) {
+	all := build(t, "kustomize/e2e")
+	service := find[corev1.Service](t, all, "Service", "oxide-simulator")
+	secret := find[corev1.Secret](t, all, "Secret", "oxide-secret")
+	if want := "http://" + service.Spec.ClusterIP; secret.StringData["host"] != want ||
+		service.Spec.Ports[0].Port != 80 {
+		t.Errorf("the driver looks at %s, port %d; want %s, port 80", secret.StringData["host"],
+			service.Spec.Ports[0].Port, want)
+	}
+	d := find[appsv1.Deployment](t, all, "Deployment", "oxide-simulator")
+	simulator := d.Spec.Template.Spec.Containers[0]
+	for _, want := range []string{"--token=" + secret.StringData["token"],
+		"--project=" + secret.StringData["project"]} {
+		if !slices.Contains(simulator.Args, want) {
+			t.Errorf("the simulator does not run with %s: %q", want, simulator.Args)
+		}
+	}
+	api := slices.IndexFunc(simulator.Ports, func(p corev1.ContainerPort) bool {
+		return p.Name == service.Spec.Ports[0].TargetPort.String()
+	})
+	if api < 0 || !slices.Contains(simulator.Args, fmt.Sprintf("--listen=0.0.0.0:%d",
+		simulator.Ports[api].ContainerPort)) {
+		t.Errorf("the simulator serves at %q, and is looked for at %v", simulator.Args, simulator.Ports)
+	}
+	if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || *d.Spec.Replicas != 1 {
+		t.Error("two simulators could be at work on one directory")
+	}
+}
+
+func TestEveryPatchOfTheSuiteHasAReason(t *testing.T) {
+	text := string(readFile(t, "kustomize/e2e/kustomization.yaml"))
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(line, "  - path:") && !strings.HasPrefix(lines[i-1], "  # ") &&
+			!strings.Contains(lines[i-1], "metrics") {
+			t.Errorf("%s has no reason above it", strings.TrimSpace(line))
+		}
+	}
+	if !strings.Contains(text, "node-paths.yaml") {
+		t.Error("is this test reading the right file?")
+	}
+}

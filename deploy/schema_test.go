@@ -1,0 +1,282 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Where the schemas of Kubernetes' kinds come from: modules that bring them as data. Nothing has to
+// be fetched from the places that kubeconform knows.
+const (
+	kubernetesModule = "k8s.io/kubernetes@v" + kubernetes
+	snapshotsModule  = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
+)
+
+// TestKubeconformAcceptsEveryForm holds every object to the schema of its kind, strictly: a field
+// that Kubernetes does not know is an error.
+func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
+	schemas := kindSchemas(t)
+	forms := map[string]manifests{}
+	for name, values := range map[string][]string{
+		"the defaults":   nil,
+		"with snapshots": with("snapshots.enabled=true"),
+		"with all there is": with("snapshots.enabled=true", "metrics.enabled=true", "ownCA=true",
+			"topology=rack=a", "topologyAlso=rack=b", "instanceMetadata.enabled=true",
+			"secret.create=true", "secret.host=https://a", "secret.token=t", "secret.project=p",
+			"secret.caBundle=c", "extraStorageClasses[0].name=xfs", "storageClass.default=true",
+			"extraStorageClasses[0].parameters.blockSize=512", "controller.antiAffinity=required",
+			"imagePullSecrets[0].name=pull", "node.extraEnv[0].name=A", "node.extraEnv[0].value=b"),
+		"with the id as a variable": with("instanceMetadata.enabled=true", "instanceMetadata.via=env"),
+	} {
+		forms["chart "+name] = objects(t, values...)
+	}
+	for _, dir := range []string{"base", "snapshots", "snapshot-controller", "simulator", "e2e"} {
+		forms["kustomize "+dir] = build(t, "kustomize/"+dir)
+	}
+	examples, err := filepath.Glob("examples/*.yaml")
+	if err != nil || len(examples) == 0 {
+		t.Fatalf("found no examples: %v", err)
+	}
+	for _, file := range examples {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forms[file] = parse(t, string(text))
+	}
+	for name, all := range forms {
+		t.Run(name, func(t *testing.T) {
+			if out, ok := conforms(t, schemas, all); !ok {
+				t.Error(out)
+			}
+		})
+	}
+}
+
+func TestKubeconformRefusesAFieldThatNobodyKnows(t *testing.T) {
+	schemas := kindSchemas(t)
+	for _, wrong := range []string{
+		"kind: ServiceAccount\napiVersion: v1\nmetadata: {name: a}\nautomount: false\n",
+		"kind: CSIDriver\napiVersion: storage.k8s.io/v1\nmetadata: {name: a}\nspec: {attach: true}\n",
+		"kind: VolumeSnapshotClass\napiVersion: snapshot.storage.k8s.io/v1\nmetadata: {name: a}\n" +
+			"driver: a\ndeletionPolicy: Keep\n",
+		"kind: StorageClass\napiVersion: storage.k8s.io/v1\nmetadata: {name: a}\n",
+	} {
+		out, ok := conforms(t, schemas, parse(t, wrong))
+		if ok || !strings.Contains(out, "Invalid: 1, Errors: 0") {
+			t.Errorf("kubeconform does not refuse\n%s%s", wrong, out)
+		}
+	}
+}
+
+// conforms runs kubeconform on the objects.
+func conforms(t *testing.T, schemas string, all manifests) (complaints string, ok bool) {
+	t.Helper()
+	var stream strings.Builder
+	for _, object := range all {
+		text, err := yaml.Marshal(object.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream.WriteString("---\n" + string(text))
+	}
+	out, complaints, err := run(t, []byte(stream.String()), tool(t, "kubeconform"), "-strict",
+		"-summary", "-schema-location",
+		schemas+"/{{.Group}}/{{.ResourceAPIVersion}}/{{.ResourceKind}}.json")
+	if !strings.Contains(out, fmt.Sprintf("%d resource", len(all))) {
+		t.Errorf("kubeconform has not seen the %d objects: %s%s", len(all), out, complaints)
+	}
+	return out + complaints, err == nil
+}
+
+// kindSchemas makes a directory of JSON schemas, one for each kind, as group/version/kind.json.
+func kindSchemas(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	kubernetesKinds(t, dir)
+	snapshotKinds(t, dir)
+	return dir
+}
+
+// module is the directory of a module, downloaded when it was not yet. It is no dependency of ours.
+func module(t *testing.T, name string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", name)
+	cmd.Dir = t.TempDir() // outside of any module, to whose sums it would be held
+	out, complaints, err := finish(t, cmd, nil)
+	var found struct{ Dir string }
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &found)
+	}
+	if err != nil || found.Dir == "" {
+		t.Fatalf("download the module %s, which brings the schemas: %v\n%s%s", name, err, out, complaints)
+	}
+	return found.Dir
+}
+
+// kubernetesKinds writes the schemas of the kinds in Kubernetes' own OpenAPI document.
+func kubernetesKinds(t *testing.T, dir string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(module(t, kubernetesModule), "api", "openapi-spec",
+		"swagger.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document struct{ Definitions map[string]map[string]any }
+	if err := json.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	definitions := document.Definitions
+	for _, definition := range definitions {
+		closed(definition)
+	}
+	// Both are written as strings or as numbers, and described as strings.
+	definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = map[string]any{
+		"type": []string{"integer", "string"}}
+	definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = map[string]any{
+		"type": []string{"number", "string"}}
+	kinds := 0
+	for name, definition := range definitions {
+		group, version, kind := groupVersionKind(definition)
+		if kind == "" {
+			continue
+		}
+		kinds++
+		needed := map[string]any{}
+		collect(name, definitions, needed)
+		writeSchema(t, dir, group, version, kind, map[string]any{
+			"$ref": "#/definitions/" + name, "definitions": needed,
+		})
+	}
+	if kinds < 100 {
+		t.Fatalf("found %d kinds in Kubernetes' OpenAPI document, expected more than 100", kinds)
+	}
+}
+
+// groupVersionKind is what the definition is of; most are parts of others, or of many groups.
+func groupVersionKind(definition map[string]any) (group, version, kind string) {
+	all, _ := definition["x-kubernetes-group-version-kind"].([]any)
+	if len(all) != 1 {
+		return "", "", ""
+	}
+	only, _ := all[0].(map[string]any)
+	group, _ = only["group"].(string)
+	version, _ = only["version"].(string)
+	kind, _ = only["kind"].(string)
+	return group, version, kind
+}
+
+// closed lets no object have other fields than those that are described, at any depth.
+func closed(schema map[string]any) {
+	_, fields := schema["properties"].(map[string]any)
+	_, others := schema["additionalProperties"]
+	if fields && !others && schema["x-kubernetes-preserve-unknown-fields"] != true {
+		schema["additionalProperties"] = false
+	}
+	for _, part := range schema {
+		switch part := part.(type) {
+		case map[string]any:
+			for _, deeper := range part {
+				if deeper, ok := deeper.(map[string]any); ok {
+					closed(deeper)
+				}
+			}
+			closed(part)
+		case []any:
+			for _, deeper := range part {
+				if deeper, ok := deeper.(map[string]any); ok {
+					closed(deeper)
+				}
+			}
+		}
+	}
+}
+
+// collect gathers the definitions that one needs.
+func collect(name string, definitions map[string]map[string]any, needed map[string]any) {
+	if needed[name] != nil || definitions[name] == nil {
+		return
+	}
+	needed[name] = definitions[name]
+	var walk func(any)
+	walk = func(part any) {
+		switch part := part.(type) {
+		case map[string]any:
+			for k, deeper := range part {
+				if text, ok := deeper.(string); ok && k == "$ref" {
+					collect(strings.TrimPrefix(text, "#/definitions/"), definitions, needed)
+				}
+				walk(deeper)
+			}
+		case []any:
+			for _, deeper := range part {
+				walk(deeper)
+			}
+		}
+	}
+	walk(definitions[name])
+}
+
+// snapshotKinds writes the schemas of the snapshot CRDs.
+func snapshotKinds(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(module(t, snapshotsModule), "config", "crd",
+		"snapshot.storage.k8s.io_*.yaml"))
+	if err != nil || len(files) != 3 {
+		t.Fatalf("found the snapshot CRDs %q, expected three: %v", files, err)
+	}
+	for _, file := range slices.Sorted(slices.Values(files)) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var crd struct {
+			Spec struct {
+				Group    string
+				Names    struct{ Kind string }
+				Versions []struct {
+					Name   string
+					Schema struct {
+						OpenAPIV3Schema map[string]any `json:"openAPIV3Schema"`
+					}
+				}
+			}
+		}
+		if err := yaml.Unmarshal(text, &crd); err != nil {
+			t.Fatal(err)
+		}
+		for _, version := range crd.Spec.Versions {
+			schema := maps.Clone(version.Schema.OpenAPIV3Schema)
+			closed(schema)
+			writeSchema(t, dir, crd.Spec.Group, version.Name, crd.Spec.Names.Kind, schema)
+		}
+	}
+}
+
+func writeSchema(t *testing.T, dir, group, version, kind string, schema map[string]any) {
+	t.Helper()
+	if group == "" {
+		group = version // as kubeconform calls the group that has no name
+	}
+	at := filepath.Join(dir, group, version)
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(at, strings.ToLower(kind)+".json")
+	if err := os.WriteFile(file, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
