@@ -1,0 +1,250 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+)
+
+// canary is in every value that is wrong, and may be told nowhere.
+const canary = "canary"
+
+// wrongSecret is a Secret that is not as it has to be, and what is to be seen of it.
+type wrongSecret struct {
+	name, key string
+	// value takes the right one's place; with missing there is none.
+	value   string
+	missing bool
+	// says is what the controller's log says, in one line; with missing, what its status says.
+	says []string
+}
+
+var wrongSecrets = []wrongSecret{
+	{name: "no-host", key: "host", missing: true, says: []string{"host", "oxide-secret"}},
+	{name: "no-token", key: "token", missing: true, says: []string{"token", "oxide-secret"}},
+	{name: "no-project", key: "project", missing: true, says: []string{"project", "oxide-secret"}},
+	{name: "empty-host", key: "host", says: []string{"OXIDE_HOST", "is not set"}},
+	{name: "malformed-host", key: "host", value: "a host of the " + canary,
+		says: []string{"OXIDE_HOST", "has to be an address"}},
+	{name: "malformed-token", key: "token", value: "a token of the " + canary,
+		says: []string{"OXIDE_TOKEN", "is no token"}},
+	{name: "wrong-token", key: "token", value: "oxide-token-" + canary,
+		says: []string{"the rack does not accept this controller", "TokenRejected"}},
+	{name: "unknown-project", key: "project", value: canary + "-project",
+		says: []string{"the rack does not accept this controller", "OXIDE_PROJECT"}},
+}
+
+var _ = Describe("a Secret", func() {
+	It("D-45 that lacks something, or holds something wrong, is named in one line that does not have "+
+		"its value, and the controller runs once it is right", func(ctx SpecContext) {
+		right := rightSecret(ctx)
+		for _, wrong := range wrongSecrets {
+			s.secret(ctx, wrong, right)
+			s.controllerOf(ctx, wrong.name)
+		}
+		for _, wrong := range wrongSecrets {
+			s.complains(ctx, wrong)
+		}
+		for _, wrong := range wrongSecrets {
+			s.keepsSecret(ctx, wrong, right)
+		}
+		for _, wrong := range wrongSecrets {
+			s.mend(ctx, wrong, right)
+		}
+		for _, wrong := range wrongSecrets {
+			Expect(poll(ctx, rolloutTimeout, func(ctx context.Context) error {
+				return deploymentReady(ctx, s.ns, wrong.name)
+			})).To(Succeed(), "the controller of the Secret %s", wrong.name)
+		}
+	}, NodeTimeout(5*time.Minute))
+})
+
+// rightSecret is what the suite installed.
+func rightSecret(ctx context.Context) map[string][]byte {
+	GinkgoHelper()
+	secret, err := api.CoreV1().Secrets(driverNamespace).Get(ctx, "oxide-secret",
+		metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return secret.Data
+}
+
+func (w wrongSecret) secretName() string { return "oxide-secret-" + w.name }
+
+// secret makes a wrong Secret of the right one.
+func (s *scene) secret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+	GinkgoHelper()
+	data := maps.Clone(right)
+	data[wrong.key] = []byte(wrong.value)
+	if wrong.missing {
+		delete(data, wrong.key)
+	}
+	_, err := api.CoreV1().Secrets(s.ns).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: wrong.secretName()}, Data: data},
+		metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// controllerOf runs the controller as it is installed, once more beside the installed one, with
+// another Secret and without the sidecars that would do something in the cluster.
+func (s *scene) controllerOf(ctx context.Context, name string) {
+	GinkgoHelper()
+	d := installedController()
+	labels := map[string]string{"secret": name}
+	one := int32(1)
+	d.ObjectMeta = metav1.ObjectMeta{Name: name}
+	d.Spec.Replicas, d.Spec.Selector = &one, &metav1.LabelSelector{MatchLabels: labels}
+	template := &d.Spec.Template
+	template.Labels = labels
+	template.Spec.ServiceAccountName, template.Spec.Affinity = "", nil
+	var kept []corev1.Container
+	for _, c := range template.Spec.Containers {
+		if c.Name == "oxide-plugin" || c.Name == "liveness-probe" {
+			kept = append(kept, c)
+		}
+	}
+	template.Spec.Containers = kept
+	for _, c := range kept {
+		for _, e := range c.Env {
+			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+				e.ValueFrom.SecretKeyRef.Name = "oxide-secret-" + name
+			}
+		}
+	}
+	for _, v := range template.Spec.Volumes {
+		if v.Secret != nil {
+			v.Secret.SecretName = "oxide-secret-" + name
+		}
+	}
+	_, err := api.AppsV1().Deployments(s.ns).Create(ctx, d, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// installedController is the Deployment that the suite installed, to be changed.
+func installedController() *appsv1.Deployment {
+	GinkgoHelper()
+	d := &appsv1.Deployment{}
+	object := findInstalled("Deployment", controllerName)
+	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, d)).To(Succeed())
+	return d
+}
+
+// findInstalled is an object that the suite installed, as it was applied; a copy.
+func findInstalled(kind, name string) *unstructured.Unstructured {
+	GinkgoHelper()
+	for _, o := range installed {
+		if o.GetKind() == kind && o.GetName() == name {
+			return o.DeepCopy()
+		}
+	}
+	Fail("the suite installed no " + kind + " " + name)
+	return nil
+}
+
+// podOfSecret is the pod of the controller with a Secret, or nil as long as there is none.
+func (s *scene) podOfSecret(ctx context.Context, name string) *corev1.Pod {
+	GinkgoHelper()
+	list, err := api.CoreV1().Pods(s.ns).List(ctx,
+		metav1.ListOptions{LabelSelector: "secret=" + name})
+	Expect(err).NotTo(HaveOccurred())
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil {
+			return &p
+		}
+	}
+	return nil
+}
+
+// complains waits until the pod says what is wrong.
+func (s *scene) complains(ctx context.Context, wrong wrongSecret) {
+	GinkgoHelper()
+	Eventually(func() []string {
+		p := s.podOfSecret(ctx, wrong.name)
+		if p == nil {
+			return nil
+		}
+		if wrong.missing {
+			waiting := containerStatus(*p, "oxide-plugin").State.Waiting
+			if waiting == nil || waiting.Reason != "CreateContainerConfigError" {
+				return nil
+			}
+			return []string{waiting.Message}
+		}
+		return s.linesOf(ctx, p)
+	}).WithContext(ctx).Should(ContainElement(containsEach(wrong.says)),
+		"what the pod of the Secret %s says", wrong.name)
+	if status := containerStatus(*s.podOfSecret(ctx, wrong.name), "oxide-plugin"); status.Ready {
+		Fail("the controller with the Secret " + wrong.name + " should not be ready")
+	}
+}
+
+// linesOf is the log of the driver in a pod, of its last life that has one.
+func (s *scene) linesOf(ctx context.Context, p *corev1.Pod) []string {
+	text, err := api.CoreV1().Pods(s.ns).GetLogs(p.Name,
+		&corev1.PodLogOptions{Container: "oxide-plugin"}).DoRaw(ctx)
+	if err != nil || len(text) == 0 {
+		return nil // Not started yet.
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// containsEach matches a text that contains all of the texts.
+func containsEach(texts []string) OmegaMatcher {
+	each := make([]OmegaMatcher, len(texts))
+	for i, text := range texts {
+		each[i] = ContainSubstring(text)
+	}
+	return And(each...)
+}
+
+// keepsSecret looks for the value that is wrong, and for the right token, in all that is told.
+func (s *scene) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+	GinkgoHelper()
+	p := s.podOfSecret(ctx, wrong.name)
+	events, err := api.CoreV1().Events(s.ns).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name})
+	Expect(err).NotTo(HaveOccurred())
+	told, err := yaml.Marshal([]any{p.Status, events.Items})
+	Expect(err).NotTo(HaveOccurred())
+	log := strings.Join(s.linesOf(ctx, p), "\n")
+	for _, secret := range []string{canary, string(right["token"])} {
+		Expect(log).NotTo(ContainSubstring(secret), "the log of the pod of %s", wrong.name)
+		Expect(string(told)).NotTo(ContainSubstring(secret), "status and events of %s", wrong.name)
+	}
+	ended := containerStatus(*p, "oxide-plugin").LastTerminationState.Terminated
+	if !wrong.missing && ended != nil {
+		Expect(strings.Split(log, "\n")).To(HaveLen(1), "a process that ends says why in one line")
+	}
+}
+
+// mend makes a Secret right. A pod that has taken its variables already is started anew.
+func (s *scene) mend(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+	GinkgoHelper()
+	secrets := api.CoreV1().Secrets(s.ns)
+	secret, err := secrets.Get(ctx, wrong.secretName(), metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	secret.Data = right
+	_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	p := s.podOfSecret(ctx, wrong.name)
+	if wrong.name == "unknown-project" {
+		Expect(api.CoreV1().Pods(s.ns).Delete(ctx, p.Name, metav1.DeleteOptions{})).To(Succeed())
+		return
+	}
+	// A kubelet looks at a pod that was changed at once, and at what it mounts as well.
+	_, err = api.CoreV1().Pods(s.ns).Patch(ctx, p.Name, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"secret":"mended"}}}`), metav1.PatchOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}

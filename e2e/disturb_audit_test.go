@@ -1,0 +1,123 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var _ = Describe("an audit", func() {
+	It("B-42 of the cluster that kubectl speaks to finds the disk that nobody wants, and names "+
+		"nothing that is in use or another's", func(ctx SpecContext) {
+		s.diskByHand(ctx, "by-hand-"+s.ns)
+		used := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		s.Pod(ctx, Pod{Claims: used}).Running(ctx)
+		taken := s.Snapshot(ctx, used[0]).Ready(ctx)
+		audit := auditor(ctx)
+		report, found := audit("e2e")
+		Expect(found).To(BeFalse(), "found %+v", report)
+		Expect(report.Owned).To(Equal(len(used) + 1))
+
+		orphan := s.orphan(ctx)
+		report, found = audit("e2e")
+		Expect(found).To(BeTrue())
+		Expect(report.Orphans).To(HaveLen(1), "it found %+v", report)
+		Expect(report.Orphans[0].ID).To(Equal(orphan))
+		Expect(report.Missing).To(BeEmpty())
+		Expect(report.Owned).To(Equal(len(used) + 2))
+
+		report, found = audit("another")
+		Expect(found).To(BeFalse(), "another cluster's audit found %+v", report)
+		Expect(report.Owned).To(BeZero())
+		taken.Delete(ctx)
+	}, NodeTimeout(4*time.Minute))
+})
+
+// orphan makes a volume and lets everybody forget it: its disk is left, until the spec ends.
+func (s *scene) orphan(ctx context.Context) (disk string) {
+	GinkgoHelper()
+	claim := s.Claim(ctx, Claim{})
+	user := s.Pod(ctx, Pod{Claims: []string{claim}}).Running(ctx)
+	pv := s.Bound(ctx, claim)
+	disk = pv.Spec.CSI.VolumeHandle
+	user.Delete(ctx)
+	s.AttachedTo(ctx, disk, "")
+	_, err := api.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
+		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	s.DeleteClaim(ctx, claim)
+	s.DeleteVolume(ctx, pv.Name)
+	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})).
+			To(Succeed())
+	}, NodeTimeout(restartTimeout))
+	return disk
+}
+
+// auditReport is what an audit prints.
+type auditReport struct {
+	Owned   int
+	Orphans []struct{ ID, Kind string }
+	Missing []struct{ ID, Kind string }
+}
+
+// audited is where the control plane keeps the program meanwhile.
+const audited = "/kind/oxide-csi-plugin"
+
+// auditor returns an audit for a cluster's id of the cluster, by the program that its nodes run and
+// the kubectl of its control plane. found is what its exit status says.
+func auditor(ctx context.Context) func(clusterID string) (report auditReport, found bool) {
+	GinkgoHelper()
+	file, err := os.Create(filepath.Join(GinkgoT().TempDir(), "oxide-csi-plugin"))
+	Expect(err).NotTo(HaveOccurred())
+	defer func() { Expect(file.Close()).To(Succeed()) }()
+	p := installedPod(ctx, ofNode, workers[0])
+	Expect(machines[workers[0]].CommandContext(ctx, "cat",
+		"/proc/"+processOf(ctx, p, "oxide-plugin")+"/exe").SetStdout(file).Run()).To(Succeed())
+	_, err = file.Seek(0, io.SeekStart)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) {
+		_, err := machines[controlPlane].run(ctx, "rm -f "+audited)
+		Expect(err).NotTo(HaveOccurred())
+	}, NodeTimeout(restartTimeout))
+	Expect(machines[controlPlane].CommandContext(ctx, "sh", "-c",
+		"cat > "+audited+" && chmod 755 "+audited).SetStdin(file).Run()).To(Succeed())
+	return func(clusterID string) (auditReport, bool) {
+		GinkgoHelper()
+		return audit(ctx, clusterID)
+	}
+}
+
+func audit(ctx context.Context, clusterID string) (report auditReport, found bool) {
+	GinkgoHelper()
+	out, err := machines[controlPlane].run(ctx, fmt.Sprintf(
+		"export KUBECONFIG=/etc/kubernetes/admin.conf OXIDE_HOST=http://127.0.0.1:%d "+
+			"OXIDE_TOKEN=%s OXIDE_PROJECT=%s OXIDE_CLUSTER_ID=%s\n"+
+			"%s audit --kubectl --output json\necho STATUS $?",
+		rackAPIPort, rackToken, rackProject, clusterID, audited))
+	Expect(err).NotTo(HaveOccurred())
+	text, status, _ := strings.Cut(out, "STATUS ")
+	Expect(json.Unmarshal([]byte(text), &report)).To(Succeed(), "the report %q", out)
+	switch status {
+	case "0\n":
+	case "2\n":
+		found = true
+	default:
+		Fail("the audit ended with the status " + status)
+	}
+	return report, found
+}

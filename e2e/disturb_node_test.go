@@ -1,0 +1,230 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/util/retry"
+)
+
+// outOfService says that a node is off for certain, so that its volumes may be taken from it.
+var outOfService = corev1.Taint{
+	Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
+}
+
+// nodeLostTimeout is for Kubernetes to notice that a node is silent, and to collect its pods.
+const nodeLostTimeout = 3 * time.Minute
+
+var _ = Describe("a node", func() {
+	It("D-38 that is drained gives its volumes, with their data, to the other, one at a time as the "+
+		"PodDisruptionBudget says", func(ctx SpecContext) {
+		from, to := workers[0], workers[1]
+		onlyOn(ctx, from)
+		keepers := s.Keepers(ctx, "kept", 2)
+		s.budget(ctx, "kept")
+		last := make([]int, len(keepers))
+		for i, p := range keepers {
+			Expect(p.Node(ctx)).To(Equal(from))
+			last[i] = p.Beats(ctx)
+		}
+		cordon(ctx, to, false)
+		cordon(ctx, from, true)
+		Expect(drain(ctx, from)).To(BeNumerically(">", 0),
+			"the budget should have refused to evict a second pod while the first is away")
+		for i, p := range keepers {
+			p.Present(ctx).Running(ctx)
+			Expect(p.Node(ctx)).To(Equal(to))
+			Expect(p.Beats(ctx)).To(BeNumerically(">", last[i]), "no write is lost")
+			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
+		}
+		cordon(ctx, from, false)
+		spreadControllers(ctx)
+	}, NodeTimeout(5*time.Minute))
+
+	It("D-38 D-61 whose instance is stopped gives its volumes, with their data, to the other, and "+
+		"serves again when it is started", func(ctx SpecContext) {
+		off, to := workers[1], workers[0]
+		onlyOn(ctx, off)
+		keeper := s.Keepers(ctx, "kept", 1)[0]
+		disk := s.Bound(ctx, "data-"+keeper.name).Spec.CSI.VolumeHandle
+		cordon(ctx, to, false)
+		last := keeper.Beats(ctx)
+
+		By("stopping the instance, and so its guest", func() {
+			DeferCleanup(func(ctx SpecContext) { powerOn(ctx, off) },
+				NodeTimeout(nodeLostTimeout))
+			docker(ctx, "kill", off)
+			stopInstance(ctx, off)
+			taint(ctx, off, true)
+		})
+		By("waiting until the volume is attached to the other", func() {
+			Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).
+				WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Equal(to))
+			keeper.Present(ctx).Running(ctx)
+			Expect(keeper.Node(ctx)).To(Equal(to))
+			Expect(keeper.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		})
+		By("starting the instance, and so its guest", func() {
+			powerOn(ctx, off)
+			serving(ctx)
+			// What the kubelet finds of its former pods it takes down, with the driver.
+			Eventually(func() (string, error) {
+				return machines[off].run(ctx, "find /var/lib/kubelet -path '*kubernetes.io*csi*' "+
+					"-name '"+s.Bound(ctx, "data-"+keeper.name).Name+"'")
+			}).WithContext(ctx).Should(BeEmpty(), "nothing of the volume should be left on %s", off)
+			s.Beating(ctx, off, s.Claim(ctx, Claim{}))
+			keeper.Beats(ctx)
+		})
+	}, NodeTimeout(7*time.Minute))
+})
+
+// onlyOn keeps new pods off the other worker until the spec lets them there, or ends.
+func onlyOn(ctx context.Context, worker string) {
+	GinkgoHelper()
+	DeferCleanup(func(ctx SpecContext) {
+		for _, worker := range workers {
+			cordon(ctx, worker, false)
+		}
+	}, NodeTimeout(restartTimeout))
+	for _, other := range workers {
+		cordon(ctx, other, other != worker)
+	}
+}
+
+// budget lets at most one pod of a set be away, and waits until that holds.
+func (s *scene) budget(ctx context.Context, set string) {
+	GinkgoHelper()
+	one := intstr.FromInt32(1)
+	budgets := api.PolicyV1().PodDisruptionBudgets(s.ns)
+	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: set},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: &one,
+			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"set": set}},
+		},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	Eventually(func(g Gomega) {
+		now, err := budgets.Get(ctx, set, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(now.Status.DisruptionsAllowed).To(Equal(int32(1)))
+	}).WithContext(ctx).Should(Succeed(), "the budget should let one pod go")
+}
+
+// drain evicts what a drain evicts, all at once and again until it is gone, and returns how often a
+// budget refused.
+func drain(ctx context.Context, node string) (refusals int) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(metav1.NamespaceAll).List(ctx,
+			metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		g.Expect(err).NotTo(HaveOccurred())
+		left := slices.DeleteFunc(list.Items, stays)
+		for _, p := range left {
+			err := api.PolicyV1().Evictions(p.Namespace).Evict(ctx,
+				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name}})
+			switch {
+			case apierrors.IsTooManyRequests(err):
+				refusals++
+			case !apierrors.IsNotFound(err):
+				g.Expect(err).NotTo(HaveOccurred())
+			}
+		}
+		g.Expect(left).To(BeEmpty())
+	}).WithContext(ctx).WithTimeout(3*time.Minute).WithPolling(time.Second).Should(Succeed(),
+		"%s should be drained", node)
+	return refusals
+}
+
+// stays says that a drain leaves a pod where it is: a DaemonSet's, and one of the node's own.
+func stays(p corev1.Pod) bool {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	owner := metav1.GetControllerOf(&p)
+	return mirror || owner != nil && owner.Kind == "DaemonSet"
+}
+
+// spreadControllers puts the controllers on a node each again, as they are without a drain.
+func spreadControllers(ctx context.Context) {
+	GinkgoHelper()
+	serving(ctx)
+	all := installedPods(ctx, ofController, "")
+	Expect(all).To(HaveLen(len(workers)))
+	if all[0].Spec.NodeName == all[1].Spec.NodeName {
+		removePod(ctx, all[0], metav1.DeleteOptions{})
+		serving(ctx)
+	}
+}
+
+// taint says that a node is off for certain, or no longer.
+func taint(ctx context.Context, name string, off bool) {
+	GinkgoHelper()
+	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == outOfService.Key
+		})
+		if off {
+			n.Spec.Taints = append(n.Spec.Taints, outOfService)
+		}
+		_, err = api.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{})
+		return err
+	})).To(Succeed())
+}
+
+// stopInstance stops a worker's instance on the rack and waits until it is stopped.
+func stopInstance(ctx context.Context, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])})
+	Expect(err).NotTo(HaveOccurred())
+	instanceIs(ctx, worker, oxide.InstanceStateStopped)
+}
+
+func instanceIs(ctx context.Context, worker string, want oxide.InstanceState) {
+	GinkgoHelper()
+	Eventually(func() (oxide.InstanceState, error) {
+		i, err := theRack.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])})
+		if err != nil {
+			return "", err
+		}
+		return i.RunState, nil
+	}).WithContext(ctx).Should(Equal(want), "the instance of %s", worker)
+}
+
+// powerOn starts a worker's instance, and so its guest, and waits until it is a node again. One
+// that is one already stays as it is.
+func powerOn(ctx context.Context, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])})
+	Expect(err).NotTo(HaveOccurred())
+	instanceIs(ctx, worker, oxide.InstanceStateRunning)
+	docker(ctx, "start", worker)
+	Expect(machines[worker].prepare(ctx)).To(Succeed())
+	Eventually(func(g Gomega) {
+		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				g.Expect(c.Status).To(Equal(corev1.ConditionTrue), c.Message)
+			}
+		}
+	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(),
+		"%s should be ready again", worker)
+	taint(ctx, worker, false)
+}

@@ -1,0 +1,218 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// mustBeStopped is how the driver says that a rack attaches and detaches only at instances that are
+// stopped, with what to do.
+var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "stop"}
+
+var _ = Describe("a rack", func() {
+	It("D-61 without hot-plug is asked less and less often, with the reason in the pod's events, and "+
+		"nothing stays behind once it has it", func(ctx SpecContext) {
+		moving := s.Claim(ctx, Claim{})
+		first := s.Beating(ctx, workers[0], moving)
+		last := first.Beats(ctx)
+		disk := s.Bound(ctx, moving).Spec.CSI.VolumeHandle
+		since := lastRequest(ctx)
+		switchRack(ctx, map[string]any{"hotplug": false}, map[string]any{"hotplug": true})
+		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{s.Claim(ctx, Claim{})}})
+		waiting.Pending(ctx, mustBeStopped...)
+		first.Delete(ctx)
+		Eventually(func() (string, error) { return detachError(ctx, s.volumeOf(ctx, moving)) }).
+			WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
+			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
+		moved := s.Pod(ctx, Pod{Node: workers[1], Claims: []string{moving}, Script: beating})
+		askedSeldom(ctx, "instance_disk_attach", since)
+		askedSeldom(ctx, "instance_disk_detach", since)
+		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
+		Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
+
+		Expect(theRack.Admin.Switch(ctx, map[string]any{"hotplug": true})).To(Succeed())
+		waiting.Running(ctx)
+		Expect(moved.Running(ctx).Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
+	}, NodeTimeout(5*time.Minute))
+
+	It("PR-5 B-10 B-42 that is away for a minute restarts nothing and disturbs no pod that runs, and "+
+		"what was asked meanwhile is done when it is back, once", func(ctx SpecContext) {
+		before, err := theRack.state(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		leaving := s.Claim(ctx, Claim{})
+		runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
+			s.Beating(ctx, workers[1], claims[1])}
+		lives := driverLives(ctx)
+		more := func() *pod {
+			claims = append(claims, s.Claim(ctx, Claim{}))
+			return s.Pod(ctx, Pod{Claims: claims[len(claims)-1:]})
+		}
+
+		By("cutting every connection to the rack")
+		away := time.Now()
+		cut := faults(ctx, sanity.Fault{Cut: true})[0]
+		const half = 30 * time.Second
+		waiting := []*pod{more(), more()}
+		taken := s.Snapshot(ctx, claims[1])
+		sum := runners[1].Fill(ctx)
+		// Unmounting is the node's, which needs no rack; the rest has to wait for it.
+		last := runners[0].Beats(ctx)
+		runners[0].Delete(ctx)
+		s.DeleteClaim(ctx, leaving)
+		staysSo(ctx, lives, away.Add(half))
+		waiting = append(waiting, more())
+		back := s.Pod(ctx, Pod{Node: workers[1], Claims: claims[:1], Script: beating})
+		staysSo(ctx, lives, away.Add(2*half))
+		for _, p := range waiting {
+			s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
+		}
+		Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
+
+		By("letting it be reached again")
+		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+		for _, p := range waiting {
+			p.Running(ctx)
+		}
+		Expect(back.Running(ctx).Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		taken.Ready(ctx)
+		Expect(theRack.hasSnapshot(ctx, taken.handle)).To(BeTrue())
+		Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+			Should(Equal(len(claims)), "the disk of the claim that was deleted should be gone")
+		s.OneDiskEach(ctx, before, claims...)
+		runners[1].Beats(ctx)
+		Expect(runners[1].Sum(ctx)).To(Equal(sum))
+		Expect(driverLives(ctx)).To(Equal(lives))
+		taken.Delete(ctx)
+	}, NodeTimeout(6*time.Minute))
+
+	It("B-10 B-42 that throttles, and fails when it has done what it was asked, leaves one disk and "+
+		"one snapshot each, and none in the end", func(ctx SpecContext) {
+		before, err := theRack.state(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		lives := driverLives(ctx)
+		failing := doneAndFailed("disk_create", "instance_disk_attach", "instance_disk_detach",
+			"snapshot_create", "snapshot_delete", "disk_delete")
+		rules := faults(ctx, append(failing, sanity.Fault{
+			Probability: 0.4, Seed: 4, Times: 40, Phase: "instead",
+			Answer: &sanity.FaultAnswer{Status: http.StatusTooManyRequests,
+				Header: map[string]string{"Retry-After": "1"}},
+		})...)
+		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		sources := []*pod{s.Pod(ctx, Pod{Node: workers[0], Claims: claims[:2]}),
+			s.Pod(ctx, Pod{Node: workers[1], Claims: claims[2:]})}
+		for _, p := range sources {
+			p.Running(ctx)
+		}
+		sum := sources[0].Fill(ctx)
+		taken := s.Snapshot(ctx, claims[0]).Ready(ctx)
+		claims = append(claims, s.Claim(ctx, Claim{Restore: taken.name}))
+		restored := s.Pod(ctx, Pod{Node: workers[1], Claims: claims[3:]}).Running(ctx)
+		Expect(restored.Sum(ctx)).To(Equal(sum))
+		s.OneDiskEach(ctx, before, claims...)
+		Expect(newSnapshots(ctx, before)).To(ConsistOf(taken.handle))
+
+		for _, p := range append(sources, restored) {
+			p.Delete(ctx)
+		}
+		taken.Delete(ctx)
+		for _, claim := range claims {
+			s.DeleteClaim(ctx, claim)
+		}
+		Eventually(func() []string { return newDisks(ctx, before) }).WithContext(ctx).
+			WithTimeout(settleTimeout).Should(BeEmpty(), "every disk should be gone")
+		Expect(newSnapshots(ctx, before)).To(BeEmpty())
+		for i, rule := range rules {
+			fired, err := theRack.Admin.Fired(ctx, rule)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(fired).To(BeNumerically(">", 0), "the fault %d should have struck", i)
+		}
+		Expect(driverLives(ctx)).To(Equal(lives))
+	}, NodeTimeout(6*time.Minute))
+})
+
+// doneAndFailed are faults by which the rack does what it is asked, and answers that it failed, for
+// the first two requests of each operation.
+func doneAndFailed(operations ...string) []sanity.Fault {
+	var rules []sanity.Fault
+	for _, operation := range operations {
+		rules = append(rules, sanity.Fault{
+			Operation: operation, Times: 2, Phase: "after",
+			Answer: &sanity.FaultAnswer{Status: http.StatusInternalServerError,
+				ErrorCode: "Internal", Message: "Internal Server Error"},
+		})
+	}
+	return rules
+}
+
+// staysSo says until a moment that no container of the driver is restarted or stops being ready.
+func staysSo(ctx context.Context, lives []string, until time.Time) {
+	GinkgoHelper()
+	Consistently(func() []string { return driverLives(ctx) }).WithContext(ctx).
+		WithTimeout(time.Until(until)).WithPolling(time.Second).
+		Should(Equal(lives), "an outage of the rack should restart nothing")
+}
+
+// askedSeldom waits for four requests of an operation and says that the pauses between them grew.
+func askedSeldom(ctx context.Context, operation string, since int) {
+	GinkgoHelper()
+	const enough = 4
+	// Pauses that begin with a second and double make seven.
+	const least = 5 * time.Second
+	var asked []sanity.Request
+	Eventually(func() int {
+		asked = requestsOf(ctx, operation, since)
+		return len(asked)
+	}).WithContext(ctx).Should(BeNumerically(">=", enough), "requests of %s", operation)
+	Expect(asked[enough-1].Time.Sub(asked[0].Time)).To(BeNumerically(">=", least),
+		"the first %d requests of %s should not come in a hot loop", enough, operation)
+}
+
+// volumeOf is the name of a claim's volume.
+func (s *scene) volumeOf(ctx context.Context, claim string) string {
+	GinkgoHelper()
+	return s.Bound(ctx, claim).Name
+}
+
+// detachError is why a volume is not detached, as its VolumeAttachment tells.
+func detachError(ctx context.Context, volume string) (string, error) {
+	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, a := range list.Items {
+		name := a.Spec.Source.PersistentVolumeName
+		if name != nil && *name == volume && a.Status.DetachError != nil {
+			return a.Status.DetachError.Message, nil
+		}
+	}
+	return "", nil
+}
+
+// newSnapshots are the ids of the snapshots that the rack has more than before.
+func newSnapshots(ctx context.Context, before rackState) []string {
+	GinkgoHelper()
+	now, err := theRack.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	old := map[string]bool{}
+	for _, t := range before.Snapshots {
+		old[t.ID] = true
+	}
+	ids := []string{}
+	for _, t := range now.Snapshots {
+		if !old[t.ID] {
+			ids = append(ids, t.ID)
+		}
+	}
+	return ids
+}

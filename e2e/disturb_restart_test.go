@@ -1,0 +1,160 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// slowly is how long a disk takes to be made, or to show in its guest, where a spec wants to be
+// there before.
+const slowly = "3s"
+
+var _ = Describe("a restart", func() {
+	It("B-10 D-42 of the driver on a node, by its pod's end and by SIGKILL, and of the kubelet "+
+		"disturbs no pod that runs and none that starts", func(ctx SpecContext) {
+		on := workers[0]
+		claim := s.Claim(ctx, Claim{})
+		runner := s.Beating(ctx, on, claim)
+		sum := runner.Fill(ctx)
+		elsewhere := s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
+		mounts := mountsOf(ctx, on)
+		switchRack(ctx, map[string]any{"device_delay": slowly}, map[string]any{"device_delay": "0s"})
+
+		By("deleting the driver's pod while another pod's volume is staged", func() {
+			staged := s.Staging(ctx, on)
+			removePod(ctx, installedPod(ctx, ofNode, on), metav1.DeleteOptions{})
+			staged.Running(ctx)
+		})
+		By("killing the driver's process while another pod's volume is staged", func() {
+			serving(ctx)
+			before := installedPod(ctx, ofNode, on)
+			staged := s.Staging(ctx, on)
+			kill(ctx, before, "oxide-plugin")
+			staged.Running(ctx)
+			restarted(ctx, before, "oxide-plugin")
+		})
+		By("restarting the kubelet while another pod's volume is staged", func() {
+			staged := s.Staging(ctx, on)
+			_, err := machines[on].run(ctx, "systemctl restart kubelet")
+			Expect(err).NotTo(HaveOccurred())
+			staged.Running(ctx)
+		})
+		serving(ctx)
+		Expect(mountsOf(ctx, on)).To(ContainElements(mounts),
+			"the mounts of the pod that ran all the time")
+		elsewhere.Beats(ctx)
+		last := runner.Beats(ctx)
+		runner.Delete(ctx)
+		moved := s.Beating(ctx, workers[1], claim)
+		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		Expect(moved.Sum(ctx)).To(Equal(sum))
+	}, NodeTimeout(6*time.Minute))
+
+	It("D-8 B-13 of the controller that leads, while it makes volumes, loses none and makes none "+
+		"twice, and a restart of the rack is not felt by pods that run", func(ctx SpecContext) {
+		before, err := theRack.state(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		runners := []*pod{
+			s.Beating(ctx, workers[0], claims[0]), s.Beating(ctx, workers[1], claims[1])}
+		sum := runners[0].Fill(ctx)
+		stay := func() {
+			GinkgoHelper()
+			for _, p := range runners {
+				p.Beats(ctx)
+			}
+			Expect(runners[0].Sum(ctx)).To(Equal(sum))
+		}
+
+		By("killing the controller that leads while it makes volumes", func() {
+			switchRack(ctx, map[string]any{"create_hold": slowly},
+				map[string]any{"create_hold": "0s"})
+			since := lastRequest(ctx)
+			var waiting []*pod
+			for i := range 4 {
+				claim := s.Claim(ctx, Claim{})
+				claims = append(claims, claim)
+				waiting = append(waiting,
+					s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[i%len(workers)]}))
+			}
+			leader := provisionerLeader(ctx)
+			// The disk is there before its request is answered, and only then in the rack's log.
+			Eventually(func() int { return len(newDisks(ctx, before)) }).WithContext(ctx).
+				Should(BeNumerically(">", len(runners)), "the rack should be making disks")
+			Expect(len(requestsOf(ctx, "disk_create", since))).To(BeNumerically("<", len(waiting)),
+				"some callers should still wait for their answer")
+			now := int64(0)
+			removePod(ctx, leader, metav1.DeleteOptions{GracePeriodSeconds: &now})
+			for _, p := range waiting {
+				p.Running(ctx)
+			}
+			s.OneDiskEach(ctx, before, claims...)
+			Expect(provisionerLeader(ctx).UID).NotTo(Equal(leader.UID))
+			stay()
+		})
+		devices := loopDevices(ctx)
+		By("killing the rack's process", func() {
+			rack := installedPod(ctx, ofSimulator, "")
+			kill(ctx, rack, simulatorName)
+			started := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}})
+			restarted(ctx, rack, simulatorName)
+			rackServes(ctx)
+			Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+			stay()
+			started.Running(ctx)
+		})
+		By("ending the rack's pod in good order", func() {
+			removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})
+			stay()
+			serving(ctx)
+			Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
+			stay()
+			s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
+		})
+	}, NodeTimeout(6*time.Minute))
+})
+
+// provisionerLeader is the controller's pod whose provisioner acts, as its Lease says. The driver
+// beside it gets its calls.
+func provisionerLeader(ctx context.Context) corev1.Pod {
+	GinkgoHelper()
+	var leader corev1.Pod
+	Eventually(func(g Gomega) {
+		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, "csi-oxide-computer",
+			metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
+		g.Expect(leaseHolds(lease)).To(BeTrue(), "the lease %+v", lease.Spec)
+		p, err := api.CoreV1().Pods(driverNamespace).Get(ctx, *lease.Spec.HolderIdentity,
+			metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		leader = *p
+	}).WithContext(ctx).Should(Succeed(), "a controller should lead")
+	return leader
+}
+
+func leaseHolds(lease *coordinationv1.Lease) bool {
+	spec := lease.Spec
+	return spec.RenewTime != nil && spec.LeaseDurationSeconds != nil &&
+		time.Since(spec.RenewTime.Time) < time.Duration(*spec.LeaseDurationSeconds)*time.Second
+}
+
+// loopDevices are the loop devices of the rack, with the serials of their disks.
+func loopDevices(ctx context.Context) []string {
+	GinkgoHelper()
+	state, err := theRack.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	var devices []string
+	for _, d := range state.LoopDevices {
+		devices = append(devices, d.Path+" "+d.Serial)
+	}
+	return devices
+}

@@ -1,0 +1,195 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// right is one verb on one resource, which a role of the installation gives.
+type right struct {
+	kind, namespace, role string
+	group, resource, verb string
+}
+
+func (r right) String() string {
+	return fmt.Sprintf("%s %s: %s %s.%s", r.kind, r.role, r.verb, r.resource, r.group)
+}
+
+// refusal is what the API server tells who lacks the right.
+func (r right) refusal() string {
+	return fmt.Sprintf("cannot %s resource %q in API group %q", r.verb, r.resource, r.group)
+}
+
+// flowTimeout is for everything that a volume and its snapshot go through in their lives, by
+// controllers that were just started.
+const flowTimeout = 3 * time.Minute
+
+var _ = Describe("every right", Label("long"), func() {
+	It("D-54 that a role gives is missed by somebody when it is taken away", func(ctx SpecContext) {
+		all := allRights()
+		Expect(all).NotTo(BeEmpty())
+		DeferCleanup(func(ctx SpecContext) {
+			install(ctx)
+			restartControllers(ctx)
+		}, NodeTimeout(2*rolloutTimeout))
+		var needless []string
+		for i, r := range all {
+			start := time.Now()
+			seen := s.without(ctx, r, i)
+			GinkgoWriter.Printf("%3d/%d %s: %s (%.0f s)\n", i+1, len(all), r, seen,
+				time.Since(start).Seconds())
+			if seen == "" {
+				needless = append(needless, r.String())
+			}
+		}
+		fmt.Printf("FIGURE rbac rules=%d needed=%d\n", len(all), len(all)-len(needless))
+		Expect(needless).To(BeEmpty(), "rights that nobody missed")
+	}, NodeTimeout(90*time.Minute))
+})
+
+// allRights are the rights that the roles of the installation give, one by one.
+func allRights() []right {
+	GinkgoHelper()
+	var all []right
+	for _, o := range installed {
+		if o.GetKind() != "ClusterRole" && o.GetKind() != "Role" {
+			continue
+		}
+		for _, rule := range rulesOf(o) {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						all = append(all, right{kind: o.GetKind(), namespace: o.GetNamespace(),
+							role: o.GetName(), group: group, resource: resource, verb: verb})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
+	GinkgoHelper()
+	// A Role and a ClusterRole have their rules at the same place.
+	role := &rbacv1.ClusterRole{}
+	Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role)).To(Succeed())
+	return role.Rules
+}
+
+// reduced is the role without the right.
+func (r right) reduced() *unstructured.Unstructured {
+	GinkgoHelper()
+	o := findInstalled(r.kind, r.role)
+	var rules []any
+	for _, rule := range rulesOf(o) {
+		for _, resource := range rule.Resources {
+			one := *rule.DeepCopy()
+			one.Resources = []string{resource}
+			if resource == r.resource && slices.Equal(rule.APIGroups, []string{r.group}) {
+				one.Verbs = slices.DeleteFunc(one.Verbs, func(v string) bool { return v == r.verb })
+			}
+			if len(one.Verbs) == 0 {
+				continue
+			}
+			object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&one)
+			Expect(err).NotTo(HaveOccurred())
+			rules = append(rules, object)
+		}
+	}
+	Expect(unstructured.SetNestedSlice(o.Object, rules, "rules")).To(Succeed())
+	return o
+}
+
+// without takes the right away, restarts who has it, lets a volume and a snapshot live their lives,
+// and says who missed it; "" is nobody.
+func (s *scene) without(ctx context.Context, r right, number int) (seen string) {
+	GinkgoHelper()
+	Expect(api.apply(ctx, r.reduced())).To(Succeed())
+	restartControllers(ctx)
+	limited, cancel := context.WithTimeout(ctx, flowTimeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- (&flow{ns: s.ns, name: fmt.Sprintf("flow-%d", number)}).run(limited) }()
+	err := poll(limited, flowTimeout, func(ctx context.Context) error {
+		select {
+		case err := <-done:
+			done <- err
+			return nil
+		default:
+		}
+		return refused(ctx, r)
+	})
+	if err == nil && refused(ctx, r) == nil {
+		seen = "the API server refuses it"
+	}
+	cancel()
+	if failed := <-done; seen == "" && failed != nil {
+		seen = "what a volume and a snapshot go through ended with: " + failed.Error()
+	}
+	Expect(api.apply(ctx, findInstalled(r.kind, r.role))).To(Succeed())
+	return seen
+}
+
+// refused is nil when the log of some container says that it lacked the right.
+func refused(ctx context.Context, r right) error {
+	for _, namespace := range []string{driverNamespace, metav1.NamespaceSystem} {
+		list, err := api.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: "app.kubernetes.io/name in (oxide-csi-driver,snapshot-controller)"})
+		if err != nil {
+			return err
+		}
+		for _, p := range list.Items {
+			for _, c := range p.Spec.Containers {
+				text, err := api.CoreV1().Pods(namespace).GetLogs(p.Name,
+					&corev1.PodLogOptions{Container: c.Name}).DoRaw(ctx)
+				if err != nil {
+					continue // Not started yet.
+				}
+				// Errors stand in the logs with their quotes escaped, once or more.
+				if strings.Contains(strings.ReplaceAll(string(text), `\`, ""), r.refusal()) {
+					return nil
+				}
+			}
+		}
+	}
+	return fmt.Errorf("%w: nobody was refused to %s", errNotYet, r)
+}
+
+// restartControllers starts all anew that acts by the roles, at once.
+func restartControllers(ctx context.Context) {
+	GinkgoHelper()
+	now := int64(0)
+	options := metav1.DeleteOptions{GracePeriodSeconds: &now}
+	for namespace, selector := range map[string]string{
+		driverNamespace:        ofController,
+		metav1.NamespaceSystem: "app.kubernetes.io/name=snapshot-controller",
+	} {
+		pods := api.CoreV1().Pods(namespace)
+		Expect(pods.DeleteCollection(ctx, options,
+			metav1.ListOptions{LabelSelector: selector})).To(Succeed())
+		// Leases of those that are gone would be waited for.
+		leases := api.CoordinationV1().Leases(namespace)
+		list, err := leases.List(ctx, metav1.ListOptions{})
+		Expect(err).NotTo(HaveOccurred())
+		for _, lease := range list.Items {
+			if strings.Contains(lease.Name, "csi-oxide") ||
+				strings.Contains(lease.Name, "snapshot-controller") {
+				Expect(leases.Delete(ctx, lease.Name, metav1.DeleteOptions{})).To(Succeed())
+			}
+		}
+	}
+}

@@ -1,0 +1,355 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// What the manifests label the pods with.
+const (
+	ofController = "app=" + controllerName
+	ofNode       = "app=" + nodeName
+	ofSimulator  = "app=" + simulatorName
+)
+
+// beating writes a number to the first volume again and again, durably, and counts up from the
+// last one there. What fails once leaves a file that tells.
+const beating = `
+(
+	n=$(cat /data/0/beat 2>/dev/null || echo 0)
+	while :; do
+		n=$((n+1))
+		{ echo $n | dd of=/data/0/next conv=fsync && mv /data/0/next /data/0/beat; } \
+			2>/dev/null || touch /tmp/broken
+		sleep 0.2
+	done
+) &`
+
+// Beating makes a pod that writes to its first volume as long as it lives, and waits until it does.
+func (s *scene) Beating(ctx context.Context, node string, claims ...string) *pod {
+	GinkgoHelper()
+	p := s.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
+	p.Beats(ctx)
+	return p
+}
+
+// Beats waits until the pod has written once more, says that no write ever failed and that the
+// container was never restarted, and returns the number of the last write.
+func (p *pod) Beats(ctx context.Context) int {
+	GinkgoHelper()
+	before := p.beat(ctx)
+	var now int
+	Eventually(func() int {
+		now = p.beat(ctx)
+		return now
+	}).WithContext(ctx).Should(BeNumerically(">", before), "pod %s should go on writing", p.name)
+	Expect(p.Sh(ctx, "ls /tmp")).NotTo(ContainSubstring("broken"),
+		"no write of pod %s should have failed", p.name)
+	for _, c := range p.get(ctx).Status.ContainerStatuses {
+		Expect(c.RestartCount).To(BeZero(), "pod %s should not have been restarted", p.name)
+	}
+	return now
+}
+
+// Fill writes 16 MiB of random bytes to the pod's first volume and returns their sum.
+func (p *pod) Fill(ctx context.Context) string {
+	GinkgoHelper()
+	p.Sh(ctx, "dd if=/dev/urandom of=/data/0/random bs=1M count=16 conv=fsync 2>/dev/null")
+	return p.Sum(ctx)
+}
+
+// Sum is the sum of what Fill wrote, read from the volume now.
+func (p *pod) Sum(ctx context.Context) string {
+	GinkgoHelper()
+	return p.Sh(ctx, "sha256sum < /data/0/random")
+}
+
+// Staging makes a pod with a new volume on a node, and waits until the rack has attached it there:
+// now the node's driver is at work on it, or about to be.
+func (s *scene) Staging(ctx context.Context, node string) *pod {
+	GinkgoHelper()
+	claim := s.Claim(ctx, Claim{})
+	p := s.Pod(ctx, Pod{Claims: []string{claim}, Node: node})
+	pv := s.Bound(ctx, claim)
+	s.AttachedTo(ctx, pv.Spec.CSI.VolumeHandle, node)
+	return p
+}
+
+// AttachedTo waits until the rack has attached a disk to a node, or with "" to none.
+func (s *scene) AttachedTo(ctx context.Context, disk, node string) {
+	GinkgoHelper()
+	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
+		Should(Equal(node), "where the disk %s is attached", disk)
+}
+
+func (p *pod) beat(ctx context.Context) int {
+	GinkgoHelper()
+	text := p.Sh(ctx, "cat /data/0/beat 2>/dev/null || echo 0")
+	n, err := strconv.Atoi(text)
+	Expect(err).NotTo(HaveOccurred(), "the last write of pod %s", p.name)
+	return n
+}
+
+// Keepers makes a StatefulSet of pods that beat, each with a volume of its own, and waits until
+// they do.
+func (s *scene) Keepers(ctx context.Context, name string, replicas int32) []*pod {
+	GinkgoHelper()
+	template := s.podObject(ctx, &Pod{Script: beating}).Spec
+	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
+		{Name: "data", MountPath: "/data/0"}}
+	labels := map[string]string{"set": name}
+	_, err := api.AppsV1().StatefulSets(s.ns).Create(ctx, &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &replicas, PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template},
+			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{
+				*(&Claim{Name: "data"}).object()},
+		},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	keepers := make([]*pod, replicas)
+	for i := range keepers {
+		keepers[i] = &pod{s: s, name: fmt.Sprintf("%s-%d", name, i)}
+	}
+	for _, p := range keepers {
+		p.Present(ctx).Running(ctx).Beats(ctx)
+	}
+	return keepers
+}
+
+// Present waits until there is a pod of that name that is not on its way out.
+func (p *pod) Present(ctx context.Context) *pod {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		got, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(got.DeletionTimestamp).To(BeNil())
+	}).WithContext(ctx).WithTimeout(3*time.Minute).Should(Succeed(), "pod %s", p.name)
+	return p
+}
+
+// installedPods are the pods of what the suite installed that a selector finds, on a node or, with
+// "", on all; without those on their way out.
+func installedPods(ctx context.Context, selector, node string) []corev1.Pod {
+	GinkgoHelper()
+	options := metav1.ListOptions{LabelSelector: selector}
+	if node != "" {
+		options.FieldSelector = "spec.nodeName=" + node
+	}
+	list, err := api.CoreV1().Pods(driverNamespace).List(ctx, options)
+	Expect(err).NotTo(HaveOccurred())
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil
+	})
+}
+
+// installedPod is the only such pod.
+func installedPod(ctx context.Context, selector, node string) corev1.Pod {
+	GinkgoHelper()
+	all := installedPods(ctx, selector, node)
+	Expect(all).To(HaveLen(1), "pods with %s on %q", selector, node)
+	return all[0]
+}
+
+// driverLives says of every container of the driver which life it is in.
+func driverLives(ctx context.Context) []string {
+	GinkgoHelper()
+	var lives []string
+	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
+		for _, c := range p.Status.ContainerStatuses {
+			lives = append(lives, fmt.Sprintf("%s %s %s: %d restarts, ready %t",
+				p.Name, p.UID, c.Name, c.RestartCount, c.Ready))
+		}
+	}
+	slices.Sort(lives)
+	return lives
+}
+
+// kill ends a container of a pod with SIGKILL, behind the kubelet's back.
+func kill(ctx context.Context, p corev1.Pod, container string) {
+	GinkgoHelper()
+	_, err := machines[p.Spec.NodeName].run(ctx,
+		"ctr --namespace k8s.io task kill --signal SIGKILL "+containerID(p, container))
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// containerID is what containerd calls a container.
+func containerID(p corev1.Pod, container string) string {
+	GinkgoHelper()
+	_, id, _ := strings.Cut(containerStatus(p, container).ContainerID, "://")
+	Expect(id).NotTo(BeEmpty(), "container %s of pod %s should run", container, p.Name)
+	return id
+}
+
+// restarted waits until a container serves again in a later life than the one it has in p.
+func restarted(ctx context.Context, p corev1.Pod, container string) {
+	GinkgoHelper()
+	before := containerStatus(p, container).RestartCount
+	Eventually(func(g Gomega) {
+		now, err := api.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		status := containerStatus(*now, container)
+		g.Expect(status.RestartCount).To(BeNumerically(">", before))
+		g.Expect(status.Ready).To(BeTrue(), "%+v", status.State)
+	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(),
+		"container %s of pod %s should be started again", container, p.Name)
+}
+
+func containerStatus(p corev1.Pod, container string) corev1.ContainerStatus {
+	for _, c := range p.Status.ContainerStatuses {
+		if c.Name == container {
+			return c
+		}
+	}
+	return corev1.ContainerStatus{}
+}
+
+// removePod deletes a pod of what the suite installed and waits until it is gone.
+func removePod(ctx context.Context, p corev1.Pod, options metav1.DeleteOptions) {
+	GinkgoHelper()
+	all := api.CoreV1().Pods(p.Namespace)
+	Expect(all.Delete(ctx, p.Name, options)).To(Succeed())
+	Eventually(func() bool {
+		now, err := all.Get(ctx, p.Name, metav1.GetOptions{})
+		return err != nil || now.UID != p.UID
+	}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.Name)
+}
+
+// serving waits until everything that the suite installed serves, the rack as well.
+func serving(ctx context.Context) {
+	GinkgoHelper()
+	Expect(rolledOut(ctx, installed)).To(Succeed())
+	for _, worker := range workers {
+		Expect(registered(ctx, worker)).To(Succeed())
+	}
+	rackServes(ctx)
+}
+
+func rackServes(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(func() error {
+		_, err := theRack.state(ctx)
+		return err
+	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
+}
+
+// switchRack changes switches of the rack for the spec.
+func switchRack(ctx context.Context, to, back map[string]any) {
+	GinkgoHelper()
+	DeferCleanup(func(ctx SpecContext) {
+		rackServes(ctx)
+		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
+	}, NodeTimeout(2*restartTimeout))
+	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
+}
+
+// faults make the rack misbehave until the spec ends, and returns the rules' ids.
+func faults(ctx context.Context, rules ...sanity.Fault) []string {
+	GinkgoHelper()
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+	}, NodeTimeout(restartTimeout))
+	ids := make([]string, len(rules))
+	for i, rule := range rules {
+		var err error
+		ids[i], err = theRack.Admin.AddFault(ctx, rule)
+		Expect(err).NotTo(HaveOccurred())
+	}
+	return ids
+}
+
+// requestsOf are the requests of an operation since an entry of the rack's log.
+func requestsOf(ctx context.Context, operation string, since int) []sanity.Request {
+	GinkgoHelper()
+	all, err := theRack.Admin.Requests(ctx, since)
+	Expect(err).NotTo(HaveOccurred())
+	return slices.DeleteFunc(all, func(r sanity.Request) bool { return r.Operation != operation })
+}
+
+// lastRequest is the number of the newest entry of the rack's log.
+func lastRequest(ctx context.Context) int {
+	GinkgoHelper()
+	all, err := theRack.Admin.Requests(ctx, 0)
+	Expect(err).NotTo(HaveOccurred())
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1].Seq
+}
+
+// newDisks are the ids of the disks that the rack has more than before.
+func newDisks(ctx context.Context, before rackState) []string {
+	GinkgoHelper()
+	now, err := theRack.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	old := map[string]bool{}
+	for _, d := range before.Disks {
+		old[d.ID] = true
+	}
+	ids := []string{}
+	for _, d := range now.Disks {
+		if !old[d.ID] {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
+}
+
+// OneDiskEach says that the rack has exactly one disk more than before for each of the claims.
+func (s *scene) OneDiskEach(ctx context.Context, before rackState, claims ...string) {
+	GinkgoHelper()
+	handles := make([]string, len(claims))
+	for i, claim := range claims {
+		handles[i] = s.Bound(ctx, claim).Spec.CSI.VolumeHandle
+	}
+	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
+}
+
+// mountsOf are the mounts of volumes in a node, as its kernel tells them.
+func mountsOf(ctx context.Context, worker string) []string {
+	GinkgoHelper()
+	out, err := machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true")
+	Expect(err).NotTo(HaveOccurred())
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// docker asks the engine that runs the nodes.
+func docker(ctx context.Context, arguments ...string) {
+	GinkgoHelper()
+	out, err := exec.CommandContext(ctx, "docker", arguments...).CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "docker %v: %s", arguments, out)
+}
+
+// cordon keeps new pods off a node, or lets them on it again.
+func cordon(ctx context.Context, name string, off bool) {
+	GinkgoHelper()
+	patchNode(ctx, name, fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, off))
+}
+
+func patchNode(ctx context.Context, name, patch string) {
+	GinkgoHelper()
+	_, err := api.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
+	Expect(err).NotTo(HaveOccurred())
+}

@@ -1,0 +1,160 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+var _ = Describe("an installation", func() {
+	It("D-57 is removed while volumes are in use, made again in a cluster without snapshots, and "+
+		"removed with nothing left behind", func(ctx SpecContext) {
+		definitions, err := crds(config.crds)
+		Expect(err).NotTo(HaveOccurred())
+		plain, err := withoutSnapshots()
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func(ctx SpecContext) {
+			defined(ctx, definitions)
+			install(ctx)
+		}, NodeTimeout(2*rolloutTimeout))
+		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
+		staying := s.Beating(ctx, workers[0], claims[0])
+		sum := staying.Fill(ctx)
+		leaving := s.Beating(ctx, workers[1], claims[1])
+
+		By("removing the driver, and the snapshots' kinds, while pods have volumes", func() {
+			Expect(removeAll(ctx, withoutRack(installed))).To(Succeed())
+			Expect(removeAll(ctx, definitions)).To(Succeed())
+			api.mapper.Reset()
+			unregistered(ctx)
+			staying.Beats(ctx)
+			// Its volume cannot be unmounted now, and so it waits.
+			Expect(api.CoreV1().Pods(s.ns).Delete(ctx, leaving.name, metav1.DeleteOptions{})).
+				To(Succeed())
+		})
+		By("installing the driver where nothing knows of snapshots", func() {
+			installed = plain
+			Expect(applyAll(ctx, plain)).To(Succeed())
+			serving(ctx)
+			Expect(staying.Sum(ctx)).To(Equal(sum))
+			staying.Beats(ctx)
+			Eventually(func() bool {
+				_, err := api.CoreV1().Pods(s.ns).Get(ctx, leaving.name, metav1.GetOptions{})
+				return apierrors.IsNotFound(err)
+			}).WithContext(ctx).Should(BeTrue(), "the pod that waited should be gone")
+			s.Beating(ctx, workers[1], claims[1]).Delete(ctx)
+			staying.Delete(ctx)
+			for _, claim := range claims {
+				s.DeleteClaim(ctx, claim)
+			}
+			noVolumes(ctx)
+		})
+		By("removing the driver when no volume is left", func() {
+			Expect(removeAll(ctx, withoutRack(plain))).To(Succeed())
+			unregistered(ctx)
+			for _, worker := range workers {
+				Expect(machines[worker].run(ctx, remains)).To(BeEmpty(), "on %s", worker)
+			}
+		})
+		By("installing it as it was", func() {
+			defined(ctx, definitions)
+			install(ctx)
+			again := s.Claim(ctx, Claim{})
+			source := s.Beating(ctx, workers[0], again)
+			taken := s.Snapshot(ctx, again).Ready(ctx)
+			taken.Delete(ctx)
+			source.Beats(ctx)
+		})
+	}, NodeTimeout(8*time.Minute))
+})
+
+// remains is a script for a node that prints what an installation may leave there.
+const remains = `
+for dir in /var/lib/kubelet/plugins/csi.oxide.computer /run/csi.oxide.computer; do
+	[ ! -d $dir ] || find $dir ! -type d
+done
+find /var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/kubernetes.io -name '*oxide*' \
+	! -type d 2>/dev/null
+grep -e kubernetes.io.csi -e csi.oxide /proc/mounts
+true`
+
+// withoutSnapshots is what the suite installs, for a cluster in which nothing knows of snapshots.
+func withoutSnapshots() ([]*unstructured.Unstructured, error) {
+	memory, err := manifests()
+	if err != nil {
+		return nil, err
+	}
+	const file = "/" + overlay + "/kustomization.yaml"
+	text, err := memory.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	changed := strings.NewReplacer("  - ../snapshots\n", "  - ../base\n",
+		"  - ../snapshot-controller\n", "").Replace(string(text))
+	if err := memory.WriteFile(file, []byte(changed)); err != nil {
+		return nil, err
+	}
+	return kustomizedIn(memory, overlay)
+}
+
+// withoutRack leaves the simulated rack out, and the namespace that it is in.
+func withoutRack(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
+	return slices.DeleteFunc(slices.Clone(objects), func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == "Namespace" || o.GetName() == simulatorName
+	})
+}
+
+// unregistered waits until no pod of the driver is left, and the kubelets know no driver.
+func unregistered(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(driverNamespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=oxide-csi-driver"})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(list.Items).To(BeEmpty())
+		for _, worker := range workers {
+			csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(csiNode.Spec.Drivers).To(BeEmpty())
+		}
+	}).WithContext(ctx).Should(Succeed(), "nothing of the driver should be left in the cluster")
+}
+
+// noVolumes waits until the cluster has no volume of the driver and no attachment of one.
+func noVolumes(ctx context.Context) {
+	GinkgoHelper()
+	for _, kind := range clusterKinds {
+		Eventually(func() (int, error) {
+			objects, err := api.list(ctx, kind)
+			return len(objects), err
+		}).WithContext(ctx).Should(BeZero(), "objects of the kind %s", kind.Kind)
+	}
+}
+
+// defined defines kinds and waits until the API serves them.
+func defined(ctx context.Context, definitions []*unstructured.Unstructured) {
+	GinkgoHelper()
+	Expect(applyAll(ctx, definitions)).To(Succeed())
+	for _, definition := range definitions {
+		Eventually(func(g Gomega) {
+			client, err := api.resource(definition.GroupVersionKind(), "")
+			g.Expect(err).NotTo(HaveOccurred())
+			now, err := client.Get(ctx, definition.GetName(), metav1.GetOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			conditions, _, err := unstructured.NestedSlice(now.Object, "status", "conditions")
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(conditions).To(ContainElement(And(
+				HaveKeyWithValue("type", "Established"), HaveKeyWithValue("status", "True"))))
+		}).WithContext(ctx).Should(Succeed(), "%s should be established", definition.GetName())
+	}
+	api.mapper.Reset()
+}
