@@ -105,6 +105,21 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 	}
 }
 
+func TestAnOwnAuthorityIsTrustedInBothForms(t *testing.T) {
+	const mine = "kind: Kustomization\nresources: [../base]\ncomponents: [../own-ca]\n"
+	got := buildWith(t, "kustomize/mine", map[string]string{
+		"kustomize/mine/kustomization.yaml": mine,
+	}).byKey(t)
+	const name = "Deployment/oxide-csi/oxide-csi-controller"
+	want := objects(t, with("snapshots.enabled=false", "ownCA=true")...).byKey(t)
+	if diff := cmp.Diff(want[name], got[name]); diff != "" {
+		t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
+	}
+	if cmp.Equal(got[name], build(t, "kustomize/base").byKey(t)[name]) {
+		t.Error("the component changes nothing")
+	}
+}
+
 func TestSnapshotsAreInstalledWhereTheClusterHasTheirKinds(t *testing.T) {
 	const crds = "snapshot.storage.k8s.io/v1"
 	for _, c := range []struct {

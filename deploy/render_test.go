@@ -78,6 +78,12 @@ func objects(t *testing.T, args ...string) manifests {
 // build is what `kubectl apply -k` would apply, built from the embedded files.
 func build(t *testing.T, dir string) manifests {
 	t.Helper()
+	return buildWith(t, dir, nil)
+}
+
+// buildWith builds with further files, those of a user.
+func buildWith(t *testing.T, dir string, files map[string]string) manifests {
+	t.Helper()
 	memory := filesys.MakeFsInMemory()
 	err := fs.WalkDir(deploy.Files, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -91,6 +97,11 @@ func build(t *testing.T, dir string) manifests {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := memory.WriteFile(path.Join("/", name), []byte(content)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(memory, path.Join("/", dir))
 	if err != nil {
