@@ -55,7 +55,7 @@ LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-cs
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-simulator" \
       org.opencontainers.image.description="An Oxide rack on one machine, for tests and trials"
-RUN which sh mount fsfreeze || { \
+RUN { command -v mount && command -v fsfreeze; } || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount util-linux && \
         rm -rf /var/lib/apt/lists/*; }
@@ -65,7 +65,7 @@ ENTRYPOINT ["/usr/local/bin/oxide-simulator"]
 # What the node runs, and nothing beside it, in /node.
 FROM ${BASE} AS tools
 ARG TOOLS="blkid mke2fs e2fsck resize2fs mkfs.xfs mkfs.btrfs btrfs"
-RUN which ${TOOLS} || { \
+RUN (for tool in ${TOOLS}; do command -v "$tool" || exit 1; done) || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             btrfs-progs e2fsprogs util-linux xfsprogs && \
