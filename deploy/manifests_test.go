@@ -105,18 +105,27 @@ func TestKustomizeAndHelmInstallTheSameObjects(t *testing.T) {
 	}
 }
 
-func TestAnOwnAuthorityIsTrustedInBothForms(t *testing.T) {
-	const mine = "kind: Kustomization\nresources: [../base]\ncomponents: [../own-ca]\n"
-	got := buildWith(t, "kustomize/mine", map[string]string{
-		"kustomize/mine/kustomization.yaml": mine,
-	}).byKey(t)
-	const name = "Deployment/oxide-csi/oxide-csi-controller"
-	want := objects(t, with("snapshots.enabled=false", "ownCA=true")...).byKey(t)
-	if diff := cmp.Diff(want[name], got[name]); diff != "" {
-		t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
-	}
-	if cmp.Equal(got[name], build(t, "kustomize/base").byKey(t)[name]) {
-		t.Error("the component changes nothing")
+func TestEveryComponentDoesWhatAValueOfTheChartDoes(t *testing.T) {
+	plain := build(t, "kustomize/base").byKey(t)
+	for component, values := range map[string][]string{
+		"own-ca":                 {"ownCA=true"},
+		"instance-metadata/file": {"instanceMetadata.enabled=true"},
+		"instance-metadata/env":  {"instanceMetadata.enabled=true", "instanceMetadata.via=env"},
+	} {
+		t.Run(component, func(t *testing.T) {
+			got := buildWith(t, "kustomize/mine", map[string]string{
+				"kustomize/mine/kustomization.yaml": "kind: Kustomization\nresources: [../base]\n" +
+					"components: [../" + component + "]\n",
+			}).byKey(t)
+			if cmp.Equal(got, plain) {
+				t.Error("the component changes nothing")
+			}
+			delete(got, "Namespace//oxide-csi")
+			want := objects(t, with(append(values, "snapshots.enabled=false")...)...).byKey(t)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("kustomize and helm differ (-helm +kustomize):\n%s", diff)
+			}
+		})
 	}
 }
 

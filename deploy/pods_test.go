@@ -245,8 +245,13 @@ func TestTheControllersReplicasAreNotLostTogether(t *testing.T) { // D-8, D-41
 	budget := find[policyv1.PodDisruptionBudget](t, all, "PodDisruptionBudget", controllerName)
 	d := find[appsv1.Deployment](t, all, "Deployment", controllerName)
 	if budget.Spec.MaxUnavailable.IntValue() != 1 ||
+		*budget.Spec.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow ||
 		fmt.Sprint(budget.Spec.Selector.MatchLabels) != fmt.Sprint(d.Spec.Selector.MatchLabels) {
 		t.Errorf("the budget is %v", budget.Spec)
+	}
+	if u := d.Spec.Strategy.RollingUpdate; u.MaxSurge.IntValue() != 0 ||
+		u.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("a replica is replaced by %v", u)
 	}
 	if d.Spec.Template.Spec.PriorityClassName != "system-cluster-critical" {
 		t.Errorf("the priority class is %q", d.Spec.Template.Spec.PriorityClassName)
