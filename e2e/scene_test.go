@@ -30,14 +30,14 @@ const workload = "busybox:1.37"
 // scene is the namespace of one spec. What a spec makes there goes with it.
 type scene struct{ ns string }
 
-var scenes atomic.Int64
-
 func newScene(ctx context.Context) *scene {
 	GinkgoHelper()
-	made := &scene{ns: fmt.Sprintf("e2e-%d", scenes.Add(1))}
-	_, err := api.CoreV1().Namespaces().Create(ctx,
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: made.ns}}, metav1.CreateOptions{})
+	// A run that was ended early may have left others.
+	namespace, err := api.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
+		metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
+	made := &scene{ns: namespace.Name}
 	DeferCleanup(made.close, NodeTimeout(settleTimeout))
 	return made
 }
