@@ -8,13 +8,22 @@ SEED     ?= 1
 DURATION ?= 30m
 # Tests that need more than this are stuck.
 TIMEOUT ?= 30m
+# What `make e2e` runs: specs whose text matches FOCUS, or whose labels match LABEL, on that version
+# of Kubernetes. Without either it is all but the long ones.
+FOCUS      ?=
+LABEL      ?=
+KUBERNETES ?= v1.35.4
+# What the images are made for.
+ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
 RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
+E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)')
 
 .DEFAULT_GOAL := help
-.PHONY: help build sanity test proofs soak bench demo conformance check fmt lint schema clean under-test
+.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance
+.PHONY: check fmt lint manifests schema clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash faults model concurrency fuzz
@@ -27,11 +36,18 @@ SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
 	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the binaries into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ \
 		-ldflags='-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=$(RELEASE)' ./cmd/...
+
+binaries: ## compile what the images are made of: bin/linux-amd64 and bin/linux-arm64 (ARCH=amd64 for one)
+	@for arch in $(ARCH); do \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch $(GO) build -trimpath -o bin/linux-$$arch/ \
+			-ldflags='-s -w -X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=$(RELEASE)' \
+			./cmd/... || exit 1; \
+	done
 
 sanity: ## the main job: csi-sanity and our own specs against driver and simulated rack
 	@tools/prerequisites
@@ -60,6 +76,15 @@ soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2
 	done
 	@cat $(FIGURES)
 
+e2e: ## the suite on a kind cluster, with published images: make e2e FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.3
+	@$(E2E) -kubernetes $(KUBERNETES)
+
+e2e-offline: ## the same suite, every image built on this machine: Go modules and Debian's packages alone
+	@$(E2E) -offline
+
+e2e-down: ## remove what a run with KEEP=1 has left
+	@$(GO) run ./e2e/run -down
+
 under-test:
 	@tools/prerequisites
 	@$(GO) build $(RACE) -o $(PROGRAMS)/ ./cmd/...
@@ -80,8 +105,12 @@ check: fmt lint test ## what must be green before a commit is shared
 fmt: ## say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
-lint: ## vet, style, and the walls between the packages
+lint: ## vet, style, the walls between the packages, and the workflows
 	$(LINT) run
+	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
+
+manifests: ## render the plain manifests from the Helm chart again
+	$(GO) test -count=1 ./deploy -run TestThePlainManifestsAreTheChartRendered -update
 
 schema: ## check the simulator's answers against a rack's OpenAPI document: make schema SPEC=FILE
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }
