@@ -51,12 +51,16 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		return found, found.prepare()
 	}
 	if missing := missingPrograms("docker", "dockerd"); len(missing) > 0 {
-		if err := Install(ctx, o.Log, "docker.io"); err != nil {
+		if err := installDocker(ctx, o.Log); err != nil {
 			return nil, err
 		}
 		// Where an init system starts services, the package's engine runs now.
-		if found, err = Find(ctx); err != nil || found != nil {
-			return found, err
+		if found, err = Find(ctx); err != nil {
+			return nil, err
+		}
+		if found != nil {
+			found.log = o.Log
+			return found, found.prepare()
 		}
 	}
 	d := newDaemon(o)
@@ -203,6 +207,17 @@ func missingPrograms(names ...string) []string {
 		}
 	}
 	return missing
+}
+
+// installDocker installs the engine, and its client where that is a package of its own.
+func installDocker(ctx context.Context, log io.Writer) error {
+	if err := Install(ctx, log, "docker.io"); err != nil {
+		return err
+	}
+	if len(missingPrograms("docker")) > 0 {
+		return Install(ctx, log, "docker-cli")
+	}
+	return nil
 }
 
 // Install installs Debian packages where apt-get is.

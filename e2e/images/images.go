@@ -1,6 +1,7 @@
 // Package images makes what the end-to-end suite's cluster runs. The product's own images are built
-// from this tree in every run. The others come from where they are published; or, with Offline, from
-// nothing but the Go module proxy and Debian's packages, for a machine that reaches no registry:
+// from this tree in every run. The others come from where they are published; or, with Offline,
+// from nothing but the Go module proxy and Debian's packages, for a machine that reaches no
+// registry:
 //
 //	Kubernetes, etcd      compiled from their modules (kubernetes/, etcd/)
 //	CSI sidecars          compiled from their modules (provisioner/, sidecars/)
@@ -30,13 +31,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
 
-// Versions of what the offline cluster is made of. The modules below this directory pin the same
-// ones; Versions of the sidecars are those that the manifests name.
-const (
-	Kubernetes = "v1.35.4"
+// Kubernetes is the version that the offline cluster runs. The modules below this directory pin the
+// same one, and the etcd that its kubeadm asks for.
+const Kubernetes = "v1.35.4"
 
-	etcd = "3.6.6-0"
-)
+const etcd = "3.6.6-0"
 
 // Tag is what the manifests call a release's images; the suite runs the tree's own under it.
 const Tag = "v0.1.0"

@@ -26,7 +26,7 @@ type parts struct {
 // it that the suite's pods need.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if !b.Offline {
-		return "kindest/node:" + kubernetes, nil
+		return b.publishedNode(ctx, kubernetes)
 	}
 	p, err := b.makeParts(ctx)
 	if err != nil {
@@ -60,7 +60,29 @@ func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// The images are in the node image now.
+	if err := os.Remove(baked); err != nil {
+		return "", fmt.Errorf("remove an archive that is not needed any more: %w", err)
+	}
 	return image, b.dropOlder(ctx, repository, image)
+}
+
+// publishedNode gets the node image that kind's project publishes for a version.
+func (b *Builder) publishedNode(ctx context.Context, kubernetes string) (string, error) {
+	image := "kindest/node:" + kubernetes
+	if b.has(ctx, image) {
+		b.say("%s: pulled before", image)
+		return image, nil
+	}
+	err := b.step("pulling "+image, func() error {
+		_, err := b.Engine.Output(ctx, "pull", "--quiet", image)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("expected the node image of Kubernetes %s to be published: name one of "+
+			"those that kind's releases list, or build one with -offline: %w", kubernetes, err)
+	}
+	return image, nil
 }
 
 // makeParts compiles and collects at once: the one waits for processors, the other for the network.
@@ -228,7 +250,8 @@ func (b *Builder) fill(ctx context.Context, empty, full, archive string) error {
 // dropOlder removes the images that an image takes the place of: each is as large as a cluster. One
 // that is in use stays.
 func (b *Builder) dropOlder(ctx context.Context, repository, image string) error {
-	list, err := b.Engine.Output(ctx, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository)
+	list, err := b.Engine.Output(ctx, "image", "ls", "--format", "{{.Repository}}:{{.Tag}}",
+		repository)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,225 @@
+package images
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEveryInputChangesTheName(t *testing.T) {
+	base := hash("ab", "c")
+	for _, other := range [][]string{{"a", "bc"}, {"ab", "c", ""}, {"ab"}, {"ab", "d"}} {
+		if hash(other...) == base {
+			t.Errorf("hash(%q) is that of [ab c]", other)
+		}
+	}
+	if again := hash("ab", "c"); again != base || len(base) != 12 {
+		t.Errorf("hash is %q and then %q, want twelve characters that stay", base, again)
+	}
+	tree := fstest.MapFS{"dir/a": {Data: []byte("1")}, "b": {Data: []byte("2")}}
+	first, err := hashTree(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, other := range map[string]fstest.MapFS{
+		"a content": {"dir/a": {Data: []byte("1")}, "b": {Data: []byte("3")}},
+		"a path":    {"a": {Data: []byte("1")}, "b": {Data: []byte("2")}},
+		"a file":    {"dir/a": {Data: []byte("1")}},
+	} {
+		if got, err := hashTree(other); err != nil || got == first {
+			t.Errorf("a tree with another %s has the same hash: %s, %v", name, got, err)
+		}
+	}
+}
+
+func TestFilesAreHashedAndPlaced(t *testing.T) {
+	dir := t.TempDir()
+	file, copied := filepath.Join(dir, "program"), filepath.Join(dir, "placed")
+	if err := os.WriteFile(file, []byte("one"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	before, err := hashFiles(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := place(file, copied); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := hashFiles(copied); err != nil || after != before {
+		t.Errorf("the placed file is %s, %v, want the same as %s", after, err, before)
+	}
+	info, err := os.Stat(copied)
+	if err != nil || info.Mode()&0o100 == 0 {
+		t.Errorf("the placed program cannot be run: %v, %v", info, err)
+	}
+	if _, err := hashFiles(filepath.Join(dir, "none")); err == nil {
+		t.Error("hashFiles took a file that is not there")
+	}
+}
+
+func TestOnlyTheReleasesOwnPackagesAreUsed(t *testing.T) {
+	for name, test := range map[string]struct {
+		text    string
+		stanzas bool
+		want    bool
+	}{
+		"lines": {
+			text: "# the mirror\ndeb http://mirror/debian bookworm main\n" +
+				"deb [signed-by=/k.gpg arch=amd64] http://mirror/security bookworm-security main\n" +
+				"deb-src http://mirror/debian bookworm main\n",
+			want: true,
+		},
+		"lines of another vendor": {text: "deb https://vendor/apt cloud-sdk-bookworm main\n"},
+		"another vendor's part of the release": {
+			text: "deb [arch=amd64] https://vendor/debian bookworm stable\n",
+		},
+		"another release":  {text: "deb http://mirror/debian trixie main\n"},
+		"nothing":          {text: "# deb http://mirror/debian bookworm main\n"},
+		"half of a vendor": {text: "deb http://m bookworm main\ndeb http://v nodistro main\n"},
+		"stanzas": {
+			stanzas: true, want: true,
+			text: "Types: deb deb-src\nURIs: http://mirror/debian\nSuites: bookworm bookworm-updates\n" +
+				"Components: main\n\nTypes: deb\n# a snapshot\nURIs: http://mirror/s\n" +
+				"Suites: bookworm-security\nComponents: main contrib\nSigned-By: /k.gpg\n",
+		},
+		"a stanza of another vendor": {
+			stanzas: true,
+			text:    "Types: deb\nURIs: https://v\nSuites: nodistro\nComponents: main\n",
+		},
+		"a stanza that is off": {
+			stanzas: true,
+			text:    "Types: deb\nURIs: http://m\nSuites: bookworm\nComponents: main\nEnabled: no\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := servesRelease(test.text, test.stanzas, "bookworm"); got != test.want {
+				t.Errorf("servesRelease = %v, want %v of\n%s", got, test.want, test.text)
+			}
+		})
+	}
+}
+
+func TestASystemSaysItsReleaseAndSources(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		file := filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(want string) {
+		t.Helper()
+		if got, err := readSystem(root); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("readSystem = %+v, %v, want an error with %q", got, err, want)
+		}
+	}
+	says("os-release")
+	write("etc/os-release", "ID=other\n")
+	says("expected a Debian")
+	write("etc/os-release", "ID=debian\nVERSION_CODENAME=\"bookworm\"\n")
+	says("apt source")
+	write("etc/apt/sources.list.d/vendor.list", "deb https://vendor nodistro main\n")
+	write("etc/apt/sources.list.d/debian.sources",
+		"Types: deb\nURIs: http://m\nSuites: bookworm\nComponents: main\n")
+	got, err := readSystem(root)
+	want := []string{filepath.Join(root, "etc/apt/sources.list.d/debian.sources")}
+	if err != nil || got.codename != "bookworm" || !cmp.Equal(got.sources, want) {
+		t.Errorf("readSystem = %+v, %v, want bookworm and %q", got, err, want)
+	}
+}
+
+func TestTheProgramsSayTheirVersion(t *testing.T) {
+	got := kubernetesVersion("v1.35.4")
+	for _, want := range []string{"gitVersion=v1.35.4", "gitMajor=1", "gitMinor=35"} {
+		if !strings.Contains(got, "version."+want) {
+			t.Errorf("kubernetesVersion = %q, want %s", got, want)
+		}
+	}
+}
+
+func TestTheModulesPinWhatTheImagesAreCalled(t *testing.T) {
+	for module, want := range map[string][]string{
+		"kubernetes":  {"k8s.io/kubernetes " + Kubernetes},
+		"etcd":        {"go.etcd.io/etcd/server/v3 v" + strings.TrimSuffix(etcd, "-0")},
+		"provisioner": {"external-provisioner/v6 " + versionOf(t, "csi-provisioner")},
+		"sidecars": {
+			"external-attacher/v4 " + versionOf(t, "csi-attacher"),
+			"external-snapshotter/v8 " + versionOf(t, "csi-snapshotter"),
+			"external-snapshotter/v8 " + versionOf(t, "snapshot-controller"),
+		},
+	} {
+		text, err := os.ReadFile(filepath.Join(module, "go.mod"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("%s/go.mod does not require %s", module, line)
+			}
+		}
+	}
+}
+
+func versionOf(t *testing.T, name string) string {
+	t.Helper()
+	for _, s := range singles() {
+		if rest, ok := strings.CutPrefix(s.image, registry+"sig-storage/"+name+":"); ok {
+			return rest
+		}
+	}
+	t.Fatalf("no image %s is built", name)
+	return ""
+}
+
+// imageName finds the images in a manifest.
+var imageName = regexp.MustCompile(`(?m)^\s*(?:- )?image:\s*"?([^\s"]+)`)
+
+func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) {
+	built := map[string]bool{}
+	for _, s := range singles() {
+		built[s.image] = true
+	}
+	for _, p := range product {
+		built[p.image] = true
+	}
+	found := 0
+	err := filepath.WalkDir("../../deploy/kustomize", func(path string, entry os.DirEntry,
+		err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, match := range imageName.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if !built[match[1]] {
+				t.Errorf("%s runs %s, which no offline build makes", path, match[1])
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 8 {
+		t.Errorf("found %d images in the manifests, want those of controller, node and simulator",
+			found)
+	}
+}
+
+func TestAProgramsImageHasItWhereItIsCalled(t *testing.T) {
+	want := "FROM scratch\nENV PATH=/usr/local/bin\nCOPY etcd /usr/local/bin/etcd\n" +
+		"ENTRYPOINT [\"/usr/local/bin/etcd\"]\n"
+	got := single{program: "etcd", path: "/usr/local/bin/etcd"}.dockerfile()
+	if got != want {
+		t.Errorf("dockerfile = %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,86 @@
+// Command run prepares a machine for the end-to-end suite, runs it, and leaves the machine as it
+// was: what the machine lacks is said first, then come a Docker engine, the images, the suite, and
+// the end of the engine if it was ours.
+//
+//	go run ./e2e/run                        images from where they are published
+//	go run ./e2e/run -offline               every image built here
+//	go run ./e2e/run -offline -focus CP-10  one requirement
+//	KEEP=1 go run ./e2e/run -offline        leaves the cluster, to look at it
+//	go run ./e2e/run -down                  removes what was left
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+const usage = `Runs the end-to-end suite: prerequisites, a Docker engine, images, specs.
+
+Settings from the environment: KEEP=1 leaves cluster and engine; E2E_REUSE=1 runs specs on a cluster
+that was kept; DOCKER_HOST names an engine; XDG_CACHE_HOME is where what is built is kept.
+
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// The first signal ends the run in order; a second one ends it at once.
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, getenv func(string) string, stdout io.Writer) error {
+	o, err := parse(args, getenv, stdout)
+	if err != nil {
+		return err
+	}
+	m, err := look(ctx, o)
+	if err != nil {
+		return err
+	}
+	if missing := m.missing(); len(missing) > 0 && !o.down {
+		return fmt.Errorf("this machine cannot run the suite:\n  - %s",
+			strings.Join(missing, "\n  - "))
+	}
+	root, err := projectRoot(ctx)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(o.cache)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	where := engine.Options{Root: root, Cache: o.cache, Log: stdout}
+	if o.down {
+		return down(ctx, where, stdout)
+	}
+	docker, err := engine.Start(ctx, where)
+	if err != nil {
+		return err
+	}
+	s := session{options: o, root: root, engine: docker, stdout: stdout}
+	err = s.buildAndTest(ctx)
+	if o.keep && docker.Own() {
+		fmt.Fprintf(stdout, "e2e: kept the engine: export DOCKER_HOST=%s; remove everything with "+
+			"go run ./e2e/run -down\n", docker.Host)
+		return err
+	}
+	// The engine is taken down after an interrupt, too.
+	return errors.Join(err, docker.Stop(context.WithoutCancel(ctx)))
+}

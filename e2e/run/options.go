@@ -1,0 +1,115 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+)
+
+// options are what the user asked for.
+type options struct {
+	offline, down, buildOnly bool
+	focus, label, kubernetes string
+	timeout                  time.Duration
+
+	// keep leaves cluster and engine, and reuse takes a cluster that was kept.
+	keep, reuse bool
+	// cache is where what is built is kept.
+	cache string
+}
+
+// published is the Kubernetes of a run with published images, unless another is asked for: the one
+// of the offline run's line that kind's own release names.
+const published = "v1.35.0"
+
+func parse(args []string, getenv func(string) string, output io.Writer) (options, error) {
+	o := options{keep: getenv("KEEP") == "1", reuse: getenv("E2E_REUSE") == "1"}
+	flags := flag.NewFlagSet("run", flag.ContinueOnError)
+	flags.SetOutput(output)
+	flags.Usage = func() {
+		fmt.Fprint(output, usage)
+		flags.PrintDefaults()
+	}
+	flags.BoolVar(&o.offline, "offline", false,
+		"build every image on this machine, from Go modules and Debian's packages")
+	flags.StringVar(&o.focus, "focus", "", "run the specs whose text matches this expression")
+	flags.StringVar(&o.label, "label", "!long",
+		"run the specs whose labels match this expression; empty is every spec")
+	flags.BoolVar(&o.buildOnly, "build-only", false, "build the images and run no spec")
+	flags.BoolVar(&o.down, "down", false, "remove what a run with KEEP=1 has left")
+	flags.StringVar(&o.kubernetes, "kubernetes", "",
+		"version of the nodes (default "+published+", and "+images.Kubernetes+" with -offline)")
+	flags.DurationVar(&o.timeout, "timeout", time.Hour, "how long the suite may take")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if o.kubernetes == "" {
+		o.kubernetes = published
+		if o.offline {
+			o.kubernetes = images.Kubernetes
+		}
+	}
+	switch {
+	case flags.NArg() > 0:
+		return o, fmt.Errorf("expected flags alone, and found %q: a spec is chosen with -focus",
+			flags.Arg(0))
+	case o.offline && o.kubernetes != images.Kubernetes:
+		return o, fmt.Errorf("offline, the nodes run %s, and -kubernetes asks for %s: leave out one "+
+			"of -offline and -kubernetes", images.Kubernetes, o.kubernetes)
+	case o.timeout < 2*suiteEnd:
+		return o, fmt.Errorf("expected a -timeout of at least %s, since the suite cleans up in the "+
+			"last %s, and found %s", 2*suiteEnd, suiteEnd, o.timeout)
+	case !strings.HasPrefix(o.kubernetes, "v"):
+		return o, fmt.Errorf("expected a version such as %s, and found -kubernetes %s", published,
+			o.kubernetes)
+	}
+	cache, err := cacheDir(getenv)
+	o.cache = cache
+	return o, err
+}
+
+// cacheDir is below XDG_CACHE_HOME, or the home directory's .cache.
+func cacheDir(getenv func(string) string) (string, error) {
+	base := getenv("XDG_CACHE_HOME")
+	if base == "" {
+		home := getenv("HOME")
+		if home == "" {
+			return "", errors.New("expected XDG_CACHE_HOME or HOME to be set, and found neither: " +
+				"set XDG_CACHE_HOME to a directory with room for what is built")
+		}
+		base = filepath.Join(home, ".cache")
+	}
+	if !filepath.IsAbs(base) {
+		return "", fmt.Errorf("expected an absolute path in XDG_CACHE_HOME, and found %s", base)
+	}
+	return filepath.Join(base, "oxide-csi-e2e"), nil
+}
+
+// mountedNoDev is the flag of a mount on which device nodes do not work.
+const mountedNoDev = 0x4
+
+// workDir makes the directory for the rack. The guests' devices are made in it, so it has to lie
+// where device nodes work; /tmp often does not.
+func workDir(candidates []string, flagsOf func(dir string) (int64, error)) (string, error) {
+	for _, dir := range candidates {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", fmt.Errorf("make the directory for the rack: %w", err)
+		}
+		flags, err := flagsOf(dir)
+		if err != nil {
+			return "", err
+		}
+		if flags&mountedNoDev == 0 {
+			return os.MkdirTemp(dir, "oxide-csi-e2e-")
+		}
+	}
+	return "", fmt.Errorf("expected a directory on a filesystem that is mounted without nodev, and "+
+		"found none among %s: set TMPDIR to one", strings.Join(candidates, ", "))
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+)
+
+func env(pairs ...string) func(string) string {
+	return func(name string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1]
+			}
+		}
+		return ""
+	}
+}
+
+func TestFlagsAndEnvironmentSayWhatToRun(t *testing.T) {
+	got, err := parse([]string{"-offline", "-focus", "CP-10", "-label", "!slow"},
+		env("HOME", "/home/me", "KEEP", "1"), io.Discard)
+	want := options{
+		offline: true, focus: "CP-10", label: "!slow", kubernetes: images.Kubernetes, keep: true,
+		timeout: time.Hour, cache: "/home/me/.cache/oxide-csi-e2e",
+	}
+	if err != nil || got != want {
+		t.Errorf("parse = %+v, %v, want %+v", got, err, want)
+	}
+	other, err := parse([]string{"-kubernetes=v1.36.1"}, env("XDG_CACHE_HOME", "/c"), io.Discard)
+	if err != nil || other.kubernetes != "v1.36.1" || other.cache != "/c/oxide-csi-e2e" {
+		t.Errorf("parse = %+v, %v, want v1.36.1 and the cache in /c", other, err)
+	}
+	plain, err := parse(nil, env("HOME", "/h"), io.Discard)
+	if err != nil || plain.kubernetes != published || plain.label != "!long" {
+		t.Errorf("parse = %+v, %v, want %s and no long specs", plain, err, published)
+	}
+}
+
+func TestWhatCannotBeRunIsRefused(t *testing.T) {
+	home := env("HOME", "/home/me")
+	for name, test := range map[string]struct {
+		args []string
+		env  func(string) string
+		want string
+	}{
+		"a spec as an argument": {[]string{"CP-10"}, home, "-focus"},
+		"another version offline": {
+			[]string{"-offline", "-kubernetes=v1.36.1"}, home, "offline",
+		},
+		"a version without its v":          {[]string{"-kubernetes=1.36.1"}, home, "v1.35"},
+		"less time than cleaning up takes": {[]string{"-timeout=1m"}, home, "cleans up"},
+		"no place for a cache":             {nil, env(), "XDG_CACHE_HOME"},
+		"a cache that moves about":         {nil, env("XDG_CACHE_HOME", "cache"), "absolute"},
+		"a flag that is none":              {[]string{"-on"}, home, "not defined"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse(test.args, test.env, io.Discard)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("parse(%q) = %v, want an error with %q", test.args, err, test.want)
+			}
+		})
+	}
+}
+
+func TestTheSuiteGetsItsFlagsAndTimeToCleanUp(t *testing.T) {
+	got := suiteArgs(options{focus: "CP-10", label: "!slow", timeout: 10 * time.Minute})
+	want := []string{"-test.v", "-test.timeout=10m0s", "-ginkgo.timeout=7m0s",
+		"-ginkgo.focus=CP-10", "-ginkgo.label-filter=!slow"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("suiteArgs (-want +got):\n%s", diff)
+	}
+	if all := suiteArgs(options{timeout: time.Hour}); len(all) != 3 {
+		t.Errorf("without a choice the suite gets %q, want no choice", all)
+	}
+}
+
+func TestTheRackLiesWhereDeviceNodesWork(t *testing.T) {
+	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
+	flags := map[string]int64{first: mountedNoDev | 1, second: 1}
+	flagsOf := func(dir string) (int64, error) { return flags[dir], nil }
+	dir, err := workDir([]string{first, second}, flagsOf)
+	if err != nil || filepath.Dir(dir) != second {
+		t.Fatalf("workDir = %s, %v, want one in %s", dir, err, second)
+	}
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		t.Errorf("workDir's %s: %v", dir, err)
+	}
+	flags[second] = mountedNoDev
+	if _, err := workDir([]string{first, second}, flagsOf); err == nil ||
+		!strings.Contains(err.Error(), "nodev") {
+		t.Errorf("workDir = %v where no device node works, want that said", err)
+	}
+	if _, err := mountFlags(t.TempDir()); err != nil {
+		t.Errorf("mountFlags: %v", err)
+	}
+}
+
+func TestOnlyTheSuitesLoopDevicesAreReleased(t *testing.T) {
+	const list = "/dev/loop0    /var/lib/other.img\n" +
+		"/dev/loop1000 /tmp/oxide-csi-e2e-1/rack/disks/a b\n" +
+		"/dev/loop1001 /tmp/oxide-csi-e2e-12/rack/disks/c\n" +
+		"/dev/loop1002 /tmp/oxide-csi-e2e-1/rack/disks/d (deleted)\n\n"
+	want := []string{"/dev/loop1000", "/dev/loop1002"}
+	if got := devicesOf(list, "/tmp/oxide-csi-e2e-1"); !slices.Equal(got, want) {
+		t.Errorf("devicesOf = %q, want %q", got, want)
+	}
+}
+
+func TestASecondRunWithTheSameCacheIsRefused(t *testing.T) {
+	cache := filepath.Join(t.TempDir(), "cache")
+	unlock, err := lock(cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock(cache); err == nil || !strings.Contains(err.Error(), "another one") {
+		t.Errorf("a second lock = %v, want that another run has it", err)
+	}
+	unlock()
+	again, err := lock(cache)
+	if err != nil {
+		t.Fatalf("lock after the first run's end: %v", err)
+	}
+	again()
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+// What three nodes, a rack and the builds take.
+const (
+	memoryNeeded = 6 << 30
+	diskNeeded   = 15 << 30
+)
+
+// machine is what there is to know of a machine before anything is built on it.
+type machine struct {
+	root bool
+	// docker says that an engine answers; dockerProblem is why a named one does not.
+	docker        bool
+	dockerProblem error
+	// dockerHost is what DOCKER_HOST says.
+	dockerHost string
+	// programs says which of the programs are there that may be looked for.
+	programs map[string]bool
+	// memory and disk are bytes that are free; loop is the loop driver's control node.
+	memory, disk int64
+	loop         bool
+	// cache is where disk was measured.
+	cache   string
+	offline bool
+}
+
+// missing lists what the machine lacks, each in a sentence: what was expected, what was found, what
+// to do. None means that a run can begin.
+func (m machine) missing() []string {
+	var list []string
+	add := func(is bool, format string, args ...any) {
+		if is {
+			list = append(list, fmt.Sprintf(format, args...))
+		}
+	}
+	add(!m.programs["go"], "expected the Go toolchain in the PATH, and found no go: "+
+		"install the version that go.mod names")
+	add(!m.root, "expected to run as root, and this is another user: the nodes are privileged "+
+		"containers, and the rack makes loop devices; run it with sudo --preserve-env=PATH,HOME")
+	switch scheme, _, _ := strings.Cut(m.dockerHost, "://"); {
+	case m.dockerHost != "" && scheme != "unix":
+		list = append(list, fmt.Sprintf("expected an engine on this machine, whose directories and "+
+			"devices the nodes get, and found DOCKER_HOST=%s: unset it, or name a unix socket",
+			m.dockerHost))
+	case m.dockerProblem != nil:
+		list = append(list, m.dockerProblem.Error())
+	default:
+		dockerd := m.programs["docker"] && m.programs["dockerd"]
+		add(!m.docker && !dockerd && !m.programs["apt-get"],
+			"expected a Docker engine that answers, dockerd to run one, or apt-get to install one, "+
+				"and found none of them: install Docker, or set DOCKER_HOST")
+	}
+	add(m.offline && !m.programs["apt-get"], "expected apt-get, since -offline makes root file "+
+		"systems of Debian's packages, and found none: run it on a Debian or an Ubuntu, or without "+
+		"-offline")
+	add(m.memory < memoryNeeded, "expected %s of available memory for three nodes and their "+
+		"builds, and found %s: end something, or take a larger machine",
+		gib(memoryNeeded), gib(m.memory))
+	add(m.disk < diskNeeded, "expected %s free in %s, and found %s: make room, or set "+
+		"XDG_CACHE_HOME to a directory with more", gib(diskNeeded), m.cache, gib(m.disk))
+	add(!m.loop, "expected the loop driver, which the rack's disks are made with, and found no "+
+		"/dev/loop-control: load it with modprobe loop, or take a kernel that has it")
+	return list
+}
+
+// gib writes a size as a person reads it.
+func gib(bytes int64) string {
+	return strconv.FormatFloat(float64(bytes)/(1<<30), 'f', 1, 64) + " GiB"
+}
+
+// look finds out what the machine is like.
+func look(ctx context.Context, o options) (machine, error) {
+	m := machine{
+		root: os.Geteuid() == 0, cache: o.cache, offline: o.offline, programs: map[string]bool{},
+		dockerHost: os.Getenv("DOCKER_HOST"),
+	}
+	for _, name := range []string{"go", "docker", "dockerd", "apt-get"} {
+		_, err := exec.LookPath(name)
+		m.programs[name] = err == nil
+	}
+	if m.programs["docker"] {
+		found, err := engine.Find(ctx)
+		m.docker, m.dockerProblem = found != nil, err
+	}
+	info, err := os.Stat("/dev/loop-control")
+	m.loop = err == nil && info.Mode()&os.ModeCharDevice != 0
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return m, fmt.Errorf("read how much memory there is: %w", err)
+	}
+	if m.memory, err = available(string(text)); err != nil {
+		return m, err
+	}
+	m.disk, err = free(o.cache)
+	return m, err
+}
+
+// available finds what can be had without swapping, in /proc/meminfo.
+func available(meminfo string) (int64, error) {
+	lines := bufio.NewScanner(strings.NewReader(meminfo))
+	for lines.Scan() {
+		if words := strings.Fields(lines.Text()); len(words) == 3 && words[0] == "MemAvailable:" {
+			kib, err := strconv.ParseInt(words[1], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read how much memory there is: %w", err)
+			}
+			return kib << 10, nil
+		}
+	}
+	return 0, errors.New("read how much memory there is: /proc/meminfo has no line MemAvailable")
+}
+
+// free is what fits into a directory that may not be there yet.
+func free(dir string) (int64, error) {
+	for {
+		var fs syscall.Statfs_t
+		err := syscall.Statfs(dir, &fs)
+		if err == nil {
+			return int64(fs.Bavail) * fs.Bsize, nil
+		}
+		if !errors.Is(err, syscall.ENOENT) || filepath.Dir(dir) == dir {
+			return 0, fmt.Errorf("find out how much fits into %s: %w", dir, err)
+		}
+		dir = filepath.Dir(dir)
+	}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"sigs.k8s.io/kind/pkg/cluster"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+)
+
+// session is one run with an engine that answers.
+type session struct {
+	options
+	root   string
+	engine *engine.Engine
+	stdout io.Writer
+}
+
+// buildAndTest builds the images and runs the suite with them.
+func (s *session) buildAndTest(ctx context.Context) (err error) {
+	builder := &images.Builder{
+		Engine: s.engine, Root: s.root, Cache: s.cache, Offline: s.offline, Log: s.stdout,
+	}
+	began := time.Now()
+	node, err := builder.Node(ctx, s.kubernetes)
+	if err != nil {
+		return err
+	}
+	product, err := builder.Product(ctx)
+	if err != nil {
+		return err
+	}
+	crds, err := builder.SnapshotCRDs(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.stdout, "FIGURE e2e images-seconds=%.0f\n", time.Since(began).Seconds())
+	if s.buildOnly {
+		return nil
+	}
+	work, err := s.workDir()
+	if err != nil {
+		return err
+	}
+	evidence := filepath.Join(s.cache, "evidence", time.Now().UTC().Format("20060102-150405"))
+	environment := []string{
+		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes, "E2E_ARCHIVES=" + product,
+		"E2E_CRDS=" + crds, "E2E_EVIDENCE=" + evidence, "E2E_WORK=" + work,
+	}
+	if s.offline {
+		environment = append(environment, "E2E_OFFLINE=1", "E2E_STANDINS="+images.StandIns)
+	}
+	err = s.test(ctx, environment)
+	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
+}
+
+// workDir makes the rack's directory, or finds that of the cluster that was kept.
+func (s *session) workDir() (string, error) {
+	note := filepath.Join(s.cache, "kept-work")
+	if s.reuse {
+		kept, err := os.ReadFile(note)
+		if err != nil {
+			return "", fmt.Errorf("expected a cluster that a run with KEEP=1 has left, since "+
+				"E2E_REUSE=1, and found none: %w", err)
+		}
+		return string(kept), nil
+	}
+	work, err := workDir([]string{os.TempDir(), filepath.Join(s.cache, "work")}, mountFlags)
+	if err != nil {
+		return "", err
+	}
+	return work, os.WriteFile(note, []byte(work), 0o600)
+}
+
+func mountFlags(dir string) (int64, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return 0, fmt.Errorf("find out whether device nodes work in %s: %w", dir, err)
+	}
+	return fs.Flags, nil
+}
+
+// suiteEnd is how long the suite may take to clean up after an interrupt.
+const suiteEnd = 3 * time.Minute
+
+// test runs the suite. Its program is built first and started by us, not by the go command, so that
+// an interrupt reaches it and its end is waited for.
+func (s *session) test(ctx context.Context, environment []string) error {
+	program := filepath.Join(s.cache, "e2e.test")
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags=e2e", "-o", program, "./e2e")
+	build.Dir, build.Stdout, build.Stderr = s.root, s.stdout, os.Stderr
+	if err := build.Run(); err != nil {
+		return fmt.Errorf("build the suite: %w", err)
+	}
+	suite := exec.CommandContext(ctx, program, suiteArgs(s.options)...)
+	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
+	suite.Env = append(s.engine.Environment(), environment...)
+	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
+	// the suite runs to clean up not at all.
+	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
+	suite.WaitDelay = suiteEnd
+	began := time.Now()
+	err := suite.Run()
+	fmt.Fprintf(s.stdout, "FIGURE e2e suite-seconds=%.0f\n", time.Since(began).Seconds())
+	if err != nil {
+		return fmt.Errorf("the suite: %w", err)
+	}
+	return nil
+}
+
+// suiteArgs are the suite's own flags. It gets less time than the process has, to clean up.
+func suiteArgs(o options) []string {
+	args := []string{"-test.v", "-test.timeout=" + o.timeout.String(),
+		"-ginkgo.timeout=" + (o.timeout - suiteEnd).String()}
+	if o.focus != "" {
+		args = append(args, "-ginkgo.focus="+o.focus)
+	}
+	if o.label != "" {
+		args = append(args, "-ginkgo.label-filter="+o.label)
+	}
+	return args
+}
+
+// tidy removes what the suite worked in after a green run, and says where to look after another.
+func (s *session) tidy(ctx context.Context, work, evidence string, green bool) error {
+	if !green {
+		fmt.Fprintf(s.stdout, "e2e: what is known of the failure lies in %s\n", evidence)
+	}
+	if s.keep {
+		fmt.Fprintf(s.stdout, "e2e: kept the cluster; look at it with KUBECONFIG=%s; run specs on it "+
+			"with E2E_REUSE=1 KEEP=1\n", filepath.Join(work, "kubeconfig"))
+		return nil
+	}
+	problems := []error{removeCluster(s.engine)}
+	if err := s.detach(context.WithoutCancel(ctx), work); err != nil {
+		problems = append(problems, err)
+	}
+	_ = os.Remove(filepath.Join(s.cache, "kept-work"))
+	return errors.Join(append(problems, os.RemoveAll(work))...)
+}
+
+// clusterName is the suite's cluster.
+const clusterName = "oxide-csi"
+
+// removeCluster removes the cluster if the suite has not: one that was ended hard cannot.
+func removeCluster(docker *engine.Engine) error {
+	if docker.Host != "" {
+		if err := os.Setenv("DOCKER_HOST", docker.Host); err != nil {
+			return err
+		}
+	}
+	if err := cluster.NewProvider(cluster.ProviderWithDocker()).Delete(clusterName, ""); err != nil {
+		return fmt.Errorf("remove the cluster %s: %w", clusterName, err)
+	}
+	return nil
+}
+
+// detach releases loop devices whose files lie in the work directory: they outlive every cluster.
+func (s *session) detach(ctx context.Context, work string) error {
+	out, err := exec.CommandContext(ctx, "losetup", "--list", "--noheadings", "--output",
+		"NAME,BACK-FILE").Output()
+	if err != nil {
+		return fmt.Errorf("look for loop devices: %w", err)
+	}
+	var problems []error
+	for _, device := range devicesOf(string(out), work) {
+		fmt.Fprintf(s.stdout, "e2e: releasing %s, which the suite has left\n", device)
+		release := exec.CommandContext(ctx, "losetup", "--detach", device)
+		if out, err := release.CombinedOutput(); err != nil {
+			problems = append(problems, fmt.Errorf("release %s: %w: %s", device, err, out))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// devicesOf finds the loop devices on files below a directory in losetup's list.
+func devicesOf(list, dir string) []string {
+	var devices []string
+	for line := range strings.Lines(list) {
+		device, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(strings.TrimSpace(file), dir+"/") {
+			devices = append(devices, device)
+		}
+	}
+	return devices
+}
