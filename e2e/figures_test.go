@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -13,7 +14,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -52,13 +52,15 @@ var _ = Describe("figures", func() {
 
 	It("D-62 a hundred volumes come and go in waves, and nothing is left of them",
 		func(ctx SpecContext) {
-			start := time.Now()
+			before, start := usages(ctx), time.Now()
 			for done := 0; done < inWaves; done += atOnce {
 				s.wave(ctx, done/atOnce)
 			}
-			wall := time.Since(start)
-			fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f%s\n", inWaves, atOnce,
-				wall.Seconds(), driverMemory(ctx))
+			wall, after := time.Since(start), usages(ctx)
+			tellUsage(before, after, wall)
+			fmt.Printf("FIGURE waves volumes=%d at_once=%d seconds=%.0f controller_peak_mib=%d "+
+				"node_peak_mib=%d\n", inWaves, atOnce, wall.Seconds(),
+				after[controllerProgram].peakKiB>>10, after[nodeProgram].peakKiB>>10)
 		}, NodeTimeout(15*time.Minute))
 })
 
@@ -199,33 +201,59 @@ func logFields(line string) map[string]string {
 	return fields
 }
 
-// driverMemory is the most that each driver process ever had in memory, as fields of a figure.
-func driverMemory(ctx context.Context) string {
-	GinkgoHelper()
-	const script = `for pid in $(pidof oxide-csi-plugin); do
-	mode=$(tr '\0' '\n' </proc/$pid/cmdline | sed -n 's/^--mode=//p')
-	awk -v mode=$mode '/^VmHWM/{print mode, $2}' /proc/$pid/status
+// usage is what the processes of one container took since they started.
+type usage struct{ peakKiB, cpuMillis int }
+
+// measured are the programs of the driver's pods. Stand-ins have the names of what they stand for.
+const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
+	csi-node-driver-registrar livenessprobe; do
+	for pid in $(pidof $name); do
+		mode=$(tr '\0' '\n' </proc/$pid/cmdline | sed -n 's/^--mode=/ --mode=/p')
+		peak=$(awk '/^VmHWM/{print $2}' /proc/$pid/status)
+		ticks=$(awk '{print $14 + $15}' /proc/$pid/stat)
+		echo "$peak $((ticks * 1000 / $(getconf CLK_TCK))) $name$mode"
+	done
 done`
-	most := map[string]int{}
-	var group errgroup.Group
-	var reports [len(workers)]string
-	for i, worker := range workers {
-		group.Go(func() (err error) {
-			reports[i], err = machines[worker].run(ctx, script)
-			return err
-		})
-	}
-	Expect(group.Wait()).To(Succeed())
-	for line := range strings.Lines(strings.Join(reports[:], "")) {
-		mode, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		kib, err := strconv.Atoi(text)
+
+// usages is the most that any process of each program has used, of memory at any time and of the
+// processor altogether.
+func usages(ctx context.Context) map[string]usage {
+	GinkgoHelper()
+	most := map[string]usage{}
+	for _, worker := range workers {
+		report, err := machines[worker].run(ctx, measured)
 		Expect(err).NotTo(HaveOccurred())
-		most[mode] = max(most[mode], kib)
+		for line := range strings.Lines(report) {
+			var u usage
+			fields := strings.SplitN(strings.TrimSpace(line), " ", 3)
+			Expect(fields).To(HaveLen(3))
+			u.peakKiB, err = strconv.Atoi(fields[0])
+			Expect(err).NotTo(HaveOccurred())
+			u.cpuMillis, err = strconv.Atoi(fields[1])
+			Expect(err).NotTo(HaveOccurred())
+			old := most[fields[2]]
+			most[fields[2]] = usage{max(old.peakKiB, u.peakKiB), max(old.cpuMillis, u.cpuMillis)}
+		}
 	}
-	Expect(most).To(HaveKey("controller"))
-	Expect(most).To(HaveKey("node"))
-	return fmt.Sprintf(" controller_peak_mib=%d node_peak_mib=%d", most["controller"]>>10,
-		most["node"]>>10)
+	return most
+}
+
+const (
+	controllerProgram = "oxide-csi-plugin --mode=controller"
+	nodeProgram       = "oxide-csi-plugin --mode=node"
+)
+
+// tellUsage prints what the waves took of each program's processor, and the most that it ever took
+// of the memory: what the manifests request.
+func tellUsage(before, after map[string]usage, wall time.Duration) {
+	GinkgoHelper()
+	Expect(after).To(And(HaveKey(controllerProgram), HaveKey(nodeProgram)))
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		cpu := after[name].cpuMillis - before[name].cpuMillis
+		fmt.Printf("FIGURE usage program=%s peak_mib=%d cpu_ms=%d mean_millicores=%d volumes=%d\n",
+			strings.ReplaceAll(name, " --mode=", "-"), after[name].peakKiB>>10, cpu,
+			int64(cpu)*1000/wall.Milliseconds(), inWaves)
+	}
 }
 
 // percentile is the smallest value that p percent of all do not exceed.
