@@ -12,7 +12,7 @@ TIMEOUT ?= 30m
 # of Kubernetes. Without either it is all but the long ones.
 FOCUS      ?=
 LABEL      ?=
-KUBERNETES ?= v1.35.4
+KUBERNETES ?= v1.35.8
 # What the images are made for.
 ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
@@ -76,7 +76,7 @@ soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2
 	done
 	@cat $(FIGURES)
 
-e2e: ## the suite on a kind cluster, with published images: make e2e FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.3
+e2e: ## the suite on a kind cluster, with published images: make e2e FOCUS=CP-10 KEEP=1 KUBERNETES=v1.36.4
 	@$(E2E) -kubernetes $(KUBERNETES)
 
 e2e-offline: ## the same suite, every image built on this machine: Go modules and Debian's packages alone

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -103,7 +102,8 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 // kubeletFlag is a kubeadm patch for one node. From 1.36 on kind speaks kubeadm's v1beta4, in which
 // flags are a list.
 func kubeletFlag(set settings, name, value string) string {
-	if strings.HasPrefix(set.kubernetes, "v1.35.") {
+	var minor int
+	if _, err := fmt.Sscanf(set.kubernetes, "v1.%d.", &minor); err == nil && minor < 36 {
 		return fmt.Sprintf("kind: JoinConfiguration\nnodeRegistration:\n"+
 			"  kubeletExtraArgs:\n    %s: %q\n", name, value)
 	}

@@ -25,9 +25,9 @@ type options struct {
 	cache string
 }
 
-// published is the Kubernetes of a run with published images, unless another is asked for: the one
-// of the offline run's line that kind's own release names.
-const published = "v1.35.0"
+// published is the Kubernetes of a run with published images, unless another is asked for: the
+// offline run's line, in the patch that kind's release has an image of.
+const published = "v1.35.8"
 
 func parse(args []string, getenv func(string) string, output io.Writer) (options, error) {
 	o := options{keep: getenv("KEEP") == "1", reuse: getenv("E2E_REUSE") == "1"}
