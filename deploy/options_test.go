@@ -1,0 +1,136 @@
+package deploy_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// plugins are the driver's containers in controller and node.
+func plugins(t *testing.T, all manifests) (controller, node corev1.Container) {
+	t.Helper()
+	d := find[appsv1.Deployment](t, all, "Deployment", controllerName)
+	n := find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName)
+	return container(t, d.Spec.Template.Spec, pluginName),
+		container(t, n.Spec.Template.Spec, pluginName)
+}
+
+func TestControllerAndNodesAreToldOneTopology(t *testing.T) { // D-72, D-74, E-22
+	all := objects(t, with(`topology=rack=a\,zone=b`, `topologyAlso=rack=c\,zone=b`)...)
+	controller, node := plugins(t, all)
+	if got := variable(t, node, "OXIDE_TOPOLOGY").Value; got != "rack=a,zone=b" {
+		t.Errorf("the nodes are at %q", got)
+	}
+	if got := variable(t, controller, "OXIDE_TOPOLOGY").Value; got != "rack=a,zone=b;rack=c,zone=b" {
+		t.Errorf("the controller reaches %q", got)
+	}
+	role := find[rbacv1.ClusterRole](t, all, "ClusterRole", controllerName)
+	if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.Resources, "nodes") && slices.Equal(r.Verbs, []string{"list", "watch"})
+	}) {
+		t.Error("the provisioner cannot see where nodes are")
+	}
+	controller, node = plugins(t, objects(t))
+	for _, v := range slices.Concat(controller.Env, node.Env) {
+		if strings.HasPrefix(v.Name, "OXIDE_TOPOLOGY") {
+			t.Errorf("without a topology there is %s", v.Name)
+		}
+	}
+}
+
+func TestMetricsAreShownWhenAskedFor(t *testing.T) {
+	all := objects(t, with("metrics.enabled=true", "metrics.podMonitor=true")...)
+	controller, node := plugins(t, all)
+	for at, c := range map[string]corev1.Container{"0.0.0.0:9809": controller, "0.0.0.0:9810": node} {
+		got := variable(t, c, "OXIDE_METRICS_ADDRESS").Value
+		if got != at || c.Ports[0].Name != "metrics" {
+			t.Errorf("metrics are at %s, ports %v; want %s", got, c.Ports, at)
+		}
+	}
+	monitor := all.kinds("PodMonitor")
+	if len(monitor) != 1 {
+		t.Fatalf("there are %d PodMonitors", len(monitor))
+	}
+	spec := monitor[0].Object["spec"].(map[string]any)
+	port := spec["podMetricsEndpoints"].([]any)[0].(map[string]any)["port"]
+	labels := spec["selector"].(map[string]any)["matchLabels"].(map[string]any)
+	if port != "metrics" || labels[driverLabel] != driverContext {
+		t.Errorf("the PodMonitor looks at %v", spec)
+	}
+	controller, node = plugins(t, objects(t))
+	if len(controller.Ports)+len(node.Ports) > 0 || len(objects(t).kinds("PodMonitor")) > 0 {
+		t.Error("metrics are shown without being asked for")
+	}
+}
+
+func TestTheSecretIsMadeOnlyWhenAskedFor(t *testing.T) { // D-45
+	if made := objects(t).kinds("Secret"); len(made) > 0 {
+		t.Errorf("by default the chart makes %v", made)
+	}
+	secret := find[corev1.Secret](t, objects(t, with("secret.create=true", "secret.host=https://rack",
+		"secret.token=hush", "secret.project=p", "ownCA=true", "secret.caBundle=PEM",
+		"secret.keys.host=oxide-host")...), "Secret", "oxide-secret")
+	for key, want := range map[string]string{"oxide-host": "https://rack", "token": "hush",
+		"project": "p", "ca.crt": "PEM"} {
+		if secret.StringData[key] != want {
+			t.Errorf("the Secret's %s is %q", key, secret.StringData[key])
+		}
+	}
+}
+
+func TestAFurtherVariableReachesTheDriver(t *testing.T) {
+	controller, node := plugins(t, objects(t, with("controller.extraEnv[0].name=HTTPS_PROXY",
+		"controller.extraEnv[0].value=proxy", "node.extraEnv[0].name=GODEBUG",
+		"node.extraEnv[0].value=x=1")...))
+	if variable(t, controller, "HTTPS_PROXY").Value != "proxy" ||
+		variable(t, node, "GODEBUG").Value != "x=1" {
+		t.Errorf("the variables are %v and %v", controller.Env, node.Env)
+	}
+}
+
+func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
+	// Helm shows the notes of an installation only. A template beside them shows them here.
+	dir := filepath.Join(t.TempDir(), "chart")
+	if err := os.CopyFS(dir, os.DirFS("chart")); err != nil {
+		t.Fatal(err)
+	}
+	templates := filepath.Join(dir, "templates")
+	err := os.Rename(filepath.Join(templates, "NOTES.txt"), filepath.Join(dir, "notes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	show := []byte("notes: |\n{{ tpl (.Files.Get \"notes\") . | indent 2 }}\n")
+	if err := os.WriteFile(filepath.Join(templates, "notes.yaml"), show, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	notes := func(args ...string) string {
+		out, complaints, err := run(t, nil, tool(t, "helm"), append([]string{"template", "oxide-csi",
+			dir, "--namespace", "there", "--kube-version", kubernetes, "--show-only",
+			"templates/notes.yaml"}, args...)...)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, complaints)
+		}
+		return out
+	}
+	const secret, cluster = "kubectl create secret generic", "clusterId is empty"
+	got := notes()
+	for _, want := range []string{secret + " oxide-secret --namespace there", "--from-literal=host=",
+		cluster, "Snapshots are off: the cluster does not have the snapshot CRDs"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the notes lack %q:\n%s", want, got)
+		}
+	}
+	got = notes(with("clusterId=a", "snapshots.enabled=true", "secret.create=true",
+		"secret.host=https://a", "secret.token=hush", "secret.project=p")...)
+	for _, not := range []string{secret, cluster, "Snapshots are off", "hush"} {
+		if strings.Contains(got, not) {
+			t.Errorf("the notes have %q:\n%s", not, got)
+		}
+	}
+}
