@@ -156,11 +156,12 @@ func (d *daemon) tidy(ctx context.Context) error {
 	if err := d.stop(ctx); err != nil {
 		return err
 	}
-	// containerd is dockerd's child and may outlive it; a dockerd takes it over if it is there.
+	// containerd is dockerd's child and may outlive it; a dockerd takes it over if it is there. What
+	// else is in its directory it needs, to find the containers that outlived it.
 	containerd := d.file("exec/containerd/containerd.pid")
 	if pid := livingPID(containerd, d.file("exec/containerd")); pid == 0 {
-		if err := os.RemoveAll(d.file("exec/containerd")); err != nil {
-			return fmt.Errorf("remove what an earlier engine left: %w", err)
+		if err := os.Remove(containerd); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the pid file of an earlier containerd: %w", err)
 		}
 	}
 	return nil

@@ -95,14 +95,22 @@ func Find(ctx context.Context) (*Engine, error) {
 	return nil, nil
 }
 
-// Kept returns our own engine of an earlier run if it still runs, and nil if it does not.
-func Kept(ctx context.Context, o Options) *Engine {
+// Kept returns our own engine of an earlier run, and nil if that one was taken down in order. One
+// that was killed is run again: nobody else can end the containers that outlived it.
+func Kept(ctx context.Context, o Options) (*Engine, error) {
 	d := newDaemon(o)
 	e := &Engine{Host: "unix://" + d.socket(), daemon: d, log: o.Log}
-	if _, err := exec.LookPath("docker"); err != nil || !e.answers(ctx) {
-		return nil
+	if len(missingPrograms("docker", "dockerd")) > 0 {
+		return nil, nil
 	}
-	return e
+	if e.answers(ctx) {
+		return e, nil
+	}
+	if !exists(d.networkFile()) {
+		return nil, nil
+	}
+	fmt.Fprintln(o.Log, "engine: our own was killed; running it once more to remove what it left")
+	return e, e.run(ctx)
 }
 
 func at(host string) string {
@@ -174,7 +182,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 		return errors.Join(err, stopErr)
 	}
 	fmt.Fprintln(e.log, "engine: our own is down")
-	return errors.Join(err, e.daemon.giveBack(ctx))
+	return errors.Join(err, unmountBelow(ctx, e.daemon.dir), e.daemon.giveBack(ctx))
 }
 
 // clear removes every container and network of our own engine, and the containers' volumes. Images
@@ -245,6 +253,11 @@ func tail(output []byte) string {
 		output = output[len(output)-enough:]
 	}
 	return string(output)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // Directory is where an engine of our own keeps its state.

@@ -40,17 +40,20 @@ var tables = []table{
 	{"iptables", "filter"}, {"iptables", "nat"}, {"ip6tables", "filter"}, {"ip6tables", "nat"},
 }
 
+// networkFile is there from an engine's start to its end in order.
+func (d *daemon) networkFile() string { return d.file("network.json") }
+
 // remember writes down the network as it is before our engine runs. What an engine of ours that was
 // killed has written down is the truth still.
 func (d *daemon) remember(ctx context.Context) error {
-	if _, err := os.Stat(d.file("network.json")); err == nil {
+	if exists(d.networkFile()) {
 		return nil
 	}
 	text, err := json.MarshalIndent(readNetwork(ctx), "", "  ")
 	if err != nil {
 		return fmt.Errorf("write down the network as it is: %w", err)
 	}
-	if err := os.WriteFile(d.file("network.json"), text, 0o600); err != nil {
+	if err := os.WriteFile(d.networkFile(), text, 0o600); err != nil {
 		return fmt.Errorf("write down the network as it is: %w", err)
 	}
 	return nil
@@ -58,7 +61,7 @@ func (d *daemon) remember(ctx context.Context) error {
 
 // giveBack makes the network what it was. While another engine runs, it is that one's.
 func (d *daemon) giveBack(ctx context.Context) error {
-	text, err := os.ReadFile(d.file("network.json"))
+	text, err := os.ReadFile(d.networkFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -75,15 +78,17 @@ func (d *daemon) giveBack(ctx context.Context) error {
 	} else if err := restore(ctx, before, readNetwork(ctx)); err != nil {
 		return err
 	}
-	return os.Remove(d.file("network.json"))
+	return os.Remove(d.networkFile())
 }
 
-// otherEngine is the process of any dockerd on this machine, or zero.
+// otherEngine is the process of any dockerd on this machine, or zero. Ours has ended; until it is
+// waited for it has no command line.
 func otherEngine() int {
-	found, _ := filepath.Glob("/proc/[0-9]*/comm")
+	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range found {
-		name, err := os.ReadFile(file)
-		if err == nil && strings.TrimSpace(string(name)) == "dockerd" {
+		line, err := os.ReadFile(file)
+		program, _, _ := strings.Cut(string(line), "\x00")
+		if err == nil && filepath.Base(program) == "dockerd" {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 			return pid
 		}

@@ -1,11 +1,17 @@
 package engine
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // capSysResource is the number of CAP_SYS_RESOURCE.
@@ -63,4 +69,40 @@ func raiseWatchers(log io.Writer, file string) error {
 	fmt.Fprintf(log, "engine: raised fs.inotify.max_user_instances from %d to %d; it stays so\n",
 		limit, watchersNeeded)
 	return nil
+}
+
+// unmountTime is how long a mount may be busy with the last threads of an engine that has ended.
+const unmountTime = 20 * time.Second
+
+// unmountBelow unmounts what an engine that was killed has left mounted in its directory. The last
+// mounted go first.
+func unmountBelow(ctx context.Context, dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("look for what the engine left mounted: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, unmountTime)
+	defer cancel()
+	var problems []error
+	for i := len(mounts) - 1; i >= 0; i-- {
+		problems = append(problems, unmount(ctx, mounts[i].Mountpoint))
+	}
+	return errors.Join(problems...)
+}
+
+func unmount(ctx context.Context, path string) error {
+	for {
+		err := syscall.Unmount(path, 0)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, syscall.EBUSY):
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("unmount %s: %w", path, err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }

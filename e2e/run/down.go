@@ -15,13 +15,12 @@ import (
 
 // down removes what a run with KEEP=1 has left: the cluster, the rack's disks, and our engine.
 func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
-	docker := engine.Kept(ctx, where)
-	if docker == nil {
-		found, err := engine.Find(ctx)
-		if err != nil {
-			return err
-		}
-		docker = found
+	docker, err := engine.Kept(ctx, where)
+	if docker == nil && err == nil {
+		docker, err = engine.Find(ctx)
+	}
+	if err != nil {
+		return err
 	}
 	var problems []error
 	if docker != nil {
