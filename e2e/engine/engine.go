@@ -186,7 +186,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 }
 
 // clear removes every container and network of our own engine, and the containers' volumes. Images
-// stay.
+// stay, but for those that newer ones took the name of a week ago.
 func (e *Engine) clear(ctx context.Context) error {
 	containers, err := e.Output(ctx, "ps", "--all", "--quiet")
 	if err != nil {
@@ -199,9 +199,10 @@ func (e *Engine) clear(ctx context.Context) error {
 			return fmt.Errorf("remove containers: %w", err)
 		}
 	}
-	for _, kind := range []string{"network", "volume"} {
-		if _, err := e.Output(ctx, kind, "prune", "--force"); err != nil {
-			return fmt.Errorf("remove what containers left: %w", err)
+	for _, what := range [][]string{{"network"}, {"volume"}, {"image", "--filter", "until=168h"}} {
+		prune := append([]string{what[0], "prune", "--force"}, what[1:]...)
+		if _, err := e.Output(ctx, prune...); err != nil {
+			return fmt.Errorf("remove what earlier runs left: %w", err)
 		}
 	}
 	return nil

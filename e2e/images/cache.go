@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 )
 
 // hash names what is made of the given strings: equal ones have equal names.
@@ -60,6 +61,33 @@ func addFile(sum io.Writer, path string) error {
 	fmt.Fprintf(sum, "%d:", info.Size())
 	_, err = io.Copy(sum, file)
 	return err
+}
+
+// scratch makes a directory to put a build together in, beside what goes into it.
+func (b *Builder) scratch() (string, error) {
+	parent := filepath.Join(b.Cache, "build")
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
+	}
+	dir, err := os.MkdirTemp(parent, "")
+	if err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
+	}
+	return dir, nil
+}
+
+// Tidy removes what a run that was killed has left half built. Nobody else may build meanwhile.
+func (b *Builder) Tidy() error {
+	left, err := filepath.Glob(filepath.Join(b.Cache, "*", "*.partial"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(left, filepath.Join(b.Cache, "build")) {
+		if err := os.RemoveAll(path); err != nil {
+			return fmt.Errorf("remove what a run that was killed left: %w", err)
+		}
+	}
+	return nil
 }
 
 // place puts a file where a build finds it, without a copy where it can.

@@ -77,14 +77,20 @@ func (b *Builder) compile(ctx context.Context, p programs) (string, error) {
 		return dir, nil
 	}
 	partial := dir + ".partial"
-	if err := os.RemoveAll(partial); err != nil {
-		return "", fmt.Errorf("remove what a build that was ended left: %w", err)
-	}
 	err = b.step("compiling "+p.name+" from its modules", func() error {
 		return b.goBuild(ctx, module, partial, ldflags, p.packages...)
 	})
 	if err != nil {
 		return "", err
+	}
+	older, err := filepath.Glob(filepath.Join(b.Cache, "programs", p.name+"-????????????"))
+	if err != nil {
+		return "", err
+	}
+	for _, old := range older {
+		if err := os.RemoveAll(old); err != nil {
+			return "", fmt.Errorf("remove what an older version compiled to: %w", err)
+		}
 	}
 	if err := os.Rename(partial, dir); err != nil {
 		return "", fmt.Errorf("keep what was compiled: %w", err)

@@ -154,6 +154,7 @@ func (b *Builder) save(ctx context.Context, name string, images ...string) (stri
 func command(ctx context.Context, dir string, environment []string, program string,
 	args ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, args...)
+	interruptible(c)
 	c.Dir = dir
 	c.Env = append(os.Environ(), environment...)
 	var complaints bytes.Buffer
@@ -166,6 +167,12 @@ func command(ctx context.Context, dir string, environment []string, program stri
 		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, said)
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// interruptible lets a program clean up after itself when the context ends.
+func interruptible(c *exec.Cmd) {
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = time.Minute
 }
 
 // architecture is the machine's, as Go and Docker call it.

@@ -24,6 +24,11 @@ type parts struct {
 
 // Node returns the image of kind's nodes: the published one, or one made here, with every image in
 // it that the suite's pods need.
+//
+// The one made here writes the pods' network configuration itself, and has no CoreDNS, so a cluster
+// of it is made with disableDefaultCNI, and with the phases preflight and addon/coredns skipped in
+// kubeadm's InitConfiguration. On a machine with cgroup v1 the KubeletConfiguration has to have
+// failCgroupV1 false, whoever made the image.
 func (b *Builder) Node(ctx context.Context, kubernetes string) (string, error) {
 	if !b.Offline {
 		return b.publishedNode(ctx, kubernetes)
@@ -164,9 +169,9 @@ func (b *Builder) bakedImages(ctx context.Context, p parts) (string, error) {
 // into its containerd, which has to run for that.
 func (b *Builder) buildNode(ctx context.Context, image string, p parts, baked string,
 	restricted bool) error {
-	dir, err := os.MkdirTemp(b.Cache, "build-")
+	dir, err := b.scratch()
 	if err != nil {
-		return fmt.Errorf("make a directory to build in: %w", err)
+		return err
 	}
 	defer os.RemoveAll(dir)
 	if err := b.placeNode(ctx, dir, p.programs["kubernetes"]); err != nil {

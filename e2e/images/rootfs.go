@@ -76,6 +76,8 @@ func (b *Builder) pack(ctx context.Context, image string, args []string) error {
 	var said strings.Builder
 	pack := exec.CommandContext(ctx, "mmdebstrap", args...)
 	pack.Stdout, pack.Stderr = write, &said
+	// It has mounted file systems below its directory.
+	interruptible(pack)
 	keep := b.Engine.Command(ctx, "import", "-", image+"-partial")
 	keep.Stdin, keep.Stderr = read, &said
 	for _, c := range []*exec.Cmd{pack, keep} {

@@ -61,9 +61,9 @@ func (s single) dockerfile() string {
 }
 
 func (b *Builder) buildSingle(ctx context.Context, s single, programs string) error {
-	dir, err := os.MkdirTemp(b.Cache, "build-")
+	dir, err := b.scratch()
 	if err != nil {
-		return fmt.Errorf("make a directory to build in: %w", err)
+		return err
 	}
 	defer os.RemoveAll(dir)
 	if err := place(filepath.Join(programs, s.program), filepath.Join(dir, s.program)); err != nil {
@@ -91,9 +91,9 @@ const smallBase = "oxide-e2e/base:latest"
 // beside them.
 func (b *Builder) buildCollected(ctx context.Context, name, image, rootfs string,
 	more ...string) error {
-	dir, err := os.MkdirTemp(b.Cache, "build-")
+	dir, err := b.scratch()
 	if err != nil {
-		return fmt.Errorf("make a directory to build in: %w", err)
+		return err
 	}
 	defer os.RemoveAll(dir)
 	if err := os.CopyFS(dir, os.DirFS(b.directory("workloads"))); err != nil {

@@ -22,24 +22,12 @@ func down(ctx context.Context, where engine.Options, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var problems []error
-	if docker != nil {
-		problems = append(problems, removeCluster(docker))
+	s := session{options: options{cache: where.Cache}, engine: docker, stdout: stdout}
+	err = s.removeKept(ctx)
+	if docker == nil {
+		return err
 	}
-	note := filepath.Join(where.Cache, "kept-work")
-	work, err := os.ReadFile(note)
-	switch {
-	case err == nil:
-		s := session{stdout: stdout}
-		problems = append(problems, s.detach(ctx, string(work)), os.RemoveAll(string(work)),
-			os.Remove(note))
-	case !errors.Is(err, os.ErrNotExist):
-		problems = append(problems, err)
-	}
-	if docker != nil {
-		problems = append(problems, docker.Stop(ctx))
-	}
-	return errors.Join(problems...)
+	return errors.Join(err, docker.Stop(ctx))
 }
 
 // lock keeps two runs from sharing a cluster's name and an engine.

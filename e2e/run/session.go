@@ -31,6 +31,9 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	builder := &images.Builder{
 		Engine: s.engine, Root: s.root, Cache: s.cache, Offline: s.offline, Log: s.stdout,
 	}
+	if err := builder.Tidy(); err != nil {
+		return err
+	}
 	began := time.Now()
 	node, err := builder.Node(ctx, s.kubernetes)
 	if err != nil {
@@ -48,7 +51,7 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	if s.buildOnly {
 		return nil
 	}
-	work, err := s.workDir()
+	work, err := s.workDir(ctx)
 	if err != nil {
 		return err
 	}
@@ -64,22 +67,46 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	return errors.Join(err, s.tidy(ctx, work, evidence, err == nil))
 }
 
-// workDir makes the rack's directory, or finds that of the cluster that was kept.
-func (s *session) workDir() (string, error) {
-	note := filepath.Join(s.cache, "kept-work")
+// workDir makes the rack's directory, or finds that of the cluster that was kept. A cluster that is
+// not asked for again makes room.
+func (s *session) workDir(ctx context.Context) (string, error) {
 	if s.reuse {
-		kept, err := os.ReadFile(note)
+		work, err := os.ReadFile(s.note())
 		if err != nil {
 			return "", fmt.Errorf("expected a cluster that a run with KEEP=1 has left, since "+
 				"E2E_REUSE=1, and found none: %w", err)
 		}
-		return string(kept), nil
+		return string(work), nil
+	}
+	if err := s.removeKept(ctx); err != nil {
+		return "", err
 	}
 	work, err := workDir([]string{os.TempDir(), filepath.Join(s.cache, "work")}, mountFlags)
 	if err != nil {
 		return "", err
 	}
-	return work, os.WriteFile(note, []byte(work), 0o600)
+	return work, os.WriteFile(s.note(), []byte(work), 0o600)
+}
+
+// note is the file that names the work directory of the cluster that there is.
+func (s *session) note() string { return filepath.Join(s.cache, "kept-work") }
+
+// removeKept removes the cluster that there is, and then its rack. Without an engine there is no
+// cluster.
+func (s *session) removeKept(ctx context.Context) error {
+	var problems []error
+	if s.engine != nil {
+		problems = append(problems, s.removeCluster())
+	}
+	work, err := os.ReadFile(s.note())
+	switch {
+	case err == nil:
+		problems = append(problems, s.detach(ctx, string(work)), os.RemoveAll(string(work)),
+			os.Remove(s.note()))
+	case !errors.Is(err, os.ErrNotExist):
+		problems = append(problems, fmt.Errorf("find the rack that was kept: %w", err))
+	}
+	return errors.Join(problems...)
 }
 
 func mountFlags(dir string) (int64, error) {
@@ -132,9 +159,9 @@ func suiteArgs(o options) []string {
 	return args
 }
 
-// tidy removes what the suite worked in after a green run, and says where to look after another.
+// tidy removes what the suite worked in, and says where to look if it failed.
 func (s *session) tidy(ctx context.Context, work, evidence string, green bool) error {
-	if !green {
+	if _, err := os.Stat(evidence); !green && err == nil {
 		fmt.Fprintf(s.stdout, "e2e: what is known of the failure lies in %s\n", evidence)
 	}
 	if s.keep {
@@ -142,21 +169,25 @@ func (s *session) tidy(ctx context.Context, work, evidence string, green bool) e
 			"with E2E_REUSE=1 KEEP=1\n", filepath.Join(work, "kubeconfig"))
 		return nil
 	}
-	problems := []error{removeCluster(s.engine)}
-	if err := s.detach(context.WithoutCancel(ctx), work); err != nil {
-		problems = append(problems, err)
+	// One that was interrupted asks for no look at its disks.
+	interrupted := ctx.Err() != nil
+	ctx = context.WithoutCancel(ctx)
+	if green || interrupted {
+		return s.removeKept(ctx)
 	}
-	_ = os.Remove(filepath.Join(s.cache, "kept-work"))
-	return errors.Join(append(problems, os.RemoveAll(work))...)
+	fmt.Fprintf(s.stdout, "e2e: the rack's disks are left in %s; remove it when you have seen them\n",
+		work)
+	return errors.Join(s.removeCluster(), s.detach(ctx, work), os.Remove(s.note()))
 }
 
 // clusterName is the suite's cluster.
 const clusterName = "oxide-csi"
 
 // removeCluster removes the cluster if the suite has not: one that was ended hard cannot.
-func removeCluster(docker *engine.Engine) error {
-	if docker.Host != "" {
-		if err := os.Setenv("DOCKER_HOST", docker.Host); err != nil {
+func (s *session) removeCluster() error {
+	// kind has docker look for its engine in our own environment.
+	if s.engine.Host != "" {
+		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {
 			return err
 		}
 	}
