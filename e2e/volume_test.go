@@ -3,21 +3,119 @@
 package e2e
 
 import (
+	"context"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 var _ = Describe("a volume", func() {
-	It("D-58 is claimed, formatted and written, and keeps its data when its pod moves",
-		func(ctx SpecContext) {
-			claim := s.Claim(ctx, Claim{})
-			writer := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]}).Running(ctx)
-			writer.Sh(ctx, "echo kept > /data/0/file && sync")
-			pv := s.Bound(ctx, claim)
-			Expect(theRack.attachedTo(ctx, pv.Spec.CSI.VolumeHandle)).To(Equal(workers[0]))
-			writer.Delete(ctx)
-			reader := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]}).Running(ctx)
-			Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
-			Expect(theRack.attachedTo(ctx, pv.Spec.CSI.VolumeHandle)).To(Equal(workers[1]))
-		})
+	It("D-58 D-33 keeps its data when its pod moves: ext4 for a plain claim, xfs, or a raw device",
+		keepsItsData)
+	It("D-56 D-39 begins with its first pod, or at once if its class says so, and ends as its class "+
+		"says", beginsAndEnds)
 })
+
+// rawPattern writes 4 MiB of noise to the end of the device and prints its sum; rawSum prints the
+// sum of what is there.
+const (
+	rawPattern = `head -c 4194304 /dev/urandom >/tmp/noise
+dd if=/tmp/noise of=/dev/data-2 bs=1048576 seek=1020 conv=fsync 2>/dev/null
+sha256sum </tmp/noise`
+	rawSum = `dd if=/dev/data-2 bs=1048576 skip=1020 2>/dev/null | sha256sum`
+)
+
+func keepsItsData(ctx SpecContext) {
+	xfs := s.Class(ctx, Class{
+		Parameters:   map[string]string{fsTypeKey: "xfs", "blockSize": "512"},
+		MountOptions: []string{"noatime"},
+	})
+	claims := []string{
+		s.Claim(ctx, Claim{}),
+		s.Claim(ctx, Claim{Class: xfs}),
+		s.Claim(ctx, Claim{Block: true}),
+	}
+	writer := s.Pod(ctx, Pod{Claims: claims, Node: workers[0]}).Running(ctx)
+	noise := writer.Sh(ctx, "echo ext4 >/data/0/file; echo xfs >/data/1/file; sync\n"+rawPattern)
+	expectFilesystems(ctx, writer)
+	disks := expectDisks(ctx, claims, workers[0])
+	Expect(theRack.disk(ctx, disks[1]).BlockSize).To(BeEquivalentTo(512))
+	expectFixedSize(ctx, claims[0])
+
+	writer.Delete(ctx)
+	reader := s.Pod(ctx, Pod{Claims: claims, Node: workers[1]}).Running(ctx)
+	Expect(reader.Sh(ctx, "cat /data/0/file /data/1/file")).To(Equal("ext4\nxfs"))
+	Expect(reader.Sh(ctx, rawSum)).To(Equal(noise))
+	expectFilesystems(ctx, reader)
+	Expect(expectDisks(ctx, claims, workers[1])).To(Equal(disks))
+}
+
+func expectFilesystems(ctx context.Context, p *pod) {
+	GinkgoHelper()
+	kind, sizeBytes := p.Filesystem(ctx, "/data/0")
+	Expect(kind).To(Equal("ext4"))
+	Expect(sizeBytes).To(beMostOf(1))
+	kind, sizeBytes = p.Filesystem(ctx, "/data/1")
+	Expect(kind).To(Equal("xfs"))
+	Expect(sizeBytes).To(beMostOf(1))
+	Expect(p.Sh(ctx, "grep ' /data/1 ' /proc/mounts")).To(ContainSubstring("noatime"))
+	Expect(p.Sh(ctx, "blockdev --getsize64 /dev/data-2")).To(Equal("1073741824"))
+}
+
+// expectDisks holds the claims' volumes to their disks, which have to be attached to the worker,
+// and returns the disks' UUIDs.
+func expectDisks(ctx context.Context, claims []string, worker string) []string {
+	GinkgoHelper()
+	disks := []string{}
+	for _, claim := range claims {
+		csi := s.Bound(ctx, claim).Spec.CSI
+		disk := theRack.disk(ctx, csi.VolumeHandle)
+		Expect(csi.VolumeAttributes).To(HaveKeyWithValue("diskName", string(disk.Name)))
+		Expect(disk.Description).To(ContainSubstring(driverName))
+		Expect(theRack.attachedTo(ctx, disk.Id)).To(Equal(worker))
+		disks = append(disks, disk.Id)
+	}
+	return disks
+}
+
+// expectFixedSize tries to make a claim of the class oxide-disk larger (D-68): the API server
+// refuses, so nobody waits for what no disk can do.
+func expectFixedSize(ctx context.Context, claim string) {
+	GinkgoHelper()
+	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Patch(ctx, claim, types.MergePatchType,
+		[]byte(`{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}`), metav1.PatchOptions{})
+	Expect(apierrors.IsForbidden(err)).To(BeTrue(), "resizing ended with: %v", err)
+	Expect(err).To(MatchError(ContainSubstring("must support resize")))
+}
+
+func beginsAndEnds(ctx SpecContext) {
+	before := theRack.diskIDs(ctx)
+	waiting := s.Claim(ctx, Claim{})
+	deleting := s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true})})
+	keeping := s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true, Retain: true})})
+	deleted, kept := s.Bound(ctx, deleting), s.Bound(ctx, keeping)
+	s.diskRemovedLater(kept.Spec.CSI.VolumeHandle)
+	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, kept.Name) })
+
+	s.Event(ctx, "PersistentVolumeClaim", waiting, "waiting for first consumer")
+	s.Unbound(ctx, waiting)
+	Expect(theRack.diskIDs(ctx)).To(ConsistOf(append(before,
+		deleted.Spec.CSI.VolumeHandle, kept.Spec.CSI.VolumeHandle)))
+
+	s.DeleteClaim(ctx, deleting)
+	s.DeleteClaim(ctx, keeping)
+	Eventually(func() bool { return theRack.hasDisk(ctx, deleted.Spec.CSI.VolumeHandle) }).
+		WithContext(ctx).Should(BeFalse(), "the disk should go with its claim")
+	Eventually(func() corev1.PersistentVolumePhase {
+		pv, err := api.CoreV1().PersistentVolumes().Get(ctx, kept.Name, metav1.GetOptions{})
+		Expect(err).NotTo(HaveOccurred())
+		return pv.Status.Phase
+	}).WithContext(ctx).Should(Equal(corev1.VolumeReleased))
+	s.DeleteVolume(ctx, kept.Name)
+	Expect(theRack.hasDisk(ctx, kept.Spec.CSI.VolumeHandle)).To(BeTrue(),
+		"the policy Retain keeps the disk")
+}

@@ -1,0 +1,85 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var _ = Describe("a claim", func() {
+	It("D-70 D-71 that no disk can satisfy says why in an event, and nothing is left on the rack",
+		saysWhyNot)
+	It("E-5 D-70 that is ReadWriteOnce serves the pods of one node, ReadWriteOncePod one pod",
+		servesOneNode)
+})
+
+// saysWhyNot makes claims that look as if they could be had. They wait, for a claim cannot fail;
+// what the user gets is the event.
+func saysWhyNot(ctx SpecContext) {
+	class := s.Class(ctx, Class{Immediate: true})
+	source := s.Claim(ctx, Claim{Class: class})
+	s.Bound(ctx, source)
+	start := lastRequest(ctx)
+	refused := map[string][]string{
+		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadWriteMany}): {"CapabilityUnsupported",
+			"access mode MULTI_NODE_MULTI_WRITER is not supported", "use ReadWriteOnce"},
+		s.Claim(ctx, Claim{Class: class, Access: corev1.ReadOnlyMany}): {"CapabilityUnsupported",
+			"access mode MULTI_NODE_READER_ONLY is not supported", "use ReadWriteOnce"},
+		s.Claim(ctx, Claim{Class: class, GiB: 1024}): {"CapacityOutOfRange"},
+		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
+			Parameters: map[string]string{fsTypeKey: "ntfs"}})}): {"CapabilityUnsupported",
+			`fs_type "ntfs" is not supported`},
+		s.Claim(ctx, Claim{Class: s.Class(ctx, Class{Immediate: true,
+			Parameters: map[string]string{"replicas": "3"}})}): {"ParameterInvalid", "replicas"},
+		// The provisioner knows that the driver declares no clones, and does not ask it.
+		s.cloneOf(ctx, source, class): {"CLONE_VOLUME capability is not reported"},
+	}
+	for claim, words := range refused {
+		s.Event(ctx, "PersistentVolumeClaim", claim, words...)
+		s.Unbound(ctx, claim)
+	}
+	Expect(requestsOf(ctx, "disk_create", start)).To(BeEmpty(), "the rack should not be asked")
+}
+
+// cloneOf claims a copy of another claim.
+func (s *scene) cloneOf(ctx context.Context, source, class string) string {
+	GinkgoHelper()
+	c := Claim{Class: class}
+	object := c.object()
+	object.Spec.DataSource = &corev1.TypedLocalObjectReference{
+		Kind: "PersistentVolumeClaim", Name: source}
+	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, object, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return c.Name
+}
+
+func servesOneNode(ctx SpecContext) {
+	shared := s.Claim(ctx, Claim{})
+	alone := s.Claim(ctx, Claim{Access: corev1.ReadWriteOncePod})
+	writer := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[0]})
+	only := s.Pod(ctx, Pod{Claims: []string{alone}, Node: workers[0]})
+	writer.Running(ctx).Sh(ctx, "echo shared >/data/0/file")
+	reader := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[0], ReadOnly: true})
+	far := s.Pod(ctx, Pod{Claims: []string{shared}, Node: workers[1]})
+	only.Running(ctx)
+	second := s.Pod(ctx, Pod{Claims: []string{alone}, Node: workers[0]})
+
+	Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
+	_, err := reader.Try(ctx, "touch /data/0/mine")
+	Expect(err).To(MatchError(ContainSubstring("Read-only file system")))
+	second.Pending(ctx, "ReadWriteOncePod access mode already in-use by another pod")
+	far.Pending(ctx, "Multi-Attach error", "already used by pod(s)")
+	disk := s.Bound(ctx, shared).Spec.CSI.VolumeHandle
+	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[0]))
+
+	// Those who waited go on when they can.
+	deletePods(ctx, writer, reader, only)
+	Expect(far.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("shared"))
+	Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
+	second.Running(ctx)
+}

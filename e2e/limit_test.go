@@ -1,0 +1,134 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var _ = Describe("a node", func() {
+	It("D-26 D-62 CP-9 tells how many volumes it takes, less what was attached by hand; a pod too "+
+		"many waits, and so does a disk that the rack has no room for", takesSoMany)
+})
+
+// mostDisks is what the manifests say that a rack lets an instance have.
+const mostDisks = 12
+
+func takesSoMany(ctx SpecContext) {
+	for _, worker := range workers {
+		Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
+		Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+	}
+	// Between two counts Kubernetes schedules by the old one. Here it is the last for now.
+	countEvery(ctx, 3600)
+	worker := workers[1]
+	next := func() *pod {
+		return s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}, Node: worker})
+	}
+	next().Running(ctx)
+
+	// The rack allows less than OXIDE_MAX_DISKS says: its own words are in the event.
+	switchRack(ctx, diskLimit(1), diskLimit(mostDisks))
+	second := next()
+	second.Pending(ctx, "AttachVolume.Attach failed", "cannot attach more than 1 disks to instance")
+	Expect(theRack.Admin.Switch(ctx, diskLimit(mostDisks))).To(Succeed())
+	second.Running(ctx)
+
+	// The instance is full, and the scheduler does not know yet.
+	disks := fillByHand(ctx, worker, mostDisks-2)
+	third := next()
+	third.Pending(ctx, "AttachVolume.Attach failed", "ResourceExhausted",
+		"InstanceFull: the instance "+worker+" has 12 disks")
+	expectExhausted(ctx, worker)
+	detachByHand(ctx, disks[0], worker)
+	third.Running(ctx)
+
+	// Now it does.
+	countEvery(ctx, 10)
+	Eventually(func() int { return allocatable(ctx, worker) }).WithContext(ctx).Should(Equal(3))
+	fourth := next()
+	fourth.Pending(ctx, "exceed max volume count")
+	for _, disk := range disks[1:] {
+		detachByHand(ctx, disk, worker)
+	}
+	fourth.Running(ctx)
+	Expect(allocatable(ctx, worker)).To(Equal(mostDisks))
+}
+
+// fillByHand attaches so many disks of somebody else's to the worker's instance.
+func fillByHand(ctx context.Context, worker string, n int) []string {
+	GinkgoHelper()
+	disks := []string{}
+	for i := range n {
+		disk := s.diskByHand(ctx, fmt.Sprintf("by-hand-%d-%s", i, s.ns))
+		attachByHand(ctx, disk, worker)
+		disks = append(disks, disk)
+	}
+	return disks
+}
+
+// allocatable is how many volumes the scheduler believes that a worker takes.
+func allocatable(ctx context.Context, worker string) int {
+	GinkgoHelper()
+	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	for _, d := range csiNode.Spec.Drivers {
+		if d.Name == driverName && d.Allocatable != nil && d.Allocatable.Count != nil {
+			return int(*d.Allocatable.Count)
+		}
+	}
+	return 0
+}
+
+// instanceOf is what the driver calls a worker.
+func instanceOf(ctx context.Context, worker string) string {
+	GinkgoHelper()
+	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	for _, d := range csiNode.Spec.Drivers {
+		if d.Name == driverName {
+			return d.NodeID
+		}
+	}
+	return ""
+}
+
+// countEvery says how often the kubelets ask the driver for its number, until the spec ends.
+func countEvery(ctx context.Context, seconds int64) {
+	GinkgoHelper()
+	drivers := api.StorageV1().CSIDrivers()
+	now, err := drivers.Get(ctx, driverName, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	set := func(ctx context.Context, seconds int64) {
+		_, err := drivers.Patch(ctx, driverName, types.MergePatchType, fmt.Appendf(nil,
+			`{"spec":{"nodeAllocatableUpdatePeriodSeconds":%d}}`, seconds), metav1.PatchOptions{})
+		Expect(err).NotTo(HaveOccurred())
+	}
+	set(ctx, seconds)
+	DeferCleanup(func(ctx SpecContext) { set(ctx, *now.Spec.NodeAllocatableUpdatePeriodSeconds) })
+}
+
+// diskLimit is how many disks the rack lets an instance have, in truth.
+func diskLimit(n int) map[string]any { return map[string]any{"disk_limit": n} }
+
+// expectExhausted looks for the code by which a kubelet knows that its count is wrong.
+func expectExhausted(ctx context.Context, worker string) {
+	GinkgoHelper()
+	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	found := []int32{}
+	for _, a := range list.Items {
+		failed := a.Status.AttachError
+		if a.Spec.NodeName == worker && failed != nil && failed.ErrorCode != nil {
+			found = append(found, *failed.ErrorCode)
+		}
+	}
+	Expect(found).To(ConsistOf(int32(codes.ResourceExhausted)))
+}

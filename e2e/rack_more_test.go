@@ -1,0 +1,116 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// What an operator does on the rack by hand.
+
+// diskByHand makes a blank disk of 1 GiB, gone when the spec ends, and returns its UUID.
+func (s *scene) diskByHand(ctx context.Context, name string) string {
+	GinkgoHelper()
+	return s.diskByHandOf(ctx, name, 1)
+}
+
+// diskByHandOf is diskByHand for a disk of another size.
+func (s *scene) diskByHandOf(ctx context.Context, name string, giB int) string {
+	GinkgoHelper()
+	disk, err := theRack.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: rackProject,
+		Body: &oxide.DiskCreate{
+			Name: oxide.Name(name), Description: "made by hand",
+			Size: oxide.ByteCount(giB << 30),
+			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 4096}},
+			}},
+		},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	s.diskRemovedLater(disk.Id)
+	return disk.Id
+}
+
+// diskRemovedLater sees to it that a disk is gone when the spec ends.
+func (s *scene) diskRemovedLater(id string) {
+	s.atEnd(func(ctx context.Context) {
+		worker, err := theRack.attachedTo(ctx, id)
+		Expect(err).NotTo(HaveOccurred())
+		if worker != "" {
+			detachByHand(ctx, id, worker)
+		}
+		if theRack.hasDisk(ctx, id) {
+			Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})).
+				To(Succeed())
+		}
+	})
+}
+
+// hasDisk says whether there is a disk of that UUID.
+func (r *rack) hasDisk(ctx context.Context, id string) bool {
+	GinkgoHelper()
+	state, err := r.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	for _, d := range state.Disks {
+		if d.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// hasSnapshot says whether there is a snapshot of that UUID.
+func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
+	GinkgoHelper()
+	state, err := r.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	for _, d := range state.Snapshots {
+		if d.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// diskIDs are the UUIDs of all disks.
+func (r *rack) diskIDs(ctx context.Context) []string {
+	GinkgoHelper()
+	state, err := r.state(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, d := range state.Disks {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+// disk is what the rack's API says of a disk.
+func (r *rack) disk(ctx context.Context, id string) *oxide.Disk {
+	GinkgoHelper()
+	disk, err := r.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	return disk
+}
+
+func attachByHand(ctx context.Context, disk, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+func detachByHand(ctx context.Context, disk, worker string) {
+	GinkgoHelper()
+	_, err := theRack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instanceIDs[worker]),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	Expect(err).NotTo(HaveOccurred())
+}

@@ -1,0 +1,236 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+)
+
+// Class says in what a StorageClass of the spec's own differs from oxide-disk.
+type Class struct {
+	Parameters   map[string]string
+	MountOptions []string
+	Immediate    bool // a claim is bound without a pod
+	Retain       bool // a volume outlives its claim
+}
+
+// fsTypeKey is the parameter by which Kubernetes is told the filesystem.
+const fsTypeKey = "csi.storage.k8s.io/fstype"
+
+var classes atomic.Int64
+
+// Class makes a StorageClass, gone when the spec ends, and returns its name.
+func (s *scene) Class(ctx context.Context, c Class) string {
+	GinkgoHelper()
+	class := &storagev1.StorageClass{
+		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", s.ns, classes.Add(1))},
+		Provisioner:  driverName,
+		Parameters:   c.Parameters,
+		MountOptions: c.MountOptions,
+	}
+	binding, reclaim := storagev1.VolumeBindingWaitForFirstConsumer,
+		corev1.PersistentVolumeReclaimDelete
+	if c.Immediate {
+		binding = storagev1.VolumeBindingImmediate
+	}
+	if c.Retain {
+		reclaim = corev1.PersistentVolumeReclaimRetain
+	}
+	class.VolumeBindingMode, class.ReclaimPolicy = &binding, &reclaim
+	_, err := api.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	s.atEnd(func(ctx context.Context) {
+		err := api.StorageV1().StorageClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})
+		Expect(err).NotTo(HaveOccurred())
+	})
+	return class.Name
+}
+
+// atEnd does something when all that is in the spec's namespace is gone, also when the spec failed.
+func (s *scene) atEnd(do func(context.Context)) {
+	DeferCleanup(func(ctx SpecContext) {
+		s.close(ctx)
+		do(ctx)
+	}, NodeTimeout(settleTimeout+time.Minute))
+}
+
+// Volume makes a PersistentVolume of a disk that somebody made by hand, known by its UUID alone,
+// for the claim of that name. When the spec ends, the PersistentVolume is gone, the disk is not.
+func (s *scene) Volume(ctx context.Context, disk, claim string, giB int,
+	edit func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	GinkgoHelper()
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: s.ns + "-" + claim},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: gib(giB)},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef:                      &corev1.ObjectReference{Namespace: s.ns, Name: claim},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: disk},
+			},
+		},
+	}
+	if edit != nil {
+		edit(pv)
+	}
+	made, err := api.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, pv.Name) })
+	return made
+}
+
+// DeleteVolume deletes a PersistentVolume, as an operator does who wants to keep the disk: with the
+// policy Retain. One that is gone is a success.
+func (s *scene) DeleteVolume(ctx context.Context, name string) {
+	GinkgoHelper()
+	all := api.CoreV1().PersistentVolumes()
+	_, err := all.Patch(ctx, name, types.MergePatchType,
+		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return
+	}
+	Expect(err).NotTo(HaveOccurred())
+	if err := all.Delete(ctx, name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+		Expect(err).NotTo(HaveOccurred())
+	}
+	Eventually(func() bool {
+		_, err := all.Get(ctx, name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}).WithContext(ctx).Should(BeTrue(), "the PersistentVolume %s should be gone", name)
+}
+
+// VolumeEvent is Event for a PersistentVolume, which is in no namespace.
+func (s *scene) VolumeEvent(ctx context.Context, name string, texts ...string) string {
+	GinkgoHelper()
+	everywhere := scene{ns: metav1.NamespaceDefault}
+	return everywhere.Event(ctx, "PersistentVolume", name, texts...)
+}
+
+var snapshotKind = schema.GroupVersionKind{
+	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshot"}
+
+var snapshotContentKind = schema.GroupVersionKind{
+	Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"}
+
+// snapshot is a VolumeSnapshot.
+type snapshot struct {
+	name   string
+	object *unstructured.Unstructured
+	// content is its VolumeSnapshotContent, handle its UUID on the rack.
+	content, handle string
+}
+
+var snapshots atomic.Int64
+
+// Snapshot orders a snapshot of a claim. It is taken when Ready returns.
+func (s *scene) Snapshot(ctx context.Context, claim string) *snapshot {
+	GinkgoHelper()
+	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
+	made.object = &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": made.name, "namespace": s.ns},
+		"spec": map[string]any{
+			"volumeSnapshotClassName": snapshotClass,
+			"source":                  map[string]any{"persistentVolumeClaimName": claim},
+		},
+	}}
+	made.object.SetGroupVersionKind(snapshotKind)
+	Expect(api.apply(ctx, made.object)).To(Succeed())
+	return made
+}
+
+// Ready waits until a snapshot can be restored.
+func (n *snapshot) Ready(ctx context.Context) *snapshot {
+	GinkgoHelper()
+	all, err := api.resource(snapshotKind, n.object.GetNamespace())
+	Expect(err).NotTo(HaveOccurred())
+	Eventually(func(g Gomega) {
+		got, err := all.Get(ctx, n.name, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		ready, _, _ := unstructured.NestedBool(got.Object, "status", "readyToUse")
+		g.Expect(ready).To(BeTrue(), "its status is %v", got.Object["status"])
+		n.content, _, _ = unstructured.NestedString(got.Object, "status",
+			"boundVolumeSnapshotContentName")
+	}).WithContext(ctx).Should(Succeed(), "the snapshot %s should be ready", n.name)
+	contents, err := api.resource(snapshotContentKind, "")
+	Expect(err).NotTo(HaveOccurred())
+	content, err := contents.Get(ctx, n.content, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	n.handle, _, err = unstructured.NestedString(content.Object, "status", "snapshotHandle")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(n.handle).NotTo(BeEmpty())
+	return n
+}
+
+// Delete deletes a snapshot and waits until it is gone, in the cluster.
+func (n *snapshot) Delete(ctx context.Context) {
+	GinkgoHelper()
+	Expect(api.remove(ctx, n.object)).To(Succeed())
+	Expect(api.gone(ctx, n.object)).To(Succeed())
+}
+
+// applyExample applies an example of package deploy in the spec's namespace, as it is but for what
+// edit changes.
+func (s *scene) applyExample(ctx context.Context, name string,
+	edit func(*unstructured.Unstructured)) {
+	GinkgoHelper()
+	text, err := deploy.Files.ReadFile("examples/" + name)
+	Expect(err).NotTo(HaveOccurred())
+	objects, err := parseObjects(text)
+	Expect(err).NotTo(HaveOccurred())
+	for _, object := range objects {
+		object.SetNamespace(s.ns)
+		if edit != nil {
+			edit(object)
+		}
+	}
+	Expect(applyAll(ctx, objects)).To(Succeed())
+}
+
+// deletePods deletes pods at the same time and waits until all are gone.
+func deletePods(ctx context.Context, all ...*pod) {
+	GinkgoHelper()
+	for _, p := range all {
+		err := api.CoreV1().Pods(p.s.ns).Delete(ctx, p.name, metav1.DeleteOptions{})
+		Expect(err).NotTo(HaveOccurred())
+	}
+	for _, p := range all {
+		Eventually(func() bool {
+			_, err := api.CoreV1().Pods(p.s.ns).Get(ctx, p.name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}).WithContext(ctx).Should(BeTrue(), "pod %s should be gone", p.name)
+	}
+}
+
+// Filesystem says which filesystem a pod has mounted at a path, and of how many bytes.
+func (p *pod) Filesystem(ctx context.Context, path string) (kind string, sizeBytes int64) {
+	GinkgoHelper()
+	out := p.Sh(ctx, fmt.Sprintf(
+		`awk '$2 == "%[1]s" {print $3}' /proc/mounts; stat -f -c '%%b %%S' %[1]s`, path))
+	var blocks, blockBytes int64
+	_, err := fmt.Sscan(out, &kind, &blocks, &blockBytes)
+	Expect(err).NotTo(HaveOccurred(), "in %q", out)
+	return kind, blocks * blockBytes
+}
+
+// beMostOf matches the size of a filesystem that fills a disk of so many GiB; what it needs for
+// itself does not count.
+func beMostOf(giB int) OmegaMatcher {
+	disk := int64(giB) << 30
+	return SatisfyAll(BeNumerically(">", disk/100*85), BeNumerically("<=", disk))
+}
