@@ -137,6 +137,8 @@ func (d *daemon) wrapper(ctx context.Context) (string, error) {
 		"./e2e/engine/runc")
 	command.Dir = d.root
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
+	command.WaitDelay = time.Minute
 	if out, err := command.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the wrapper of runc: %w: %s", err, tail(out))
 	}

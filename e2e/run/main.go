@@ -38,6 +38,9 @@ func main() {
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(2)
+	case err != nil && ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "e2e: interrupted:", err)
+		os.Exit(130)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)

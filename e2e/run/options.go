@@ -25,7 +25,7 @@ type options struct {
 	cache string
 }
 
-// published is the Kubernetes of a run with published images, unless another is asked for: the
+// published is the Kubernetes of a run with published images, unless another is asked for: the last
 // offline run's line, in the patch that kind's release has an image of.
 const published = "v1.35.8"
 
