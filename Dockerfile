@@ -8,10 +8,7 @@
 # The binaries are compiled outside, into bin/linux-$TARGETARCH/, so the same file serves buildx, the
 # builder of older engines and a build that reaches no network:
 #
-#   for arch in amd64 arm64; do
-#     CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -ldflags='-s -w' \
-#       -o bin/linux-$arch/ ./cmd/...
-#   done
+#   make binaries
 #   docker buildx build --platform linux/amd64,linux/arm64 --target node .
 #   DOCKER_BUILDKIT=0 docker build --build-arg TARGETARCH=amd64 --target node .
 #
