@@ -132,8 +132,8 @@ func drain(ctx context.Context, node string) (refusals int) {
 		g.Expect(err).NotTo(HaveOccurred())
 		left := slices.DeleteFunc(list.Items, stays)
 		for _, p := range left {
-			err := api.PolicyV1().Evictions(p.Namespace).Evict(ctx,
-				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name}})
+			err := api.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 			switch {
 			case apierrors.IsTooManyRequests(err):
 				refusals++
