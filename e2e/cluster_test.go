@@ -38,6 +38,10 @@ var instanceIDs = map[string]string{
 // before it mounts and before it detaches; ten seconds, its default, would be most of every spec.
 const nodeStatusPeriod = time.Second
 
+// nodeGrace is how long a node may be silent before Kubernetes calls it lost. Its default, 50 s, is
+// measured by kubelets that report five times in it; these report more often.
+const nodeGrace = 20 * time.Second
+
 // kubernetesReady is how long the nodes may take.
 const kubernetesReady = 3 * time.Minute
 
@@ -78,6 +82,10 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 		KubeadmConfigPatches: []string{fmt.Sprintf(
 			"kind: KubeletConfiguration\nfailCgroupV1: false\nnodeStatusUpdateFrequency: %s\n",
 			nodeStatusPeriod)},
+		KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
+			kubeadmFlag(set, "ClusterConfiguration", "/controllerManager/extraArgs",
+				"node-monitor-grace-period", nodeGrace.String(), "-"),
+		},
 	}
 	for _, worker := range workers {
 		id := instanceIDs[worker]
@@ -87,7 +95,10 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 				{HostPath: filepath.Join(rackDir, "guests", id), ContainerPath: "/oxide"},
 			},
 			// As a cloud controller manager names it (RFD 493).
-			KubeadmConfigPatches: []string{kubeletFlag(set, "provider-id", "oxide://"+id)},
+			KubeadmConfigPatchesJSON6902: []v1alpha4.PatchJSON6902{
+				kubeadmFlag(set, "JoinConfiguration", "/nodeRegistration/kubeletExtraArgs",
+					"provider-id", "oxide://"+id, "1"),
+			},
 		})
 	}
 	if set.offline {
@@ -99,16 +110,26 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 	return config
 }
 
-// kubeletFlag is a kubeadm patch for one node. From 1.36 on kind speaks kubeadm's v1beta4, in which
-// flags are a list.
-func kubeletFlag(set settings, name, value string) string {
+// kubeadmFlag is a patch that gives a program of the cluster a flag. Up to 1.35 kind speaks kubeadm's
+// v1beta3, in which flags are a map, and then v1beta4, in which they are a list; at is the place
+// of the flag in kind's own list.
+func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
+	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
 	if _, err := fmt.Sscanf(set.kubernetes, "v1.%d.", &minor); err == nil && minor < 36 {
-		return fmt.Sprintf("kind: JoinConfiguration\nnodeRegistration:\n"+
-			"  kubeletExtraArgs:\n    %s: %q\n", name, value)
+		patch.Patch = fmt.Sprintf(`[{"op": "add", "path": "%s/%s", "value": %q}]`,
+			flags, name, value)
+		return patch
 	}
-	return fmt.Sprintf("kind: JoinConfiguration\nnodeRegistration:\n"+
-		"  kubeletExtraArgs:\n  - name: %s\n    value: %q\n", name, value)
+	op := "replace"
+	if at == "-" {
+		op = "add"
+	}
+	patch.Version = "v1beta4"
+	patch.Patch = fmt.Sprintf(
+		`[{"op": %q, "path": "%s/%s", "value": {"name": %q, "value": %q}}]`,
+		op, flags, at, name, value)
+	return patch
 }
 
 // node is a machine of the cluster, as a container.

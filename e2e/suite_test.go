@@ -34,6 +34,8 @@ func TestE2E(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(90 * time.Second)
 	SetDefaultEventuallyPollingInterval(200 * time.Millisecond)
+	// Without this a wait that has a context has no other end.
+	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
 	// A spec that needs to be tried again is one to understand.
 	suite.FlakeAttempts, suite.RandomizeAllSpecs = 0, false
