@@ -64,18 +64,19 @@ var _ = Describe("a rack", func() {
 		By("cutting every connection to the rack")
 		away := time.Now()
 		cut := faults(ctx, sanity.Fault{Cut: true})[0]
-		const half = 30 * time.Second
+		// What fails late is repeated soon: the pauses grow.
+		const late, back = 50 * time.Second, time.Minute
 		waiting := []*pod{more(), more()}
 		taken := s.Snapshot(ctx, claims[1])
 		sum := runners[1].Fill(ctx)
+		staysSo(ctx, lives, away.Add(late))
+		waiting = append(waiting, more())
 		// Unmounting is the node's, which needs no rack; the rest has to wait for it.
 		last := runners[0].Beats(ctx)
 		runners[0].Delete(ctx)
 		s.DeleteClaim(ctx, leaving)
-		staysSo(ctx, lives, away.Add(half))
-		waiting = append(waiting, more())
-		back := s.Pod(ctx, Pod{Node: workers[1], Claims: claims[:1], Script: beating})
-		staysSo(ctx, lives, away.Add(2*half))
+		moved := s.Pod(ctx, Pod{Node: workers[1], Claims: claims[:1], Script: beating})
+		staysSo(ctx, lives, away.Add(back))
 		for _, p := range waiting {
 			s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
 		}
@@ -87,7 +88,7 @@ var _ = Describe("a rack", func() {
 			p.Running(ctx)
 		}
 		By("finding the pod that moved")
-		Expect(back.Running(ctx).Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
+		Expect(moved.Running(ctx).Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
 		By("finding the snapshot")
 		taken.Ready(ctx)
 		Expect(theRack.hasSnapshot(ctx, taken.handle)).To(BeTrue())
