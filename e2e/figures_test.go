@@ -213,7 +213,7 @@ type usage struct{ peakKiB, cpuMillis int }
 
 // measured are the programs of the driver's pods. Stand-ins have the names of what they stand for.
 const measured = `for name in oxide-csi-plugin csi-provisioner csi-attacher csi-snapshotter \
-	csi-node-driver-registrar livenessprobe; do
+	node-driver-registrar csi-node-driver-registrar livenessprobe; do
 	for pid in $(pidof $name); do
 		mode=$(tr '\0' '\n' </proc/$pid/cmdline | sed -n 's/^--mode=/ --mode=/p')
 		peak=$(awk '/^VmHWM/{print $2}' /proc/$pid/status)
