@@ -89,27 +89,34 @@ func (f *flow) run(ctx context.Context) error {
 	return nil
 }
 
-// refuse claims what no rack has, and waits until that was told twice: an event is made, and
-// changed.
+// refuse claims what no rack has, and orders a snapshot of what is not there, and waits until either
+// was told twice: an event is made, and changed.
 func (f *flow) refuse(ctx context.Context) error {
-	name := f.name + "-shared"
-	if err := f.make(ctx, fmt.Sprintf(flowClaim, name, "ReadWriteMany"),
-		fmt.Sprintf(flowPod, name, workers[0], name)); err != nil {
+	shared, nothing := f.name+"-shared", f.name+"-nothing"
+	if err := f.make(ctx, fmt.Sprintf(flowClaim, shared, "ReadWriteMany"),
+		fmt.Sprintf(flowPod, shared, workers[0], shared),
+		fmt.Sprintf(flowSnapshot, nothing)); err != nil {
 		return err
 	}
-	return poll(ctx, flowTimeout, func(ctx context.Context) error {
-		list, err := api.CoreV1().Events(f.ns).List(ctx,
-			metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
-		if err != nil {
+	for _, name := range []string{shared, nothing} {
+		if err := poll(ctx, flowTimeout, func(ctx context.Context) error {
+			list, err := api.CoreV1().Events(f.ns).List(ctx,
+				metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+			if err != nil {
+				return err
+			}
+			for _, e := range list.Items {
+				if e.InvolvedObject.Kind != "Pod" && e.Type == corev1.EventTypeWarning &&
+					e.Count > 1 {
+					return nil
+				}
+			}
+			return fmt.Errorf("%w: nothing says twice what is wrong with %s", errNotYet, name)
+		}); err != nil {
 			return err
 		}
-		for _, e := range list.Items {
-			if e.Reason == "ProvisioningFailed" && e.Count > 1 {
-				return nil
-			}
-		}
-		return fmt.Errorf("%w: nothing says twice why %s is not provisioned", errNotYet, name)
-	})
+	}
+	return nil
 }
 
 // claim makes a volume for a pod; at first the rack has no room, and the scheduler is asked again.

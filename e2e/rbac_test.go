@@ -18,19 +18,27 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// right is one verb on one resource, which a role of the installation gives.
+// right is one verb on one resource, which a role of the installation gives; list and watch are one
+// right, since it depends on the version of Kubernetes with which of them an informer begins.
 type right struct {
-	kind, namespace, role string
-	group, resource, verb string
+	kind, role      string
+	group, resource string
+	verbs           []string
 }
 
 func (r right) String() string {
-	return fmt.Sprintf("%s %s: %s %s.%s", r.kind, r.role, r.verb, r.resource, r.group)
+	return fmt.Sprintf("%s %s: %s %s.%s", r.kind, r.role, strings.Join(r.verbs, " and "),
+		r.resource, r.group)
 }
 
-// refusal is what the API server tells who lacks the right.
-func (r right) refusal() string {
-	return fmt.Sprintf("cannot %s resource %q in API group %q", r.verb, r.resource, r.group)
+// refusals are what the API server tells who lacks the right, one or the other.
+func (r right) refusals() []string {
+	var texts []string
+	for _, verb := range r.verbs {
+		texts = append(texts,
+			fmt.Sprintf("cannot %s resource %q in API group %q", verb, r.resource, r.group))
+	}
+	return texts
 }
 
 // flowTimeout is for everything that a volume and its snapshot go through in their lives, by
@@ -71,13 +79,28 @@ func allRights() []right {
 		for _, rule := range rulesOf(o) {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
-					for _, verb := range rule.Verbs {
-						all = append(all, right{kind: o.GetKind(), namespace: o.GetNamespace(),
-							role: o.GetName(), group: group, resource: resource, verb: verb})
+					for _, verbs := range apart(rule.Verbs) {
+						all = append(all, right{kind: o.GetKind(), role: o.GetName(),
+							group: group, resource: resource, verbs: verbs})
 					}
 				}
 			}
 		}
+	}
+	return all
+}
+
+// apart takes verbs apart, but for list and watch.
+func apart(verbs []string) [][]string {
+	read := []string{"list", "watch"}
+	var all [][]string
+	for _, verb := range verbs {
+		if !slices.Contains(read, verb) {
+			all = append(all, []string{verb})
+		}
+	}
+	if slices.ContainsFunc(verbs, func(v string) bool { return slices.Contains(read, v) }) {
+		all = append(all, read)
 	}
 	return all
 }
@@ -100,7 +123,9 @@ func (r right) reduced() *unstructured.Unstructured {
 			one := *rule.DeepCopy()
 			one.Resources = []string{resource}
 			if resource == r.resource && slices.Equal(rule.APIGroups, []string{r.group}) {
-				one.Verbs = slices.DeleteFunc(one.Verbs, func(v string) bool { return v == r.verb })
+				one.Verbs = slices.DeleteFunc(one.Verbs, func(v string) bool {
+					return slices.Contains(r.verbs, v)
+				})
 			}
 			if len(one.Verbs) == 0 {
 				continue
@@ -160,7 +185,10 @@ func refused(ctx context.Context, r right) error {
 					continue // Not started yet.
 				}
 				// Errors stand in the logs with their quotes escaped, once or more.
-				if strings.Contains(strings.ReplaceAll(string(text), `\`, ""), r.refusal()) {
+				told := strings.ReplaceAll(string(text), `\`, "")
+				if slices.ContainsFunc(r.refusals(), func(refusal string) bool {
+					return strings.Contains(told, refusal)
+				}) {
 					return nil
 				}
 			}
