@@ -147,7 +147,7 @@ var _ = Describe("a rack", func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// doneAndFailed are faults by which the rack does what it is asked, and answers that it failed, once
+// doneAndFailed are faults by which the rack does what it is asked and answers that it failed, once
 // for each operation.
 func doneAndFailed(operations ...string) []sanity.Fault {
 	var rules []sanity.Fault

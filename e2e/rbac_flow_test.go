@@ -89,8 +89,8 @@ func (f *flow) run(ctx context.Context) error {
 	return nil
 }
 
-// refuse claims what no rack has, and orders a snapshot of what is not there, and waits until either
-// was told twice: an event is made, and changed.
+// refuse claims what no rack has, orders a snapshot of what is not there, and waits until both were
+// told twice: an event is made, and changed.
 func (f *flow) refuse(ctx context.Context) error {
 	shared, nothing := f.name+"-shared", f.name+"-nothing"
 	if err := f.make(ctx, fmt.Sprintf(flowClaim, shared, "ReadWriteMany"),

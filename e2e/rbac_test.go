@@ -202,22 +202,12 @@ func restartControllers(ctx context.Context) {
 	GinkgoHelper()
 	now := int64(0)
 	options := metav1.DeleteOptions{GracePeriodSeconds: &now}
-	for namespace, selector := range map[string]string{
-		driverNamespace:        ofController,
-		metav1.NamespaceSystem: "app.kubernetes.io/name=snapshot-controller",
+	for namespace, who := range map[string]struct{ selector, lease string }{
+		driverNamespace:        {ofController, "csi-oxide"},
+		metav1.NamespaceSystem: {"app.kubernetes.io/name=snapshot-controller", "snapshot-controller"},
 	} {
-		pods := api.CoreV1().Pods(namespace)
-		Expect(pods.DeleteCollection(ctx, options,
-			metav1.ListOptions{LabelSelector: selector})).To(Succeed())
-		// Leases of those that are gone would be waited for.
-		leases := api.CoordinationV1().Leases(namespace)
-		list, err := leases.List(ctx, metav1.ListOptions{})
-		Expect(err).NotTo(HaveOccurred())
-		for _, lease := range list.Items {
-			if strings.Contains(lease.Name, "csi-oxide") ||
-				strings.Contains(lease.Name, "snapshot-controller") {
-				Expect(leases.Delete(ctx, lease.Name, metav1.DeleteOptions{})).To(Succeed())
-			}
-		}
+		Expect(api.CoreV1().Pods(namespace).DeleteCollection(ctx, options,
+			metav1.ListOptions{LabelSelector: who.selector})).To(Succeed())
+		removeLeases(ctx, namespace, who.lease)
 	}
 }

@@ -32,7 +32,7 @@ var _ = Describe("an installation", func() {
 		leaving := s.Beating(ctx, workers[1], claims[1])
 
 		By("removing the driver, and the snapshots' kinds, while pods have volumes", func() {
-			Expect(removeAll(ctx, withoutRack(installed))).To(Succeed())
+			uninstall(ctx)
 			Expect(removeAll(ctx, definitions)).To(Succeed())
 			api.mapper.Reset()
 			unregistered(ctx)
@@ -59,7 +59,7 @@ var _ = Describe("an installation", func() {
 			noVolumes(ctx)
 		})
 		By("removing the driver when no volume is left", func() {
-			Expect(removeAll(ctx, withoutRack(plain))).To(Succeed())
+			uninstall(ctx)
 			unregistered(ctx)
 			for _, worker := range workers {
 				Expect(machines[worker].run(ctx, remains)).To(BeEmpty(), "on %s", worker)
@@ -104,6 +104,28 @@ func withoutSnapshots() ([]*unstructured.Unstructured, error) {
 		return nil, err
 	}
 	return kustomizedIn(memory, overlay)
+}
+
+// uninstall removes what is installed but the rack. Since the rack keeps the namespace, it removes
+// what else would go with that: who led.
+func uninstall(ctx context.Context) {
+	GinkgoHelper()
+	Expect(removeAll(ctx, withoutRack(installed))).To(Succeed())
+	removeLeases(ctx, driverNamespace, "csi-oxide")
+}
+
+// removeLeases removes the leases of a namespace that have a part of a name, so that nobody waits
+// for those who led and are gone.
+func removeLeases(ctx context.Context, namespace, part string) {
+	GinkgoHelper()
+	leases := api.CoordinationV1().Leases(namespace)
+	list, err := leases.List(ctx, metav1.ListOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	for _, lease := range list.Items {
+		if strings.Contains(lease.Name, part) {
+			Expect(leases.Delete(ctx, lease.Name, metav1.DeleteOptions{})).To(Succeed())
+		}
+	}
 }
 
 // withoutRack leaves the simulated rack out, and the namespace that it is in.
