@@ -110,9 +110,9 @@ func clusterConfig(set settings, rackDir string) *v1alpha4.Cluster {
 	return config
 }
 
-// kubeadmFlag is a patch that gives a program of the cluster a flag. Up to 1.35 kind speaks kubeadm's
-// v1beta3, in which flags are a map, and then v1beta4, in which they are a list; at is the place
-// of the flag in kind's own list.
+// kubeadmFlag is a patch that gives a program of the cluster a flag. Up to 1.35 kind speaks
+// kubeadm's v1beta3, in which flags are a map, and then v1beta4, in which they are a list; at is
+// the place of the flag in kind's own list.
 func kubeadmFlag(set settings, kind, flags, name, value, at string) v1alpha4.PatchJSON6902 {
 	patch := v1alpha4.PatchJSON6902{Group: "kubeadm.k8s.io", Version: "v1beta3", Kind: kind}
 	var minor int
