@@ -30,7 +30,7 @@ kind: PersistentVolumeClaim
 apiVersion: v1
 metadata: {name: %[1]s}
 spec:
-  accessModes: [%[2]s]
+  accessModes: [ReadWriteOnce]
   storageClassName: ` + diskClass + `
   resources: {requests: {storage: 1Gi}}
 `
@@ -89,46 +89,42 @@ func (f *flow) run(ctx context.Context) error {
 	return nil
 }
 
-// refuse claims what no rack has, orders a snapshot of what is not there, and waits until both were
-// told twice: an event is made, and changed.
+// refuse orders a snapshot of what is not there, and waits until that was told twice: an event is
+// made, and changed.
 func (f *flow) refuse(ctx context.Context) error {
-	shared, nothing := f.name+"-shared", f.name+"-nothing"
-	if err := f.make(ctx, fmt.Sprintf(flowClaim, shared, "ReadWriteMany"),
-		fmt.Sprintf(flowPod, shared, workers[0], shared),
-		fmt.Sprintf(flowSnapshot, nothing)); err != nil {
+	name := f.name + "-nothing"
+	if err := f.make(ctx, fmt.Sprintf(flowSnapshot, name)); err != nil {
 		return err
 	}
-	for _, name := range []string{shared, nothing} {
-		if err := poll(ctx, flowTimeout, func(ctx context.Context) error {
-			list, err := api.CoreV1().Events(f.ns).List(ctx,
-				metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
-			if err != nil {
-				return err
+	return poll(ctx, flowTimeout, func(ctx context.Context) error {
+		list, err := api.CoreV1().Events(f.ns).List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Type == corev1.EventTypeWarning && e.Count > 1 {
+				return nil
 			}
-			for _, e := range list.Items {
-				if e.InvolvedObject.Kind != "Pod" && e.Type == corev1.EventTypeWarning &&
-					e.Count > 1 {
-					return nil
-				}
-			}
-			return fmt.Errorf("%w: nothing says twice what is wrong with %s", errNotYet, name)
-		}); err != nil {
+		}
+		return fmt.Errorf("%w: nothing says twice what is wrong with %s", errNotYet, name)
+	})
+}
+
+// claim makes a volume for a pod. At first the rack is not there, which is told twice in an event;
+// then it has no room, and the scheduler is asked again.
+func (f *flow) claim(ctx context.Context) error {
+	for _, fault := range []sanity.Fault{
+		{Operation: "disk_create", Times: 2, Cut: true},
+		{Operation: "disk_create", Skip: 2, Times: 1,
+			Answer: &sanity.FaultAnswer{Status: http.StatusInsufficientStorage,
+				ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity"}},
+	} {
+		if _, err := theRack.Admin.AddFault(ctx, fault); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// claim makes a volume for a pod; at first the rack has no room, and the scheduler is asked again.
-func (f *flow) claim(ctx context.Context) error {
-	_, err := theRack.Admin.AddFault(ctx, sanity.Fault{
-		Operation: "disk_create", Times: 1,
-		Answer: &sanity.FaultAnswer{Status: http.StatusInsufficientStorage,
-			ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity"},
-	})
-	if err == nil {
-		err = f.make(ctx, fmt.Sprintf(flowClaim, f.name, "ReadWriteOnce"))
-	}
+	err := f.make(ctx, fmt.Sprintf(flowClaim, f.name))
 	if err == nil {
 		err = f.pod(ctx, f.name+"-first", workers[0], f.name)
 	}

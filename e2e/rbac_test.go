@@ -50,8 +50,10 @@ var _ = Describe("every right", Label("long"), func() {
 		all := allRights()
 		Expect(all).NotTo(BeEmpty())
 		DeferCleanup(func(ctx SpecContext) {
+			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			install(ctx)
 			restartControllers(ctx)
+			serving(ctx)
 		}, NodeTimeout(2*rolloutTimeout))
 		var needless []string
 		for i, r := range all {
@@ -143,6 +145,7 @@ func (r right) reduced() *unstructured.Unstructured {
 // and says who missed it; "" is nobody.
 func (s *scene) without(ctx context.Context, r right, number int) (seen string) {
 	GinkgoHelper()
+	Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
 	restartControllers(ctx)
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
