@@ -95,6 +95,21 @@ func (s *scene) Volume(ctx context.Context, disk, claim string, giB int,
 	return made
 }
 
+// Hurry waits until a claim is bound to the volume that it names. Kubernetes trips over itself when
+// it binds the two, and would look again after 15 seconds, or when the claim changes.
+func (s *scene) Hurry(ctx context.Context, claim string) {
+	GinkgoHelper()
+	all := api.CoreV1().PersistentVolumeClaims(s.ns)
+	tries := 0
+	Eventually(func(g Gomega) {
+		tries++
+		c, err := all.Patch(ctx, claim, types.MergePatchType, fmt.Appendf(nil,
+			`{"metadata":{"annotations":{"tries":"%d"}}}`, tries), metav1.PatchOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
+	}).WithContext(ctx).Should(Succeed(), "the claim %s should be bound", claim)
+}
+
 // DeleteVolume deletes a PersistentVolume, as an operator does who wants to keep the disk: with the
 // policy Retain. One that is gone is a success.
 func (s *scene) DeleteVolume(ctx context.Context, name string) {
@@ -198,8 +213,8 @@ func (s *scene) applyExample(ctx context.Context, name string,
 		if edit != nil {
 			edit(object)
 		}
+		Expect(api.apply(ctx, object)).To(Succeed())
 	}
-	Expect(applyAll(ctx, objects)).To(Succeed())
 }
 
 // deletePods deletes pods at the same time and waits until all are gone.

@@ -31,6 +31,7 @@ func usesDiskByHand(ctx SpecContext) {
 			set(o, disk, "spec", "csi", "volumeHandle")
 		}
 	})
+	s.Hurry(ctx, first)
 	writer := s.Pod(ctx, Pod{Claims: []string{first}, Node: workers[0]}).Running(ctx)
 	// The disk was blank, so it has got a filesystem.
 	writer.Sh(ctx, "echo by hand >/data/0/file; sync")
@@ -47,6 +48,7 @@ func usesDiskByHand(ctx SpecContext) {
 		pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
 	})
 	s.Claim(ctx, Claim{Name: "second", Class: "-", Volume: second.Name})
+	s.Hurry(ctx, "second")
 	reader := s.Pod(ctx, Pod{Claims: []string{"second"}, Node: workers[1]}).Running(ctx)
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
