@@ -102,13 +102,10 @@ var _ = Describe("a rack", func() {
 		before, err := theRack.state(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		lives := driverLives(ctx)
-		failing := doneAndFailed("disk_create", "instance_disk_attach", "instance_disk_detach",
-			"snapshot_create", "snapshot_delete", "disk_delete")
-		rules := faults(ctx, append(failing, sanity.Fault{
-			Probability: 0.25, Seed: 4, Times: 8, Phase: "instead",
-			Answer: &sanity.FaultAnswer{Status: http.StatusTooManyRequests,
-				Header: map[string]string{"Retry-After": "1"}},
-		})...)
+		asked := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
+			"snapshot_create", "snapshot_delete", "disk_delete"}
+		rules := faults(ctx, append(doneAndFailed(asked...),
+			throttled(append(asked, "disk_view", "snapshot_view")...)...)...)
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		sources := []*pod{s.Pod(ctx, Pod{Node: workers[0], Claims: claims[:2]}),
 			s.Pod(ctx, Pod{Node: workers[1], Claims: claims[2:]})}
@@ -156,6 +153,19 @@ func doneAndFailed(operations ...string) []sanity.Fault {
 			Operation: operation, Times: 1, Phase: "after",
 			Answer: &sanity.FaultAnswer{Status: http.StatusInternalServerError,
 				ErrorCode: "Internal", Message: "Internal Server Error"},
+		})
+	}
+	return rules
+}
+
+// throttled are faults by which the second request of each operation comes too soon for the rack.
+func throttled(operations ...string) []sanity.Fault {
+	var rules []sanity.Fault
+	for _, operation := range operations {
+		rules = append(rules, sanity.Fault{
+			Operation: operation, Skip: 1, Times: 1,
+			Answer: &sanity.FaultAnswer{Status: http.StatusTooManyRequests,
+				Header: map[string]string{"Retry-After": "1"}},
 		})
 	}
 	return rules
