@@ -102,10 +102,10 @@ var _ = Describe("a rack", func() {
 		before, err := theRack.state(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		lives := driverLives(ctx)
-		asked := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
-			"snapshot_create", "snapshot_delete", "disk_delete"}
-		rules := faults(ctx, append(doneAndFailed(asked...),
-			throttled(append(asked, "disk_view", "snapshot_view")...)...)...)
+		repeated := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
+			"snapshot_create", "disk_delete"}
+		rules := faults(ctx, append(doneAndFailed(append(repeated, "snapshot_delete")...),
+			throttled(append(repeated, "disk_view", "snapshot_view")...)...)...)
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		sources := []*pod{s.Pod(ctx, Pod{Node: workers[0], Claims: claims[:2]}),
 			s.Pod(ctx, Pod{Node: workers[1], Claims: claims[2:]})}
