@@ -19,11 +19,11 @@ func errorRules(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
-	var header, trailer metadata.MD
-	options = append(options, grpc.Header(&header), grpc.Trailer(&trailer))
-	err := invoke(ctx, method, req, reply, conn, options...)
-	// An error without any metadata was made on this side: a deadline, a lost connection.
-	if err == nil || len(header)+len(trailer) == 0 {
+	var trailer metadata.MD
+	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
+	// A server's error is a trailer and nothing before it. An error without one was made on this
+	// side: a lost connection, or a deadline, which may strike in the midst of a good answer.
+	if err == nil || len(trailer) == 0 {
 		return err
 	}
 	if err := noteReason(status.Convert(err)); err != nil {
