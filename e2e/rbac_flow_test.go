@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -80,35 +79,13 @@ func (f *flow) run(ctx context.Context) error {
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		f.refuse, f.claim, f.move, f.snapshot, f.restore, f.end,
+		f.claim, f.move, f.snapshot, f.restore, f.end,
 	} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// refuse orders a snapshot of what is not there, and waits until that was told twice: an event is
-// made, and changed.
-func (f *flow) refuse(ctx context.Context) error {
-	name := f.name + "-nothing"
-	if err := f.make(ctx, fmt.Sprintf(flowSnapshot, name)); err != nil {
-		return err
-	}
-	return poll(ctx, flowTimeout, func(ctx context.Context) error {
-		list, err := api.CoreV1().Events(f.ns).List(ctx,
-			metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
-		if err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.Type == corev1.EventTypeWarning && e.Count > 1 {
-				return nil
-			}
-		}
-		return fmt.Errorf("%w: nothing says twice what is wrong with %s", errNotYet, name)
-	})
 }
 
 // claim makes a volume for a pod. At first the rack is not there, which is told twice in an event;
