@@ -177,14 +177,18 @@ func eachPage(path string, do func(at int64, page []byte) error) error {
 	})
 }
 
-// digest is a picture of a file's bytes and of its size. A hole and zeros look the same.
-func digest(path string) (string, error) {
+// digest is a picture of a file's bytes up to a place, 0 being its end, and of its size. A hole and
+// zeros look the same.
+func digest(path string, until int64) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", err
 	}
 	sum := sha256.New()
 	err = eachPage(path, func(at int64, page []byte) error {
+		if until > 0 && at >= until {
+			return nil
+		}
 		sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
 		sum.Write(page)
 		return nil

@@ -53,7 +53,7 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 	if err := s.loop.Sync(); err != nil {
 		return v, err
 	}
-	before, err := digest(s.image.Path)
+	before, err := digest(s.image.Path, t.KernelWrites)
 	if err != nil {
 		return v, err
 	}
@@ -91,7 +91,7 @@ func (s *scene) judge(before string, answer error) (outcome, error) {
 		return "", err
 	}
 	if answer != nil {
-		after, err := digest(s.image.Path)
+		after, err := digest(s.image.Path, s.KernelWrites)
 		switch {
 		case err != nil:
 			return "", err

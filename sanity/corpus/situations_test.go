@@ -104,6 +104,8 @@ func holders() []generator {
 		}),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
+			// Behind its head lie pages of whoever runs, when memory is short.
+			t.KernelWrites = int64(os.Getpagesize())
 			t.Set = func(s *scene) error {
 				s.atEnd(func() error { return runTool("swapoff", s.loop.Path) })
 				return runTool("swapon", s.loop.Path)

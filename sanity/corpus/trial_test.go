@@ -18,6 +18,9 @@ type trial struct {
 	Rand *rand.Rand
 	// Fill writes the disk.
 	Fill func(*image)
+	// KernelWrites is from where on the kernel writes to the disk at its own will, so that only what
+	// lies before tells what the driver did; 0 is nowhere.
+	KernelWrites int64
 	// Set arranges the rest of the world, when the disk is in the guest already.
 	Set func(*scene) error
 	// Check looks at what came out, besides the rules that hold for every trial.
