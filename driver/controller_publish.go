@@ -22,7 +22,7 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext(disk)}, nil
+	return &csi.ControllerPublishVolumeResponse{PublishContext: c.publishContext(disk)}, nil
 }
 
 // attachment is a ControllerPublishVolume request that was understood.

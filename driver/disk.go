@@ -157,10 +157,41 @@ func volumeContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-func publishContext(d *oxide.Disk) map[string]string {
-	return map[string]string{
+// publishContext tells the node what the rack shows of the disk, and what the ownership tag says of
+// its history. The tag counts only on a disk that this driver made for this cluster.
+func (c *Controller) publishContext(d *oxide.Disk) map[string]string {
+	values := map[string]string{
 		ctxDiskName:  string(d.Name),
+		ctxDiskID:    d.Id,
+		ctxBlockSize: strconv.Itoa(int(d.BlockSize)),
 		ctxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
 		ctxReadOnly:  strconv.FormatBool(readOnly(d)),
 	}
+	if foreignDisk(d, c.ClusterID) != "" {
+		return values
+	}
+	m, _ := readMark(d.Description)
+	for key, value := range map[string]string{
+		ctxOrigin: m.Origin, ctxUse: m.Use, ctxFilesystemUUID: expectedUUID(d, m),
+	} {
+		if value != "" {
+			values[key] = value
+		}
+	}
+	if m.SourceBytes > 0 {
+		values[ctxSourceBytes] = strconv.FormatInt(m.SourceBytes, 10)
+	}
+	return values
+}
+
+// expectedUUID is the UUID of the filesystem on a disk that this driver made, empty if it cannot be
+// known: a disk from an image, from a foreign snapshot, or one that workloads write as a device.
+func expectedUUID(d *oxide.Disk, m mark) string {
+	switch {
+	case m.Use != useFilesystem:
+		return ""
+	case m.Origin == originBlank:
+		return d.Id
+	}
+	return m.FilesystemUUID
 }

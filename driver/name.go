@@ -15,12 +15,27 @@ const driverName = "csi.oxide.computer"
 
 // The keys of volume_context and publish_context.
 const (
-	ctxDiskName    = "diskName"    // both
-	ctxDiskID      = "diskId"      // volume_context
-	ctxBlockSize   = "blockSize"   // volume_context
-	ctxMkfsOptions = "mkfsOptions" // volume_context
-	ctxSizeBytes   = "sizeBytes"   // publish_context
-	ctxReadOnly    = "readOnly"    // publish_context
+	ctxDiskName       = "diskName"       // both
+	ctxDiskID         = "diskId"         // both
+	ctxBlockSize      = "blockSize"      // both
+	ctxMkfsOptions    = "mkfsOptions"    // volume_context
+	ctxSizeBytes      = "sizeBytes"      // publish_context
+	ctxReadOnly       = "readOnly"       // publish_context
+	ctxOrigin         = "origin"         // publish_context, see mark.Origin
+	ctxUse            = "use"            // publish_context, see mark.Use
+	ctxSourceBytes    = "sourceBytes"    // publish_context, see mark.SourceBytes
+	ctxFilesystemUUID = "filesystemUUID" // publish_context, see expectedUUID
+)
+
+// What a disk was made from, and what a volume is for.
+const (
+	originBlank    = "blank"
+	originSnapshot = "snapshot"
+	originImage    = "image"
+
+	useFilesystem = "filesystem"
+	useBlock      = "block"
+	useBoth       = "both"
 )
 
 const (
@@ -79,6 +94,18 @@ type mark struct {
 	// BlockSize is what was asked of a disk that inherits its blocks. One that inherited others was
 	// never handed out.
 	BlockSize int `json:"blockSize,omitempty"`
+	// Origin is what the disk was made from. Only of one that was made blank can a sample of its
+	// bytes prove that it still is.
+	Origin string `json:"origin,omitempty"`
+	// Use is what the volume's capabilities were when it was created. One that is for filesystems
+	// alone is never shown to a workload as a raw device.
+	Use string `json:"use,omitempty"`
+	// SourceBytes is the size of the snapshot that the disk was restored from. What lies behind it
+	// was made blank by the rack.
+	SourceBytes int64 `json:"sourceBytes,omitempty"`
+	// FilesystemUUID is that of the filesystem which a snapshot holds, if the driver made it, and so
+	// of a disk that was restored from it. A disk that was made blank gets its own id.
+	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 }
 
 func (m mark) description() string {

@@ -39,6 +39,12 @@ const (
 	// ReasonDiskSizeUnknown: the disk is blank, but nobody has told the node how large it is to be, so
 	// it is not formatted. Let a controller publish the volume, or make the filesystem by hand.
 	ReasonDiskSizeUnknown Reason = "DiskSizeUnknown"
+	// ReasonWrongFilesystem: the disk holds a filesystem, but not the volume's own: its UUID is another
+	// one. Another disk may have taken the volume's place; the message names both UUIDs.
+	ReasonWrongFilesystem Reason = "WrongFilesystem"
+	// ReasonDeviceLocked: another process of the driver, or a program it started, works on the device.
+	// Repeat the call later.
+	ReasonDeviceLocked Reason = "DeviceLocked"
 	// ReasonFilesystemDamaged: the filesystem's check found what it may not repair by itself.
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
@@ -90,6 +96,9 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDiskNameMissing:      codes.InvalidArgument,
 	ReasonDiskNotBlank:         codes.FailedPrecondition,
 	ReasonDiskSizeUnknown:      codes.FailedPrecondition,
+	ReasonWrongFilesystem:      codes.FailedPrecondition,
+	ReasonDeviceLocked:         codes.Aborted,
+	ReasonUseDiffers:           codes.FailedPrecondition,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
 	ReasonFilesystemFailed:     codes.FailedPrecondition,

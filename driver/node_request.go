@@ -23,7 +23,15 @@ type nodeVolume struct {
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags mountOptions
 	Mkfs       mkfsOptions
+	// What the controller read from the disk's ownership tag; all empty for a disk without one.
+	Origin, Use    string
+	SourceBytes    int64
+	FilesystemUUID string // the only filesystem to mount; empty if any will do
 }
+
+// madeBlank reports whether the disk was made blank and never shown to a workload as a raw device.
+// Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
+func (v nodeVolume) madeBlank() bool { return v.Origin == originBlank && v.Use == useFilesystem }
 
 // serial is the serial number of the volume's device.
 func (v nodeVolume) serial() string { return diskSerial(v.DiskName) }
@@ -81,6 +89,9 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 		v.SizeBytes = n
 	}
 	v.ReadOnly = published[ctxReadOnly] == "true"
+	v.Origin, v.Use = published[ctxOrigin], published[ctxUse]
+	v.FilesystemUUID = published[ctxFilesystemUUID]
+	v.SourceBytes, _ = strconv.ParseInt(published[ctxSourceBytes], 10, 64)
 	if c.GetBlock() != nil {
 		v.Block = true
 		return v, nil

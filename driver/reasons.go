@@ -75,6 +75,9 @@ const (
 	// ReasonSerialTaken: another disk of the instance has a name with the same first 20 bytes, and
 	// the guest would show only one of the two.
 	ReasonSerialTaken Reason = "SerialTaken"
+	// ReasonUseDiffers: the volume was created for filesystems, or for raw block access, and the
+	// request wants the other. Create a volume with the access type that the workload needs.
+	ReasonUseDiffers Reason = "UseDiffers"
 	// ReasonBootDisk: the disk is the instance's boot disk, which cannot be detached.
 	ReasonBootDisk Reason = "BootDisk"
 	// ReasonDiskNotOurs: the disk or snapshot carries no mark of this driver, or another cluster's,

@@ -20,11 +20,13 @@ type volumeOrder struct {
 	Parameters parameters
 	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
 	Topology   []*csi.Topology
+	Use        string // what the capabilities are for
 }
 
 // volumeOrder checks a request; it asks nobody.
 func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, error) {
-	order := volumeOrder{Name: req.GetName(), Cluster: c.ClusterID}
+	order := volumeOrder{Name: req.GetName(), Cluster: c.ClusterID,
+		Use: useOf(req.GetVolumeCapabilities())}
 	if err := checkName(req.GetName()); err != nil {
 		return order, err
 	}
@@ -112,11 +114,34 @@ func (o volumeOrder) diskName() string { return diskName(o.Name) }
 func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
 
 func (o volumeOrder) mark() mark {
-	m := mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String()}
+	m := mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String(),
+		Use: o.Use, Origin: originBlank}
+	switch {
+	case o.SnapshotID != "":
+		m.Origin = originSnapshot
+	case o.Parameters.ImageID != "":
+		m.Origin = originImage
+	}
 	if o.hasSource() {
 		m.BlockSize = o.Parameters.BlockSize
 	}
 	return m
+}
+
+// useOf is what a volume with these capabilities is for.
+func useOf(capabilities []*csi.VolumeCapability) string {
+	use := ""
+	for _, c := range capabilities {
+		one := useFilesystem
+		if c.GetBlock() != nil {
+			one = useBlock
+		}
+		if use != "" && use != one {
+			return useBoth
+		}
+		use = one
+	}
+	return use
 }
 
 // neverHandedOut says whether a disk was made for a volume of the order's name, with other blocks
@@ -183,6 +208,8 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return "belongs to a volume of another name"
 	case m.Cluster != o.Cluster:
 		return "belongs to another cluster"
+	case m.Use != o.Use:
+		return fmt.Sprintf("is for the use %q, not %q", m.Use, o.Use)
 	case !o.Range.contains(int64(d.Size)):
 		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
 	case wantBlocks != 0 && wantBlocks != int(d.BlockSize):
