@@ -20,7 +20,8 @@ import (
 //     anything there since: checkUnfinished
 //   - a filesystem that has been used is not formatted: judge, checkUnfinished
 //   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
-//   - it is of the type that is asked for: mountVolume; and not larger than its disk: prepare
+//   - it is the volume's own: isOf; of the type that is asked for: mountVolume; and not larger than
+//     its disk: prepare
 
 // content is what a disk holds: nothing, a filesystem that can be mounted, or a format of this
 // volume that was cut off. Everything else is refused.

@@ -69,11 +69,11 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options string) (l
 	h := openLoop(t, size, "--sector-size", sector)
 	parsed, err := parseMkfsOptions(options)
 	must(t, err)
-	mark, err := markOf(nodeVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType,
-		Mkfs: parsed}).encode()
+	v := nodeVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	mark, err := markOf(v).encode()
 	must(t, err)
 	must(t, h.exclusively(func(w *os.File) error { return h.writeMarks(w, mark) }))
-	name, args, err := mkfsCommand(fsType, parsed)
+	name, args, err := mkfsCommand(v)
 	must(t, err)
 	result, err := runTool(nil, name, append(args, h.Path)...)
 	must(t, err)

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,7 @@ type volume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
+	Tag     map[string]string // what publish_context says from the disk's ownership tag
 }
 
 func (g *guest) volume(d *guestDisk, fsType string) volume {
@@ -157,6 +159,7 @@ func (v volume) published() map[string]string {
 	if !v.Static {
 		m[ctxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
 	}
+	maps.Copy(m, v.Tag)
 	return m
 }
 

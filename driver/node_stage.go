@@ -162,7 +162,7 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		return err
 	}
 	if found.Doubtful && !v.ReadOnly {
-		if found.Unfinished, err = h.btrfsBroken(); err != nil {
+		if found, err = h.settle(v, found); err != nil {
 			return err
 		}
 	}
@@ -175,6 +175,8 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
+	case !sb.isOf(v):
+		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
 		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
 			"the driver does not format it", h.Path, sb.Type, v.FSType)

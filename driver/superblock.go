@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/google/uuid"
 )
 
 // The filesystems as the kernel names them. ext2 is known so that it can be refused by name.
@@ -17,7 +19,9 @@ const (
 
 // superblock is what the first 128 KiB of a disk say of the filesystem on it.
 type superblock struct {
-	Type      string
+	Type string
+	// UUID is the one that tools show and can change.
+	UUID      uuid.UUID
 	SizeBytes int64 // of the filesystem, which may differ from its device's
 	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
 	// unused.
@@ -108,6 +112,7 @@ func extSuperblock(head []byte) (superblock, bool) {
 	}
 	sb := superblock{
 		Type: extType(compat, incompat, roCompat),
+		UUID: uuid.UUID(b[0x68:0x78]),
 
 		BlockBytes: int64(blockBytes),
 		Mounted:    extMounted(b),
@@ -193,6 +198,7 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 	blockBytes := uint64(binary.BigEndian.Uint32(head[4:]))
 	sb := superblock{
 		Type:       fsXFS,
+		UUID:       uuid.UUID(head[32:48]),
 		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
@@ -237,6 +243,8 @@ func xfsLogFresh(log []byte) bool {
 const (
 	btrfsOffset = 64 << 10
 	btrfsBytes  = 4096
+
+	btrfsFSID = 0x20
 )
 
 func btrfsSuperblock(head []byte) (superblock, bool) {
@@ -252,6 +260,7 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 	}
 	sb := superblock{
 		Type:       fsBtrfs,
+		UUID:       uuid.UUID(b[btrfsFSID : btrfsFSID+16]),
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
