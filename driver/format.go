@@ -15,7 +15,9 @@ import (
 //
 // None of them discards: the disk is blank, and the rest of a disk is not touched by mistake
 // either. reservedPercent is 0 unless chosen, as Kubernetes has always formatted: no root daemon
-// lives on a volume.
+// lives on a volume. mke2fs leaves what it can to the kernel, whatever its configuration says, for
+// a table of inodes that it wrote whole would cover the marks; and an ext that meets an error turns
+// read-only, so that somebody notices.
 //
 // The filesystem gets the volume's UUID, which tells it from that of a disk that took its place.
 // mkfs.btrfs would refuse a UUID that any other disk of the machine shows, such as the disk that
@@ -24,7 +26,8 @@ func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
 	case fsExt3, fsExt4:
-		name, args = "mke2fs", []string{"-q", "-t", v.FSType, "-E", "nodiscard"}
+		name, args = "mke2fs", []string{"-q", "-t", v.FSType, "-e", "remount-ro",
+			"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}
 		if v.Mkfs.value("reservedPercent") == "" {
 			args = append(args, "-m", "0")
 		}
