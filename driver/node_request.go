@@ -70,6 +70,13 @@ func checkPath(field, path string) error {
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has to be an absolute path", field)
 	case filepath.Clean(path) == "/":
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s cannot be the root directory", field)
+	}
+	return checkPathText(field, path)
+}
+
+// checkPathText answers for what the kernel takes for no path at all.
+func checkPathText(field, path string) error {
+	switch {
 	case len(path) >= unix.PathMax:
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has %d bytes; Linux takes less than %d",
 			field, len(path), unix.PathMax)
