@@ -26,6 +26,8 @@ type superblock struct {
 	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
 	// unused.
 	UnitBytes int64
+	// Fixed says that its tools do not grow it.
+	Fixed bool
 	// BlockBytes is the size of a block; only ext's is asked for.
 	BlockBytes int64
 	// Checked says that the superblock carries a checksum and that it is right.
@@ -67,8 +69,10 @@ func findSuperblocks(head []byte) []superblock {
 	return found
 }
 
-// grows says whether a disk of that size has room for more of the filesystem.
-func (sb superblock) grows(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
+// grows reports whether the filesystem can be grown on a disk of that size.
+func (sb superblock) grows(sizeBytes int64) bool {
+	return !sb.Fixed && sizeBytes-sb.SizeBytes >= sb.UnitBytes
+}
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (
@@ -84,6 +88,7 @@ const (
 	extIncompatJournalDev = 0x8
 	extIncompatMetaBG     = 0x10
 	extIncompat64Bit      = 0x80
+	extROBigalloc         = 0x200
 	extROMetadataChecksum = 0x400
 	extROOrphanPresent    = 0x10000
 	ext3Incompat          = 0x2 | 0x4 | 0x10 // filetype, needs_recovery, meta_bg
@@ -116,6 +121,7 @@ func extSuperblock(head []byte) (superblock, bool) {
 		Mounted:    extMounted(b),
 		SizeBytes:  product(blocks, blockBytes),
 		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
+		Fixed:      roCompat&extROBigalloc != 0,
 		Replay:     incompat&extIncompatRecover != 0,
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
