@@ -134,6 +134,7 @@ type volume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
+	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
 func (g *guest) volume(d *guestDisk, fsType string) volume {
@@ -156,6 +157,9 @@ func (v volume) published() map[string]string {
 	m := map[string]string{ctxDiskName: v.Name}
 	if !v.Static {
 		m[ctxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
+		if !v.Whole && v.FSType != "block" {
+			m[ctxOrigin], m[ctxUse] = originBlank, useFilesystem
+		}
 	}
 	return m
 }
