@@ -153,5 +153,9 @@ func (ds devices) openVolume(d device, v nodeVolume) (*heldDevice, error) {
 		return nil, refuse(ReasonDeviceWrongSize, "%s with serial %q has %d bytes, but the disk has %d",
 			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	return ds.open(d)
+	h, err := ds.open(d)
+	if err == nil {
+		h.volume = v.ID
+	}
+	return h, err
 }

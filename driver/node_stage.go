@@ -79,7 +79,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if path, err = canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	return held.mountVolume(v, path)
+	return n.mountVolume(ctx, held, v, path)
 }
 
 // stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
@@ -152,7 +152,7 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 
 // mountVolume brings a filesystem onto the device if it is blank, checks and grows what is there,
 // and mounts it at path. It does not stop when the caller does: what it began it ends.
-func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
+func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, path string) error {
 	options, err := h.mountOptions(v)
 	if err != nil {
 		return err
@@ -172,6 +172,11 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
+		if found.Blank && !v.madeBlank() {
+			if err := n.proveZero(ctx, h, 0, h.SizeBytes); err != nil {
+				return err
+			}
+		}
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
