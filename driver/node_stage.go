@@ -195,21 +195,25 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		}
 	}
 	if !v.ReadOnly {
+		if found.Grow, err = n.mayGrow(ctx, h, v, found); err != nil {
+			return err
+		}
 		if err := h.prepare(v, found); err != nil {
 			return err
 		}
 	}
-	return h.mountAt(path, v, options)
+	return h.mountAt(path, v, options, found.Grow)
 }
 
-// mountAt mounts the filesystem, grows it if it does that mounted, and puts it in its place.
-func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions) error {
+// mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
+// place.
+func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions, grow bool) error {
 	m, err := h.mountLoose(v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if !options.readOnly() {
+	if grow && !options.readOnly() {
 		if err := m.grow(h.device); err != nil {
 			return err
 		}
