@@ -33,7 +33,8 @@ type Request struct {
 }
 
 // Fault is a rule by which the rack misbehaves. See the simulator's documentation for what the
-// fields mean together; the zero value of a field does not restrict or change anything.
+// fields mean together; the zero value of a field does not restrict or change anything. The phases
+// are before, after, instead, twice, late, unwind and reread.
 type Fault struct {
 	Operation   string       `json:"operation,omitempty"`
 	Object      string       `json:"object,omitempty"`
@@ -42,7 +43,7 @@ type Fault struct {
 	Times       int          `json:"times"` // 0 = always
 	Probability float64      `json:"probability,omitempty"`
 	Seed        uint64       `json:"seed,omitempty"`
-	Phase       string       `json:"phase,omitempty"` // before, after, instead, twice, late, unwind
+	Phase       string       `json:"phase,omitempty"`
 	Answer      *FaultAnswer `json:"answer,omitempty"`
 	Cut         bool         `json:"cut,omitempty"`
 	Hang        string       `json:"hang,omitempty"`

@@ -215,6 +215,34 @@ var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
 			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
 		})
 
+	It("B-10 an attach and a detach converge when the rack cannot read the disk again",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			node := s.rack.Instance("a").ID
+			unread := func(operation string, call func() error) {
+				rule := s.fault(ctx, Fault{Operation: operation, Phase: "reread", Times: 1})
+				err := call()
+				Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted),
+					"%v", err)
+				Expect(s.rack.Admin.Fired(ctx, rule)).To(Equal(1))
+			}
+			unread("instance_disk_attach", func() error {
+				_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+				return err
+			})
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+			s.published(ctx, volume, "a")
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+
+			unread("instance_disk_detach", func() error {
+				_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+				return err
+			})
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+			_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+		})
+
 	describeLost(s, "B-10 a delete goes on where it was", "disk_delete",
 		func(ctx SpecContext, lose func()) {
 			volume := s.volume(ctx)

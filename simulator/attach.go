@@ -57,6 +57,9 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 	if d, err = work(i, d); err != nil {
 		return 0, nil, err
 	}
+	if r.struck(Reread) {
+		return 0, nil, errUnavailable // A70
+	}
 	return http.StatusAccepted, d, nil
 }
 

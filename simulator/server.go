@@ -260,7 +260,7 @@ func (s *Server) handle(r *request) answer {
 			a = r.dropped(s.serve(r))
 		}
 	}
-	for _, phase := range []Phase{Unwind, Twice, After} {
+	for _, phase := range []Phase{Unwind, Reread, Twice, After} {
 		if lie, ended := s.interfere(r, phase); ended {
 			return lie
 		}
