@@ -291,6 +291,7 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 		return 0, nil, err
 	}
 	defer s.locks.lock(d.ID)()
+	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if d, err = find(tx, disks, "", selector{id: d.ID}); err != nil {
 			return err
@@ -301,14 +302,17 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 		if err := disks.delete(tx, d); err != nil {
 			return err
 		}
-		return tx.addStorage(-d.Size)
+		return tx.release(d.ID, d.Size, delay)
 	})
 	if err != nil {
 		return 0, nil, err
 	}
-	if r.unwinds() {
+	switch {
+	case r.unwinds():
 		err = errInternal
-	} else {
+	case delay > 0:
+		s.freeLater(r, d.ID, s.plane.removeDisk, delay)
+	default:
 		err = s.plane.removeDisk(d.ID)
 	}
 	if err != nil {
@@ -323,7 +327,7 @@ func (s *Server) undelete(d disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, stateFaulted
 	d.DevicePath = devicePath(d.Name)
 	err := s.store.update(func(tx *tx) error {
-		if err := tx.addStorage(d.Size); err != nil {
+		if err := tx.reclaim(d.ID, d.Size); err != nil {
 			return err
 		}
 		return tx.putDisk(d)

@@ -199,7 +199,8 @@ func (s *Server) endSnapshot(record snapshotRecord, change func(*tx) error) erro
 	})
 }
 
-// snapshotDelete frees the snapshot's share of the quota. Disks made from it do not mind (A43).
+// snapshotDelete frees the snapshot's share of the quota, now or later. Disks made from it do not
+// mind (A43).
 func (s *Server) snapshotDelete(r *request) (int, any, error) {
 	var record snapshotRecord
 	err := s.store.view(func(tx *tx) error {
@@ -211,6 +212,7 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 		return 0, nil, err
 	}
 	defer s.locks.lock(record.ID)()
+	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if record, err = find(tx, snapshots, "", selector{id: record.ID}); err != nil {
 			return err
@@ -218,13 +220,17 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 		if record.State == snapshotCreating {
 			return invalidRequest("snapshot cannot be deleted in state Creating")
 		}
-		if err := tx.addStorage(-record.Size); err != nil {
+		if err := tx.release(record.ID, record.Size, delay); err != nil {
 			return err
 		}
 		return snapshots.delete(tx, record)
 	})
 	if err != nil {
 		return 0, nil, err
+	}
+	if delay > 0 {
+		s.freeLater(r, record.ID, s.plane.removeSnapshot, delay)
+		return http.StatusNoContent, nil, nil
 	}
 	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
 	return http.StatusNoContent, nil, s.plane.removeSnapshot(record.ID)
