@@ -179,7 +179,9 @@ func converge[T any](ctx context.Context, call func() (T, error)) T {
 	return result
 }
 
-var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
+var _ = onStage("an answer that is lost", sceneOptions{}, lostAnswerSpecs)
+
+func lostAnswerSpecs(s *scene) {
 	describeLost(s, "B-42 a create is found again", "disk_create",
 		func(ctx SpecContext, lose func()) {
 			req := createRequest(fresh("lost"))
@@ -304,4 +306,4 @@ var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
 		})
-})
+}
