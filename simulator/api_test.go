@@ -216,48 +216,6 @@ func TestA04Names(t *testing.T) {
 	}
 }
 
-func TestA06BadBodies(t *testing.T) {
-	r := newRack(t, &Server{})
-	body := func(change ...string) string {
-		return strings.NewReplacer(change...).Replace(`{"name":"d","description":"",` +
-			`"size":1073741824,"disk_backend":{"type":"distributed",` +
-			`"disk_source":{"type":"blank","block_size":512}}}`)
-	}
-	for _, test := range []struct{ name, body, message string }{
-		{"no JSON", "{", "unexpected end of JSON input"},
-		{"null", "null", "invalid type: null, expected an object"},
-		{"no name", body(`"name":"d",`, ""), "missing field `name`"},
-		{"no description", body(`"description":"",`, ""), "missing field `description`"},
-		{"a bad name", body(`"name":"d"`, `"name":"D"`),
-			"name: name must begin with an ASCII lowercase character"},
-		{"a negative size", body("1073741824", "-1"), "size: invalid value: -1, expected u64"},
-		{"a size beyond the rack's", body("1073741824", "18446744073709551615"),
-			"size: value is too large for a byte count"},
-		{"a bad block size", body("512", "1024"),
-			"disk_backend.disk_source.block_size: invalid block size 1024"},
-		{"an unknown backend", body(`"distributed"`, `"tape"`),
-			"disk_backend: unknown variant `tape`, expected one of [\"distributed\" \"local\"]"},
-		{"a null backend", body(`{"type":"distributed",`+
-			`"disk_source":{"type":"blank","block_size":512}}`, "null"),
-			"disk_backend: invalid value: null, expected an object"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			resp, answer := r.call("POST", "/v1/disks?project=default", test.body)
-			got := unmarshal[errorBody](t, answer)
-			want := "unable to parse JSON body: " + test.message
-			if resp.status != 400 || got.Message != want || got.ErrorCode != "" {
-				t.Errorf("got %d %+v, want 400 %q", resp.status, got, want)
-			}
-		})
-	}
-	t.Run("a field that is unknown is ignored", func(t *testing.T) {
-		resp, answer := r.call("POST", "/v1/disks?project=default", body(`{"name"`, `{"x":1,"name"`))
-		if resp.status != 201 {
-			t.Errorf("got %d %s, want 201", resp.status, answer)
-		}
-	})
-}
-
 func TestA12BodiesHaveALimit(t *testing.T) {
 	r := newRack(t, &Server{})
 	long := fmt.Sprintf(`{"name":"d","description":"%s"`, strings.Repeat("x", maxBody))

@@ -48,10 +48,11 @@ const (
 func parseDiskCreate(f *fields) any { return readDiskCreate(f) }
 
 func readDiskCreate(f *fields) diskCreate {
-	c := diskCreate{name: f.name("name"), description: f.text("description")}
+	var c diskCreate
+	c.name, c.description = f.identity()
 	c.size = f.byteCount("size")
 	backend := f.object("disk_backend")
-	c.backend = backend.variant(typeDistributed, typeLocal)
+	c.backend = backend.variant(typeLocal, typeDistributed)
 	if c.backend == typeLocal {
 		c.source.blockSize = localBlockSize
 		return c

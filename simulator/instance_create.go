@@ -40,20 +40,20 @@ var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
 
 func parseInstanceCreate(f *fields) any {
 	c := instanceCreate{
-		name: f.name("name"), description: f.text("description"), hostname: f.text("hostname"),
-		ncpus: f.cpus("ncpus"), memory: f.byteCount("memory"), start: f.flag("start", true),
+		hostname: f.text("hostname"), ncpus: f.cpus("ncpus"), memory: f.byteCount("memory"), start: f.flag("start", true),
 		jumboFrames: f.flag("enable_jumbo_frames", false),
 	}
+	c.name, c.description = f.identity()
 	if len(c.hostname) > 253 || !hostnames.MatchString(c.hostname) {
 		f.fail("hostname", "invalid hostname")
 	}
 	if f.has("user_data") {
 		data, err := base64.StdEncoding.DecodeString(f.text("user_data"))
 		if err != nil {
-			f.fail("user_data", "invalid base64: "+err.Error())
+			f.fail("user_data", "invalid value: invalid base64 string, expected a valid base64 string")
 		}
 		if len(data) > maxUserData {
-			f.fail("user_data", fmt.Sprintf("user data is larger than %d bytes", maxUserData))
+			f.fail("user_data", fmt.Sprintf("invalid length %d, expected less than 32 KiB", len(data)))
 		}
 	}
 	if f.has("auto_restart_policy") {

@@ -69,7 +69,8 @@ type snapshotCreate struct {
 }
 
 func parseSnapshotCreate(f *fields) any {
-	return snapshotCreate{f.name("name"), f.text("description"), f.nameOrID("disk")}
+	name, description := f.identity()
+	return snapshotCreate{name, description, f.nameOrID("disk")}
 }
 
 // snapshotCreate is the rack's saga: it answers when the snapshot is ready; meanwhile others see it

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -93,4 +94,72 @@ func TestA62QueriesAreReadAsByTheRack(t *testing.T) {
 	} {
 		test.check(t, r)
 	}
+}
+
+// diskBody is a body that makes a disk, with some of its text replaced.
+func diskBody(change ...string) string {
+	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"",` +
+		`"size":1073741824,"disk_backend":{"type":"distributed",` +
+		`"disk_source":{"type":"blank","block_size":512}}}`)
+}
+
+func TestA06BadBodies(t *testing.T) {
+	r := newRack(t, &Server{})
+	const unknown = `{"x":1,"x":2,"name"`
+	for _, test := range []struct{ name, body, message string }{
+		{"nothing", " ", "EOF while parsing a value"},
+		{"the beginning of an object", "{", "EOF while parsing an object"},
+		{"the beginning of a text", `{"name":"d`, "EOF while parsing an object"},
+		{"no JSON", "nope", "expected value"},
+		{"a comma too many", `{"name":"d",}`, "expected value"},
+		{"null", "null", "invalid type: null, expected an object"},
+		{"a list", "[]", "invalid type: sequence, expected an object"},
+		{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
+		{"no description", diskBody(`"description":"",`, ""), "missing field `description`"},
+		{"a bad name, which has no path", diskBody(`"name":"d"`, `"name":"D"`),
+			"name must begin with an ASCII lowercase character"},
+		{"a name of another type", diskBody(`"name":"d"`, `"name":{}`),
+			"name: invalid type: map, expected a string"},
+		{"a text for a size", diskBody("1073741824", `"1"`),
+			`size: invalid type: string "1", expected u64`},
+		{"a fraction for a size", diskBody("1073741824", "1.5"),
+			"size: invalid type: floating point `1.5`, expected u64"},
+		{"a truth for a size", diskBody("1073741824", "true"),
+			"size: invalid type: boolean `true`, expected u64"},
+		{"a negative size", diskBody("1073741824", "-1"),
+			"size: invalid value: integer `-1`, expected u64"},
+		{"a size beyond the rack's", diskBody("1073741824", "18446744073709551615"),
+			"size: value is too large for a byte count"},
+		{"a bad block size", diskBody("512", "1024"),
+			"disk_backend.disk_source.block_size: invalid block size 1024"},
+		{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
+			"disk_backend: unknown variant `tape`, expected `local` or `distributed`"},
+		{"an unknown source", diskBody(`"blank"`, `"tape"`),
+			"disk_backend.disk_source: unknown variant `tape`, expected one of `blank`, " +
+				"`snapshot`, `image`, `importing_blocks`"},
+		{"a null backend", diskBody(`{"type":"distributed",`+
+			`"disk_source":{"type":"blank","block_size":512}}`, "null"),
+			"disk_backend: invalid type: null, expected an object"},
+		{"a text for a backend", diskBody(`{"type":"distributed",`+
+			`"disk_source":{"type":"blank","block_size":512}}`, `"local"`),
+			`disk_backend: invalid type: string "local", expected an object`},
+		{"A63 a known key twice", diskBody(`{"name"`, `{"name":"d","name"`), "duplicate field `name`"},
+		{"A63 three times", diskBody(`{"name"`, `{"name":"d","name":"d","name"`),
+			"duplicate field `name`"},
+		{"A63 twice in another's object", diskBody(`"block_size"`, `"block_size":512,"block_size"`),
+			"disk_backend.disk_source: duplicate field `block_size`"},
+		{"A63 a tag twice", diskBody(`"type":"blank"`, `"type":"blank","type":"blank"`),
+			"disk_backend.disk_source: duplicate field `type`"},
+		{"A63 an unknown key twice", diskBody(`{"name"`, unknown, `"d"`, `"one"`), ""},
+		{"A63 what is behind the object is not read",
+			diskBody(`"d"`, `"two"`) + ` and more`, ""},
+	} {
+		c := wireCase{test.name, "/v1/disks?project=default", test.body, 201, ""}
+		if test.message != "" {
+			c.status, c.message = 400, "unable to parse JSON body: "+test.message
+		}
+		c.check(t, r)
+	}
+	wireCase{"neither a name nor an ID", "/v1/instances/a/disks/attach?project=default",
+		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + notNameOrID}.check(t, r)
 }
