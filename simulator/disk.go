@@ -77,7 +77,6 @@ const (
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
 	// A26: a local disk is a volume on one sled's NVMe drive, with blocks of 4096 bytes.
-	maxLocal       = 10 << 50
 	localBlockSize = 4096
 )
 
@@ -249,8 +248,6 @@ func checkDiskSize(d *disk) error {
 		return invalidValue("size", "total size must be a multiple of 1 GiB")
 	case d.DiskType == typeDistributed && d.Size > maxDistributed:
 		return invalidValue("size", "total size must be less than 1023 GiB")
-	case d.DiskType == typeLocal && d.Size > maxLocal:
-		return invalidValue("size", "requested size is too large to fit on any physical disk")
 	}
 	return nil
 }

@@ -110,7 +110,8 @@ func refusal(err error) *apiError {
 		return known
 	case errors.Is(err, errWritersNotHeld):
 		return errUnavailable
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
+		errors.Is(err, syscall.EFBIG):
 		return insufficientCapacity("Not enough storage")
 	}
 	return errInternal

@@ -123,7 +123,8 @@ func snapshotProblem(owner project, d disk) error {
 }
 
 // beginSnapshot inserts the record, charges its full size, and takes a detached disk into
-// maintenance (A38). A name that is taken is heard of before the quota (A41).
+// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in no
+// state for it (A41).
 func (s *Server) beginSnapshot(record snapshotRecord) error {
 	return s.store.update(func(tx *tx) error {
 		d, err := find(tx, disks, "", selector{id: record.DiskID})
@@ -132,6 +133,9 @@ func (s *Server) beginSnapshot(record snapshotRecord) error {
 		}
 		if snapshots.taken(tx, record.ProjectID, record.Name) {
 			return alreadyExists("snapshot", record.Name)
+		}
+		if err := s.takeStorage(tx, record.Size); err != nil {
+			return err
 		}
 		switch d.State.State {
 		case stateAttached:
@@ -143,9 +147,6 @@ func (s *Server) beginSnapshot(record snapshotRecord) error {
 		default:
 			// A42: the disk's state changed underneath, or does not allow it yet.
 			return errUnavailable
-		}
-		if err := s.takeStorage(tx, record.Size); err != nil {
-			return err
 		}
 		return snapshots.put(tx, record)
 	})
