@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -128,21 +129,32 @@ func (s *session) test(ctx context.Context, environment []string) error {
 	if err := build.Run(); err != nil {
 		return fmt.Errorf("build the suite: %w", err)
 	}
-	suite := exec.CommandContext(ctx, program, suiteArgs(s.options)...)
-	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
-	suite.Env = append(s.engine.Environment(), environment...)
-	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
-	// the suite runs to clean up not at all.
-	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
-	suite.WaitDelay = suiteEnd
 	began := time.Now()
-	err := suite.Run()
+	err := s.suite(ctx, environment, program, suiteArgs(s.options)...)
 	fmt.Fprintf(s.stdout, "FIGURE e2e suite-seconds=%.0f\n", time.Since(began).Seconds())
 	if err != nil {
 		return fmt.Errorf("the suite: %w", err)
 	}
 	return nil
+}
+
+// suite runs the suite's program to its end.
+func (s *session) suite(
+	ctx context.Context, environment []string, program string, args ...string,
+) error {
+	suite := exec.CommandContext(ctx, program, args...)
+	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
+	suite.Env = append(s.engine.Environment(), environment...)
+	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
+	// the suite runs to clean up not at all. If we are killed the suite is, too: it would use, and in
+	// the end remove, a cluster that the next run has made.
+	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
+	suite.WaitDelay = suiteEnd
+	// Pdeathsig comes with the end of the thread that started the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return suite.Run()
 }
 
 // suiteArgs are the suite's own flags. It gets less time than the process has, to clean up.
