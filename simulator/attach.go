@@ -55,7 +55,7 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 		return 0, nil, err
 	}
 	if r.struck(Reread) {
-		return 0, nil, errUnavailable // A70
+		return 0, nil, errUnavailable // A67
 	}
 	return http.StatusAccepted, d, nil
 }

@@ -32,7 +32,7 @@ const (
 	// nothing, a delete leaves the disk faulted under another name (A24).
 	Unwind Phase = "unwind"
 	// Reread strikes when a disk was attached or detached and the rack reads it again for its answer:
-	// it is done, and the caller is told that the service is not available (A70).
+	// it is done, and the caller is told that the service is not available (A67).
 	Reread Phase = "reread"
 )
 

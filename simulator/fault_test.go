@@ -81,7 +81,7 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 	}
 }
 
-func TestA70WhatCannotBeReadAgainIsDone(t *testing.T) {
+func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	for _, step := range []struct {
@@ -112,7 +112,7 @@ func TestA70WhatCannotBeReadAgainIsDone(t *testing.T) {
 	}
 }
 
-func TestA70WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
+func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("b", "d"))

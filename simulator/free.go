@@ -40,7 +40,7 @@ func (tx *tx) free(id string) error {
 }
 
 // freeLater removes the bytes of a deleted object and frees its share of the quota, some time after
-// the request's answer (A71). What a closed rack has not freed, the next start frees.
+// the request's answer (A68). What a closed rack has not freed, the next start frees.
 func (s *Server) freeLater(r *request, id string, remove func(id string) error, delay Duration) {
 	s.holdBack(r.Context(), time.Duration(delay), func() {
 		defer s.locks.lock(id)()

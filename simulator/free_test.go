@@ -47,7 +47,7 @@ func (r *rack) deleteBoth() (diskID, snapshotID string) {
 	return d.Id, sn.Id
 }
 
-func TestA71WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
+func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 	r := freesLater(t)
 	diskID, snapshotID := r.deleteBoth()
 
@@ -83,7 +83,7 @@ func TestA71WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 	}
 }
 
-func TestA71ANameIsFreeBeforeTheBytesAre(t *testing.T) {
+func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
 	r := newRack(t, &Server{FreeDelay: time.Hour})
 	diskID, snapshotID := r.deleteBoth()
 	again := r.disk("d")
@@ -102,7 +102,7 @@ func TestA71ANameIsFreeBeforeTheBytesAre(t *testing.T) {
 	}
 }
 
-func TestA71TheDelayEndsByItself(t *testing.T) {
+func TestA68TheDelayEndsByItself(t *testing.T) {
 	r := newRack(t, &Server{FreeDelay: time.Millisecond})
 	diskID, snapshotID := r.deleteBoth()
 	await(t, "everything to be freed", func() bool {
@@ -110,7 +110,7 @@ func TestA71TheDelayEndsByItself(t *testing.T) {
 	})
 }
 
-func TestA71ARestartFreesWhatWasDeleted(t *testing.T) {
+func TestA68ARestartFreesWhatWasDeleted(t *testing.T) {
 	r := freesLater(t)
 	diskID, snapshotID := r.deleteBoth()
 	next := r.again()
@@ -122,7 +122,7 @@ func TestA71ARestartFreesWhatWasDeleted(t *testing.T) {
 	}
 }
 
-func TestA71ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
+func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
 	r := freesLater(t)
 	d := r.disk("d")
 	r.fault(Rule{Operation: "disk_delete", Phase: Unwind, Times: 1})

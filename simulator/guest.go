@@ -119,7 +119,7 @@ func (p *plane) show(spec deviceSpec, loop loopdev.Device, name string) error {
 // writeBlockDevice writes what Linux shows of an NVMe namespace. The controller's fields are
 // written with their padding of NULs (A56: a rack leaves the model empty): Linux itself stops at
 // the first, other tools pass them on, and who reads a serial must cope with both. There is no
-// queue/write_cache, as no value of it would be every rack's (A72).
+// queue/write_cache, as no value of it would be every rack's (A69).
 func writeBlockDevice(dir string, spec deviceSpec, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {

@@ -234,7 +234,7 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 	}
 }
 
-func TestA72AGuestsViewPromisesNoWriteCache(t *testing.T) {
+func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	need(t, p.plug(newDisk(t, p, id, "data"), deviceFault{}))

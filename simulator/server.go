@@ -37,7 +37,7 @@ type Server struct {
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
 	// FreeDelay makes deletion soft, as it will be in a coming release: a disk or a snapshot is gone
 	// when its DELETE is answered, and its bytes and its share of the quota are freed that much
-	// later. With 0 they are freed first, as on the racks of today (A71).
+	// later. With 0 they are freed first, as on the racks of today (A68).
 	FreeDelay time.Duration
 	// Seed decides in which order and under which numbers devices appear.
 	Seed uint64

@@ -16,7 +16,7 @@ type Switches struct {
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is how long after the deletion of a disk or a snapshot its bytes and its share of the
-	// quota are freed; 0 is within the request (A71).
+	// quota are freed; 0 is within the request (A68).
 	FreeDelay Duration `json:"free_delay"`
 	// InstanceDelay is how long an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
