@@ -104,8 +104,8 @@ func install(ctx context.Context) {
 	}
 }
 
-// takeDown removes the cluster. Loop devices that live longer are released by whoever runs the suite
-// and removes the rack's files, however the suite ends.
+// takeDown removes the cluster. Loop devices that live longer are released by whoever runs the
+// suite and removes the rack's files, however the suite ends.
 func takeDown(kubeconfig string) {
 	if config.keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",

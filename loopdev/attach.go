@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -115,15 +114,9 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// taking keeps the callers of this process from racing each other for the device that the kernel
-// names to all of them as free.
-var taking sync.Mutex
-
 // tryNext asks for a free device and configures it in one step. Between the two another process may
 // take it. From is where the next try begins to look.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
-	taking.Lock()
-	defer taking.Unlock()
 	number, err := c.free(control, from)
 	if err != nil {
 		return Device{}, fmt.Errorf("get a free loop device: %w", err)

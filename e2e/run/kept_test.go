@@ -14,8 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// kept makes what a run with KEEP=1 leaves, but for the cluster: the note, and a work directory with
-// one attached disk. As in a container the disk was opened in another mount namespace, which is gone.
+// kept makes what a run with KEEP=1 leaves, but for the cluster: the note, and a work directory
+// with one attached disk. As in a container the disk was opened in another mount namespace, which
+// is gone.
 func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -197,8 +197,8 @@ func (s *session) tidy(ctx context.Context, work, evidence string, green bool) e
 // clusterName is the suite's cluster.
 const clusterName = "oxide-csi"
 
-// removeCluster removes the cluster if the suite has not: one that was ended hard cannot. Without an
-// engine there is no cluster.
+// removeCluster removes the cluster if the suite has not: one that was ended hard cannot. Without
+// an engine there is no cluster.
 func (s *session) removeCluster() error {
 	if s.engine == nil {
 		return nil
