@@ -14,7 +14,8 @@ import (
 )
 
 // fields reads a JSON object the way the rack does: what must be there must be there, what is
-// unknown is ignored, what is known is given once, and the first mistake is named by its path (A06).
+// unknown is ignored, what is known is given once, and the first mistake is named by its path
+// (A06).
 type fields struct {
 	raw map[string]json.RawMessage
 	// repeated are the keys that the object has more than once.

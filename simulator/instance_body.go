@@ -38,7 +38,8 @@ var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
 
 func parseInstanceCreate(f *fields) any {
 	c := instanceCreate{
-		hostname: f.text("hostname"), ncpus: f.cpus("ncpus"), memory: f.byteCount("memory"), start: f.flag("start", true),
+		hostname: f.text("hostname"), ncpus: f.cpus("ncpus"), memory: f.byteCount("memory"),
+		start:       f.flag("start", true),
 		jumboFrames: f.flag("enable_jumbo_frames", false),
 	}
 	c.name, c.description = f.identity()

@@ -123,8 +123,8 @@ func snapshotProblem(owner project, d disk) error {
 }
 
 // beginSnapshot inserts the record, charges its full size, and takes a detached disk into
-// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in no
-// state for it (A41).
+// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in
+// no state for it (A41).
 func (s *Server) beginSnapshot(record snapshotRecord) error {
 	return s.store.update(func(tx *tx) error {
 		d, err := find(tx, disks, "", selector{id: record.DiskID})
