@@ -116,6 +116,8 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return nil, nil, refuse(ReasonFilesystemFailed, "the filesystem at the staging path is %s; look "+
 			"at the kernel's log; %w", state, err)
 	}
+	// A freeze that cannot be ended shows later: the device is in use.
+	_ = thawMount(top)
 	if err := unmountAll(path, len(table.at(path))); err != nil {
 		return nil, nil, err
 	}
@@ -182,7 +184,7 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
 		// The same proofs as before a format: nobody has the disk, and it is still the same one.
-		if err := h.claim(); err != nil {
+		if err := h.claimThawed(); err != nil {
 			return err
 		}
 		if err := h.unchanged(); err != nil {

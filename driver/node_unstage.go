@@ -117,6 +117,11 @@ func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mo
 			n.rememberDevice(ctx, volumeID, d.device)
 		}
 	}
+	// What is written to a frozen filesystem waits for its thaw.
+	if err := thawMount(layers[len(layers)-1]); err != nil {
+		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
+			"path", path, "error", err)
+	}
 	n.syncMount(ctx, path)
 	if err := unmountAll(path, len(layers)); err != nil {
 		return err
@@ -214,8 +219,8 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 // not taken for free.
 func (h *heldDevice) awaitFree(ctx context.Context, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for {
-		err := h.claim()
+	for claim := h.claimThawed; ; claim = h.claim {
+		err := claim()
 		if err == nil && raw {
 			err = h.checkWriters()
 		}
