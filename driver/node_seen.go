@@ -94,12 +94,22 @@ func seenFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + seenSuffix
 }
 
-// remember keeps what disk a volume is, before the first thing is done with it: a driver that dies
-// after that still knows it. A record that cannot be written is an error, for the calls that undo
-// it could not be as strict as they have to be.
-func (n *Node) remember(v nodeVolume) error {
+// remember keeps what disk a volume is, after everything that may refuse the call and before the
+// first thing is done with it: a driver that dies after that still knows it. A record that cannot
+// be written is an error, for the calls that undo it could not be as strict as they have to be.
+//
+// Until it is unstaged, a volume stays the disk that it is, and one that workloads had as a raw
+// device stays one of which they may have the device open.
+func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 	r := seenVolume{Version: seenVersion, Volume: seenKey(v.ID), Instance: n.InstanceID,
 		Disk: v.DiskName, Block: v.Block}
+	if known, ok := n.recall(ctx, v.ID); ok {
+		if diskSerial(known.Disk) != v.serial() {
+			return refuse(ReasonStagedDifferently, "the volume is disk %s on this node, but the request "+
+				"names disk %s; unstage the volume first", known.Disk, v.DiskName)
+		}
+		r.Block = r.Block || known.Block
+	}
 	n.seen.keep(r)
 	if n.StateDir == "" {
 		return nil
@@ -120,7 +130,7 @@ func (n *Node) rememberDevice(ctx context.Context, volumeID string, d device) {
 	if _, known := n.recall(ctx, volumeID); known {
 		return
 	}
-	if err := n.remember(nodeVolume{ID: volumeID, DiskName: d.Serial}); err != nil {
+	if err := n.remember(ctx, nodeVolume{ID: volumeID, DiskName: d.Serial}); err != nil {
 		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}

@@ -83,7 +83,7 @@ func (n *Node) takeDownTarget(target string, layers []*mountinfo.Info) error {
 		return unmountAll(target, len(layers))
 	}
 	defer func() { _ = raw.Close() }()
-	if err := unmountAll(target, len(layers)); err != nil {
+	if err := unmountAll(target, len(layers)); err != nil || !mountedReadOnly(top) {
 		return err
 	}
 	return raw.endReadOnly()

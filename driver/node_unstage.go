@@ -92,8 +92,12 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, layers []*mount
 		}
 	}
 	known, ok := n.recall(ctx, volumeID)
+	if !ok {
+		return disks, nil
+	}
 	serial := diskSerial(known.Disk)
-	if !ok || slices.ContainsFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }) {
+	if i := slices.IndexFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }); i >= 0 {
+		disks[i].raw = known.Block
 		return disks, nil
 	}
 	d, err := n.devices().lookup(serial)
