@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -158,6 +160,44 @@ func (n *Node) recall(ctx context.Context, volumeID string) (seenVolume, bool) {
 	return r, true
 }
 
+// anothers says why the disk with that serial cannot be the volume's: the volume is known to be
+// another disk, or else the disk is known to be another volume. It says "" when no record speaks
+// against it.
+func (n *Node) anothers(ctx context.Context, volumeID, serial string) string {
+	if known, ok := n.recall(ctx, volumeID); ok {
+		if want := diskSerial(known.Disk); want != serial {
+			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
+		}
+		return ""
+	}
+	for _, r := range n.records() {
+		if r.Volume != seenKey(volumeID) && diskSerial(r.Disk) == serial {
+			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, plain(r.Volume))
+		}
+	}
+	return ""
+}
+
+// records are all that the node knows of its volumes. What cannot be read, or not be believed, was
+// named in the log at the start.
+func (n *Node) records() []seenVolume {
+	all := n.seen.all()
+	if n.StateDir == "" {
+		return all
+	}
+	entries, _ := os.ReadDir(n.StateDir)
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), seenSuffix) {
+			continue
+		}
+		r, err := readRecord(filepath.Join(n.StateDir, e.Name()))
+		if err == nil && r.Instance == n.InstanceID && seenFile(r.Volume) == e.Name() {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // forget drops what is known of a volume that is gone from this node. A record that stays behind
 // makes a later answer stricter, no more, so that is no reason to fail.
 func (n *Node) forget(ctx context.Context, volumeID string) {
@@ -297,4 +337,10 @@ func (s *seenVolumes) find(key string) (seenVolume, bool) {
 	defer s.mu.Unlock()
 	r, ok := s.volumes[key]
 	return r, ok
+}
+
+func (s *seenVolumes) all() []seenVolume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.volumes))
 }

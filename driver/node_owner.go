@@ -1,0 +1,72 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what is
+// not the volume's. Another volume that is there is left alone, and the call is a success: CSI wants
+// OK of a volume that is not at the path, and an orchestrator has to be able to go on. What no
+// volume has is an error: nothing tells what it hides, and no orchestrator puts it there.
+
+// ownMounts are those of the mounts at a path of the CO's that are the volume's. None is when
+// another volume has the path.
+func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountinfo.Info,
+	reason Reason) ([]stagedDisk, error) {
+	var own []stagedDisk
+	var others string
+	for _, m := range layers {
+		d, err := n.mountedDisk(m, reason)
+		if err != nil {
+			return nil, err
+		}
+		why := ""
+		if d.Path != "" {
+			why = n.anothers(ctx, volumeID, d.Serial)
+		}
+		if why != "" {
+			others = why
+			continue
+		}
+		own = append(own, stagedDisk{device: d, layer: m})
+	}
+	if others == "" {
+		return own, nil
+	}
+	path := layers[0].Mountpoint
+	if len(own) > 0 {
+		return nil, refuse(reason, "%q shows the volume, and mounted over or under it %s; unmount what "+
+			"is not the volume's by hand", path, others)
+	}
+	n.log().WarnContext(ctx, "what is mounted at the path is left alone, for it is not the volume's",
+		"volume", volumeID, "path", path, "shown", others)
+	return nil, nil
+}
+
+// mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
+// there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
+func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
+	node := diskNode.MatchString(m.Root)
+	if !node && !isVolumeType(m.FSType) {
+		return device{}, refuse(reason, "%q has a mount of type %s, which no volume has; it is left "+
+			"alone", m.Mountpoint, m.FSType)
+	}
+	if node && nodePath(m) != m.Root {
+		return device{}, nil // the number of a node that is gone may be another disk's by now
+	}
+	if major, minor, ok := mountedDevice(m); ok {
+		d, err := n.devices().withNumber(major, minor)
+		if !refusedFor(err, ReasonDeviceNotFound) {
+			return d, err
+		}
+	}
+	if !node && !diskNode.MatchString(m.Source) {
+		return device{}, refuse(reason, "%q has %s mounted, which is no disk of this instance; it is "+
+			"left alone", m.Mountpoint, m.Source)
+	}
+	return device{}, nil
+}
