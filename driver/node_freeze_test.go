@@ -15,12 +15,12 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// freeze freezes the volume's filesystem. One that a failed test has left frozen, with or without a
+// freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with or without a
 // mount, is thawed.
-func (v volume) freeze() {
+func (v volume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
-	run(t, "fsfreeze", "--freeze", v.staging())
+	run(t, "fsfreeze", "--freeze", v.guest.path(path))
 	t.Cleanup(func() {
 		if !errors.Is(v.exclusive(), unix.EBUSY) {
 			return
@@ -80,7 +80,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		must(t, os.WriteFile(filepath.Join(g.path("pod"), "hello"), []byte("x"), 0o600))
-		v.freeze()
+		v.freeze("staging " + v.Name)
 		return v
 	}
 	for _, fsType := range supportedFilesystems {
@@ -145,7 +145,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		v.Flags = []string{"ro"}
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		must(t, v.stage())
-		v.freeze()
+		v.freeze("staging " + v.Name)
 		must(t, unix.Unmount(v.staging(), 0))
 		must(t, inTime(t, v.unstage))
 		must(t, v.exclusive())
@@ -158,7 +158,7 @@ func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) 
 		v := g.volume(g.attach(testSerial, 512*mib), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
-		v.freeze()
+		v.freeze("staging " + v.Name)
 		file := filepath.Join(g.path("pod"), "file")
 		written := make(chan error, 1)
 		go func() { written <- os.WriteFile(file, []byte("x"), 0o600) }()

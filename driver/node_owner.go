@@ -5,6 +5,7 @@ package driver
 import (
 	"context"
 
+	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
 )
 
@@ -69,4 +70,44 @@ func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
 			"left alone", m.Mountpoint, m.Source)
 	}
 	return device{}, nil
+}
+
+// namedDisks are the disks whose filesystem has the volume's id as its UUID, which the driver gives
+// to what it makes: the disk of a volume whose record is lost, unless it is raw, static, restored or
+// was formatted by others. A disk that was restored from it has the same UUID, but a record of its
+// own as long as it is in use.
+func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
+	id, err := uuid.Parse(volumeID)
+	if err != nil {
+		return nil, nil
+	}
+	all, err := n.devices().list()
+	if err != nil {
+		return nil, err
+	}
+	var named []stagedDisk
+	for _, d := range all {
+		if n.anothers(ctx, volumeID, d.Serial) != "" {
+			continue
+		}
+		found, err := n.devices().filesystems(d)
+		if err != nil {
+			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
+				"volume", volumeID, "serial", d.Serial, "error", err)
+		}
+		if len(found) == 1 && found[0].UUID == id {
+			named = append(named, stagedDisk{device: d})
+		}
+	}
+	return named, nil
+}
+
+// filesystems are those on a disk that the driver could have made.
+func (ds devices) filesystems(d device) ([]superblock, error) {
+	held, err := ds.open(d)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = held.Close() }()
+	return held.superblocks()
 }

@@ -8,17 +8,18 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
 // twoVolumes are a published volume and another one, which the node knows or not.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other volume) {
 	g := rememberingGuest(t)
-	v = g.volume(g.attach(testSerial, 128*mib), fsType)
+	v = g.volume(g.attach(testSerial, 512*mib), fsType)
 	if fsType == fsBtrfs {
 		fsType = fsExt4 // mkfs.btrfs cannot read the mount table of a guest with such a path
 	}
-	other = g.volume(g.attach(otherSerial, 128*mib), fsType)
+	other = g.volume(g.attach(otherSerial, 512*mib), fsType)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
 	if known {
@@ -134,5 +135,45 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) (v, other volume) {
+		v, other = twoVolumes(t, fsType, true)
+		must(t, os.RemoveAll(v.guest.state))
+		if fsType != "block" {
+			must(t, unix.Unmount(v.staging(), 0))
+		}
+		return v, other
+	}
+	for _, fsType := range supportedFilesystems {
+		t.Run(fsType, func(t *testing.T) {
+			v, other := setUp(t, fsType)
+			mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+			must(t, other.unstage())
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+		t.Run(fsType+" that was unmounted while frozen", func(t *testing.T) {
+			v, _ := setUp(t, fsType)
+			v.freeze("pod")
+			must(t, v.unpublish("pod"))
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+		})
+	}
+	t.Run("and a volume that was restored from it, and is known, does not count", func(t *testing.T) {
+		v, _ := setUp(t, fsExt4)
+		must(t, v.unpublish("pod"))
+		g := v.guest
+		run(t, "sync")
+		copied := g.attach("csi-restored00000000", 512*mib)
+		run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
+		g.unplug(v.disk)
+		restored := g.volume(copied, fsExt4)
+		must(t, restored.stage())
+		must(t, v.unstage())
+		must(t, restored.unstage())
 	})
 }

@@ -95,6 +95,9 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 		}
 	}
 	known, ok := n.recall(ctx, volumeID)
+	if !ok && len(disks) == 0 {
+		return n.namedDisks(ctx, volumeID)
+	}
 	if !ok {
 		return disks, nil
 	}
