@@ -136,6 +136,7 @@ type volume struct {
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
 	Tag     map[string]string // what publish_context says from the disk's ownership tag
+	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
 func (g *guest) volume(d *guestDisk, fsType string) volume {
@@ -158,6 +159,9 @@ func (v volume) published() map[string]string {
 	m := map[string]string{ctxDiskName: v.Name}
 	if !v.Static {
 		m[ctxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
+		if !v.Whole && v.FSType != "block" {
+			m[ctxOrigin], m[ctxUse] = originBlank, useFilesystem
+		}
 	}
 	maps.Copy(m, v.Tag)
 	return m

@@ -62,6 +62,7 @@ type publication struct {
 // publish proves once more which device it is, then shows it. It waits for no device: a volume that
 // is staged has one.
 func (n *Node) publish(ctx context.Context, p publication) error {
+	n.zero.drop(p.ID)
 	ds := n.devices()
 	found, err := ds.lookup(p.serial())
 	if err != nil {

@@ -70,6 +70,13 @@ func checkPath(field, path string) error {
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has to be an absolute path", field)
 	case filepath.Clean(path) == "/":
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s cannot be the root directory", field)
+	}
+	return checkPathText(field, path)
+}
+
+// checkPathText answers for what the kernel takes for no path at all.
+func checkPathText(field, path string) error {
+	switch {
 	case len(path) >= unix.PathMax:
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has %d bytes; Linux takes less than %d",
 			field, len(path), unix.PathMax)
@@ -146,5 +153,9 @@ func (ds devices) openVolume(d device, v nodeVolume) (*heldDevice, error) {
 		return nil, refuse(ReasonDeviceWrongSize, "%s with serial %q has %d bytes, but the disk has %d",
 			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	return ds.open(d)
+	h, err := ds.open(d)
+	if err == nil {
+		h.volume = v.ID
+	}
+	return h, err
 }

@@ -170,6 +170,11 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
+		if found.Blank && !v.madeBlank() {
+			if err := n.proveZero(ctx, h, 0, h.SizeBytes); err != nil {
+				return err
+			}
+		}
 		if err := n.begin(ctx, h, v); err != nil {
 			return err
 		}

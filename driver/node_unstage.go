@@ -40,6 +40,7 @@ type stagedDisk struct {
 }
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
+	n.zero.drop(volumeID)
 	table, err := readMountTable()
 	if err != nil {
 		return err

@@ -24,6 +24,12 @@ func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if req.GetVolumePath() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
 	}
+	if err := checkPathText("volume_path", req.GetVolumePath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
 	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
 	// invalid.
 	if !filepath.IsAbs(req.GetVolumePath()) {
