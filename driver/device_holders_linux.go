@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,6 +87,17 @@ func (h *heldDevice) checkWriters() error {
 		return refuse(ReasonDeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
 	}
 	return nil
+}
+
+// awaitNoWriters refuses while a process has the device's node open for writing and keeps it. One
+// that only looks, such as losetup in search of a free device or a program between fork and exec
+// with a copy of a descriptor, has it for a moment.
+func (h *heldDevice) awaitNoWriters() error {
+	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
+		if err := h.checkWriters(); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // holders names who has the device, as far as that can be seen.

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,8 @@ type volume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
+	Tag     map[string]string // what publish_context says from the disk's ownership tag
+	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
 func (g *guest) volume(d *guestDisk, fsType string) volume {
@@ -156,7 +159,11 @@ func (v volume) published() map[string]string {
 	m := map[string]string{ctxDiskName: v.Name}
 	if !v.Static {
 		m[ctxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
+		if !v.Whole && v.FSType != "block" {
+			m[ctxOrigin], m[ctxUse] = originBlank, useFilesystem
+		}
 	}
+	maps.Copy(m, v.Tag)
 	return m
 }
 

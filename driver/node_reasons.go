@@ -45,6 +45,8 @@ const (
 	// ReasonDeviceLocked: another process of the driver, or a program it started, works on the device.
 	// Repeat the call later.
 	ReasonDeviceLocked Reason = "DeviceLocked"
+	// ReasonDiskProofPending: the disk is being read whole before it is formatted. Repeat the call.
+	ReasonDiskProofPending Reason = "DiskProofPending"
 	// ReasonFilesystemDamaged: the filesystem's check found what it may not repair by itself.
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
@@ -56,7 +58,8 @@ const (
 	ReasonMkfsOptions Reason = "MkfsOptionsInvalid"
 	// ReasonMountFlags: a mount flag is one that a volume may not have.
 	ReasonMountFlags Reason = "MountFlagsUnsupported"
-	// ReasonStagedDifferently: something else than the request asks for is mounted at the path.
+	// ReasonStagedDifferently: something else than the request asks for is mounted at the path, or the
+	// volume is another disk on this node than the request names. Unstage it first.
 	ReasonStagedDifferently Reason = "StagedDifferently"
 	// ReasonNotStaged: the volume is not mounted at the staging path. Stage it again.
 	ReasonNotStaged Reason = "NotStaged"
@@ -99,6 +102,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonWrongFilesystem:      codes.FailedPrecondition,
 	ReasonDeviceLocked:         codes.Aborted,
 	ReasonUseDiffers:           codes.FailedPrecondition,
+	ReasonDiskProofPending:     codes.Aborted,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
 	ReasonFilesystemFailed:     codes.FailedPrecondition,

@@ -56,7 +56,7 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 		if err != nil {
 			return content{}, err
 		}
-		if s.alone() && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
+		if s.alone(v) && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
 			return content{Filesystem: found[0]}, nil
 		}
 	}
