@@ -17,7 +17,7 @@ import (
 
 // NodePublishVolume shows a staged volume to a workload at the target path: a filesystem as a copy
 // of the staging mount, a block volume as the device's node.
-func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (
+func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
@@ -45,7 +45,7 @@ func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRe
 	}
 	p := publication{nodeVolume: v, Staging: req.GetStagingTargetPath(), Target: req.GetTargetPath(),
 		ReadOnly: req.GetReadonly() || v.MountFlags.readOnly()}
-	if err := n.publish(p); err != nil {
+	if err := n.publish(ctx, p); err != nil {
 		return nil, nodeError(err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -60,14 +60,14 @@ type publication struct {
 
 // publish proves once more which device it is, then shows it. It waits for no device: a volume that
 // is staged has one.
-func (n *Node) publish(p publication) error {
+func (n *Node) publish(ctx context.Context, p publication) error {
 	n.zero.drop(p.ID)
 	ds := n.devices()
 	found, err := ds.lookup(p.serial())
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, p.nodeVolume)
+	held, err := ds.openVolume(ctx, found, p.nodeVolume)
 	if err != nil {
 		return err
 	}

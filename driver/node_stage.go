@@ -50,7 +50,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, v)
+	held, err := ds.openVolume(ctx, found, v)
 	if err != nil {
 		return err
 	}
@@ -180,12 +180,16 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
+		n.zero.drop(v.ID) // it is not blank any more
 	case sb.Type != v.FSType:
 		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
 			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
 		// The same proofs as before a format: nobody has the disk, and it is still the same one.
 		if err := h.claim(); err != nil {
+			return err
+		}
+		if err := h.awaitNoWriters(); err != nil {
 			return err
 		}
 		if err := h.unchanged(); err != nil {
