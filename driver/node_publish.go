@@ -68,7 +68,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, p.nodeVolume)
+	held, err := ds.openVolume(ctx, found, p.nodeVolume)
 	if err != nil {
 		return err
 	}

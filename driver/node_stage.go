@@ -50,7 +50,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, v)
+	held, err := ds.openVolume(ctx, found, v)
 	if err != nil {
 		return err
 	}
@@ -181,6 +181,7 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
+		n.zero.drop(v.ID) // it is not blank any more
 	case !sb.isOf(v):
 		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
@@ -189,6 +190,9 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 	default:
 		// The same proofs as before a format: nobody has the disk, and it is still the same one.
 		if err := h.claimThawed(); err != nil {
+			return err
+		}
+		if err := h.awaitNoWriters(); err != nil {
 			return err
 		}
 		if err := h.unchanged(); err != nil {

@@ -102,7 +102,7 @@ func (z zeroDisk) prove(t *testing.T, ctx context.Context) error {
 	must(t, err)
 	found, err := z.n.devices().lookup(nv.serial())
 	must(t, err)
-	h, err := z.n.devices().openVolume(found, nv)
+	h, err := z.n.devices().openVolume(ctx, found, nv)
 	must(t, err)
 	defer func() { must(t, h.Close()) }()
 	return nodeError(z.n.proveZero(ctx, h, 0, h.SizeBytes))
