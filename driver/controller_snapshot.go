@@ -122,17 +122,34 @@ func (c *Controller) createSnapshot(ctx context.Context, name string, disk oxide
 			Disk:        disk,
 		},
 	})
+	open := err == nil || undecided(err)
+	if err == nil {
+		err = believableAnswer(doing, name, disk, snapshot)
+	}
 	switch {
+	case err == nil:
+		return snapshot, snapshotFaulted(snapshot)
+	case open:
+		return c.snapshotAfterAll(ctx, name, disk, statusError(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity), unknown(err):
 		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
 		return c.existingSnapshot(ctx, name, disk, err)
 	case refused(err):
 		return nil, c.refusedSnapshot(ctx, disk, err)
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
 	}
-	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+	return nil, statusError(ctx, doing, err)
+}
+
+// snapshotAfterAll is for an answer that leaves open whether the snapshot was taken. Its name says
+// so: a snapshot that has it and is another one was there before.
+func (c *Controller) snapshotAfterAll(ctx context.Context, name string, disk oxide.NameOrId,
+	why error) (*oxide.Snapshot, error) {
+	snapshot, err := c.existingSnapshot(ctx, name, disk, why)
+	if isAlreadyExists(err) {
+		return nil, err
+	}
+	return snapshot, comeBack(err)
 }
 
 // existingSnapshot is the snapshot that has the name already, if it is of the wanted disk. why is
@@ -149,7 +166,7 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 			return nil, err
 		}
 		return nil, volumeNotFound(string(disk))
-	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+	case unknown(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, statusError(ctx, "create snapshot", why)
 	case err != nil && !unknown(err):
 		return nil, statusError(ctx, doing, err)
@@ -174,11 +191,11 @@ func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxi
 		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
 			"snapshot %s, of the volume %s", snapshot.Id, snapshot.DiskId)
 	}
-	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+	return snapshot, snapshotFaulted(snapshot)
 }
 
-// checkSnapshot compares an answer with the order.
-func checkSnapshot(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) error {
+// believableAnswer compares an answer with the order.
+func believableAnswer(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) error {
 	switch err := believableSnapshot(doing, s); {
 	case err != nil:
 		return err
@@ -186,11 +203,16 @@ func checkSnapshot(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) e
 		return wrongAnswer(doing, "asked for %s and got %.80q", snapshotName(name), s.Name)
 	case s.DiskId != string(disk):
 		return wrongAnswer(doing, "asked for the disk %s and got %.80q", disk, s.DiskId)
-	case s.State == oxide.SnapshotStateFaulted:
-		return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot "+
-			"%s; delete it and take another", s.Id)
 	}
 	return nil
+}
+
+func snapshotFaulted(s *oxide.Snapshot) error {
+	if s.State != oxide.SnapshotStateFaulted {
+		return nil
+	}
+	return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot %s; "+
+		"delete it and take another", s.Id)
 }
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.

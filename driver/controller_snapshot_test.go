@@ -74,18 +74,21 @@ func TestTakingSnapshots(t *testing.T) {
 				with("project_id", testDisk))), ok(viewProject, projectOf())},
 			codes.InvalidArgument,
 			ReasonOtherProject, ""},
-		{"while the rack cannot hold the writers", []exchange{rackError(503, "ServiceNotAvailable",
-			"Service Unavailable").to(postSnap)}, codes.Unavailable, ReasonRackUnavailable, ""},
+		{"while the rack cannot hold the writers", []exchange{gaveUp["HTTP 503"].to(postSnap),
+			lost.to(viewSnapName)}, codes.Unavailable, ReasonRackUnavailable, ""},
 		{"with another disk's answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("disk_id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+			with("disk_id", testImage))), lost.to(viewSnapName)}, codes.Unavailable,
+			ReasonEffectUnknown, testImage},
+		{"with another disk's answer behind the effect", []exchange{created(postSnap,
+			snapshotOf("ready", with("disk_id", testImage))),
+			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a nameless answer", []exchange{created(postSnap, snapshotOf("ready", with("name",
-			"")))},
-			codes.Internal, ReasonRackAnswerWrong, ""},
+			""))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
 		{"with a timeless answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("time_created", nil)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+			with("time_created", nil))), lost.to(viewSnapName)}, codes.Unavailable,
+			ReasonEffectUnknown, ""},
 		{"with a sizeless answer", []exchange{created(postSnap, snapshotOf("ready", with("size",
-			0)))},
-			codes.Internal, ReasonRackAnswerWrong, ""},
+			0))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
 		{"without an answer", []exchange{{want: postSnap, cut: true}}, codes.Unavailable,
 			ReasonRackUnavailable, ""},
 	} {
@@ -94,6 +97,39 @@ func TestTakingSnapshots(t *testing.T) {
 			s.verify(t, err)
 			if err == nil {
 				sameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
+			}
+		})
+	}
+}
+
+func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
+	for name, answer := range gaveUp {
+		for _, test := range []struct {
+			name   string
+			found  exchange
+			code   codes.Code
+			reason Reason
+		}{
+			{"it is there", ok(viewSnapName, snapshotOf("ready")), codes.OK, ""},
+			{"it is being taken", ok(viewSnapName, snapshotOf("creating")), codes.OK, ""},
+			{"another has the name", ok(viewSnapName, snapshotOf("ready", with("disk_id",
+				testImage))), codes.AlreadyExists, ReasonSnapshotExists},
+			{"it is faulted", ok(viewSnapName, snapshotOf("faulted")), codes.Unavailable,
+				ReasonEffectUnknown},
+			{"it cannot be looked at", rackError(403, "Forbidden", "Forbidden").to(viewSnapName),
+				codes.Unavailable, ReasonEffectUnknown},
+		} {
+			t.Run(name+", "+test.name, func(t *testing.T) {
+				_, err := rackThat(t, answer.to(postSnap), test.found).CreateSnapshot(t.Context(),
+					snapshotRequest())
+				scene{code: test.code, reason: test.reason}.verify(t, err)
+			})
+		}
+		t.Run(name+", no snapshot has the name", func(t *testing.T) {
+			_, err := rackThat(t, answer.to(postSnap), lost.to(viewSnapName)).CreateSnapshot(
+				t.Context(), snapshotRequest())
+			if got := grpcCode(err); got != codes.Unavailable {
+				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
 		})
 	}

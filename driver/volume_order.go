@@ -208,7 +208,7 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return "belongs to a volume of another name"
 	case m.Cluster != o.Cluster:
 		return "belongs to another cluster"
-	case m.Use != o.Use:
+	case m.Use != "" && m.Use != o.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, o.Use)
 	case !o.Range.contains(int64(d.Size)):
 		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
