@@ -60,7 +60,7 @@ func besideDisk(name string) string {
 }
 
 // serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
-var serialTwin = besideDisk(diskName("pvc-1") + "-backup")
+var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
 
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
@@ -149,7 +149,7 @@ func TestPublishing(t *testing.T) {
 			if err == nil {
 				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
-						"diskName": diskName("pvc-1"), "sizeBytes": "10737418240",
+						"diskName": diskName("blue", "pvc-1"), "sizeBytes": "10737418240",
 						"readOnly": "false", "diskId": testDisk, "blockSize": "4096",
 						"origin": "blank", "use": "filesystem", "filesystemUUID": testDisk,
 					}})
@@ -165,7 +165,7 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
 		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
 			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
-			ReasonSerialTaken, diskName("pvc-1") + " and " + diskName("pvc-1") + "-backup"},
+			ReasonSerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},
 		{"the detach is awaited", []exchange{alone, mine, together(serialTwin),
 			accepted(detach, diskOf("detaching "+testInstance)),
 			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
@@ -251,14 +251,14 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 	}{
 		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, "diskName"},
-		{"and attached when it is right", map[string]string{"diskName": diskName("pvc-1")},
+		{"and attached when it is right", map[string]string{"diskName": diskName("blue", "pvc-1")},
 			[]exchange{ok(viewDisk, diskOf("detached")), alone,
 				accepted(attach, diskOf(here)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": testImage, "blockSize": "4096"}, []exchange{ok(viewDisk,
 			diskOf("detached"))}, codes.InvalidArgument, "diskName"},
 		{"another volume's id beside the right name", map[string]string{"diskId": testImage,
-			"diskName": diskName("pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
+			"diskName": diskName("blue", "pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf(here))}, codes.InvalidArgument, "diskName"},
@@ -282,7 +282,7 @@ func TestValidating(t *testing.T) {
 		want string // in the message; empty means confirmed
 	}{
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512",
+			r.VolumeContext = map[string]string{"diskName": diskName("blue", "pvc-1"), "blockSize": "512",
 				"diskId":      testDisk,
 				"mkfsOptions": "reservedPercent=0",
 				"storage.kubernetes.io/csiProvisionerIdentity": "x"}

@@ -119,7 +119,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 		Project: c.project(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(order.diskName()),
-			Description: order.mark().description(),
+			Description: order.mark(source).description(),
 			Size:        oxide.ByteCount(sizeBytes),
 			DiskBackend: order.backend(),
 		},

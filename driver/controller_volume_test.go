@@ -20,7 +20,7 @@ const (
 )
 
 // viewName is the request that looks up the disk of pvc-1 by its name.
-var viewName = "GET /v1/disks/" + diskName("pvc-1")
+var viewName = "GET /v1/disks/" + diskName("blue", "pvc-1")
 
 func ok(want, body string) exchange { return exchange{want: want, status: 200, body: body} }
 
@@ -47,7 +47,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 				`\"use\":\"filesystem\"}",` +
 				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},` +
 				`"type":"distributed"},` +
-				`"name":"` + diskName("pvc-1") + `","size":10737418240}`
+				`"name":"` + diskName("blue", "pvc-1") + `","size":10737418240}`
 			if asJSON(got) != want {
 				t.Errorf("D-20, D-21: got %s\nwant %s", asJSON(got), want)
 			}
@@ -58,7 +58,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 	}
 	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: testDisk, CapacityBytes: 10 * gibBytes,
-		VolumeContext: map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+		VolumeContext: map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 			"blockSize": "4096"},
 	}})
 }
@@ -70,7 +70,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 				c := rackThat(t, refusal.to(postDisk), ok(viewName, diskOf(state)))
 				answer, err := c.CreateVolume(t.Context(), createRequest())
 				if err != nil || answer.GetVolume().GetVolumeId() != testDisk ||
-					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("pvc-1") {
+					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("blue", "pvc-1") {
 					t.Errorf("%s: got %v, %v", state, answer, err)
 				}
 			}
@@ -259,11 +259,11 @@ func TestParametersReachTheDisk(t *testing.T) {
 		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
 			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"a local disk", map[string]string{"diskType": "local"}, nil,
 			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "4096"}},
 		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage,
 			asJSON(map[string]any{
@@ -272,14 +272,14 @@ func TestParametersReachTheDisk(t *testing.T) {
 				with("size", 2*gibBytes)),
 			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
 			nil,
 			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
 				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize":   "4096",
 				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
@@ -394,6 +394,39 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			}
 			sameMessage(t, answer.GetVolume().GetContentSource(),
 				fromSnapshot(testSnapshot)) // CV-23
+		})
+	}
+}
+
+func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
+	snapshot := func(m mark) string {
+		return snapshotOf("ready", with("description", m.description()))
+	}
+	for _, test := range []struct{ name, snapshot, uuid string }{
+		{"which filesystem, and how large it was", snapshot(mark{Name: "snap-1", Cluster: "blue",
+			FilesystemUUID: testImage}), testImage},
+		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
+		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
+		{"only that of another cluster's", snapshot(mark{Name: "snap-1", Cluster: "red",
+			FilesystemUUID: testImage}), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := createRequest()
+			r.VolumeContentSource = fromSnapshot(testSnapshot)
+			_, err := rackThat(t, ok(viewSnap, test.snapshot), exchange{want: postDisk, status: 201,
+				body: diskOf("creating", with("snapshot_id", testSnapshot)),
+				check: func(t *testing.T, body []byte) {
+					var got struct{ Description string }
+					_ = json.Unmarshal(body, &got)
+					want := mark{Name: "pvc-1", Cluster: "blue", Origin: originSnapshot,
+						Use: useFilesystem, SourceBytes: 10 * gibBytes, FilesystemUUID: test.uuid}
+					if m, _ := readMark(got.Description); m != want {
+						t.Errorf("the tag is %+v, want %+v", m, want)
+					}
+				}}).CreateVolume(t.Context(), r)
+			if err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }
