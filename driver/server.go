@@ -150,6 +150,10 @@ func (p *plugin) controller() (*Controller, error) {
 	}
 	p.health.Client = client
 	p.closes = append(p.closes, closeIdle)
+	if c.ClusterID == "" {
+		p.log.Warn("no cluster id: another cluster without one that uses the same project takes this " +
+			"cluster's volumes for its own, and deletes them; set OXIDE_CLUSTER_ID before the first volume")
+	}
 	return &Controller{
 		Client: client, Project: c.Project, ClusterID: c.ClusterID, Topology: c.Topology,
 		MaxDisks: c.MaxDisks, Log: p.log,
