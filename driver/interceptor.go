@@ -2,10 +2,8 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"regexp"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -64,15 +62,7 @@ func finished(err error) error {
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				// The panic's value may quote the request; the stack does not.
-				log.ErrorContext(ctx, "panic", "method", info.FullMethod,
-					"type", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
-				err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log "+
-					"has the details", shortMethod(info.FullMethod))
-			}
-		}()
+		defer recovered(ctx, log, shortMethod(info.FullMethod), &err)
 		return handler(ctx, req)
 	}
 }

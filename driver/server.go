@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -46,7 +45,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		csi.RegisterNodeServer(server, s.Node)
 	}
 	drained := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
+	stop := afterwards(ctx, s.Log, "the end of the server", func() {
 		defer close(drained)
 		s.Log.Info("finishing the calls at work")
 		server.GracefulStop()
@@ -191,13 +190,16 @@ func (p *plugin) state() (ready bool, err error) {
 func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
 	// Metrics stay while the last calls finish.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var work sync.WaitGroup
+	var work crew
 	if p.health != nil {
 		work.Go(func() { p.health.run(background) })
 	}
 	if metricsAt != nil {
 		work.Go(func() {
-			if err := p.metrics.serve(background, metricsAt); err != nil {
+			err := guarded(background, p.log, "the metrics", func() error {
+				return p.metrics.serve(background, p.log, metricsAt)
+			})
+			if err != nil {
 				p.log.Error("metrics are gone", "error", err)
 			}
 		})
