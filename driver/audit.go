@@ -19,6 +19,9 @@ import (
 // an orphan was there before anybody told of it could have been left out, and is still there after.
 // A list that cannot be read whole is an error, never a shorter list.
 func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
+	for _, warning := range c.rackWarnings() {
+		_, _ = fmt.Fprintln(log, "warning: "+warning)
+	}
 	client, closeIdle, err := newClient(c.Config, newMetrics(), nil)
 	if err != nil {
 		return false, err

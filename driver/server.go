@@ -139,6 +139,9 @@ func (p *plugin) assemble() (*Server, error) {
 
 func (p *plugin) controller() (*Controller, error) {
 	c := p.config
+	for _, warning := range c.rackWarnings() {
+		p.log.Warn(warning)
+	}
 	p.health = &rackHealth{Project: c.Project, Log: p.log, asked: make(chan struct{}, 1)}
 	client, closeIdle, err := newClient(c, p.metrics, p.health.lookSoon)
 	if err != nil {
