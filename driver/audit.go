@@ -19,10 +19,22 @@ import (
 // an orphan was there before anybody told of it could have been left out, and is still there after.
 // A list that cannot be read whole is an error, never a shorter list.
 func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
+	secrets := &hidden{}
+	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets), out, log)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return found, err
+}
+
+func auditRack(ctx context.Context, c AuditConfig, tokens *tokenSource, out, log io.Writer) (
+	found bool, err error) {
 	for _, warning := range c.rackWarnings() {
 		_, _ = fmt.Fprintln(log, "warning: "+warning)
 	}
-	client, closeIdle, err := newClient(c.Config, newMetrics(), nil)
+	client, closeIdle, err := newClient(c.Config,
+		&rackTransport{Tokens: tokens, Metrics: newMetrics()})
 	if err != nil {
 		return false, err
 	}

@@ -15,12 +15,13 @@ import (
 // interceptors are what every call passes, outermost first: the log and the metrics see the final
 // answer, also that of a panic; the lock is released however the handler ends; and the deadline
 // counts for the handler only.
-func interceptors(log *slog.Logger, m *metrics) []grpc.UnaryServerInterceptor {
+func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
-		logCalls(log),
-		m.intercept,
+		logCalls(s.Log),
+		s.metrics.intercept,
+		s.hidden.intercept,
 		finish,
-		recoverPanics(log),
+		recoverPanics(s.Log),
 		checkLimits,
 		(&locks{}).intercept,
 		limitTime,

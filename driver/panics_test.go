@@ -28,7 +28,7 @@ func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			book := &logBook{}
-			_, err := recoverPanics(newLog(Config{}, book))(t.Context(), nil,
+			_, err := recoverPanics(newLog(Config{}, &hidden{}, book))(t.Context(), nil,
 				&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"},
 				func(context.Context, any) (any, error) { return call() })
 			wantFailure(t, err, codes.Internal, ReasonInternal)
@@ -45,7 +45,8 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 	book := &logBook{}
 	// Without a client every look panics.
-	h := &rackHealth{Project: testProject, Log: newLog(Config{}, book), asked: make(chan struct{}, 1)}
+	h := &rackHealth{Project: testProject, Log: newLog(Config{}, &hidden{}, book),
+		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

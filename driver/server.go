@@ -23,6 +23,7 @@ type Server struct {
 	Log        *slog.Logger
 
 	metrics *metrics
+	hidden  *hidden // nil: no token is known
 }
 
 // Serve serves until ctx ends; then it takes no new calls, finishes those at work, removes the
@@ -31,8 +32,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if s.metrics == nil {
 		s.metrics = newMetrics()
 	}
+	if s.hidden == nil {
+		s.hidden = &hidden{}
+	}
 	server := grpc.NewServer(
-		grpc.ChainUnaryInterceptor(interceptors(s.Log, s.metrics)...),
+		grpc.ChainUnaryInterceptor(s.interceptors()...),
 		// A client that connects and says nothing must not hold up the end for long.
 		grpc.ConnectionTimeout(5*time.Second),
 		grpc.WaitForHandlers(true),
@@ -63,10 +67,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
 // before serving is a misconfiguration, on one line, with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
-	log := newLog(c, logTo)
+	secrets := &hidden{}
+	log := newLog(c, secrets, logTo)
 	quietLibraries()
 	m := newMetrics()
-	p := plugin{config: c, log: log, metrics: m}
+	p := plugin{config: c, log: log, metrics: m, hidden: secrets}
 	defer p.close()
 	server, err := p.assemble()
 	if err != nil {
@@ -102,6 +107,7 @@ type plugin struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
+	hidden  *hidden
 
 	health *rackHealth // nil without a controller
 	closes []func()
@@ -119,6 +125,7 @@ func (p *plugin) assemble() (*Server, error) {
 		Identity: &Identity{Topology: len(c.Topology) > 0, Health: p.state},
 		Log:      p.log,
 		metrics:  p.metrics,
+		hidden:   p.hidden,
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -143,7 +150,8 @@ func (p *plugin) controller() (*Controller, error) {
 		p.log.Warn(warning)
 	}
 	p.health = &rackHealth{Project: c.Project, Log: p.log, asked: make(chan struct{}, 1)}
-	client, closeIdle, err := newClient(c, p.metrics, p.health.lookSoon)
+	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokensOf(c, p.hidden),
+		Metrics: p.metrics, Refused: p.health.lookSoon})
 	if err != nil {
 		return nil, err
 	}
@@ -214,8 +222,8 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 	return err
 }
 
-func newLog(c Config, to io.Writer) *slog.Logger {
-	options := &slog.HandlerOptions{Level: c.LogLevel}
+func newLog(c Config, secrets *hidden, to io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.LogLevel, ReplaceAttr: secrets.attribute}
 	if c.LogJSON {
 		return slog.New(slog.NewJSONHandler(to, options))
 	}

@@ -227,7 +227,7 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 	t.Cleanup(server.Close)
 	book := &logBook{}
 	h := &rackHealth{Client: controllerFor(t, server.URL).Client, Project: testProject,
-		Log: newLog(Config{}, book), asked: make(chan struct{}, 1)}
+		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
 		mood exchange
 		want int // lines in the log from the start
