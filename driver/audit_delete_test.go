@@ -100,7 +100,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		o := seenDisk()
 		o.CSIName = "pvc-" + auditUID
 		a := &audit{
-			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour},
+			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
 			log:    &bytes.Buffer{},
 			sightings: sightings{Objects: map[string]sighting{
 				testDisk: {First: auditNow.Add(48 * time.Hour)},
@@ -137,5 +137,45 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 				t.Error("what is left is not what the exit status says")
 			}
 		})
+	}
+}
+
+func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
+	const many = 3
+	for atMost := range many + 1 {
+		a := &audit{
+			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour,
+				AtMost: atMost},
+			log:       &bytes.Buffer{},
+			told:      newTold(auditNow.Add(72 * time.Hour)),
+			sightings: sightings{Objects: map[string]sighting{}},
+		}
+		a.told.Read = time.Now()
+		var lines []exchange
+		for n := range many {
+			o := seenDisk()
+			o.ID = numbered(n + 1)
+			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
+			a.sightings.Objects[o.ID] = sighting{First: auditNow}
+			lines = append(lines, ok("GET /v1/disks/"+o.ID, diskOf("detached", with("id", o.ID))),
+				exchange{want: "DELETE /v1/disks/" + o.ID, status: 204})
+		}
+		// One that stays for another reason does not count.
+		busy := seenDisk()
+		busy.ID, busy.AttachedTo = numbered(many+1), testInstance
+		a.report.Orphans = append(a.report.Orphans, &orphan{object: busy})
+		want := many
+		if atMost < many {
+			want, lines = 0, nil
+		}
+		a.rack = rackThat(t, lines...)
+		if err := a.deleteOrphans(t.Context()); err != nil || a.report.Deleted != want {
+			t.Errorf("--at-most %d: %d of %d are deleted, %v", atMost, a.report.Deleted, many, err)
+		}
+		for _, o := range a.report.Orphans[:many] {
+			if strings.Contains(o.Kept, "--at-most") != (want == 0) {
+				t.Errorf("--at-most %d: kept %q", atMost, o.Kept)
+			}
+		}
 	}
 }

@@ -52,7 +52,7 @@ func (h *rackHealth) lookSoon() {
 func (h *rackHealth) run(ctx context.Context) {
 	for {
 		wait := rackLookInterval
-		if !h.look(ctx) {
+		if !h.guardedLook(ctx) {
 			wait = rackRetryInterval
 		}
 		timer := time.NewTimer(wait)
@@ -75,6 +75,20 @@ func (h *rackHealth) soon() <-chan struct{} {
 		return nil
 	}
 	return h.asked
+}
+
+// guardedLook looks, and makes a fault of a panic.
+func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
+	err := guarded(ctx, h.Log, "the look at the rack", func() error {
+		fine = h.look(ctx)
+		return nil
+	})
+	if err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.looked, h.fault = true, err
+	}
+	return fine
 }
 
 // look asks the rack for the project; false means that something is wrong.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -65,7 +66,7 @@ func rackThat(t *testing.T, lines ...exchange) *Controller {
 
 func controllerFor(t *testing.T, url string) *Controller {
 	t.Helper()
-	client, closeIdle, err := newClient(Config{Host: url, Token: testToken}, newMetrics(), nil)
+	client, closeIdle, err := newTestClient(Config{Host: url, Token: testToken}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +74,12 @@ func controllerFor(t *testing.T, url string) *Controller {
 	return &Controller{
 		Client: client, Project: testProject, ClusterID: "blue", Log: slog.New(slog.DiscardHandler),
 	}
+}
+
+// newTestClient is newClient for a test that looks neither at metrics nor at what is hidden.
+func newTestClient(c Config, refused func()) (*oxide.Client, func(), error) {
+	return newClient(c, &rackTransport{Tokens: tokensOf(c, &hidden{}), Metrics: newMetrics(),
+		Refused: refused})
 }
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -130,7 +130,7 @@ const readers = 8
 // readAreas reads all areas. One that cannot be read is an error that names it.
 func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 	pieces, errs := make([]piece, len(areas)), make([]error, len(areas))
-	var group sync.WaitGroup
+	var group crew
 	for first := range min(readers, len(areas)) {
 		group.Go(func() {
 			room := rooms.Get().(*[]byte)

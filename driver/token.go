@@ -15,11 +15,19 @@ import (
 type tokenSource struct {
 	Fixed string
 	Path  string
+	// Hidden learns every token, so that nobody is shown it.
+	Hidden *hidden
 
 	mu sync.Mutex
 	// guarded by mu
 	token string
 	file  os.FileInfo
+}
+
+// tokensOf is where a configuration has the token.
+func tokensOf(c Config, h *hidden) *tokenSource {
+	h.add(c.Token)
+	return &tokenSource{Fixed: c.Token, Path: c.TokenFile, Hidden: h}
 }
 
 // current is the token to send. The file is read again when it is another one than last time; while
@@ -52,6 +60,7 @@ func (s *tokenSource) read() (string, error) {
 	token, info, err := readToken(s.Path)
 	switch {
 	case err == nil:
+		s.Hidden.add(token)
 		s.token, s.file = token, info
 	case s.token == "":
 		return "", err
