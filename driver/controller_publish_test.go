@@ -65,7 +65,8 @@ var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = besideDisk(fmt.Sprint("other-", i))
+		manyDisks[i] = diskOf(here, with("id", fmt.Sprintf("%s%02d", testImage[:34], i)),
+			with("name", fmt.Sprint("other-", i)))
 	}
 	full := ok(beside, pageOf("", manyDisks...))
 	gateway := rackError(http.StatusInternalServerError, "Internal", "oops")

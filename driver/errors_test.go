@@ -82,7 +82,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			codes.Unavailable, ReasonRackUnavailable, "no whole answer"},
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
 			ReasonRackUnavailable, "no whole answer"},
-		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
+		{"B-16 a token in the rack's text is not shown", rackError(418, "Internal",
 			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError,
 			"Bearer *** line two"},
 	} {

@@ -160,10 +160,6 @@ func (p *plugin) controller() (*Controller, error) {
 	}
 	p.health.Client = client
 	p.closes = append(p.closes, closeIdle)
-	if c.ClusterID == "" {
-		p.log.Warn("no cluster id: another cluster without one that uses the same project takes this " +
-			"cluster's volumes for its own, and deletes them; set OXIDE_CLUSTER_ID before the first volume")
-	}
 	return &Controller{
 		Client: client, Project: c.Project, ClusterID: c.ClusterID, Topology: c.Topology,
 		MaxDisks: c.MaxDisks, Log: p.log,
@@ -223,7 +219,7 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 		})
 	}
 	if p.stop != nil {
-		defer context.AfterFunc(ctx, p.stop)()
+		defer afterwards(ctx, p.log, "the end of its reads", p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()
