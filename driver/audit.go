@@ -19,9 +19,9 @@ import (
 // an orphan was there before anybody told of it could have been left out, and is still there after.
 // A list that cannot be read whole is an error, never a shorter list.
 func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
-	secrets := &hidden{}
+	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
 	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
-	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets), out, log)
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
 	if err != nil {
 		err = errors.New(secrets.text(err.Error()))
 	}

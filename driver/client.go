@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -23,7 +24,7 @@ func newClient(c Config, t *rackTransport) (*oxide.Client, func(), error) {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
 	t.Base = base
-	if _, err := t.Tokens.current(); err != nil {
+	if _, err := t.Tokens.current(context.Background()); err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 	}
 	client, err := oxide.NewClient(

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -26,6 +27,7 @@ const (
 type rackHealth struct {
 	Client  *oxide.Client
 	Project string
+	Tokens  *tokenSource // nil: no file to look at
 	Log     *slog.Logger
 
 	// asked wakes run for a look out of turn.
@@ -101,16 +103,16 @@ func (h *rackHealth) look(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	fault := healthFault(err)
+	fault, fileFault := healthFault(err), h.Tokens.fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.tell(limited, err, fault)
+	h.tell(limited, err, cmp.Or(fault, fileFault))
 	if err != nil && fault == nil && h.looked {
 		// The rack is away. What it said last holds (PR-5).
 		return false
 	}
 	h.looked, h.fault = true, fault
-	return err == nil
+	return err == nil && fileFault == nil
 }
 
 // tell writes one line when what a look found is another trouble than before, or none any more. It
@@ -130,6 +132,9 @@ func (h *rackHealth) tell(ctx context.Context, err, fault error) {
 	}
 	switch {
 	case told == h.told:
+	case fault != nil && err == nil:
+		h.Log.ErrorContext(ctx, "the rack accepts this controller with a token that cannot be read "+
+			"again", "error", trouble)
 	case fault != nil:
 		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", trouble)
 	case err != nil:
@@ -161,9 +166,10 @@ func healthFault(err error) error {
 
 // state is the answer for Probe.
 func (h *rackHealth) state() (ready bool, err error) {
+	fileFault := h.Tokens.fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.looked, h.fault
+	return h.looked, cmp.Or(h.fault, fileFault)
 }
 
 // toolsHealth says what a node lacks.

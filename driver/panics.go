@@ -94,3 +94,6 @@ func afterwards(ctx context.Context, log *slog.Logger, work string, f func()) (s
 		})
 	})
 }
+
+// detached runs f in a goroutine that nobody waits for, and which guards itself.
+func detached(f func()) { go f() }

@@ -78,8 +78,8 @@ func controllerFor(t *testing.T, url string) *Controller {
 
 // newTestClient is newClient for a test that looks neither at metrics nor at what is hidden.
 func newTestClient(c Config, refused func()) (*oxide.Client, func(), error) {
-	return newClient(c, &rackTransport{Tokens: tokensOf(c, &hidden{}), Metrics: newMetrics(),
-		Refused: refused})
+	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
+	return newClient(c, &rackTransport{Tokens: tokens, Metrics: newMetrics(), Refused: refused})
 }
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {

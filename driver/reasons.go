@@ -102,6 +102,9 @@ const (
 const (
 	// ReasonTokenRejected: the rack does not accept the token. It may have expired.
 	ReasonTokenRejected Reason = "TokenRejected"
+	// ReasonTokenFileUnreadable: the token file blocks, is gone, or holds no token. Calls go on with
+	// the token last read.
+	ReasonTokenFileUnreadable Reason = "TokenFileUnreadable"
 	// ReasonRoleMissing: the token's user lacks the role limited-collaborator on the project.
 	ReasonRoleMissing Reason = "RoleMissing"
 	// ReasonProjectNotFound: OXIDE_PROJECT names no project that the token may see.

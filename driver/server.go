@@ -152,9 +152,11 @@ func (p *plugin) controller() (*Controller, error) {
 	for _, warning := range c.rackWarnings() {
 		p.log.Warn(warning)
 	}
-	p.health = &rackHealth{Project: c.Project, Log: p.log, asked: make(chan struct{}, 1)}
-	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokensOf(c, p.hidden),
-		Metrics: p.metrics, Refused: p.health.lookSoon})
+	tokens := tokensOf(c, p.hidden, p.log)
+	p.health = &rackHealth{Project: c.Project, Tokens: tokens, Log: p.log,
+		asked: make(chan struct{}, 1)}
+	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokens, Metrics: p.metrics,
+		Refused: p.health.lookSoon})
 	if err != nil {
 		return nil, err
 	}

@@ -11,10 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
@@ -109,6 +111,35 @@ var _ = onStage("a token that comes back", sceneOptions{}, func(s *scene) {
 		log, err := os.ReadFile(p.LogFile)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(string(log)).NotTo(ContainSubstring(canary))
+	})
+})
+
+var _ = onStage("a token file that blocks", sceneOptions{}, func(s *scene) {
+	It("D-63 holds no call up, and is told by Probe until it is a file again", func(ctx SpecContext) {
+		file := filepath.Join(workDir(), "token")
+		rotated(file, s.rack.Token)
+		p := s.controller(ctx, PluginOptions{Env: map[string]string{
+			"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file}})
+		list := func() error {
+			short, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			_, err := p.Controller().ListVolumes(short, &csi.ListVolumesRequest{})
+			return err
+		}
+		Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
+		Expect(os.Rename(file+".new", file)).To(Succeed())
+		// Somebody has it open and writes nothing.
+		writer, err := os.OpenFile(file, os.O_RDWR, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(writer.Close)
+		for range 3 {
+			Expect(list()).To(Succeed(), "the last token serves on")
+		}
+		_, err = p.Identity().Probe(ctx, &csi.ProbeRequest{})
+		expectReason(err, codes.FailedPrecondition, "TokenFileUnreadable")
+		rotated(file, s.rack.Token)
+		Expect(list()).To(Succeed())
+		awaitReady(ctx, p)
 	})
 })
 
