@@ -209,6 +209,9 @@ func (h *history) callNode(ctx context.Context, s step) error {
 			VolumeCapability: capabilityOf(s.vol), VolumeContext: volumeContext,
 			PublishContext: h.book.published[at(s.vol, s.node)]})
 	case publishOther:
+		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+			return err
+		}
 		fsType := "ext4"
 		if !kinds[s.vol].block() {
 			fsType = ""
