@@ -452,6 +452,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	})
 	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
 		v := setUp(t)
+		v.Whole = true
 		must(t, v.stage())
 		if switched(v) {
 			t.Error("it is still read-only")
