@@ -240,6 +240,9 @@ func (h *heldDevice) publishBlock(p publication, table mountTable) error {
 	if err := checkOthers(p, others, nil); err != nil {
 		return err
 	}
+	if err := h.endUnfinished(p.nodeVolume, table); err != nil {
+		return err
+	}
 	if err := h.switchReadOnly(p.ReadOnly); err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return checkStaged(top, held.device, v)
 	}
 	if v.Block {
-		return nil
+		return held.endUnfinished(v, table)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
 		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -172,10 +172,8 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
-		if found.Blank && !v.madeBlank() {
-			if err := n.proveZero(ctx, h, 0, h.SizeBytes); err != nil {
-				return err
-			}
+		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
+			return err
 		}
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
