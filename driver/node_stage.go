@@ -66,7 +66,10 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return n.remember(ctx, v)
 	}
 	if v.Block {
-		return n.remember(ctx, v)
+		if err := n.remember(ctx, v); err != nil {
+			return err
+		}
+		return held.endUnfinished(v, table)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
 		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -170,10 +173,8 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
-		if found.Blank && !v.madeBlank() {
-			if err := n.proveZero(ctx, h, 0, h.SizeBytes); err != nil {
-				return err
-			}
+		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
+			return err
 		}
 		if err := n.begin(ctx, h, v); err != nil {
 			return err
