@@ -89,6 +89,10 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
 	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	if c.Mode.controller() && c.ClusterID == "" {
+		log.Warn("no cluster id: another cluster without one that uses the same project takes this " +
+			"cluster's volumes for its own, and deletes them; set OXIDE_CLUSTER_ID before the first volume")
+	}
 	if c.Mode.node() {
 		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
 		if err := toolsHealth(); err != nil {
@@ -147,10 +151,6 @@ func (p *plugin) controller() (*Controller, error) {
 	}
 	p.health.Client = client
 	p.closes = append(p.closes, closeIdle)
-	if c.ClusterID == "" {
-		p.log.Warn("no cluster id: another cluster without one that uses the same project takes this " +
-			"cluster's volumes for its own, and deletes them; set OXIDE_CLUSTER_ID before the first volume")
-	}
 	return &Controller{
 		Client: client, Project: c.Project, ClusterID: c.ClusterID, Topology: c.Topology,
 		MaxDisks: c.MaxDisks, Log: p.log,
