@@ -30,6 +30,7 @@ type attachment struct {
 	Disk, Instance oxide.NameOrId
 	DiskName       string // what volume_context says, empty for most static volumes
 	ContextID      string // whose volume_context it is, as volume_context says
+	Capability     *csi.VolumeCapability
 }
 
 // named reports whether the context is the one that this driver gave the volume. Its name then need
@@ -40,8 +41,9 @@ func (a attachment) named() bool {
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
-		DiskName:  req.GetVolumeContext()[ctxDiskName],
-		ContextID: req.GetVolumeContext()[ctxDiskID],
+		DiskName:   req.GetVolumeContext()[ctxDiskName],
+		ContextID:  req.GetVolumeContext()[ctxDiskID],
+		Capability: req.GetVolumeCapability(),
 	}
 	switch {
 	case req.GetVolumeId() == "":
@@ -82,7 +84,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	}
 	if disk := before.Own; disk != nil && holder(disk) == string(a.Instance) &&
 		disk.State.State() == oxide.DiskStateStateAttached {
-		return disk, a.objection(disk, before)
+		return disk, c.objection(a, disk, before)
 	}
 	disk, mine, err := c.requestAttach(ctx, a)
 	if err != nil {
@@ -92,7 +94,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	if err != nil {
 		return nil, err
 	}
-	why := a.objection(disk, after)
+	why := c.objection(a, disk, after)
 	if why != nil && mine && before.Own == nil {
 		why = c.undoAttach(ctx, a, disk, why)
 	}

@@ -205,6 +205,65 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 	}
 }
 
+func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
+	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
+		m := ownMark
+		m.Use = use
+		return func(state string) string {
+			return diskOf(state, append(edit, with("description", m.description()))...)
+		}
+	}
+	raw := &csi.VolumeCapability{AccessMode: mountable("").GetAccessMode(),
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	for _, test := range []struct {
+		name       string
+		disk       func(state string) string
+		capability *csi.VolumeCapability
+		fits       bool
+	}{
+		{"a filesystem's as a device", madeFor(useFilesystem), raw, false},
+		{"a filesystem's as a filesystem", madeFor(useFilesystem), mountable("ext4"), true},
+		{"a device as a filesystem", madeFor(useBlock), mountable("ext4"), false},
+		{"a device as a device", madeFor(useBlock), raw, true},
+		{"one for both as a device", madeFor(useBoth), raw, true},
+		{"one for both as a filesystem", madeFor(useBoth), mountable("ext4"), true},
+		{"one whose tag does not say", madeFor(""), raw, true},
+		{"one whose tag is another disk's", madeFor(useFilesystem, with("name",
+			"csi-0000000000000000")), raw, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			listed := ok(beside, pageOf("", test.disk(here)))
+			for name, lines := range map[string][]exchange{
+				"attached":       {listed},
+				"to be attached": {alone, accepted(attach, test.disk(here)), listed},
+			} {
+				if name == "to be attached" && !test.fits {
+					lines = append(lines, accepted(detach, test.disk("detached")))
+				}
+				r := publishRequest()
+				r.VolumeCapability = test.capability
+				if strings.Contains(test.disk(here), "csi-0000000000000000") {
+					r.VolumeContext[ctxDiskName] = "csi-0000000000000000"
+				}
+				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
+				if test.fits != (err == nil) {
+					t.Errorf("%s: got %v", name, err)
+				}
+				if !test.fits {
+					wantFailure(t, err, codes.FailedPrecondition, ReasonUseDiffers)
+				}
+			}
+			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
+				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+					VolumeId: testDisk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
+			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
+				!test.fits && !strings.Contains(answer.GetMessage(), "created for") {
+				t.Errorf("VC-4: got %v, %v", answer, err)
+			}
+		})
+	}
+}
+
 func TestD2PublishingAStaticVolume(t *testing.T) {
 	const name = "made-by-hand-with-a-long-name"
 	static := func(state string) string {

@@ -47,7 +47,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 		if err != nil {
 			return neighbours{}, err
 		}
-		if err := a.checkContext(disk); err != nil {
+		if err := c.checkDisk(a, disk); err != nil {
 			return neighbours{}, err
 		}
 		name = string(disk.Name)
@@ -80,10 +80,21 @@ func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Di
 	return after, nil
 }
 
-// objection says why a disk that is attached must not be used: it is not the one that the context
-// tells of, or the guest cannot tell it from another one.
-func (a attachment) objection(disk *oxide.Disk, n neighbours) error {
+// checkDisk holds the request to what the rack shows of the disk.
+func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
 	if err := a.checkContext(disk); err != nil {
+		return err
+	}
+	if problem := c.useProblem(disk, a.Capability); problem != "" {
+		return fail(codes.FailedPrecondition, ReasonUseDiffers, "%s", problem)
+	}
+	return nil
+}
+
+// objection says why a disk that is attached must not be used: it is not the one that the request
+// tells of, or the guest cannot tell it from another one.
+func (c *Controller) objection(a attachment, disk *oxide.Disk, n neighbours) error {
+	if err := c.checkDisk(a, disk); err != nil {
 		return err
 	}
 	return a.checkTwin(string(disk.Name), n)
