@@ -24,6 +24,9 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
 		return nil, err
 	}
 	if objection == "" {
+		objection = c.useProblem(disk, req.GetVolumeCapabilities()...)
+	}
+	if objection == "" {
 		objection = unlike(disk, req.GetVolumeContext(), req.GetParameters())
 	}
 	if objection != "" {

@@ -18,7 +18,7 @@ type zeroJobs struct {
 	jobs   map[zeroRange]*zeroJob
 	closed bool
 
-	running sync.WaitGroup
+	running crew
 }
 
 // zeroRange is what a job reads: a part of one attachment of a disk.
@@ -27,6 +27,7 @@ type zeroRange struct {
 	Major, Minor   uint32
 	Sequence       uint64
 	From, To       int64
+	Unfinished     bool // traces of a format are allowed
 }
 
 // zeroJob is one read. What stands behind done is written before done is closed.
