@@ -12,7 +12,7 @@ import (
 func foreignDisk(d *oxide.Disk, cluster string) string {
 	return foreign(d.Description, cluster, func(m mark) bool {
 		// A delete that the rack gave up leaves the disk faulted and with the second name.
-		return string(d.Name) == diskName(m.Name) || halfDeleted(d)
+		return string(d.Name) == diskName(m.Cluster, m.Name) || halfDeleted(d)
 	})
 }
 
@@ -25,7 +25,7 @@ func halfDeleted(d *oxide.Disk) bool {
 // foreignSnapshot is foreignDisk for a snapshot.
 func foreignSnapshot(s *oxide.Snapshot, cluster string) string {
 	return foreign(s.Description, cluster, func(m mark) bool {
-		return string(s.Name) == snapshotName(m.Name)
+		return string(s.Name) == snapshotName(m.Cluster, m.Name)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,6 +135,7 @@ type volume struct {
 	Flags   []string
 	Context map[string]string // volume_context
 	Static  bool              // no size in publish_context
+	Tag     map[string]string // what publish_context says from the disk's ownership tag
 	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
@@ -161,6 +163,7 @@ func (v volume) published() map[string]string {
 			m[ctxOrigin], m[ctxUse] = originBlank, useFilesystem
 		}
 	}
+	maps.Copy(m, v.Tag)
 	return m
 }
 

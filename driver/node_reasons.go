@@ -61,7 +61,8 @@ const (
 	ReasonMkfsOptions Reason = "MkfsOptionsInvalid"
 	// ReasonMountFlags: a mount flag is one that a volume may not have.
 	ReasonMountFlags Reason = "MountFlagsUnsupported"
-	// ReasonStagedDifferently: something else than the request asks for is mounted at the path.
+	// ReasonStagedDifferently: something else than the request asks for is mounted at the path, or the
+	// volume is another disk on this node than the request names. Unstage it first.
 	ReasonStagedDifferently Reason = "StagedDifferently"
 	// ReasonNotStaged: the volume is not mounted at the staging path. Stage it again.
 	ReasonNotStaged Reason = "NotStaged"

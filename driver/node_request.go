@@ -37,6 +37,18 @@ type nodeVolume struct {
 // Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
 func (v nodeVolume) madeBlank() bool { return v.Origin == originBlank && v.Use == useFilesystem }
 
+// makeUUID is the UUID that the volume's filesystem is made with: the one that is expected, else
+// the volume's id; empty if that is none, as of a static volume with a name of its own.
+func (v nodeVolume) makeUUID() string {
+	if v.FilesystemUUID != "" {
+		return v.FilesystemUUID
+	}
+	if id, ok := rackID(v.ID); ok {
+		return string(id)
+	}
+	return ""
+}
+
 // serial is the serial number of the volume's device.
 func (v nodeVolume) serial() string { return diskSerial(v.DiskName) }
 
@@ -62,6 +74,13 @@ func checkPath(field, path string) error {
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has to be an absolute path", field)
 	case filepath.Clean(path) == "/":
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s cannot be the root directory", field)
+	}
+	return checkPathText(field, path)
+}
+
+// checkPathText answers for what the kernel takes for no path at all.
+func checkPathText(field, path string) error {
+	switch {
 	case len(path) >= unix.PathMax:
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has %d bytes; Linux takes less than %d",
 			field, len(path), unix.PathMax)
@@ -98,7 +117,14 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 	}
 	v.ReadOnly = published[ctxReadOnly] == "true"
 	v.Origin, v.Use = published[ctxOrigin], published[ctxUse]
-	v.FilesystemUUID = published[ctxFilesystemUUID]
+	if want := published[ctxFilesystemUUID]; want != "" {
+		id, ok := rackID(want)
+		if !ok {
+			return v, fail(codes.InvalidArgument, ReasonWrongFilesystem,
+				"publish_context: %s has to be a UUID", ctxFilesystemUUID)
+		}
+		v.FilesystemUUID = string(id)
+	}
 	v.SourceBytes, _ = strconv.ParseInt(published[ctxSourceBytes], 10, 64)
 	if c.GetBlock() != nil {
 		v.Block = true

@@ -409,3 +409,53 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 		}
 	})
 }
+
+func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
+	setUp := func(t *testing.T) volume {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		run(t, "blockdev", "--setro", v.disk.Loop)
+		t.Cleanup(func() { run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so
+		return v
+	}
+	switched := func(v volume) bool {
+		return strings.TrimSpace(run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+	}
+	t.Run("a disk that holds something else", func(t *testing.T) {
+		v := setUp(t)
+		v.FSType = fsXFS
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that somebody has", func(t *testing.T) {
+		v := setUp(t)
+		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+		must(t, err)
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		must(t, holder.Close())
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
+		v := setUp(t)
+		v.Tag = map[string]string{ctxUse: useFilesystem}
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceReadOnly)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+		run(t, "blockdev", "--setrw", v.disk.Loop)
+		must(t, v.stage())
+	})
+	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
+		v := setUp(t)
+		v.Whole = true
+		must(t, v.stage())
+		if switched(v) {
+			t.Error("it is still read-only")
+		}
+	})
+}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -46,10 +45,12 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		return err
 	}
 	layers := table.at(target)
-	for _, layer := range layers {
-		if err := checkOurs(layer); err != nil {
-			return err
-		}
+	own, err := n.ownMounts(ctx, volumeID, layers, ReasonPublishedDifferently)
+	if err != nil {
+		return err
+	}
+	if len(layers) > 0 && len(own) == 0 {
+		return n.settleReadOnly(ctx, volumeID) // it is not published here, and the path is another's
 	}
 	// To remove the target would take away, lazily, what other namespaces have mounted on it.
 	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
@@ -83,7 +84,7 @@ func (n *Node) takeDownTarget(ctx context.Context, target string, layers []*moun
 		return unmountAll(target, len(layers))
 	}
 	defer func() { _ = raw.Close() }()
-	if err := unmountAll(target, len(layers)); err != nil {
+	if err := unmountAll(target, len(layers)); err != nil || !mountedReadOnly(top) {
 		return err
 	}
 	return raw.endReadOnly()
@@ -110,15 +111,6 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	}
 	defer func() { _ = held.Close() }()
 	return held.endReadOnly()
-}
-
-// checkOurs refuses to take down what the driver does not put up.
-func checkOurs(layer *mountinfo.Info) error {
-	if isVolumeType(layer.FSType) || isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
-		return nil
-	}
-	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it "+
-		"is left alone", layer.Mountpoint, layer.FSType)
 }
 
 // flushRaw writes out what the kernel holds of a block volume: its workload may have written

@@ -57,33 +57,90 @@ func (p *pager) take(id string) bool {
 func (p *pager) full() bool { return p.next != "" }
 
 // eachObject visits the objects of all the rack's pages until visit says that it has enough. The
-// rack names a next page after every page that is not empty.
+// rack names a next page after every page that is not empty, and a page that is empty need not be
+// the last one.
 func eachObject[T any](fetch func(token string) (items []T, next string, err error),
 	visit func(*T) (enough bool)) error {
-	token := ""
-	for {
+	var walk pageWalk
+	for token := ""; ; {
 		items, next, err := fetch(token)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case items == nil:
+		}
+		if items == nil {
 			// The rack's empty page has a list, an empty one. Without any it is somebody else's
 			// answer, and what is not listed would pass for lost.
 			return wrongAnswer("list", "the page has no list of objects")
 		}
 		for i := range items {
+			if err := walk.object(objectID(&items[i])); err != nil {
+				return err
+			}
 			if visit(&items[i]) {
 				return nil
 			}
 		}
-		switch {
-		case len(items) == 0 || next == "":
+		if next == "" {
 			return nil
-		case next == token:
-			return wrongAnswer("list", "the page after this one is this one")
+		}
+		if err := walk.page(len(items), next); err != nil {
+			return err
 		}
 		token = next
 	}
+}
+
+// mostEmptyPages is how many pages in a row may be empty and not the last.
+const mostEmptyPages = 10
+
+// pageWalk ends a listing that would not end: no page and no object comes twice in one, for the
+// rack goes by an order in which each is behind the one before.
+type pageWalk struct {
+	tokens, objects map[string]bool
+	empty           int
+}
+
+func (w *pageWalk) object(id string) error {
+	if w.objects[id] && id != "" {
+		return wrongAnswer("list", "the object %.80q is listed twice", id)
+	}
+	if w.objects == nil {
+		w.objects = map[string]bool{}
+	}
+	w.objects[id] = true
+	return nil
+}
+
+// page takes note of a page of that many objects and the token of the next one.
+func (w *pageWalk) page(objects int, next string) error {
+	w.empty++
+	if objects > 0 {
+		w.empty = 0
+	}
+	switch {
+	case w.tokens[next]:
+		return wrongAnswer("list", "its pages go round in a circle")
+	case w.empty > mostEmptyPages:
+		return wrongAnswer("list", "%d pages in a row are empty and name a next one", w.empty)
+	}
+	if w.tokens == nil {
+		w.tokens = map[string]bool{}
+	}
+	w.tokens[next] = true
+	return nil
+}
+
+// objectID is the id of an object that a rack lists.
+func objectID(object any) string {
+	switch o := object.(type) {
+	case *oxide.Disk:
+		return o.Id
+	case *oxide.Snapshot:
+		return o.Id
+	case *oxide.Instance:
+		return o.Id
+	}
+	return ""
 }
 
 // eachDisk visits the project's disks in the order of their ids.

@@ -233,7 +233,7 @@ func FuzzVolumeName(f *testing.F) {
 			}
 			return
 		}
-		disk := diskName(name)
+		disk := diskName(cluster, name)
 		if !isOwnName(disk) || !rackName.MatchString(disk) || diskSerial(disk) != disk {
 			t.Fatalf("%q is the disk %q", name, disk)
 		}

@@ -271,7 +271,7 @@ func (h *heldDevice) endUnfinished(v nodeVolume, table mountTable) error {
 	}) {
 		return nil
 	}
-	if err := h.makeWritable(); err != nil {
+	if err := h.makeWritable(true); err != nil {
 		return err
 	}
 	return h.exclusively(func(w *os.File) error { return h.eraseMarksOf(w, v, s) })

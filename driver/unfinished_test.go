@@ -63,7 +63,7 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 					d := g.attach(testSerial, size)
 					parsed, err := parseMkfsOptions(options)
 					must(t, err)
-					name, args, err := mkfsCommand(fsType, parsed)
+					name, args, err := mkfsCommand(nodeVolume{FSType: fsType, Mkfs: parsed})
 					must(t, err)
 					result, err := runTool(nil, name, append(args, d.Loop)...)
 					if must(t, err); result.Exit != 0 {

@@ -225,14 +225,15 @@ func blankBackend() oxide.DiskBackend {
 	}}
 }
 
-// fault makes the rack misbehave until the spec ends.
-func (s *scene) fault(ctx context.Context, fault Fault) {
+// fault makes the rack misbehave until the spec ends, and returns the rule's ID.
+func (s *scene) fault(ctx context.Context, fault Fault) (id string) {
 	GinkgoHelper()
-	_, err := s.rack.Admin.AddFault(ctx, fault)
+	id, err := s.rack.Admin.AddFault(ctx, fault)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
 	}, NodeTimeout(callTimeout))
+	return id
 }
 
 // switched changes a switch of the rack until the spec ends.

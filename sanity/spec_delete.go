@@ -11,7 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-var _ = onStage("DeleteVolume", sceneOptions{}, func(s *scene) {
+var _ = onStage("DeleteVolume", sceneOptions{}, deleteVolumeSpecs)
+
+func deleteVolumeSpecs(s *scene) {
 	deleteVolume := func(ctx context.Context, id string) error {
 		_, err := s.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 		return err
@@ -170,7 +172,7 @@ var _ = onStage("DeleteVolume", sceneOptions{}, func(s *scene) {
 			}})
 			expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.Internal)
 		})
-})
+}
 
 // removedLater deletes a disk that the driver did not make, and so does not delete, by hand when
 // the spec ends.

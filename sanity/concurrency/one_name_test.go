@@ -93,6 +93,7 @@ func (s *site) oneName(round int) {
 	}
 	s.twoSizes(ctx, fmt.Sprintf("two-sizes-%d", round))
 	s.bornAndBuried(ctx, fmt.Sprintf("born-and-buried-%d", round))
+	s.manyClusters(ctx, fmt.Sprintf("many-clusters-%d", round))
 	s.snapshotDeleted(ctx, origin.GetSnapshotId())
 	s.deleted(ctx, origin.GetSourceVolumeId())
 }

@@ -70,6 +70,8 @@ const (
 	notFound    = "DeviceNotFound"
 	sizeMissing = "DiskSizeUnknown"
 	toolFailed  = "NodeToolFailed"
+
+	wrongFilesystem = "WrongFilesystem"
 )
 
 // refuse wants a refusal for one of the reasons.
@@ -90,7 +92,7 @@ type generator struct {
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), spots(),
-		owners(), oddities(), grown())
+		owners(), oddities(), identities(), grown())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.
