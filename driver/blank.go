@@ -15,9 +15,11 @@ import (
 //     openExclusive; mkfs opens it by the open descriptor: inherited
 //   - it is mounted nowhere and held by nobody: stage, openExclusive
 //   - every area was read: readAreas; is zero: checkBlank; and blkid knows nothing: checkBlank
+//   - a disk that was not made blank is read whole: proveBlank; as nobody writes to it: awaitNoWriters
+//   - no other process of the driver works on it: lock
 //   - where the areas are: markAreas, one line for each kind of owner
 //   - a mark adds up: parseMark; is of this volume, its disk and size, and nobody else has put
-//     anything there since: checkUnfinished
+//     anything there since: checkUnfinished, mkfsTraces
 //   - a filesystem that has been used is not formatted: judge, checkUnfinished
 //   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
 //   - it is the volume's own: isOf; of the type that is asked for: mountVolume; and not larger than
@@ -160,6 +162,9 @@ func (s survey) checkUnfinished(v nodeVolume) error {
 	if s.Known.Table != "" || s.Known.Ambiguous ||
 		(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type)) {
 		return s.notOurs(m, "but blkid finds %s", s.Known)
+	}
+	if s.Strange >= 0 {
+		return s.notOurs(m, "but what is at offset %d no mkfs of the driver has written", s.Strange)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 			var ours, dds []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				found, err := h.nonZeroIn(b.Context(), 0, h.SizeBytes, func(int64) {})
+				found, err := h.foreignIn(b.Context(), 0, h.SizeBytes, allZero, func(int64) {})
 				if err != nil || found >= 0 {
 					b.Fatalf("the disk is not zero at %d, %v", found, err)
 				}

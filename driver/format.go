@@ -66,6 +66,9 @@ func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	if err != nil {
 		return superblock{}, err
 	}
+	if err := h.awaitNoWriters(); err != nil {
+		return superblock{}, err
+	}
 	if err := h.unchanged(); err != nil {
 		return superblock{}, err
 	}

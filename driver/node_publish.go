@@ -68,7 +68,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, p.nodeVolume)
+	held, err := ds.openVolume(ctx, found, p.nodeVolume)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 		return err
 	}
 	if p.Block {
-		return held.publishBlock(p)
+		return held.publishBlock(p, table)
 	}
 	return held.publishMount(p)
 }
@@ -241,7 +241,10 @@ func withoutReadOnly(words []string) []string {
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
-func (h *heldDevice) publishBlock(p publication) error {
+func (h *heldDevice) publishBlock(p publication, table mountTable) error {
+	if err := h.endUnfinished(p.nodeVolume, table); err != nil {
+		return err
+	}
 	if err := h.switchReadOnly(p.ReadOnly); err != nil {
 		return err
 	}

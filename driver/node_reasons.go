@@ -22,6 +22,9 @@ const (
 	ReasonDeviceChanged Reason = "DeviceChanged"
 	// ReasonDeviceWrongSize: the device's size is not the disk's. Compare the two with the rack.
 	ReasonDeviceWrongSize Reason = "DeviceWrongSize"
+	// ReasonDeviceDiffers: the device is not what the rack says of the disk: it has blocks of another
+	// size. Another disk may have taken the volume's place.
+	ReasonDeviceDiffers Reason = "DeviceDiffers"
 	// ReasonDeviceHeld: the device is mounted or held open exclusively elsewhere on the node. The
 	// message says where if it can be seen.
 	ReasonDeviceHeld Reason = "DeviceHeld"
@@ -93,6 +96,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDeviceNotUnique:      codes.FailedPrecondition,
 	ReasonDeviceChanged:        codes.FailedPrecondition,
 	ReasonDeviceWrongSize:      codes.FailedPrecondition,
+	ReasonDeviceDiffers:        codes.FailedPrecondition,
 	ReasonDeviceHeld:           codes.FailedPrecondition,
 	ReasonDeviceReadOnly:       codes.FailedPrecondition,
 	ReasonDeviceUnreadable:     codes.FailedPrecondition,

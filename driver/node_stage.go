@@ -50,7 +50,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, v)
+	held, err := ds.openVolume(ctx, found, v)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,10 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return n.remember(ctx, v)
 	}
 	if v.Block {
-		return n.remember(ctx, v)
+		if err := n.remember(ctx, v); err != nil {
+			return err
+		}
+		return held.endUnfinished(v, table)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
 		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -170,10 +173,8 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
-		if found.Blank && !v.madeBlank() {
-			if err := n.proveZero(ctx, h, 0, h.SizeBytes); err != nil {
-				return err
-			}
+		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
+			return err
 		}
 		if err := n.begin(ctx, h, v); err != nil {
 			return err
@@ -181,6 +182,7 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
+		n.zero.drop(v.ID) // it is not blank any more
 	case !sb.isOf(v):
 		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
@@ -189,6 +191,9 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 	default:
 		// The same proofs as before a format: nobody has the disk, and it is still the same one.
 		if err := h.claimThawed(); err != nil {
+			return err
+		}
+		if err := h.awaitNoWriters(); err != nil {
 			return err
 		}
 		if err := h.unchanged(); err != nil {

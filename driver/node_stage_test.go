@@ -56,6 +56,30 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxSizeBytes] = "-1"
 		}, codes.InvalidArgument, ReasonDeviceWrongSize},
+		{"with a publish_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with a volume_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with contexts that name two disks", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxDiskName: "csi-another000000000"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with contexts of disks with different blocks", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxBlockSize] = "512"
+			r.VolumeContext = map[string]string{ctxBlockSize: "4096"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with a block size that is no number", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxBlockSize] = "big"
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"as a filesystem of a volume for raw use", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxUse] = useBlock
+		}, codes.FailedPrecondition, ReasonUseDiffers},
+		{"as a raw device of a volume for filesystems", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxUse] = useFilesystem
+			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
+				Block: &csi.VolumeCapability_BlockVolume{}}
+		}, codes.FailedPrecondition, ReasonUseDiffers},
 		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxMkfsOptions: "journalDevice=/dev/sda"}
 		}, codes.InvalidArgument, ReasonMkfsOptions},

@@ -64,19 +64,19 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		}
 		return removeTarget(target)
 	}
-	if err := n.takeDownTarget(target, layers); err != nil {
+	if err := n.takeDownTarget(ctx, target, layers); err != nil {
 		return err
 	}
 	return removeTarget(target)
 }
 
 // takeDownTarget writes out and unmounts what is at the target.
-func (n *Node) takeDownTarget(target string, layers []*mountinfo.Info) error {
+func (n *Node) takeDownTarget(ctx context.Context, target string, layers []*mountinfo.Info) error {
 	top := layers[len(layers)-1]
 	if !isNodeMount(top) {
 		return unmountAll(target, len(layers))
 	}
-	raw, err := n.flushRaw(top)
+	raw, err := n.flushRaw(ctx, top)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,10 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	if err != nil {
 		return nil
 	}
-	held, err := n.devices().open(d)
+	held, err := n.devices().openLocked(ctx, d)
+	if refusedFor(err, ReasonDeviceLocked) {
+		return err
+	}
 	if err != nil {
 		return nil
 	}
@@ -112,7 +115,7 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 
 // flushRaw writes out what the kernel holds of a block volume: its workload may have written
 // through the cache and gone. A device that is lost has nothing to flush, and nil is returned.
-func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
+func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, error) {
 	major, minor, err := blockNumber(top.Mountpoint)
 	if err != nil {
 		return nil, err
@@ -124,7 +127,7 @@ func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	held, err := n.devices().open(d)
+	held, err := n.devices().openLocked(ctx, d)
 	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
 		return nil, nil
 	}

@@ -187,7 +187,7 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 	if d.Path == "" {
 		return nil
 	}
-	held, err := ds.open(d.device)
+	held, err := ds.openLocked(ctx, d.device)
 	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
 		return nil
 	}

@@ -30,8 +30,28 @@ const (
 // kernel's counts of writes and discards are what they were before the read began, and no process
 // has the device open for writing.
 func (n *Node) proveZero(ctx context.Context, h *heldDevice, from, to int64) error {
-	r := zeroRange{Volume: h.volume, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
+	return n.proveRange(ctx, h, h.rangeOf(from, to))
+}
+
+// proveBlank proves in that way that there is nothing on the whole disk, or, beside the mark of an
+// unfinished format, nothing but what a mkfs of the driver's has left. A disk that was made blank,
+// for filesystems alone, needs no such proof: the areas, which were read before, are the places
+// where mkfs and the driver write first.
+func (n *Node) proveBlank(ctx context.Context, h *heldDevice, v nodeVolume, unfinished bool) error {
+	if v.madeBlank() {
+		return nil
+	}
+	r := h.rangeOf(0, h.SizeBytes)
+	r.Unfinished = unfinished
+	return n.proveRange(ctx, h, r)
+}
+
+func (h *heldDevice) rangeOf(from, to int64) zeroRange {
+	return zeroRange{Volume: h.volume, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
 		Sequence: h.Sequence, From: from, To: to}
+}
+
+func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error {
 	for range zeroReads {
 		if err := h.awaitNoWriters(); err != nil {
 			return err
@@ -117,8 +137,12 @@ func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) 
 			return true, nil
 		}
 	}
-	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte that is not "+
-		"zero in %d to %d is at offset %d; %w", h.Path, job.From, job.To, job.found, errNotBlank)
+	what := "is not zero"
+	if job.Unfinished {
+		what = "no mkfs of the driver has written"
+	}
+	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte from %d to %d "+
+		"that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
 }
 
 // readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the
@@ -164,7 +188,12 @@ func (h *heldDevice) readCounted(ctx context.Context, j *zeroJob) error {
 	if err != nil {
 		return err
 	}
-	if j.found, err = h.nonZeroIn(ctx, j.From, j.To, func(n int64) { j.read.Add(n) }); err != nil {
+	foreign := foreignBytes(allZero)
+	if j.Unfinished {
+		foreign = h.traces().foreign
+	}
+	j.found, err = h.foreignIn(ctx, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
+	if err != nil {
 		return err
 	}
 	after, err := h.counters()

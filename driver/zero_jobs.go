@@ -27,6 +27,7 @@ type zeroRange struct {
 	Major, Minor   uint32
 	Sequence       uint64
 	From, To       int64
+	Unfinished     bool // traces of a format are allowed
 }
 
 // zeroJob is one read. What stands behind done is written before done is closed.

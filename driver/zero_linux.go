@@ -16,17 +16,24 @@ const (
 	zeroChunk   = 1 << 20
 )
 
-// nonZeroIn reads [from, to) of the device whole and returns the offset of the first byte that is
-// not zero, or -1. It stops there. progress is told, from several goroutines, how many bytes more
-// were found zero.
-func (h *heldDevice) nonZeroIn(ctx context.Context, from, to int64, progress func(n int64)) (int64,
-	error) {
+// foreignBytes returns the index of the first byte in b, read at that offset, that may not be there,
+// or -1.
+type foreignBytes func(b []byte, at int64) (int, error)
+
+// allZero allows nothing but zeroes.
+func allZero(b []byte, _ int64) (int, error) { return nonZero(b), nil }
+
+// foreignIn reads [from, to) of the device whole and returns the offset of the first byte that may
+// not be there, or -1. It stops there. progress is told, from several goroutines, how many bytes
+// more were found well.
+func (h *heldDevice) foreignIn(ctx context.Context, from, to int64, foreign foreignBytes,
+	progress func(n int64)) (int64, error) {
 	if from < 0 || to > h.SizeBytes || from > to {
 		return 0, fmt.Errorf("read %s from %d to %d: it has %d bytes", h.Path, from, to, h.SizeBytes)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := zeroScan{h: h, from: from, to: to, progress: progress}
+	s := zeroScan{h: h, from: from, to: to, foreign: foreign, progress: progress}
 	s.next.Store(from &^ (spotBytes - 1))
 	s.found.Store(to)
 	errs := make([]error, zeroReaders)
@@ -57,10 +64,11 @@ func (h *heldDevice) nonZeroIn(ctx context.Context, from, to int64, progress fun
 type zeroScan struct {
 	h        *heldDevice
 	from, to int64
+	foreign  foreignBytes
 	progress func(n int64)
 
 	next  atomic.Int64 // where the next chunk begins
-	found atomic.Int64 // the first byte known not to be zero; to if there is none
+	found atomic.Int64 // the first byte known to be foreign; to if there is none
 }
 
 // run reads chunks until none is left that could hold an earlier byte than the one found.
@@ -88,7 +96,11 @@ func (s *zeroScan) chunk(room []byte, at int64) error {
 		return err
 	}
 	first := max(at, s.from)
-	if i := nonZero(b[first-at : end-at]); i >= 0 {
+	i, err := s.foreign(b[first-at:end-at], first)
+	if err != nil {
+		return err
+	}
+	if i >= 0 {
 		lower(&s.found, first+int64(i))
 		return nil
 	}

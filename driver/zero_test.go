@@ -44,7 +44,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 				(&guestDisk{Loop: h.Path}).writeAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
-			got, err := h.nonZeroIn(t.Context(), c.from, c.to, func(n int64) { read.Add(n) })
+			got, err := h.foreignIn(t.Context(), c.from, c.to, allZero, func(n int64) { read.Add(n) })
 			if must(t, err); got != c.want {
 				t.Fatalf("found %d, want %d", got, c.want)
 			}
@@ -54,20 +54,20 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := openLoop(t, mib).nonZeroIn(t.Context(), 0, 2*mib, nil); err == nil {
+		if _, err := openLoop(t, mib).foreignIn(t.Context(), 0, 2*mib, allZero, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a caller that gives up ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := openLoop(t, gib).nonZeroIn(ctx, 0, gib, func(int64) { cancel() })
+		_, err := openLoop(t, gib).foreignIn(ctx, 0, gib, allZero, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
 	})
 	t.Run("a panic in a reader is an error, and no reader is left", func(t *testing.T) {
 		before := goleak.IgnoreCurrent()
-		_, err := openLoop(t, gib).nonZeroIn(t.Context(), 0, gib, func(int64) { panic("a bug") })
+		_, err := openLoop(t, gib).foreignIn(t.Context(), 0, gib, allZero, func(int64) { panic("a bug") })
 		if err == nil || !strings.Contains(err.Error(), "panic") {
 			t.Fatalf("got %v", err)
 		}
@@ -102,7 +102,7 @@ func (z zeroDisk) prove(t *testing.T, ctx context.Context) error {
 	must(t, err)
 	found, err := z.n.devices().lookup(nv.serial())
 	must(t, err)
-	h, err := z.n.devices().openVolume(found, nv)
+	h, err := z.n.devices().openVolume(ctx, found, nv)
 	must(t, err)
 	defer func() { must(t, h.Close()) }()
 	return nodeError(z.n.proveZero(ctx, h, 0, h.SizeBytes))
