@@ -57,9 +57,7 @@ func (m mkfsTraces) foreign(b []byte, at int64) (int, error) {
 }
 
 func (m mkfsTraces) explains(spot []byte, at int64) (bool, error) {
-	// Whose marks they are is for checkUnfinished to judge.
-	if _, err := parseMark(spot); err == nil && nonZero(spot[markBytes:]) < 0 &&
-		slices.Contains(markSlots(m.sizeBytes), at) {
+	if slices.Contains(markSlots(m.sizeBytes), at) && markTrace(spot) {
 		return true, nil
 	}
 	if at == 0 && nonZero(spot[:min(len(spot), extOffset)]) >= 0 {
@@ -69,6 +67,14 @@ func (m mkfsTraces) explains(spot []byte, at int64) (bool, error) {
 		return true, nil
 	}
 	return m.btrfsTrace(spot, at)
+}
+
+// markTrace says whether a mark is, or was, in the spot: whose the whole ones are is for
+// checkUnfinished to judge.
+func markTrace(spot []byte) bool {
+	mark := spot[:min(markBytes, len(spot))]
+	return nonZero(spot[len(mark):]) < 0 && bytes.Contains(mark, []byte(`"volume":`)) &&
+		bytes.Contains(mark, []byte(`"disk":`))
 }
 
 // extTrace looks at the smallest blocks that an ext has. Blocks are larger by default, and of a
@@ -196,8 +202,9 @@ var xfsMagics = [][]byte{
 }
 
 func xfsTrace(spot []byte) bool {
+	unused := bytes.Repeat([]byte{0xFF}, 512) // what a list of free blocks holds beside its header
 	for sector := range slices.Chunk(spot, 512) {
-		if nonZero(sector) >= 0 && !slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
+		if nonZero(sector) >= 0 && !bytes.Equal(sector, unused) && !slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
 		}) {
 			return false

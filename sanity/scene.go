@@ -123,10 +123,15 @@ func (s *scene) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.
 	return resp.GetVolume()
 }
 
-// volume makes a volume of 1 GiB that ends with the spec.
-func (s *scene) volume(ctx context.Context) *csi.Volume {
+// volume makes a volume of 1 GiB for these ways to have it, or for filesystems, that ends with the
+// spec.
+func (s *scene) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
-	return s.created(ctx, createRequest(fresh("volume")))
+	req := createRequest(fresh("volume"))
+	if len(uses) > 0 {
+		req.VolumeCapabilities = uses
+	}
+	return s.created(ctx, req)
 }
 
 func (s *scene) deletedLater(id string) {

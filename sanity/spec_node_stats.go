@@ -47,7 +47,7 @@ func describeStats(s *nodeScene) {
 	})
 
 	DescribeTable("VS-3 tells how full a filesystem is", func(ctx SpecContext, name string) {
-		p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+		p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 		before, err := p.stats(ctx, p.target)
 		Expect(err).NotTo(HaveOccurred())
 		for seed := range uint64(4) {
@@ -74,6 +74,7 @@ func describeStats(s *nodeScene) {
 	It("VS-4 tells how large a raw volume is", func(ctx SpecContext) {
 		req := createRequest(fresh("raw"))
 		req.CapacityRange.RequiredBytes = 2 * gib
+		req.VolumeCapabilities[0] = raw()
 		p := s.settled(ctx, s.created(ctx, req), s.a, raw())
 		usage, err := p.stats(ctx, p.target)
 		Expect(err).NotTo(HaveOccurred())

@@ -36,10 +36,11 @@
 //
 // # What it does not prove
 //
-// Bytes where nothing keeps a mark are not read: a disk that is zero wherever any filesystem, table
-// or label has one, and holds data elsewhere in less than a hundredth of its size, may be
-// formatted. A loop device on top of the disk, which no exclusive open sees, is not among the
-// holders.
+// Of a disk that the driver made blank, for filesystems alone, bytes where nothing keeps a mark are
+// not read: if such a disk holds data after all, in less than a hundredth of its size and where no
+// filesystem, table or label has a mark, it may be formatted. Every other disk is read whole, and
+// there is no such place. A loop device on top of the disk, which no exclusive open sees, is not
+// among the holders.
 //
 // # Running it
 //

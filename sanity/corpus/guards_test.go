@@ -6,7 +6,7 @@ import "slices"
 // when it is gone is what its trials are.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
-		tailGuards())
+		historyGuards(), tailGuards())
 }
 
 // in is a single place in a file.
@@ -84,7 +84,7 @@ func holderGuards() []guard {
 			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
-		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claim()", notCalled),
+		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claimThawed()", notCalled),
 			[]string{"a disk that is mounted in another mount namespace"}},
 		{"a disk that is mounted is refused by where", in("node_stage.go", "len(mounts) > 0",
 			notAsked), []string{"a disk that is mounted elsewhere"}},
@@ -252,14 +252,53 @@ func markGuards() []guard {
 			[]string{"an unfinished format whose marks are of another version"}},
 		{"a mark's text lies in the mark", in("format_mark.go", "n > markBytes-markTextAt", notAsked),
 			[]string{"an unfinished format whose marks tell of a longer text than they have"}},
-		{"nothing of others is wiped with an unfinished format", in("blank.go", "len(others) > 0",
-			notAsked), []string{"an unfinished format on a disk where Ceph has put a label"}},
-		{"nothing that blkid knows is wiped with an unfinished format", in("blank.go",
-			`(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type))`, notAsked),
-			[]string{"an unfinished format on a disk on which blkid finds something"}},
-		{"no table is wiped with an unfinished format", in("blank.go",
-			`s.Known.Table != "" || s.Known.Ambiguous`, notAsked),
-			[]string{"an unfinished format on a disk on which blkid finds a table"}},
+		{"nothing of others is wiped with an unfinished format", []edit{
+			{"blank.go", "len(others) > 0", notAsked}, {"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk where Ceph has put a label"}},
+		{"nothing that blkid knows is wiped with an unfinished format", []edit{
+			{"blank.go", `(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type))`, notAsked},
+			{"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk on which blkid finds something"}},
+		{"no table is wiped with an unfinished format", []edit{
+			{"blank.go", `s.Known.Table != "" || s.Known.Ambiguous`, notAsked},
+			{"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk on which blkid finds a table"}},
+	}
+}
+
+// historyGuards see that a disk is taken for blank by samples only if it cannot be anything else.
+func historyGuards() []guard {
+	return []guard{
+		{"a disk that was not made blank is read whole", in("node_request.go",
+			"v.Origin == originBlank", taken), []string{
+			"one byte in the midst of a disk restored from a snapshot",
+			"one byte in the midst of a disk from an image"}},
+		{"a disk that is for raw use too is read whole", in("node_request.go",
+			"&& v.Use == useFilesystem", "&& (REMOVED || v.Use == useFilesystem)"),
+			[]string{"one byte in the midst of a disk that is for raw use too"}},
+		{"a disk of which nobody tells anything is read whole", in("node_zero.go", "v.madeBlank()",
+			taken), []string{"one byte in the midst of a disk that the driver did not make"}},
+		{"what is found in reading it counts", in("zero_linux.go", "found < to", notAsked),
+			[]string{"one byte in the midst of a disk that the driver did not make"}},
+		{"no more than a mkfs has left is wiped from a disk that is read whole", in("node_zero.go",
+			"h.traces().foreign", "foreignBytes(func(b []byte, at int64) (int, error) {\n"+
+				"if REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n})"),
+			[]string{"data anywhere, under an own mark, on a disk from an image"}},
+		{"no more than a mkfs has left is wiped where samples are read", in("blank.go",
+			"s.Strange >= 0", notAsked), []string{"boot code over an own format"}},
+		{"a volume for raw use gets no filesystem", in("node_request.go",
+			"v.Use == useBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
+		{"the device's blocks are the disk's", in("node_request.go",
+			"blockBytes != 0 && blockBytes != int64(n)", notAsked),
+			[]string{"a blank disk with blocks of another size",
+				"a healthy disk with blocks of another size"}},
+		{"nobody writes to a disk that is formatted", in("format.go", "h.awaitNoWriters()", notCalled),
+			[]string{"a blank disk that a program has open for writing"}},
+		{"nobody writes to a disk that is mounted", in("node_stage.go", "h.awaitNoWriters()",
+			notCalled), []string{"a healthy disk that a program has open for writing"}},
+		{"no two drivers work on a disk", in("device_lock_linux.go", "case err == nil:",
+			"case REMOVED || err == nil:"), []string{"a blank disk that another driver works on",
+			"a healthy disk that another driver works on"}},
 	}
 }
 

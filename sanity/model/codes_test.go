@@ -172,6 +172,8 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 // stageOtherCodes never has OK: what holds something is not formatted.
 func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
 	switch {
+	case kinds[s.vol].block():
+		return []codes.Code{codes.FailedPrecondition} // it was not created for filesystems
 	case !here:
 		return []codes.Code{codes.NotFound}
 	case lost:
