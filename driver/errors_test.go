@@ -83,7 +83,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
 			ReasonRackUnavailable, "no whole answer"},
 		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError,
+			"Bearer "+testToken+"\nline two"), codes.Unavailable, ReasonRackUnavailable,
 			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
