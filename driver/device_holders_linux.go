@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,7 @@ import (
 type opener struct {
 	PID     int
 	Writing bool
+	Locking bool // it has, or shares, the lock of flock(2)
 }
 
 // openers lists the processes that can be seen, other than this one, that have the device's node
@@ -39,12 +41,14 @@ func openers(d device) []opener {
 			if !leadsTo(filepath.Join(dir, "fd", fd), d) {
 				continue
 			}
-			o := opener{PID: pid, Writing: opensToWrite(filepath.Join(dir, "fdinfo", fd))}
+			o := opener{PID: pid}
+			o.Writing, o.Locking = readDescriptor(filepath.Join(dir, "fdinfo", fd))
 			i := slices.IndexFunc(found, func(f opener) bool { return f.PID == pid })
 			if i < 0 {
 				found = append(found, o)
 			} else {
 				found[i].Writing = found[i].Writing || o.Writing
+				found[i].Locking = found[i].Locking || o.Locking
 			}
 		}
 	}
@@ -63,19 +67,22 @@ func leadsTo(fd string, d device) bool {
 		st.Rdev_minor == d.Minor
 }
 
-// opensToWrite reads how a descriptor was opened; what cannot be read counts as open for reading.
-func opensToWrite(fdinfo string) bool {
+// readDescriptor reads how a descriptor was opened, and whether its file is locked with flock. What
+// cannot be read counts as neither.
+func readDescriptor(fdinfo string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
-		return false
+		return false, false
 	}
 	for line := range bytes.Lines(b) {
 		if octal, ok := bytes.CutPrefix(line, []byte("flags:")); ok {
 			flags, err := strconv.ParseUint(string(bytes.TrimSpace(octal)), 8, 64)
-			return err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
+			writing = err == nil && flags&unix.O_ACCMODE != unix.O_RDONLY
 		}
+		locking = locking || bytes.HasPrefix(line, []byte("lock:")) &&
+			bytes.Contains(line, []byte("FLOCK"))
 	}
-	return false
+	return writing, locking
 }
 
 // checkWriters refuses while a process has the device's node open for writing. The kernel lets many
@@ -86,6 +93,17 @@ func (h *heldDevice) checkWriters() error {
 		return refuse(ReasonDeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
 	}
 	return nil
+}
+
+// awaitNoWriters refuses while a process has the device's node open for writing and keeps it. One
+// that only looks, such as losetup in search of a free device or a program between fork and exec
+// with a copy of a descriptor, has it for a moment.
+func (h *heldDevice) awaitNoWriters() error {
+	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
+		if err := h.checkWriters(); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // holders names who has the device, as far as that can be seen.

@@ -20,6 +20,12 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
 	}
+	if err := checkPathText("volume_publish_path", req.GetVolumePublishPath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
 	entries, err := n.volumeHealth(ctx, req)
 	if err != nil {
 		return nil, nodeError(err)

@@ -113,6 +113,67 @@ func TestNodeGetCapabilities(t *testing.T) {
 	})
 }
 
+func TestAPathWithANULIsInvalid(t *testing.T) {
+	g := newGuest(t)
+	v, n := g.volume(g.attach(testSerial, 16*mib), fsExt4), g.node()
+	must(t, v.stage())
+	const path = "/a\x00b"
+	for name, call := range map[string]func() error{
+		"stage": func() error {
+			req := v.stageRequest()
+			req.StagingTargetPath = path
+			_, err := n.NodeStageVolume(t.Context(), req)
+			return err
+		},
+		"unstage": func() error {
+			_, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+				StagingTargetPath: path})
+			return err
+		},
+		"publish": func() error {
+			req := v.publishRequest("pod")
+			req.TargetPath = path
+			_, err := n.NodePublishVolume(t.Context(), req)
+			return err
+		},
+		"publish from": func() error {
+			req := v.publishRequest("pod")
+			req.StagingTargetPath = path
+			_, err := n.NodePublishVolume(t.Context(), req)
+			return err
+		},
+		"unpublish": func() error {
+			_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+				TargetPath: path})
+			return err
+		},
+		"statistics": func() error {
+			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
+				VolumePath: path})
+			return err
+		},
+		"statistics with a staging path": func() error {
+			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
+				VolumePath: v.staging(), StagingTargetPath: path})
+			return err
+		},
+		"health": func() error {
+			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+				VolumePublishPath: path})
+			return err
+		},
+		"health with a staging path": func() error {
+			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+				StagingTargetPath: path})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustFail(t, call(), codes.InvalidArgument, ReasonPathInvalid)
+		})
+	}
+}
+
 func TestNodeGetVolumeStats(t *testing.T) {
 	stats := func(n *Node, id, path, staging string) ([]*csi.VolumeUsage, error) {
 		resp, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id,

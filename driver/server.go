@@ -109,6 +109,7 @@ type plugin struct {
 	metrics *metrics
 
 	health *rackHealth // nil without a controller
+	stop   func()      // lets go the calls that wait for what takes long; nil without a node
 	closes []func()
 }
 
@@ -138,6 +139,8 @@ func (p *plugin) assemble() (*Server, error) {
 			return nil, err
 		}
 		server.Node = node
+		p.stop = node.Close
+		p.closes = append(p.closes, node.Close)
 	}
 	return server, nil
 }
@@ -205,6 +208,9 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 				p.log.Error("metrics are gone", "error", err)
 			}
 		})
+	}
+	if p.stop != nil {
+		defer context.AfterFunc(ctx, p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()

@@ -24,6 +24,12 @@ func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if req.GetVolumePath() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
 	}
+	if err := checkPathText("volume_path", req.GetVolumePath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
 	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
 	// invalid.
 	if !filepath.IsAbs(req.GetVolumePath()) {
@@ -108,15 +114,14 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
+// volumeAt finds the disk that a path shows, and refuses one that is known not to be the volume's.
 func (n *Node) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
 	shown, err := n.shownAt(path)
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if known, ok := n.recall(ctx, volumeID); ok && diskSerial(known.Disk) != shown.Device.Serial {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, "+
-			"but the volume's is %q", path, shown.Device.Serial, diskSerial(known.Disk))
+	if why := n.anothers(ctx, volumeID, shown.Device.Serial); why != "" {
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil
 }
