@@ -65,8 +65,7 @@ var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = diskOf(here, with("id", fmt.Sprintf("%s%02d", testImage[:34], i)),
-			with("name", fmt.Sprint("other-", i)))
+		manyDisks[i] = diskOf(here, with("id", numbered(i)), with("name", fmt.Sprint("other-", i)))
 	}
 	full := ok(beside, pageOf("", manyDisks...))
 	gateway := rackError(http.StatusInternalServerError, "Internal", "oops")
@@ -98,6 +97,14 @@ func TestPublishing(t *testing.T) {
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
 			codes.FailedPrecondition, ReasonInstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
+		{"CP-10 a local disk at a running instance, with hot-plug or without", []exchange{alone,
+			rackError(409, "Conflict", "cannot attach local storage disk: instance is starting").to(
+				attach), ok(viewDisk, diskOf("detached", with("disk_type", "local"))),
+			ok(viewInstance, instanceOf("running")), alone}, codes.FailedPrecondition,
+			ReasonInstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
+		{"CP-9 an instance that was full a moment ago", []exchange{full, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+			codes.Aborted, ReasonOperationPending, "changed meanwhile"},
 		{"an instance in a state that takes no disks", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")), alone},
 			codes.FailedPrecondition, ReasonInstanceState, "the rack says no"},
@@ -355,6 +362,9 @@ func TestValidating(t *testing.T) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}, "MULTI_NODE_MULTI_WRITER"},
+		{"VC-4 a mount flag that nodes refuse", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime,bind"}
+		}, "mount flag 1"},
 		{"VC-5 another disk's name", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": "x"}
 		}, "diskName"},

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -26,6 +27,19 @@ func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, 
 		}
 	}
 	return n, err
+}
+
+// differ reports whether other disks are beside the published one than there were before.
+func (n neighbours) differ(before neighbours) bool {
+	ids := func(disks []oxide.Disk) []string {
+		var all []string
+		for _, d := range disks {
+			all = append(all, d.Id)
+		}
+		slices.Sort(all)
+		return all
+	}
+	return !slices.Equal(ids(n.Others), ids(before.Others))
 }
 
 // twin is a disk whose serial number the guest could not tell from that of a disk with this name.

@@ -59,6 +59,10 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 		case p.unsupported:
 			objection = p.message
 		}
+		_, err := parseMountFlags(capability.GetMount().GetMountFlags())
+		if err != nil && objection == "" {
+			objection = err.Error()
+		}
 	}
 	if objection == "" && len(req.GetMutableParameters()) > 0 {
 		objection = "mutable_parameters are not supported"
