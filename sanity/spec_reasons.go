@@ -157,6 +157,20 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceUnreadable")
 	})
 
+	It("NS-10 WrongFilesystem: the disk holds another filesystem than the volume's",
+		func(ctx SpecContext) {
+			p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+			out, err := exec.CommandContext(ctx, "mkfs.ext4", "-q", "-U", someUUID, p.device()).
+				CombinedOutput()
+			Expect(err).NotTo(HaveOccurred(), string(out))
+			before := edges(p.device())
+			err = p.stage(ctx)
+			expectReason(err, codes.FailedPrecondition, "WrongFilesystem")
+			Expect(err.Error()).To(And(ContainSubstring(someUUID),
+				ContainSubstring(p.volume.GetVolumeId())))
+			Expect(edges(p.device()) == before).To(BeTrue(), "the disk was written")
+		})
+
 	It("NS-13 FilesystemTooLarge: the filesystem claims more than the disk has",
 		func(ctx SpecContext) {
 			volume := s.volume(ctx)
