@@ -127,7 +127,7 @@ func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
 			for _, at := range []int64{0, a.Bytes / 2, a.Bytes - 1} {
 				data := make([]byte, a.Bytes)
 				data[at] = 1
-				s := survey{Path: "/dev/x", SizeBytes: size, Pieces: []piece{{a, data}}}
+				s := survey{Path: "/dev/x", Strange: -1, SizeBytes: size, Pieces: []piece{{a, data}}}
 				err := s.checkBlank()
 				where := fmt.Sprintf("offset %d (%s)", a.Offset+at, a.Owner)
 				if !refusedFor(err, ReasonDiskNotBlank) || !strings.Contains(err.Error(), where) {

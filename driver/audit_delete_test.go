@@ -13,10 +13,10 @@ import (
 
 // seenDisk is diskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: kindDisk, ID: testDisk, Name: diskName("pvc-1"), CSIName: "pvc-1",
+	return object{Kind: kindDisk, ID: testDisk, Name: diskName("blue", "pvc-1"), CSIName: "pvc-1",
 		SizeBytes: 10 * gibBytes, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
-		description: mark{Name: "pvc-1", Cluster: "blue"}.description()}
+		description: ownMark.description()}
 }
 
 func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
@@ -39,7 +39,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		{"and stays when it has another name", []exchange{looks("detached", with("name", "mine"))},
 			"another name", codes.OK},
 		{"and stays when it is for another volume now", []exchange{looks("detached",
-			with("name", diskName("pvc-2")), with("description", mark{Name: "pvc-2",
+			with("name", diskName("blue", "pvc-2")), with("description", mark{Name: "pvc-2",
 				Cluster: "blue"}.description()))}, "not what was listed", codes.OK},
 		{"and stays when it was made at another time", []exchange{looks("detached",
 			with("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},

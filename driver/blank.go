@@ -15,12 +15,16 @@ import (
 //     openExclusive; mkfs opens it by the open descriptor: inherited
 //   - it is mounted nowhere and held by nobody: stage, openExclusive
 //   - every area was read: readAreas; is zero: checkBlank; and blkid knows nothing: checkBlank
+//   - a disk that was not made blank is read whole: proveBlank; as nobody writes to it: awaitNoWriters
+//   - no other process of the driver works on it: lock
 //   - where the areas are: markAreas, one line for each kind of owner
 //   - a mark adds up: parseMark; is of this volume, its disk and size, and nobody else has put
-//     anything there since: checkUnfinished
+//     anything there since: checkUnfinished, mkfsTraces
 //   - a filesystem that has been used is not formatted: judge, checkUnfinished
 //   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
-//   - it is of the type that is asked for: mountVolume; and not larger than its disk: prepare
+//   - it is the volume's own: isOf; of the type that is asked for: mountVolume; and not larger than
+//     its disk: prepare
+//   - nothing is behind it where it is about to grow: mayGrow
 
 // content is what a disk holds: nothing, a filesystem that can be mounted, or a format of this
 // volume that was cut off. Everything else is refused.
@@ -31,6 +35,9 @@ type content struct {
 	// Growing says that the filesystem was being grown when the driver was killed, and Checked that
 	// it had been found in order before.
 	Growing, Checked bool
+	// Begun says that the growth of the filesystem had begun, of whatever type: nothing had been
+	// behind it then. Grow says that it may grow now.
+	Begun, Grow bool
 	// Doubtful says that a power failure may have cut off mkfs after it had written the superblock
 	// and before the rest was on the disk: only a check of the filesystem tells.
 	Doubtful bool
@@ -38,20 +45,20 @@ type content struct {
 
 // judge decides from what was read and from what blkid knows. Only it calls a disk blank.
 func (s survey) judge(v nodeVolume) (content, error) {
-	fs, whole := s.filesystem()
+	fs, whole := s.filesystem(v)
 	switch {
 	case s.growing(v):
-		return content{Filesystem: s.Found[0], Growing: true, Checked: s.checked(v)}, nil
+		return content{Filesystem: s.Found[0], Growing: true, Begun: true, Checked: s.checked(v)}, nil
 	case whole && !fs.Fresh:
 		// It has been in use. What a mark's place holds now is some file's: never a reason to format.
-		return content{Filesystem: fs, Doubtful: s.doubtful(v)}, nil
+		return content{Filesystem: fs, Begun: len(s.growth(v)) > 0, Doubtful: s.doubtful(v)}, nil
 	case len(s.wholeMarks()) > 0:
 		if err := s.checkUnfinished(v); err != nil {
 			return content{}, err
 		}
 		return content{Unfinished: true}, nil
 	case whole:
-		return content{Filesystem: fs}, nil
+		return content{Filesystem: fs, Begun: len(s.growth(v)) > 0}, nil
 	}
 	if err := s.checkBlank(); err != nil {
 		return content{}, err
@@ -73,40 +80,54 @@ func (s survey) doubtful(v nodeVolume) bool {
 
 // alone says that the disk's one filesystem is whole by its own account and that nothing of anybody
 // else shows around it. Boot code before the superblock makes blkid decide.
-func (s survey) alone() bool {
+//
+// A mark in the filesystem's data may be a file's or another owner's: a RAID that was put around a
+// filesystem shows at the disk's end, and so does the image of a RAID's member that a file holds.
+// With the UUID that the driver gave it the filesystem is the volume's, and a workload that writes
+// such bytes must not lose its volume by that. Of any other filesystem blkid decides.
+func (s survey) alone(v nodeVolume) bool {
 	if len(s.Found) != 1 || s.SizeBytes < headBytes+tailBytes {
 		return false
 	}
 	sb := s.Found[0]
-	return sb.Checked && !sb.Unfinished && nonZero(s.at(0, sb.From)) < 0 && len(s.foreign(sb)) == 0
+	own := v.FilesystemUUID != "" && sb.isOf(v)
+	return (sb.Checked || (own && !sb.Damaged)) && !sb.Unfinished &&
+		nonZero(s.at(0, sb.From)) < 0 && len(s.foreign(sb)) == 0 &&
+		(own || len(s.foreign(superblock{})) == 0)
 }
 
 // filesystem is the disk's one filesystem, if that is what the disk is.
-func (s survey) filesystem() (superblock, bool) {
+func (s survey) filesystem(v nodeVolume) (superblock, bool) {
 	if len(s.Found) != 1 {
 		return superblock{}, false
 	}
 	sb := s.Found[0]
 	known := s.Known.Type == sb.Type && s.Known.Table == "" && !s.Known.Ambiguous
-	return sb, s.alone() || (known && !sb.Unfinished && !sb.Damaged && len(s.foreign(sb)) == 0)
+	return sb, s.alone(v) || (known && !sb.Unfinished && !sb.Damaged && len(s.foreign(sb)) == 0)
 }
 
 // growing says that the driver was killed while it grew the disk's ext3 or ext4 for this volume,
 // and nobody has mounted it since. Whatever else looks like a mark there is some file's.
-func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 }
+func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 && s.Found[0].isExt() }
 
 // checked says that the check before the growth had come to its end.
 func (s survey) checked(v nodeVolume) bool {
 	return slices.ContainsFunc(s.growth(v), func(m formatMark) bool { return m.Checked })
 }
 
-// growth are the marks of a growth of this volume's filesystem.
+// growth are the marks of a growth of this volume's filesystem that has not ended. An ext grows
+// before it is mounted; the others when they are, and then have another size at once.
 func (s survey) growth(v nodeVolume) []formatMark {
-	if len(s.Found) != 1 || (s.Found[0].Type != fsExt3 && s.Found[0].Type != fsExt4) {
+	if len(s.Growth) == 0 || len(s.Found) != 1 {
 		return nil
 	}
+	sb := s.Found[0]
 	return slices.DeleteFunc(slices.Clone(s.Growth), func(m formatMark) bool {
-		return !m.of(v, s.SizeBytes) || m.Mounted != s.Found[0].Mounted
+		begun := m.GrowFrom == sb.SizeBytes
+		if sb.isExt() {
+			begun = m.Mounted == sb.Mounted
+		}
+		return !begun || !m.of(v, s.SizeBytes)
 	})
 }
 
@@ -151,6 +172,9 @@ func (s survey) checkUnfinished(v nodeVolume) error {
 	if s.Known.Table != "" || s.Known.Ambiguous ||
 		(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type)) {
 		return s.notOurs(m, "but blkid finds %s", s.Known)
+	}
+	if s.Strange >= 0 {
+		return s.notOurs(m, "but what is at offset %d no mkfs of the driver has written", s.Strange)
 	}
 	return nil
 }

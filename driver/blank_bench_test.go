@@ -47,6 +47,52 @@ func BenchmarkBlankProof(b *testing.B) {
 	}
 }
 
+// aimOfDD is how fast a disk is read whole at least, compared with dd.
+const aimOfDD = 0.9
+
+// BenchmarkBlankProofWhole reads disks whole, as is done before one is formatted that was not made
+// blank, and compares with dd of the same device. A sparse file costs next to nothing to read, so
+// it shows what the driver itself costs; an allocated one is what a disk is like.
+func BenchmarkBlankProofWhole(b *testing.B) {
+	const sizeBytes = 4 * gib
+	for _, kind := range []string{"sparse", "allocated"} {
+		b.Run(kind, func(b *testing.B) {
+			h := openLoop(b, sizeBytes, "--direct-io=on")
+			if kind == "allocated" {
+				if _, err := runTool(nil, "dd", "if=/dev/zero", "of="+h.Path, "bs=4M", "oflag=direct"); err != nil {
+					b.Fatal(err)
+				}
+			}
+			var ours, dds []time.Duration
+			for b.Loop() {
+				start := time.Now()
+				found, err := h.foreignIn(b.Context(), 0, h.SizeBytes, allZero, func(int64) {})
+				if err != nil || found >= 0 {
+					b.Fatalf("the disk is not zero at %d, %v", found, err)
+				}
+				ours = append(ours, time.Since(start))
+				start = time.Now()
+				result, err := runTool(nil, "dd", "if="+h.Path, "of=/dev/null", "bs=1M", "iflag=direct")
+				if err != nil || result.Exit != 0 {
+					b.Fatalf("dd ended with %d: %s, %v", result.Exit, result.Stderr, err)
+				}
+				dds = append(dds, time.Since(start))
+			}
+			slices.Sort(ours)
+			slices.Sort(dds)
+			took, dd := ours[len(ours)/2], dds[len(dds)/2]
+			ratio := dd.Seconds() / took.Seconds()
+			verdict := "met"
+			if ratio < aimOfDD {
+				verdict = "missed"
+			}
+			fmt.Printf("FIGURE blank-proof-whole file=%s disk_gib=%d mib_per_s=%.0f of_dd=%.2f "+
+				"aim_of_dd=%.1f %s\n", kind, sizeBytes/gib, sizeBytes/mib/took.Seconds(), ratio, aimOfDD,
+				verdict)
+		})
+	}
+}
+
 // openLoop opens a loop device over a sparse file, as the node opens a disk.
 func openLoop(tb testing.TB, sizeBytes int64, flags ...string) *heldDevice {
 	tb.Helper()

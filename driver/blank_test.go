@@ -232,7 +232,7 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
 	f.Fuzz(func(t *testing.T, head, spot []byte, kind, table string) {
-		s := survey{Path: "/dev/x", SizeBytes: 16 * mib, Found: findSuperblocks(head),
+		s := survey{Path: "/dev/x", Strange: -1, SizeBytes: 16 * mib, Found: findSuperblocks(head),
 			Known: blkidAnswer{Type: kind, Table: table}, Pieces: []piece{
 				{area{0, int64(len(head)), "the head"}, head},
 				{area{markSlots(16 * mib)[0], int64(len(spot)), "a spot"}, spot},

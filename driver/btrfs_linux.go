@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 )
 
 // btrfsDir is where the kernel shows the btrfs filesystems that are mounted.
@@ -25,18 +24,11 @@ var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 // is asked for the device itself. Only for a mount that cannot be asked, hidden by another one or
 // in another namespace, the name has to do.
 func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
-	root, err := os.OpenFile(m.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|
-		unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	root, err := openMount(m)
 	if err != nil {
 		return blockNumber(m.Source)
 	}
 	defer func() { _ = root.Close() }()
-	var st unix.Statx_t
-	err = unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC,
-		unix.STATX_MNT_ID, &st)
-	if err != nil || st.Mask&unix.STATX_MNT_ID == 0 || st.Mnt_id != uint64(m.ID) {
-		return blockNumber(m.Source)
-	}
 	return btrfsNumber(root, m.Source)
 }
 

@@ -15,8 +15,9 @@ import (
 // device's number to another disk.
 type heldDevice struct {
 	device
-	from devices
-	file *os.File
+	from   devices
+	file   *os.File
+	volume string // the id of the volume it was opened for; may be empty
 }
 
 // open opens the device and proves that what was opened is what sysfs described: a block device of

@@ -15,22 +15,36 @@ import (
 //
 // None of them discards: the disk is blank, and the rest of a disk is not touched by mistake
 // either. reservedPercent is 0 unless chosen, as Kubernetes has always formatted: no root daemon
-// lives on a volume.
-func mkfsCommand(fsType string, o mkfsOptions) (name string, args []string, err error) {
-	switch fsType {
+// lives on a volume. mke2fs leaves what it can to the kernel, whatever its configuration says, for
+// a table of inodes that it wrote whole would cover the marks; and an ext that meets an error turns
+// read-only, so that somebody notices.
+//
+// The filesystem gets the volume's UUID, which tells it from that of a disk that took its place.
+// mkfs.btrfs would refuse a UUID that any other disk of the machine shows, such as the disk that
+// this volume was restored from, so btrfs gets its UUID afterwards (see identify).
+func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
+	id := v.makeUUID()
+	switch v.FSType {
 	case fsExt3, fsExt4:
-		name, args = "mke2fs", []string{"-q", "-t", fsType, "-E", "nodiscard"}
-		if o.value("reservedPercent") == "" {
+		name, args = "mke2fs", []string{"-q", "-t", v.FSType, "-e", "remount-ro",
+			"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}
+		if v.Mkfs.value("reservedPercent") == "" {
 			args = append(args, "-m", "0")
+		}
+		if id != "" {
+			args = append(args, "-U", id)
 		}
 	case fsXFS:
 		name, args = "mkfs.xfs", []string{"-q", "-K"}
+		if id != "" {
+			args = append(args, "-m", "uuid="+id)
+		}
 	case fsBtrfs:
 		name, args = "mkfs.btrfs", []string{"-q", "-K"}
 	default:
-		return "", nil, fmt.Errorf("no mkfs for filesystem %q", fsType)
+		return "", nil, fmt.Errorf("no mkfs for filesystem %q", v.FSType)
 	}
-	return name, slices.Concat(args, o.args(fsType)), nil
+	return name, slices.Concat(args, v.Mkfs.args(v.FSType)), nil
 }
 
 // format makes a filesystem on a device that inspect found blank, or with a format of this volume
@@ -41,7 +55,7 @@ func mkfsCommand(fsType string, o mkfsOptions) (name string, args []string, err 
 // durable nothing else has been written; from then on a mark of this volume stands on the disk
 // until mkfs's work is durable; and what one call wipes after another one was cut off, the next
 // wipes again. A btrfs that mkfs had finished, right before the mark was to be erased, is used as
-// it is when a check finds it whole: nothing tells that nobody has written to it.
+// it is when a check finds it whole, but for its UUID: nothing tells that nobody has written to it.
 func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	if v.SizeBytes == 0 {
 		return superblock{}, refuse(ReasonDiskSizeUnknown, "%s with serial %q is to be formatted, but "+
@@ -50,6 +64,9 @@ func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	}
 	mark, err := markOf(v).encode()
 	if err != nil {
+		return superblock{}, err
+	}
+	if err := h.awaitNoWriters(); err != nil {
 		return superblock{}, err
 	}
 	if err := h.unchanged(); err != nil {
@@ -72,7 +89,7 @@ func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 
 // mkfs runs the program and proves that what it made is on this device.
 func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
-	name, args, err := mkfsCommand(v.FSType, v.Mkfs)
+	name, args, err := mkfsCommand(v)
 	if err != nil {
 		return superblock{}, err
 	}
@@ -94,7 +111,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 		return superblock{}, refuse(ReasonNodeToolFailed, "%s ended well, but %s holds no %s", name,
 			h.Path, v.FSType)
 	}
-	return made[0], nil
+	return h.identify(made[0], v.makeUUID())
 }
 
 // writeMarks says durably on the disk that a format begins.

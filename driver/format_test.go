@@ -203,6 +203,12 @@ func (v volume) lives(t *testing.T) {
 	if again := uuidOf(t, v.disk); again != id {
 		t.Fatalf("%s became %s", id, again)
 	}
+	v.check(t)
+}
+
+// check lets the filesystem's own tool look at it.
+func (v volume) check(t *testing.T) {
+	t.Helper()
 	switch v.FSType {
 	case fsExt3, fsExt4:
 		run(t, "e2fsck", "-fn", v.disk.Loop)

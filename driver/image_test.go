@@ -39,7 +39,7 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 	run := programsInSource(t)
 	for _, fsType := range []string{fsExt3, fsExt4, fsXFS, fsBtrfs} {
-		name, _, err := mkfsCommand(fsType, mkfsOptions{})
+		name, _, err := mkfsCommand(nodeVolume{FSType: fsType})
 		must(t, err)
 		run = append(run, name)
 	}

@@ -75,8 +75,9 @@ func parseMountFlags(flags []string) (mountOptions, error) {
 		for _, word := range words {
 			if !o.add(word) {
 				return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d is not for "+
-					"volumes: bind, remount, move, loop, propagation and user flags, and those "+
-					"that name another device, are refused", i+1)
+					"volumes: bind, remount, move, loop, propagation and user flags, those that "+
+					"name another device, and values for flags that have none, such as ro, are "+
+					"refused", i+1)
 			}
 		}
 	}
@@ -114,6 +115,8 @@ func (o *mountOptions) add(word string) bool {
 	switch {
 	case slices.Contains(refusedFlags, key):
 		return false
+	case hasValue && hasNoValue(key):
+		return false // the kernel would take "ro=0" for ro
 	case slices.Contains(ignoredFlags, word), key == "comment", strings.HasPrefix(key, "x-"),
 		strings.HasPrefix(key, "X-"):
 	case isAttr:
@@ -125,6 +128,12 @@ func (o *mountOptions) add(word string) bool {
 		o.Data = append(o.Data, mountDatum{key, value, hasValue})
 	}
 	return true
+}
+
+// hasNoValue reports whether a flag is one that is there or not.
+func hasNoValue(key string) bool {
+	_, isAttr := attrFlags[key]
+	return isAttr || slices.Contains(superFlags, key)
 }
 
 func (o mountOptions) readOnly() bool { return o.Attr&attrReadOnly != 0 }

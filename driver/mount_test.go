@@ -49,7 +49,8 @@ func TestParseMountFlags(t *testing.T) {
 	}
 	t.Run("B-15 a refused flag is not quoted", func(t *testing.T) {
 		for _, f := range []string{"bind", "remount", "loop=/canary", "source=canary", "rshared", "user",
-			"device=/canary", "journal_dev=canary", `a="canary`, "canary\x00"} {
+			"device=/canary", "journal_dev=canary", `a="canary`, "canary\x00", "ro=canary", "rw=canary",
+			"sync=canary", "noexec=canary"} {
 			_, err := parseMountFlags([]string{"noatime", f})
 			if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(),
 				"mount flag 2") {

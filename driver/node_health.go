@@ -20,6 +20,12 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
 	}
+	if err := checkPathText("volume_publish_path", req.GetVolumePublishPath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
 	entries, err := n.volumeHealth(ctx, req)
 	if err != nil {
 		return nil, nodeError(err)
@@ -51,6 +57,11 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 	}
 	for _, m := range table.of(d) {
 		if entries := healthOf(m); entries != nil {
+			return entries, nil
+		}
+	}
+	for _, m := range table.of(d) {
+		if entries := n.ungrown(m, d); entries != nil {
 			return entries, nil
 		}
 	}
@@ -88,7 +99,11 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 		case err != nil:
 			return nil, err
 		}
-		return conditionHealth(shown.Condition, path), nil
+		entries := conditionHealth(shown.Condition, path)
+		if entries == nil && !shown.Block {
+			entries = n.ungrown(shown.Mount, shown.Device)
+		}
+		return entries, nil
 	}
 	return nil, refuse(ReasonVolumeUnknownToNode, "this node knows nothing of the volume, "+
 		"and the request names no path where it is")
@@ -111,6 +126,13 @@ func conditionHealth(c condition, path string) healthEntries {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err)
 	}
 	return nil
+}
+
+func notGrown(path string, filesystemBytes, diskBytes int64) healthEntries {
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemNotGrown, fmt.Errorf(
+		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
+			"behind it, or because nothing grows it; see the log of the node's driver", path,
+		filesystemBytes, diskBytes))
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason Reason, err error) healthEntries {

@@ -78,6 +78,28 @@ func TestNodeGetInfo(t *testing.T) {
 			}
 		})
 	}
+	t.Run("NI-2 a static volume that the node knows takes no place, after a restart too",
+		func(t *testing.T) {
+			const disk = "made-by-hand-with-a-long-name"
+			n := &Node{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
+				SysfsRoot: sysfs(t, map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]})}
+			room := func(want int64) {
+				t.Helper()
+				info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+				must(t, err)
+				if got := info.GetMaxVolumesPerNode(); got != want {
+					t.Errorf("got room for %d volumes, want %d", got, want)
+				}
+			}
+			room(10)
+			must(t, n.remember(t.Context(), nodeVolume{ID: testDisk, DiskName: disk}))
+			room(11)
+			n = &Node{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
+			must(t, n.openState())
+			room(11)
+			n.forget(t.Context(), testDisk)
+			room(10)
+		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {
 		n := &Node{SysfsRoot: sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}
@@ -111,6 +133,67 @@ func TestNodeGetCapabilities(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestAPathWithANULIsInvalid(t *testing.T) {
+	g := newGuest(t)
+	v, n := g.volume(g.attach(testSerial, 16*mib), fsExt4), g.node()
+	must(t, v.stage())
+	const path = "/a\x00b"
+	for name, call := range map[string]func() error{
+		"stage": func() error {
+			req := v.stageRequest()
+			req.StagingTargetPath = path
+			_, err := n.NodeStageVolume(t.Context(), req)
+			return err
+		},
+		"unstage": func() error {
+			_, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+				StagingTargetPath: path})
+			return err
+		},
+		"publish": func() error {
+			req := v.publishRequest("pod")
+			req.TargetPath = path
+			_, err := n.NodePublishVolume(t.Context(), req)
+			return err
+		},
+		"publish from": func() error {
+			req := v.publishRequest("pod")
+			req.StagingTargetPath = path
+			_, err := n.NodePublishVolume(t.Context(), req)
+			return err
+		},
+		"unpublish": func() error {
+			_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+				TargetPath: path})
+			return err
+		},
+		"statistics": func() error {
+			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
+				VolumePath: path})
+			return err
+		},
+		"statistics with a staging path": func() error {
+			_, err := n.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.ID,
+				VolumePath: v.staging(), StagingTargetPath: path})
+			return err
+		},
+		"health": func() error {
+			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+				VolumePublishPath: path})
+			return err
+		},
+		"health with a staging path": func() error {
+			_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.ID,
+				StagingTargetPath: path})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustFail(t, call(), codes.InvalidArgument, ReasonPathInvalid)
+		})
+	}
 }
 
 func TestNodeGetVolumeStats(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 
 // NodePublishVolume shows a staged volume to a workload at the target path: a filesystem as a copy
 // of the staging mount, a block volume as the device's node.
-func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (
+func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
@@ -45,7 +45,7 @@ func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRe
 	}
 	p := publication{nodeVolume: v, Staging: req.GetStagingTargetPath(), Target: req.GetTargetPath(),
 		ReadOnly: req.GetReadonly() || v.MountFlags.readOnly()}
-	if err := n.publish(p); err != nil {
+	if err := n.publish(ctx, p); err != nil {
 		return nil, nodeError(err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
@@ -55,25 +55,24 @@ func (n *Node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRe
 type publication struct {
 	nodeVolume
 	Staging, Target string
-	ReadOnly        bool // for the workload
+	ReadOnly        bool            // for the workload
+	staged          *mountinfo.Info // the staging mount; nil for a block volume
 }
 
 // publish proves once more which device it is, then shows it. It waits for no device: a volume that
 // is staged has one.
-func (n *Node) publish(p publication) error {
+func (n *Node) publish(ctx context.Context, p publication) error {
+	n.zero.drop(p.ID)
 	ds := n.devices()
 	found, err := ds.lookup(p.serial())
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, p.nodeVolume)
+	held, err := ds.openVolume(ctx, found, p.nodeVolume)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	if err := n.remember(p.nodeVolume); err != nil {
-		return err
-	}
 	table, err := readMountTable()
 	if err != nil {
 		return err
@@ -86,26 +85,44 @@ func (n *Node) publish(p publication) error {
 		return refuse(ReasonDeviceReadOnly, "disk %s is read-only; publish the volume with readonly",
 			p.DiskName)
 	}
+	if !p.Block {
+		if p.staged, err = held.findStaged(p, table); err != nil {
+			return err
+		}
+	}
+	top := table.top(p.Target)
+	if err := held.checkTarget(p, top, table); err != nil {
+		return err
+	}
+	if err := n.remember(ctx, p.nodeVolume); err != nil || top != nil {
+		return err
+	}
 	if p.Block {
 		return held.publishBlock(p, table)
 	}
-	return held.publishMount(p, table)
+	return held.publishMount(p)
 }
 
-// publishMount shows the staging mount at the target path.
-func (h *heldDevice) publishMount(p publication, table mountTable) error {
-	staged, err := h.staged(p, table)
+// checkTarget compares what is at the target path, if anything is, and else the other publications,
+// with what the request wants.
+func (h *heldDevice) checkTarget(p publication, top *mountinfo.Info, table mountTable) error {
+	var wanted []string
+	if !p.Block {
+		wanted = publishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
+	}
+	if top != nil {
+		return h.checkPublished(top, p, wanted)
+	}
+	others, err := h.publications(p, table)
 	if err != nil {
 		return err
 	}
-	wanted := publishedFlags(comparableFlags(staged), p.MountFlags, p.ReadOnly)
-	if top := table.top(p.Target); top != nil {
-		return h.checkPublished(top, p, wanted)
-	}
-	if err := checkOthers(p, h.publications(staged, table, p), wanted); err != nil {
-		return err
-	}
-	m, err := cloneMount(staged.Mountpoint, staged.FSType)
+	return checkOthers(p, others, wanted)
+}
+
+// publishMount shows the staging mount at the target path.
+func (h *heldDevice) publishMount(p publication) error {
+	m, err := cloneMount(p.staged.Mountpoint, p.staged.FSType)
 	if err != nil {
 		return err
 	}
@@ -128,8 +145,8 @@ func (h *heldDevice) publishMount(p publication, table mountTable) error {
 	return m.placeAtNew(p.Target, os.ModeDir)
 }
 
-// staged is the volume's mount at the staging path, proven by the number of its device.
-func (h *heldDevice) staged(p publication, table mountTable) (*mountinfo.Info, error) {
+// findStaged is the volume's mount at the staging path, proven by the number of its device.
+func (h *heldDevice) findStaged(p publication, table mountTable) (*mountinfo.Info, error) {
 	path, err := canonical(p.Staging)
 	if err != nil && !missing(err) {
 		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
@@ -157,15 +174,22 @@ func (h *heldDevice) staged(p publication, table mountTable) (*mountinfo.Info, e
 
 // publications are the other targets where the volume is shown. Mounts of directories inside it are
 // the CO's or a workload's own.
-func (h *heldDevice) publications(staged *mountinfo.Info, table mountTable,
-	p publication) mountTable {
+func (h *heldDevice) publications(p publication, table mountTable) (mountTable, error) {
 	var found mountTable
 	for _, m := range table.of(h.device) {
-		if m.Root == staged.Root && m.Mountpoint != staged.Mountpoint && m.Mountpoint != p.Target {
+		switch {
+		case p.Block && !isNodeMount(m):
+			return nil, refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be "+
+				"a block volume", h.Path, m.Mountpoint)
+		case m.Mountpoint == p.Target:
+		case p.Block && mountedReadOnly(m) != p.ReadOnly:
+			return nil, refuse(ReasonPublishedElsewhere, "the volume is published at %q with another "+
+				"readonly, and the switch is the device's", m.Mountpoint)
+		case p.Block, m.Root == p.staged.Root && m.Mountpoint != p.staged.Mountpoint:
 			found = append(found, m)
 		}
 	}
-	return found
+	return found, nil
 }
 
 // checkPublished compares what is at the target path with what the request wants there.
@@ -218,25 +242,7 @@ func withoutReadOnly(words []string) []string {
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
 func (h *heldDevice) publishBlock(p publication, table mountTable) error {
-	if top := table.top(p.Target); top != nil {
-		return h.checkPublished(top, p, nil)
-	}
-	var others mountTable
-	for _, m := range table.of(h.device) {
-		if !isNodeMount(m) {
-			return refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be "+
-				"a block volume", h.Path, m.Mountpoint)
-		}
-		if m.Mountpoint == p.Target {
-			continue
-		}
-		if mountedReadOnly(m) != p.ReadOnly {
-			return refuse(ReasonPublishedElsewhere, "the volume is published at %q with another "+
-				"readonly, and the switch is the device's", m.Mountpoint)
-		}
-		others = append(others, m)
-	}
-	if err := checkOthers(p, others, nil); err != nil {
+	if err := h.endUnfinished(p.nodeVolume, table); err != nil {
 		return err
 	}
 	if err := h.switchReadOnly(p.ReadOnly); err != nil {
@@ -261,7 +267,7 @@ func (h *heldDevice) publishBlock(p publication, table mountTable) error {
 // switchReadOnly makes the device what the publication wants it to be.
 func (h *heldDevice) switchReadOnly(readOnly bool) error {
 	if !readOnly {
-		return h.makeWritable()
+		return h.makeWritable(true)
 	}
 	if err := h.setReadOnly(true); err != nil {
 		return fmt.Errorf("make %s read-only: %w", h.Path, err)

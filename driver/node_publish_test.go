@@ -306,7 +306,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		must(t, os.Truncate(v.disk.File, 8*mib))
 		run(t, "blockdev", "--flushbufs", v.disk.Loop)
 		run(t, "blockdev", "--setro", v.disk.Loop)
-		v.FSType = fsExt4
+		v.FSType, v.Whole = fsExt4, true
 		must(t, v.stage())
 	})
 }

@@ -22,6 +22,9 @@ const (
 	ReasonDeviceChanged Reason = "DeviceChanged"
 	// ReasonDeviceWrongSize: the device's size is not the disk's. Compare the two with the rack.
 	ReasonDeviceWrongSize Reason = "DeviceWrongSize"
+	// ReasonDeviceDiffers: the device is not what the rack says of the disk: it has blocks of another
+	// size. Another disk may have taken the volume's place.
+	ReasonDeviceDiffers Reason = "DeviceDiffers"
 	// ReasonDeviceHeld: the device is mounted or held open exclusively elsewhere on the node. The
 	// message says where if it can be seen.
 	ReasonDeviceHeld Reason = "DeviceHeld"
@@ -45,10 +48,15 @@ const (
 	// ReasonDeviceLocked: another process of the driver, or a program it started, works on the device.
 	// Repeat the call later.
 	ReasonDeviceLocked Reason = "DeviceLocked"
+	// ReasonDiskProofPending: the disk is being read whole before it is formatted. Repeat the call.
+	ReasonDiskProofPending Reason = "DiskProofPending"
 	// ReasonFilesystemDamaged: the filesystem's check found what it may not repair by itself.
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
 	ReasonFilesystemTooLarge Reason = "FilesystemTooLarge"
+	// ReasonFilesystemNotGrown: the filesystem is smaller than its disk, and stays so, because
+	// something lies behind it or because nothing grows it. Only a volume's health has this reason.
+	ReasonFilesystemNotGrown Reason = "FilesystemNotGrown"
 	// ReasonFilesystemFailed: the kernel made the filesystem read-only, or shut it down, after
 	// errors. Look at the kernel's log; unpublish the volume everywhere, then stage it again.
 	ReasonFilesystemFailed Reason = "FilesystemFailed"
@@ -56,7 +64,8 @@ const (
 	ReasonMkfsOptions Reason = "MkfsOptionsInvalid"
 	// ReasonMountFlags: a mount flag is one that a volume may not have.
 	ReasonMountFlags Reason = "MountFlagsUnsupported"
-	// ReasonStagedDifferently: something else than the request asks for is mounted at the path.
+	// ReasonStagedDifferently: something else than the request asks for is mounted at the path, or the
+	// volume is another disk on this node than the request names. Unstage it first.
 	ReasonStagedDifferently Reason = "StagedDifferently"
 	// ReasonNotStaged: the volume is not mounted at the staging path. Stage it again.
 	ReasonNotStaged Reason = "NotStaged"
@@ -90,6 +99,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDeviceNotUnique:      codes.FailedPrecondition,
 	ReasonDeviceChanged:        codes.FailedPrecondition,
 	ReasonDeviceWrongSize:      codes.FailedPrecondition,
+	ReasonDeviceDiffers:        codes.FailedPrecondition,
 	ReasonDeviceHeld:           codes.FailedPrecondition,
 	ReasonDeviceReadOnly:       codes.FailedPrecondition,
 	ReasonDeviceUnreadable:     codes.FailedPrecondition,
@@ -99,8 +109,10 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonWrongFilesystem:      codes.FailedPrecondition,
 	ReasonDeviceLocked:         codes.Aborted,
 	ReasonUseDiffers:           codes.FailedPrecondition,
+	ReasonDiskProofPending:     codes.Aborted,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
+	ReasonFilesystemNotGrown:   codes.FailedPrecondition,
 	ReasonFilesystemFailed:     codes.FailedPrecondition,
 	ReasonMkfsOptions:          codes.InvalidArgument,
 	ReasonMountFlags:           codes.FailedPrecondition,

@@ -3,6 +3,9 @@
 package driver
 
 import (
+	"cmp"
+	"context"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,6 +20,7 @@ type nodeVolume struct {
 	ID         string
 	DiskName   string
 	SizeBytes  int64 // of the disk, from the controller; 0 when it did not say
+	BlockBytes int64 // likewise
 	ReadOnly   bool  // the disk itself can only be read
 	Block      bool
 	FSType     string
@@ -32,6 +36,18 @@ type nodeVolume struct {
 // madeBlank reports whether the disk was made blank and never shown to a workload as a raw device.
 // Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
 func (v nodeVolume) madeBlank() bool { return v.Origin == originBlank && v.Use == useFilesystem }
+
+// makeUUID is the UUID that the volume's filesystem is made with: the one that is expected, else
+// the volume's id; empty if that is none, as of a static volume with a name of its own.
+func (v nodeVolume) makeUUID() string {
+	if v.FilesystemUUID != "" {
+		return v.FilesystemUUID
+	}
+	if id, ok := rackID(v.ID); ok {
+		return string(id)
+	}
+	return ""
+}
 
 // serial is the serial number of the volume's device.
 func (v nodeVolume) serial() string { return diskSerial(v.DiskName) }
@@ -58,6 +74,13 @@ func checkPath(field, path string) error {
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has to be an absolute path", field)
 	case filepath.Clean(path) == "/":
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s cannot be the root directory", field)
+	}
+	return checkPathText(field, path)
+}
+
+// checkPathText answers for what the kernel takes for no path at all.
+func checkPathText(field, path string) error {
+	switch {
 	case len(path) >= unix.PathMax:
 		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has %d bytes; Linux takes less than %d",
 			field, len(path), unix.PathMax)
@@ -88,26 +111,79 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 		}
 		v.SizeBytes = n
 	}
+	var err error
+	if v.BlockBytes, err = checkContexts(id, published, volume); err != nil {
+		return v, err
+	}
 	v.ReadOnly = published[ctxReadOnly] == "true"
 	v.Origin, v.Use = published[ctxOrigin], published[ctxUse]
-	v.FilesystemUUID = published[ctxFilesystemUUID]
+	if want := published[ctxFilesystemUUID]; want != "" {
+		id, ok := rackID(want)
+		if !ok {
+			return v, fail(codes.InvalidArgument, ReasonWrongFilesystem,
+				"publish_context: %s has to be a UUID", ctxFilesystemUUID)
+		}
+		v.FilesystemUUID = string(id)
+	}
 	v.SourceBytes, _ = strconv.ParseInt(published[ctxSourceBytes], 10, 64)
 	if c.GetBlock() != nil {
 		v.Block = true
-		return v, nil
+		return v, v.checkUse()
 	}
 	v.FSType = c.GetMount().GetFsType()
 	if v.FSType == "" {
 		v.FSType = fsExt4
 	}
-	var err error
 	if v.MountFlags, err = parseMountFlags(c.GetMount().GetMountFlags()); err != nil {
 		return v, err
 	}
 	if v.Mkfs, err = parseMkfsOptions(volume[ctxMkfsOptions]); err != nil {
 		return v, err
 	}
-	return v, v.Mkfs.check(v.FSType)
+	if err := v.Mkfs.check(v.FSType); err != nil {
+		return v, err
+	}
+	return v, v.checkUse()
+}
+
+// checkContexts refuses what cannot be of one volume: an orchestrator, or a person, has put the
+// contexts of two together. It returns the size of the disk's blocks, 0 if neither says.
+func checkContexts(id string, published, volume map[string]string) (blockBytes int64, err error) {
+	for _, key := range []string{ctxDiskName, ctxDiskID, ctxBlockSize} {
+		if a, b := published[key], volume[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
+			return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "publish_context and volume_context "+
+				"are not of one volume: %s is %.80q in the first and %.80q in the second", key, a, b)
+		}
+	}
+	disk := cmp.Or(published[ctxDiskID], volume[ctxDiskID])
+	if disk != "" && !strings.EqualFold(disk, id) {
+		return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "the contexts are of the disk %.80q, "+
+			"but the volume is %.80q", disk, id)
+	}
+	text := cmp.Or(published[ctxBlockSize], volume[ctxBlockSize])
+	if text == "" {
+		return 0, nil
+	}
+	blockBytes, err = strconv.ParseInt(text, 10, 64)
+	if err != nil || blockBytes <= 0 {
+		return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "%s has to be a positive number, not "+
+			"%.40q", ctxBlockSize, text)
+	}
+	return blockBytes, nil
+}
+
+// checkUse refuses to show the volume in a way that it was not created for. What a workload writes
+// to a raw device may look blank where it is sampled, or like one of the driver's filesystems.
+func (v nodeVolume) checkUse() error {
+	switch {
+	case v.Use == useFilesystem && v.Block:
+		return refuse(ReasonUseDiffers, "the volume was created for filesystems, but the request is for "+
+			"a raw block device; create a volume for that")
+	case v.Use == useBlock && !v.Block:
+		return refuse(ReasonUseDiffers, "the volume was created as a raw block device, but the request "+
+			"is for a filesystem; create a volume for that")
+	}
+	return nil
 }
 
 func (n *Node) devices() devices {
@@ -121,11 +197,36 @@ func (n *Node) devices() devices {
 	return ds
 }
 
-// openVolume opens a device that was found for the volume and compares its size with the disk's.
-func (ds devices) openVolume(d device, v nodeVolume) (*heldDevice, error) {
+// openVolume opens and locks a device that was found for the volume, and compares it with what the
+// controller says of the disk. That the rack calls a disk read-only is not compared: a guest's NVMe
+// need not show it, and a disk that is writable for the rack and not here is refused when it is
+// written (makeWritable).
+func (ds devices) openVolume(ctx context.Context, d device, v nodeVolume) (*heldDevice, error) {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return nil, refuse(ReasonDeviceWrongSize, "%s with serial %q has %d bytes, but the disk has %d",
 			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	return ds.open(d)
+	h, err := ds.openLocked(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	h.volume = v.ID
+	if err := h.checkBlocks(v.BlockBytes); err != nil {
+		_ = h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// checkBlocks compares the size of the device's logical blocks with the disk's, unless that is 0.
+func (h *heldDevice) checkBlocks(blockBytes int64) error {
+	n, err := unix.IoctlGetInt(h.fd(), unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
+	}
+	if blockBytes != 0 && blockBytes != int64(n) {
+		return refuse(ReasonDeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk has "+
+			"blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
+	}
+	return nil
 }

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -95,12 +97,22 @@ func seenFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + seenSuffix
 }
 
-// remember keeps what disk a volume is, before the first thing is done with it: a driver that dies
-// after that still knows it. A record that cannot be written is an error, for the calls that undo
-// it could not be as strict as they have to be.
-func (n *Node) remember(v nodeVolume) error {
+// remember keeps what disk a volume is, after everything that may refuse the call and before the
+// first thing is done with it: a driver that dies after that still knows it. A record that cannot
+// be written is an error, for the calls that undo it could not be as strict as they have to be.
+//
+// Until it is unstaged, a volume stays the disk that it is, and one that workloads had as a raw
+// device stays one of which they may have the device open.
+func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 	r := seenVolume{Version: seenVersion, Volume: seenKey(v.ID), Instance: n.InstanceID,
 		Disk: v.DiskName, Block: v.Block}
+	if known, ok := n.recall(ctx, v.ID); ok {
+		if diskSerial(known.Disk) != v.serial() {
+			return refuse(ReasonStagedDifferently, "the volume is disk %s on this node, but the request "+
+				"names disk %s; unstage the volume first", known.Disk, v.DiskName)
+		}
+		r.Block = r.Block || known.Block
+	}
 	n.seen.keep(r)
 	if n.StateDir == "" {
 		return nil
@@ -121,7 +133,7 @@ func (n *Node) rememberDevice(ctx context.Context, volumeID string, d device) {
 	if _, known := n.recall(ctx, volumeID); known {
 		return
 	}
-	if err := n.remember(nodeVolume{ID: volumeID, DiskName: d.Serial}); err != nil {
+	if err := n.remember(ctx, nodeVolume{ID: volumeID, DiskName: d.Serial}); err != nil {
 		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}
@@ -147,6 +159,44 @@ func (n *Node) recall(ctx context.Context, volumeID string) (seenVolume, bool) {
 	}
 	n.seen.keep(r)
 	return r, true
+}
+
+// anothers says why the disk with that serial cannot be the volume's: the volume is known to be
+// another disk, or else the disk is known to be another volume. It says "" when no record speaks
+// against it.
+func (n *Node) anothers(ctx context.Context, volumeID, serial string) string {
+	if known, ok := n.recall(ctx, volumeID); ok {
+		if want := diskSerial(known.Disk); want != serial {
+			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
+		}
+		return ""
+	}
+	for _, r := range n.records() {
+		if r.Volume != seenKey(volumeID) && diskSerial(r.Disk) == serial {
+			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, plain(r.Volume))
+		}
+	}
+	return ""
+}
+
+// records are all that the node knows of its volumes. What cannot be read, or not be believed, was
+// named in the log at the start.
+func (n *Node) records() []seenVolume {
+	all := n.seen.all()
+	if n.StateDir == "" {
+		return all
+	}
+	entries, _ := os.ReadDir(n.StateDir)
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), seenSuffix) {
+			continue
+		}
+		r, err := readRecord(filepath.Join(n.StateDir, e.Name()))
+		if err == nil && r.Instance == n.InstanceID && seenFile(r.Volume) == e.Name() {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 // forget drops what is known of a volume that is gone from this node. A record that stays behind
@@ -293,4 +343,10 @@ func (s *seenVolumes) find(key string) (seenVolume, bool) {
 	defer s.mu.Unlock()
 	r, ok := s.volumes[key]
 	return r, ok
+}
+
+func (s *seenVolumes) all() []seenVolume {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.volumes))
 }

@@ -4,10 +4,13 @@ package driver
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -263,4 +266,93 @@ func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	}
 	other.FSType = fsExt4
 	must(t, other.unstage())
+}
+
+// openToWrite opens the volume's device as a process does that keeps it past its publication.
+func (v volume) openToWrite() (letGo func()) {
+	t := v.guest.t
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	w, err := os.OpenFile(filepath.Join(v.guest.dir, "dev", v.disk.Name), os.O_WRONLY, 0)
+	must(t, err)
+	cmd.ExtraFiles = []*os.File{w}
+	must(t, cmd.Start())
+	must(t, w.Close())
+	letGo = sync.OnceFunc(func() {
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+	})
+	t.Cleanup(letGo)
+	return letGo
+}
+
+func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
+	setUp := func(t *testing.T) (v, other volume) {
+		g := rememberingGuest(t)
+		v = g.volume(g.attach(testSerial, 16*mib), "block")
+		other = g.volume(g.attach(otherSerial, 16*mib), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		return v, other
+	}
+	asFilesystem := func(v, _ volume) volume { v.FSType = fsExt4; return v }
+	ofAnother := func(v, other volume) volume { v.disk, v.Name = other.disk, other.Name; return v }
+	for name, change := range map[string]func(v, other volume) volume{
+		"as a filesystem":   asFilesystem,
+		"with another disk": ofAnother,
+		"with another disk as a filesystem": func(v, other volume) volume {
+			return ofAnother(asFilesystem(v, other), other)
+		},
+	} {
+		for _, call := range []string{"stage", "publish"} {
+			t.Run(call+" "+name, func(t *testing.T) {
+				v, other := setUp(t)
+				wrong := change(v, other)
+				refused := func() error { return wrong.publish("dev2") }
+				if call == "stage" {
+					refused = wrong.stage
+				}
+				before := v.record()
+				if err := refused(); err == nil {
+					t.Fatal("the call is not refused")
+				}
+				if after := v.record(); after != before {
+					t.Errorf("the record was %s, and is %s", before, after)
+				}
+				letGo := v.openToWrite()
+				must(t, v.unpublish("dev"))
+				mustFail(t, v.unstageSoon(), codes.Internal, ReasonStillMounted)
+				letGo()
+				must(t, v.unstage())
+			})
+		}
+	}
+	t.Run("and what was a raw device stays one until it is unstaged", func(t *testing.T) {
+		v, _ := setUp(t)
+		must(t, v.unpublish("dev"))
+		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		v.FSType = fsExt4
+		must(t, v.stage())
+		letGo := v.openToWrite()
+		mustFail(t, v.unstageSoon(), codes.Internal, ReasonStillMounted)
+		letGo()
+		must(t, v.unstage())
+	})
+}
+
+// record is what the state directory holds of the volume.
+func (v volume) record() string {
+	v.guest.t.Helper()
+	b, err := os.ReadFile(filepath.Join(v.guest.state, v.ID+".json"))
+	must(v.guest.t, err)
+	return string(b)
+}
+
+// unstageSoon is unstage by a node that waits for nobody.
+func (v volume) unstageSoon() error {
+	n := v.guest.node()
+	n.ReleaseTimeout = time.Millisecond
+	_, err := n.NodeUnstageVolume(v.guest.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
+	return err
 }

@@ -38,7 +38,11 @@ type Node struct {
 	Log      *slog.Logger
 
 	seen seenVolumes
+	zero zeroJobs
 }
+
+// Close stops what goes on without a call, and waits for its end.
+func (n *Node) Close() { n.zero.close() }
 
 func (n *Node) deviceTimeout() time.Duration {
 	if n.DeviceTimeout == 0 {

@@ -50,23 +50,26 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(found, v)
+	held, err := ds.openVolume(ctx, found, v)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	if err := n.remember(v); err != nil {
-		return err
-	}
 	top, table, err := ds.stagedAt(path)
 	if err != nil {
 		return err
 	}
 	if top != nil {
-		return checkStaged(top, held.device, v)
+		if err := checkStaged(top, held.device, v); err != nil {
+			return err
+		}
+		return n.remember(ctx, v)
 	}
 	if v.Block {
-		return nil
+		if err := n.remember(ctx, v); err != nil {
+			return err
+		}
+		return held.endUnfinished(v, table)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
 		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -79,7 +82,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if path, err = canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	return held.mountVolume(v, path)
+	return n.mountVolume(ctx, held, v, path)
 }
 
 // stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
@@ -116,6 +119,8 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return nil, nil, refuse(ReasonFilesystemFailed, "the filesystem at the staging path is %s; look "+
 			"at the kernel's log; %w", state, err)
 	}
+	// A freeze that cannot be ended shows later: the device is in use.
+	_ = thawMount(top)
 	if err := unmountAll(path, len(table.at(path))); err != nil {
 		return nil, nil, err
 	}
@@ -152,11 +157,7 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 
 // mountVolume brings a filesystem onto the device if it is blank, checks and grows what is there,
 // and mounts it at path. It does not stop when the caller does: what it began it ends.
-func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
-	options, err := h.mountOptions(v)
-	if err != nil {
-		return err
-	}
+func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, path string) error {
 	found, err := h.inspect(v)
 	if err != nil {
 		return err
@@ -172,18 +173,23 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
 			"get one", h.Path)
 	case found.Blank, found.Unfinished:
+		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
+			return err
+		}
+		if err := n.begin(ctx, h, v); err != nil {
+			return err
+		}
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return err
 		}
+		n.zero.drop(v.ID) // it is not blank any more
+	case !sb.isOf(v) && (!found.Doubtful || v.ReadOnly):
+		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
 		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
 			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
-		// The same proofs as before a format: nobody has the disk, and it is still the same one.
-		if err := h.claim(); err != nil {
-			return err
-		}
-		if err := h.unchanged(); err != nil {
+		if err := n.proveMountable(ctx, h, v, &found); err != nil {
 			return err
 		}
 	}
@@ -192,17 +198,50 @@ func (h *heldDevice) mountVolume(v nodeVolume, path string) error {
 			return err
 		}
 	}
-	return h.mountAt(path, v, options)
+	return h.mountAt(path, v, mountOptionsOf(v), found.Grow)
 }
 
-// mountAt mounts the filesystem, grows it if it does that mounted, and puts it in its place.
-func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions) error {
+// proveMountable makes the same proofs for a filesystem as are made before a format: nobody has the
+// disk, and it is still the same one. It finds out whether the filesystem may grow.
+func (n *Node) proveMountable(ctx context.Context, h *heldDevice, v nodeVolume, c *content) error {
+	if err := h.claimThawed(); err != nil {
+		return err
+	}
+	if err := h.awaitNoWriters(); err != nil {
+		return err
+	}
+	if err := h.unchanged(); err != nil {
+		return err
+	}
+	if !v.ReadOnly {
+		var err error
+		if c.Grow, err = n.mayGrow(ctx, h, v, *c); err != nil {
+			return err
+		}
+	}
+	return n.begin(ctx, h, v)
+}
+
+// begin comes after every proof, right before the first thing is done to the volume's disk. The
+// driver makes a device read-only only for publications as a raw device, so only of a disk that may
+// have had one a read-only switch is its own to take back.
+func (n *Node) begin(ctx context.Context, h *heldDevice, v nodeVolume) error {
+	known, _ := n.recall(ctx, v.ID)
+	if err := n.remember(ctx, v); err != nil || v.ReadOnly {
+		return err
+	}
+	return h.makeWritable(known.Block || v.Use != useFilesystem)
+}
+
+// mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
+// place.
+func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions, grow bool) error {
 	m, err := h.mountLoose(v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if !options.readOnly() {
+	if grow && !options.readOnly() {
 		if err := m.grow(h.device); err != nil {
 			return err
 		}
@@ -210,8 +249,8 @@ func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions) er
 	return m.place(path)
 }
 
-// mountOptions are the request's mount flags and what each filesystem needs besides.
-func (h *heldDevice) mountOptions(v nodeVolume) (mountOptions, error) {
+// mountOptionsOf are the request's mount flags and what each filesystem needs besides.
+func mountOptionsOf(v nodeVolume) mountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == fsXFS {
@@ -219,7 +258,7 @@ func (h *heldDevice) mountOptions(v nodeVolume) (mountOptions, error) {
 		o.addData("nouuid")
 	}
 	if !v.ReadOnly {
-		return o, h.makeWritable()
+		return o
 	}
 	// The disk cannot be written, so nothing may try to replay a journal.
 	o.setReadOnly()
@@ -231,13 +270,13 @@ func (h *heldDevice) mountOptions(v nodeVolume) (mountOptions, error) {
 	case fsBtrfs:
 		o.Data = append(o.Data, mountDatum{Key: "rescue", Value: "nologreplay", HasValue: true})
 	}
-	return o, nil
+	return o
 }
 
 // makeWritable takes back a read-only switch that a read-only block publication left on the device
-// when the driver died. The caller knows that nobody uses the device. A disk that the rack made
-// read-only stays so, and is refused.
-func (h *heldDevice) makeWritable() error {
+// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk that
+// the rack made read-only stays so, and is refused.
+func (h *heldDevice) makeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := h.readOnly()
 		if err != nil {
@@ -246,10 +285,14 @@ func (h *heldDevice) makeWritable() error {
 		if !readOnly {
 			return nil
 		}
+		if !ours {
+			break
+		}
 		if err := h.setReadOnly(false); err != nil {
 			return fmt.Errorf("make %s writable: %w", h.Path, err)
 		}
 	}
 	return refuse(ReasonDeviceReadOnly, "%s with serial %q is read-only, so it can only be staged "+
-		"from a disk that the rack calls read-only", h.Path, h.Serial)
+		"from a disk that the rack calls read-only; if somebody has switched it on this node, "+
+		"blockdev --setrw takes that back", h.Path, h.Serial)
 }

@@ -56,6 +56,30 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxSizeBytes] = "-1"
 		}, codes.InvalidArgument, ReasonDeviceWrongSize},
+		{"with a publish_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with a volume_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with contexts that name two disks", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{ctxDiskName: "csi-another000000000"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with contexts of disks with different blocks", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxBlockSize] = "512"
+			r.VolumeContext = map[string]string{ctxBlockSize: "4096"}
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"with a block size that is no number", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxBlockSize] = "big"
+		}, codes.InvalidArgument, ReasonFieldInvalid},
+		{"as a filesystem of a volume for raw use", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxUse] = useBlock
+		}, codes.FailedPrecondition, ReasonUseDiffers},
+		{"as a raw device of a volume for filesystems", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[ctxUse] = useFilesystem
+			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
+				Block: &csi.VolumeCapability_BlockVolume{}}
+		}, codes.FailedPrecondition, ReasonUseDiffers},
 		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxMkfsOptions: "journalDevice=/dev/sda"}
 		}, codes.InvalidArgument, ReasonMkfsOptions},
@@ -382,6 +406,56 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			must(t, err)
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
+		}
+	})
+}
+
+func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
+	setUp := func(t *testing.T) volume {
+		g := rememberingGuest(t)
+		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		run(t, "blockdev", "--setro", v.disk.Loop)
+		t.Cleanup(func() { run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so
+		return v
+	}
+	switched := func(v volume) bool {
+		return strings.TrimSpace(run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+	}
+	t.Run("a disk that holds something else", func(t *testing.T) {
+		v := setUp(t)
+		v.FSType = fsXFS
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that somebody has", func(t *testing.T) {
+		v := setUp(t)
+		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+		must(t, err)
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		must(t, holder.Close())
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
+		v := setUp(t)
+		v.Tag = map[string]string{ctxUse: useFilesystem}
+		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceReadOnly)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+		run(t, "blockdev", "--setrw", v.disk.Loop)
+		must(t, v.stage())
+	})
+	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
+		v := setUp(t)
+		v.Whole = true
+		must(t, v.stage())
+		if switched(v) {
+			t.Error("it is still read-only")
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -46,10 +45,12 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		return err
 	}
 	layers := table.at(target)
-	for _, layer := range layers {
-		if err := checkOurs(layer); err != nil {
-			return err
-		}
+	own, err := n.ownMounts(ctx, volumeID, layers, ReasonPublishedDifferently)
+	if err != nil {
+		return err
+	}
+	if len(layers) > 0 && len(own) == 0 {
+		return n.settleReadOnly(ctx, volumeID) // it is not published here, and the path is another's
 	}
 	// To remove the target would take away, lazily, what other namespaces have mounted on it.
 	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
@@ -63,19 +64,19 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		}
 		return removeTarget(target)
 	}
-	if err := n.takeDownTarget(target, layers); err != nil {
+	if err := n.takeDownTarget(ctx, target, layers); err != nil {
 		return err
 	}
 	return removeTarget(target)
 }
 
 // takeDownTarget writes out and unmounts what is at the target.
-func (n *Node) takeDownTarget(target string, layers []*mountinfo.Info) error {
+func (n *Node) takeDownTarget(ctx context.Context, target string, layers []*mountinfo.Info) error {
 	top := layers[len(layers)-1]
 	if !isNodeMount(top) {
 		return unmountAll(target, len(layers))
 	}
-	raw, err := n.flushRaw(top)
+	raw, err := n.flushRaw(ctx, top)
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (n *Node) takeDownTarget(target string, layers []*mountinfo.Info) error {
 		return unmountAll(target, len(layers))
 	}
 	defer func() { _ = raw.Close() }()
-	if err := unmountAll(target, len(layers)); err != nil {
+	if err := unmountAll(target, len(layers)); err != nil || !mountedReadOnly(top) {
 		return err
 	}
 	return raw.endReadOnly()
@@ -101,7 +102,10 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	if err != nil {
 		return nil
 	}
-	held, err := n.devices().open(d)
+	held, err := n.devices().openLocked(ctx, d)
+	if refusedFor(err, ReasonDeviceLocked) {
+		return err
+	}
 	if err != nil {
 		return nil
 	}
@@ -109,18 +113,9 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	return held.endReadOnly()
 }
 
-// checkOurs refuses to take down what the driver does not put up.
-func checkOurs(layer *mountinfo.Info) error {
-	if isVolumeType(layer.FSType) || isNodeMount(layer) || strings.HasSuffix(layer.Root, "//deleted") {
-		return nil
-	}
-	return refuse(ReasonPublishedDifferently, "%q has a mount of type %s, which no volume has; it "+
-		"is left alone", layer.Mountpoint, layer.FSType)
-}
-
 // flushRaw writes out what the kernel holds of a block volume: its workload may have written
 // through the cache and gone. A device that is lost has nothing to flush, and nil is returned.
-func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
+func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, error) {
 	major, minor, err := blockNumber(top.Mountpoint)
 	if err != nil {
 		return nil, err
@@ -132,7 +127,7 @@ func (n *Node) flushRaw(top *mountinfo.Info) (*heldDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	held, err := n.devices().open(d)
+	held, err := n.devices().openLocked(ctx, d)
 	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
 		return nil, nil
 	}

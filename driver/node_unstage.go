@@ -40,6 +40,7 @@ type stagedDisk struct {
 }
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
+	n.zero.drop(volumeID)
 	table, err := readMountTable()
 	if err != nil {
 		return err
@@ -52,7 +53,14 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	if err == nil {
 		layers = table.at(path)
 	}
-	disks, err := n.stagedDisks(ctx, volumeID, layers)
+	own, err := n.ownMounts(ctx, volumeID, layers, ReasonStagedDifferently)
+	if err != nil {
+		return err
+	}
+	if len(own) == 0 {
+		layers = nil // what is there is another volume's
+	}
+	disks, err := n.stagedDisks(ctx, volumeID, own)
 	if err != nil || len(disks) == 0 {
 		return err
 	}
@@ -75,25 +83,28 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	return nil
 }
 
-// stagedDisks are the disks of the mounts at the staging path and the one that the volume is known
+// stagedDisks are the disks of the volume's mounts at the staging path and the one that it is known
 // to be. None means that the volume is not staged, or is one of which nothing is left to see.
-func (n *Node) stagedDisks(ctx context.Context, volumeID string, layers []*mountinfo.Info) (
+func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDisk) (
 	[]stagedDisk, error) {
 	var disks []stagedDisk
-	for _, layer := range layers {
-		d, err := n.stagedDevice(layer)
-		if err != nil {
-			return nil, err
-		}
+	for _, d := range own {
 		if !slices.ContainsFunc(disks, func(s stagedDisk) bool {
-			return sameFilesystem(layer, s.layer)
+			return sameFilesystem(d.layer, s.layer)
 		}) {
-			disks = append(disks, stagedDisk{device: d, layer: layer})
+			disks = append(disks, d)
 		}
 	}
 	known, ok := n.recall(ctx, volumeID)
+	if !ok && len(disks) == 0 {
+		return n.namedDisks(ctx, volumeID)
+	}
+	if !ok {
+		return disks, nil
+	}
 	serial := diskSerial(known.Disk)
-	if !ok || slices.ContainsFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }) {
+	if i := slices.IndexFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }); i >= 0 {
+		disks[i].raw = known.Block
 		return disks, nil
 	}
 	d, err := n.devices().lookup(serial)
@@ -117,29 +128,16 @@ func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mo
 			n.rememberDevice(ctx, volumeID, d.device)
 		}
 	}
+	// What is written to a frozen filesystem waits for its thaw.
+	if err := thawMount(layers[len(layers)-1]); err != nil {
+		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
+			"path", path, "error", err)
+	}
 	n.syncMount(ctx, path)
 	if err := unmountAll(path, len(layers)); err != nil {
 		return err
 	}
 	return n.awaitNone(ctx, func(vs mountViews) []foundMount { return vs.ofAll(disks) })
-}
-
-// stagedDevice is the device of a staged mount; the zero device if it is no longer there. What the
-// driver does not mount it does not take down either.
-func (n *Node) stagedDevice(layer *mountinfo.Info) (device, error) {
-	if !isVolumeType(layer.FSType) {
-		return device{}, refuse(ReasonStagedDifferently, "%q has a mount of type %s, which no volume "+
-			"has; it is left alone", layer.Mountpoint, layer.FSType)
-	}
-	major, minor, ok := mountedDevice(layer)
-	if !ok {
-		return device{}, nil
-	}
-	d, err := n.devices().withNumber(major, minor)
-	if refusedFor(err, ReasonDeviceNotFound) {
-		return device{}, nil
-	}
-	return d, err
 }
 
 // onlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
@@ -189,7 +187,7 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 	if d.Path == "" {
 		return nil
 	}
-	held, err := ds.open(d.device)
+	held, err := ds.openLocked(ctx, d.device)
 	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
 		return nil
 	}
@@ -214,8 +212,8 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 // not taken for free.
 func (h *heldDevice) awaitFree(ctx context.Context, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for {
-		err := h.claim()
+	for claim := h.claimThawed; ; claim = h.claim {
+		err := claim()
 		if err == nil && raw {
 			err = h.checkWriters()
 		}

@@ -122,6 +122,9 @@ const (
 	// ReasonRackUnavailable: the rack cannot be reached, or cannot answer now. The call is
 	// repeated.
 	ReasonRackUnavailable Reason = "RackUnavailable"
+	// ReasonEffectUnknown: the rack's answers leave open whether a disk or snapshot was made, or a
+	// disk attached or detached. The call is repeated, and finds out.
+	ReasonEffectUnknown Reason = "EffectUnknown"
 	// ReasonRackUnknown: what answers at OXIDE_HOST is not a rack of release v20 or later.
 	ReasonRackUnknown Reason = "RackUnknown"
 	// ReasonRackError: the rack failed. Give its operator the request id.

@@ -115,6 +115,7 @@ type plugin struct {
 	hidden  hidden
 
 	health *rackHealth // nil without a controller
+	stop   func()      // lets go the calls that wait for what takes long; nil without a node
 	closes []func()
 }
 
@@ -145,6 +146,8 @@ func (p *plugin) assemble() (*Server, error) {
 			return nil, err
 		}
 		server.Node = node
+		p.stop = node.Close
+		p.closes = append(p.closes, node.Close)
 	}
 	return server, nil
 }
@@ -218,6 +221,9 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 				p.log.Error("metrics are gone", "error", err)
 			}
 		})
+	}
+	if p.stop != nil {
+		defer afterwards(ctx, p.log, "the end of its reads", p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()

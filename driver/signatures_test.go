@@ -28,7 +28,7 @@ func TestEverySignatureIsReadAndFound(t *testing.T) {
 			}
 			data := make([]byte, areas[i].Bytes)
 			copy(data[offset-areas[i].Offset:], s.Magic)
-			v := survey{Path: "/dev/x", SizeBytes: size, Pieces: []piece{{areas[i], data}}}
+			v := survey{Path: "/dev/x", Strange: -1, SizeBytes: size, Pieces: []piece{{areas[i], data}}}
 			found := findSignatures(size, v.at)
 			if !slices.ContainsFunc(found, func(f finding) bool {
 				return f.Name == s.Name && f.Offset == offset && f.Sure == (len(s.Magic) >= sureBytes)

@@ -108,6 +108,13 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 	return found
 }
 
+func TestAControllerWithoutAClusterIDSaysSoWhenItStarts(t *testing.T) {
+	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": ""})
+	if !strings.Contains(line["msg"], "OXIDE_CLUSTER_ID") {
+		t.Errorf("the warning is %q", line["msg"])
+	}
+}
+
 func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
 	answering := func(e exchange) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {

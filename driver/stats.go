@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	mountutils "k8s.io/mount-utils"
@@ -23,6 +24,12 @@ func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	}
 	if req.GetVolumePath() == "" {
 		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
+	}
+	if err := checkPathText("volume_path", req.GetVolumePath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
 	}
 	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
 	// invalid.
@@ -82,6 +89,7 @@ type shownVolume struct {
 	Block     bool
 	FSType    string
 	Condition condition // of the filesystem
+	Mount     *mountinfo.Info
 }
 
 // statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
@@ -108,15 +116,14 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt finds the disk that a path shows, and refuses one that is known to be another volume's.
+// volumeAt finds the disk that a path shows, and refuses one that is known not to be the volume's.
 func (n *Node) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
 	shown, err := n.shownAt(path)
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if known, ok := n.recall(ctx, volumeID); ok && diskSerial(known.Disk) != shown.Device.Serial {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, "+
-			"but the volume's is %q", path, shown.Device.Serial, diskSerial(known.Disk))
+	if why := n.anothers(ctx, volumeID, shown.Device.Serial); why != "" {
+		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil
 }
@@ -156,7 +163,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
-	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top)}
+	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top), Mount: top}
 	return shown, notAtPath(path, err)
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/google/uuid"
 )
 
 // The filesystems as the kernel names them. ext2 is known so that it can be refused by name.
@@ -17,11 +19,15 @@ const (
 
 // superblock is what the first 128 KiB of a disk say of the filesystem on it.
 type superblock struct {
-	Type      string
+	Type string
+	// UUID is the one that tools show and can change.
+	UUID      uuid.UUID
 	SizeBytes int64 // of the filesystem, which may differ from its device's
 	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
 	// unused.
 	UnitBytes int64
+	// Fixed says that its tools do not grow it.
+	Fixed bool
 	// BlockBytes is the size of a block; only ext's is asked for.
 	BlockBytes int64
 	// Checked says that the superblock carries a checksum and that it is right.
@@ -63,25 +69,30 @@ func findSuperblocks(head []byte) []superblock {
 	return found
 }
 
-// grows says whether a disk of that size has room for more of the filesystem.
-func (sb superblock) grows(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
+// isExt reports whether it is one of those that grow before they are mounted.
+func (sb superblock) isExt() bool { return sb.Type == fsExt3 || sb.Type == fsExt4 }
+
+// leavesRoom reports whether a disk of that size has room for more of the filesystem.
+func (sb superblock) leavesRoom(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
+
+// grows reports whether the filesystem can be grown on a disk of that size.
+func (sb superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (
-	extOffset = 1024
-	extBytes  = 1024
-	// The numbers of blocks in the descriptors of the first groups, and behind them in what is kept
-	// for more descriptors, reach to here on any disk of the rack.
-	extDataFrom = 8 << 10
-
+	extOffset     = 1024
+	extBytes      = 1024
 	extStateValid = 0x1
 	extStateError = 0x2
 
 	extCompatJournal      = 0x4
+	extCompatResizeInode  = 0x10
 	extCompatOrphanFile   = 0x1000
 	extIncompatRecover    = 0x4
 	extIncompatJournalDev = 0x8
+	extIncompatMetaBG     = 0x10
 	extIncompat64Bit      = 0x80
+	extROBigalloc         = 0x200
 	extROMetadataChecksum = 0x400
 	extROOrphanPresent    = 0x10000
 	ext3Incompat          = 0x2 | 0x4 | 0x10 // filetype, needs_recovery, meta_bg
@@ -108,16 +119,18 @@ func extSuperblock(head []byte) (superblock, bool) {
 	}
 	sb := superblock{
 		Type: extType(compat, incompat, roCompat),
+		UUID: uuid.UUID(b[0x68:0x78]),
 
 		BlockBytes: int64(blockBytes),
 		Mounted:    extMounted(b),
 		SizeBytes:  product(blocks, blockBytes),
 		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
+		Fixed:      roCompat&extROBigalloc != 0,
 		Replay:     incompat&extIncompatRecover != 0,
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
 		From:       extOffset,
-		DataFrom:   extDataFrom,
+		DataFrom:   extDataFrom(b, blocks, blockBytes),
 	}
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
@@ -125,6 +138,28 @@ func extSuperblock(head []byte) (superblock, bool) {
 		sb.Damaged = !sb.Checked
 	}
 	return sb, true
+}
+
+// extDataFrom is where the descriptors of the groups end, and behind them the blocks that are kept
+// for more of them. What is computed later in the first group is left to data: where it lies
+// depends on more than the superblock.
+func extDataFrom(b []byte, blocks, blockBytes uint64) int64 {
+	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
+	descriptorBytes := uint64(32)
+	if n := le16(b[0xFE:]); le32(b[0x60:])&extIncompat64Bit != 0 && n > 0 {
+		descriptorBytes = uint64(n)
+	}
+	groupBlocks := max(uint64(le32(b[0x20:])), 1)
+	groups := (blocks + groupBlocks - 1) / groupBlocks
+	descriptors := (uint64(product(groups, descriptorBytes)) + blockBytes - 1) / blockBytes
+	if le32(b[0x60:])&extIncompatMetaBG != 0 {
+		descriptors = min(descriptors, uint64(le32(b[0x104:]))+1) // the others lie in their groups
+	}
+	if le32(b[0x5C:])&extCompatResizeInode != 0 {
+		descriptors += uint64(le16(b[0xCE:]))
+	}
+	firstBlock := uint64(le32(b[0x14:]))
+	return product(firstBlock+1+descriptors, blockBytes)
 }
 
 // extType tells the members of the family apart as blkid does: by the features that the kernel's
@@ -193,6 +228,7 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 	blockBytes := uint64(binary.BigEndian.Uint32(head[4:]))
 	sb := superblock{
 		Type:       fsXFS,
+		UUID:       uuid.UUID(head[32:48]),
 		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
@@ -201,6 +237,7 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	sector := int(binary.BigEndian.Uint16(head[102:]))
+	sb.DataFrom = 4 * int64(sector) // behind the four headers of the first group
 	if binary.BigEndian.Uint16(head[100:])&0xF == 5 && sector >= 512 && sector <= len(head) {
 		b := bytes.Clone(head[:sector])
 		clear(b[224:228])
@@ -237,6 +274,10 @@ func xfsLogFresh(log []byte) bool {
 const (
 	btrfsOffset = 64 << 10
 	btrfsBytes  = 4096
+
+	btrfsFSID = 0x20
+	// The kernel and mkfs give nothing away before.
+	btrfsDataFrom = 1 << 20
 )
 
 func btrfsSuperblock(head []byte) (superblock, bool) {
@@ -252,6 +293,7 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 	}
 	sb := superblock{
 		Type:       fsBtrfs,
+		UUID:       uuid.UUID(b[btrfsFSID : btrfsFSID+16]),
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
@@ -260,7 +302,7 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		Fresh:    false,
 		Young:    btrfsYoung(b),
 		From:     btrfsOffset,
-		DataFrom: btrfsOffset,
+		DataFrom: btrfsDataFrom,
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
 		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/uuid"
 )
 
 // freshDisk is the start of a disk that a mkfs has just made.
@@ -51,7 +53,11 @@ func TestFindSuperblocks(t *testing.T) {
 		{"mkfs.btrfs -q", 128 * mib, superblock{Type: fsBtrfs, Checked: true, UnitBytes: 4096}},
 	} {
 		t.Run("what "+c.mkfs+" makes is recognised", func(t *testing.T) {
-			head := freshDisk(t, c.size, strings.Fields(c.mkfs)...)
+			flag := " -U "
+			if c.want.Type == fsXFS {
+				flag = " -m uuid="
+			}
+			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+inheritedUUID)...)
 			c.want.SizeBytes = c.size
 			found := findSuperblocks(head)
 			for i := range found {
@@ -62,6 +68,10 @@ func TestFindSuperblocks(t *testing.T) {
 				found[i].Fresh, found[i].Young = false, false
 				found[i].LogOffset, found[i].BlockBytes = 0, 0
 				found[i].From, found[i].DataFrom = 0, 0
+				if found[i].UUID.String() != inheritedUUID {
+					t.Errorf("the UUID is %s, want %s", found[i].UUID, inheritedUUID)
+				}
+				found[i].UUID = uuid.Nil
 			}
 			if len(found) != 1 || found[0] != c.want {
 				t.Fatalf("found %+v, want %+v", found, c.want)

@@ -20,6 +20,9 @@ type survey struct {
 	Known     blkidAnswer
 	Marks     []foundMark
 	Growth    []formatMark // the marks of a growth, whatever they say
+	// Strange is the first byte that no mkfs of the driver's has written, or -1. It is looked for only
+	// beside whole marks of a format.
+	Strange int64
 }
 
 // piece is an area with its bytes. Whole marks of the driver's own are cleared in it.
@@ -56,8 +59,8 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 		if err != nil {
 			return content{}, err
 		}
-		if s.alone() && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
-			return content{Filesystem: found[0]}, nil
+		if s.alone(v) && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
+			return content{Filesystem: found[0], Begun: len(s.growth(v)) > 0}, nil
 		}
 	}
 	s, err := h.survey(found)
@@ -109,7 +112,10 @@ func (h *heldDevice) survey(found []superblock) (survey, error) {
 		return survey{}, fmt.Errorf("probe %s: %w", h.Path, probeErr)
 	}
 	s.Known = known
-	return s, nil
+	if len(s.wholeMarks()) > 0 {
+		s.Strange, err = h.traces().strange(s.Pieces)
+	}
+	return s, err
 }
 
 // read reads the areas and takes the driver's own marks out of them.
@@ -118,7 +124,7 @@ func (h *heldDevice) read(areas []area, found []superblock) (survey, error) {
 	if err != nil {
 		return survey{}, unreadable(err)
 	}
-	s := survey{Path: h.Path, SizeBytes: h.SizeBytes, Pieces: pieces, Found: found}
+	s := survey{Path: h.Path, SizeBytes: h.SizeBytes, Pieces: pieces, Found: found, Strange: -1}
 	s.takeMarks()
 	return s, nil
 }

@@ -49,7 +49,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"Unauthorized",`+
 			`"message":"credentials missing or invalid"}`)
-	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("pvc-1")):
+	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("blue", "pvc-1")):
 		w.WriteHeader(http.StatusBadRequest) // the body did not come again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)

@@ -43,27 +43,18 @@ func newFile(t *testing.T, size int64) string {
 	if err := os.Truncate(path, size); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { releaseUnder(t, filepath.Dir(path)) })
+	t.Cleanup(func() { releaseBelow(t, filepath.Dir(path)) })
 	return path
 }
 
-// releaseUnder detaches the devices of files in dir and says how many there were.
-func releaseUnder(t *testing.T, dir string) int {
+// releaseBelow detaches the devices of files below dir and says how many there were.
+func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
-	devices, err := loopdev.List()
+	devices, err := loopdev.DetachBelow(context.Background(), dir)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
-	n := 0
-	for _, d := range devices {
-		if strings.HasPrefix(d.BackingFile, dir+"/") {
-			n++
-			if err := d.Detach(context.Background()); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	return n
+	return len(devices)
 }
 
 func attach(t *testing.T, c loopdev.Config) loopdev.Device {
@@ -197,6 +188,30 @@ func TestAReadOnlyDeviceRefusesWrites(t *testing.T) {
 	}
 }
 
+func TestADeviceIsWritableWhateverItsNumberWasBefore(t *testing.T) {
+	const first = 7000 // nobody else's
+	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
+	d := attach(t, c)
+	if out, err := exec.Command("blockdev", "--setro", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("blockdev: %v: %s", err, out)
+	}
+	if err := d.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again := attach(t, c)
+	if again.Path != d.Path {
+		t.Fatalf("the device is %s, was %s; this test shows nothing", again.Path, d.Path)
+	}
+	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if _, err := dev.WriteAt(make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestASerialOf63BytesIsKeptWholeAndALongerOneRefused(t *testing.T) {
 	file := newFile(t, mib)
 	long := strings.Repeat("s", 63-len(serial(t))) + serial(t)
@@ -244,7 +259,7 @@ func TestWhatTheKernelWouldMisreadIsRefused(t *testing.T) {
 			}
 		})
 	}
-	if n := releaseUnder(t, filepath.Dir(file)); n != 0 {
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
 		t.Errorf("%d refused devices were left attached", n)
 	}
 }
@@ -369,7 +384,7 @@ func TestMoreDevicesThanTheKernelMadeAtBoot(t *testing.T) {
 	if got := len(mustFind(t, sn)); got != n {
 		t.Errorf("%d devices attached, want %d", got, n)
 	}
-	if got := releaseUnder(t, filepath.Dir(file)); got != n {
+	if got := releaseBelow(t, filepath.Dir(file)); got != n {
 		t.Errorf("%d devices detached, want %d", got, n)
 	}
 }
@@ -415,8 +430,8 @@ func TestKilledProcessesLeaveOnlyWhatListShows(t *testing.T) {
 		}
 		_ = child.Wait() // It was killed; that is no news.
 	}
-	releaseUnder(t, filepath.Dir(file))
-	if n := releaseUnder(t, filepath.Dir(file)); n != 0 {
+	releaseBelow(t, filepath.Dir(file))
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
 		t.Errorf("%d devices cannot be released", n)
 	}
 	attach(t, loopdev.Config{Path: file, Serial: serial(t)})

@@ -5,7 +5,8 @@ import "slices"
 // guards are what stands between a disk and harm in the driver's source. What each lets through
 // when it is gone is what its trials are.
 func guards() []guard {
-	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards())
+	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
+		historyGuards(), tailGuards())
 }
 
 // in is a single place in a file.
@@ -64,6 +65,13 @@ func identityGuards() []guard {
 			"append(args, map[bool]string{false: inherited, true: h.Path}[REMOVED])"),
 			[]string{"a disk whose node becomes another's as mke2fs begins",
 				"a disk whose node becomes another's as mkfs.xfs begins"}},
+		{"a filesystem is the volume's own", in("node_stage.go", "!sb.isOf(v)", notAsked),
+			[]string{"ext4 of another volume", "ext3 of another volume, on a larger disk",
+				"xfs of another volume", "btrfs of another volume",
+				"ext4 of another volume that wants a check"}},
+		{"mkfs makes the volume's own filesystem", in("filesystem_identity.go",
+			`want != "" && made.UUID.String() != want`, notAsked),
+			[]string{"a mkfs that makes another UUID"}},
 		{"a disk is looked up again before it is mounted", in("node_stage.go", "h.unchanged()",
 			notCalled), []string{"a healthy disk that gets a twin meanwhile"}},
 	}
@@ -112,25 +120,38 @@ func blankGuards() []guard {
 		{"a filesystem is not larger than its disk", in("filesystem_check.go",
 			"sb.SizeBytes > h.SizeBytes", notAsked), []string{"ext4 on a smaller disk"}},
 		{"a filesystem that adds up is alone on its disk", in("blank.go",
-			"sb.Checked && !sb.Unfinished && nonZero(s.at(0, sb.From)) < 0 && "+
-				"len(s.foreign(sb)) == 0",
-			"sb.Checked && !sb.Unfinished && nonZero(s.at(0, sb.From)) < 0 && "+
-				"(REMOVED || len(s.foreign(sb)) == 0)"),
-			[]string{"ext4 before the backup of a GPT", "xfs on a member of an md RAID 1.0"}},
+			"nonZero(s.at(0, sb.From)) < 0 && len(s.foreign(sb)) == 0",
+			"nonZero(s.at(0, sb.From)) < 0 && (REMOVED || len(s.foreign(sb)) == 0)"),
+			[]string{"ext4 of this volume before the backup of a GPT",
+				"ext3 of this volume with a label of ZFS"}},
+		{"blkid is asked about what may be a file's", in("blank.go",
+			"(own || len(s.foreign(superblock{})) == 0)", taken),
+			[]string{"xfs over the whole disk, and a member of an md RAID 1.0 at its end",
+				"btrfs over the whole disk, and a member of an md RAID 1.0 at its end"}},
+		{"where ext keeps descriptors no file can be", in("superblock.go",
+			"extDataFrom(b, blocks, blockBytes),", "max(1, zeroIf(REMOVED, TEXT)),"),
+			[]string{"ext4 of this volume with a label of ZFS",
+				"ext4 of this volume with the magic of UFS2"}},
+		{"where btrfs begins no file can be", in("superblock.go", "DataFrom: btrfsDataFrom,",
+			"DataFrom: max(btrfsOffset, zeroIf(REMOVED, int64(btrfsDataFrom))),"),
+			[]string{"btrfs of this volume with a label of ZFS"}},
 		{"a filesystem that blkid knows is alone on its disk", in("blank.go",
-			"s.alone() || (known &&", "s.alone() || (REMOVED && known) || (known &&"),
+			"s.alone(v) || (known &&", "s.alone(v) || (REMOVED && known) || (known &&"),
 			[]string{"ext3 before the backup of a GPT"}},
 		{"a superblock that does not add up is not mounted", in("blank.go",
 			"known && !sb.Unfinished && !sb.Damaged", "known && !sb.Unfinished && (REMOVED || !sb.Damaged)"),
 			[]string{"ext4 whose superblock is damaged"}},
+		{"a superblock that does not add up is not the volume's", in("blank.go", "own && !sb.Damaged",
+			"own && (REMOVED || !sb.Damaged)"),
+			[]string{"ext4 of this volume whose superblock is damaged"}},
 		{"nothing stands before a filesystem that adds up", in("blank.go",
 			"nonZero(s.at(0, sb.From)) < 0", taken),
 			[]string{"ext4 under the partition table of old"}},
 		{"a filesystem that blkid knows has no table beside it", in("blank.go",
 			`s.Known.Table == "" && !s.Known.Ambiguous`, taken),
 			[]string{"ext3 under the partition table of old"}},
-		{"a filesystem is finished", in("blank.go", "sb.Checked && !sb.Unfinished",
-			"sb.Checked && (REMOVED || !sb.Unfinished)"), []string{"btrfs whose mkfs did not end"}},
+		{"a filesystem is finished", in("blank.go", "!sb.Unfinished &&\n",
+			"(REMOVED || !sb.Unfinished) &&\n"), []string{"btrfs whose mkfs did not end"}},
 		{"a disk has one filesystem", []edit{
 			{"blank.go", "len(s.Found) != 1 || s.SizeBytes < headBytes+tailBytes",
 				"len(s.Found) == 0 || !REMOVED && (TEXT)"},
@@ -203,7 +224,7 @@ func areaGuards() []guard {
 func markGuards() []guard {
 	return []guard{
 		{"a filesystem that was mounted is never formatted", []edit{
-			{"survey.go", "s.alone() && !found[0].Fresh", notAsked},
+			{"survey.go", "s.alone(v) && !found[0].Fresh", notAsked},
 			{"blank.go", "case whole && !fs.Fresh:", "case !REMOVED && whole && !fs.Fresh:"},
 			{"blank.go", "!sb.Unfinished && !sb.Fresh", notAsked},
 		}, []string{"a filesystem of ext3 that was mounted, under this volume's mark",
@@ -231,13 +252,78 @@ func markGuards() []guard {
 			[]string{"an unfinished format whose marks are of another version"}},
 		{"a mark's text lies in the mark", in("format_mark.go", "n > markBytes-markTextAt", notAsked),
 			[]string{"an unfinished format whose marks tell of a longer text than they have"}},
-		{"nothing of others is wiped with an unfinished format", in("blank.go", "len(others) > 0",
-			notAsked), []string{"an unfinished format on a disk where Ceph has put a label"}},
-		{"nothing that blkid knows is wiped with an unfinished format", in("blank.go",
-			`(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type))`, notAsked),
-			[]string{"an unfinished format on a disk on which blkid finds something"}},
-		{"no table is wiped with an unfinished format", in("blank.go",
-			`s.Known.Table != "" || s.Known.Ambiguous`, notAsked),
-			[]string{"an unfinished format on a disk on which blkid finds a table"}},
+		{"nothing of others is wiped with an unfinished format", []edit{
+			{"blank.go", "len(others) > 0", notAsked}, {"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk where Ceph has put a label"}},
+		{"nothing that blkid knows is wiped with an unfinished format", []edit{
+			{"blank.go", `(s.Known.Type != "" && !slices.Contains(ours, s.Known.Type))`, notAsked},
+			{"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk on which blkid finds something"}},
+		{"no table is wiped with an unfinished format", []edit{
+			{"blank.go", `s.Known.Table != "" || s.Known.Ambiguous`, notAsked},
+			{"blank.go", "s.Strange >= 0", notAsked},
+		}, []string{"an unfinished format on a disk on which blkid finds a table"}},
+	}
+}
+
+// historyGuards see that a disk is taken for blank by samples only if it cannot be anything else.
+func historyGuards() []guard {
+	return []guard{
+		{"a disk that was not made blank is read whole", in("node_request.go",
+			"v.Origin == originBlank", taken), []string{
+			"one byte in the midst of a disk restored from a snapshot",
+			"one byte in the midst of a disk from an image"}},
+		{"a disk that is for raw use too is read whole", in("node_request.go",
+			"&& v.Use == useFilesystem", "&& (REMOVED || v.Use == useFilesystem)"),
+			[]string{"one byte in the midst of a disk that is for raw use too"}},
+		{"a disk of which nobody tells anything is read whole", in("node_zero.go", "v.madeBlank()",
+			taken), []string{"one byte in the midst of a disk that the driver did not make"}},
+		{"what is found in reading it counts", in("zero_linux.go", "found < to", notAsked),
+			[]string{"one byte in the midst of a disk that the driver did not make"}},
+		{"no more than a mkfs has left is wiped from a disk that is read whole", in("node_zero.go",
+			"h.traces().foreign", "foreignBytes(func(b []byte, at int64) (int, error) {\n"+
+				"if REMOVED {\nreturn -1, nil\n}\nreturn TEXT(b, at)\n})"),
+			[]string{"data anywhere, under an own mark, on a disk from an image"}},
+		{"no more than a mkfs has left is wiped where samples are read", in("blank.go",
+			"s.Strange >= 0", notAsked), []string{"boot code over an own format"}},
+		{"a volume for raw use gets no filesystem", in("node_request.go",
+			"v.Use == useBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
+		{"the device's blocks are the disk's", in("node_request.go",
+			"blockBytes != 0 && blockBytes != int64(n)", notAsked),
+			[]string{"a blank disk with blocks of another size",
+				"a healthy disk with blocks of another size"}},
+		{"nobody writes to a disk that is formatted", in("format.go", "h.awaitNoWriters()", notCalled),
+			[]string{"a blank disk that a program has open for writing"}},
+		{"nobody writes to a disk that is mounted", in("node_stage.go", "h.awaitNoWriters()",
+			notCalled), []string{"a healthy disk that a program has open for writing"}},
+		{"no two drivers work on a disk", in("device_lock_linux.go", "case err == nil:",
+			"case REMOVED || err == nil:"), []string{"a blank disk that another driver works on",
+			"a healthy disk that another driver works on"}},
+	}
+}
+
+// tailGuards see that a filesystem does not grow over anything.
+func tailGuards() []guard {
+	const file = "filesystem_tail.go"
+	return []guard{
+		{"a filesystem grows over what is proven alone", in(file, "if from < blank {",
+			"if !REMOVED && from < blank {"),
+			[]string{"ext3 with a byte somewhere behind it", "ext4 with a byte somewhere behind it",
+				"xfs with data behind it", "btrfs with a byte somewhere behind it",
+				"ext4 with a byte behind it that its snapshot had"}},
+		{"what the rack made blank is sampled", in(file, "; dirty {", "; !REMOVED && dirty {"),
+			[]string{"ext4 with a byte at the end of a disk that was restored"}},
+		{"only what was restored is sampled", in(file, "v.Origin != originSnapshot ||",
+			"!REMOVED && v.Origin != originSnapshot ||"),
+			[]string{"ext4 with a byte behind it on a disk from an image"}},
+		{"what raw use may have written is not sampled", in(file, "v.Use != useFilesystem ||",
+			"!REMOVED && v.Use != useFilesystem ||"),
+			[]string{"xfs with a byte behind it on a disk that was restored for raw use, too"}},
+		{"what the snapshot had is not sampled", in(file, "min(v.SourceBytes, sizeBytes)",
+			"zeroIf(REMOVED, TEXT)"),
+			[]string{"xfs with a byte behind it that its snapshot had"}},
+		{"a growth that had begun is this volume's", in("blank.go", "return !begun || !m.of(v, s.SizeBytes)",
+			"return !begun || !REMOVED && !m.of(v, s.SizeBytes)"),
+			[]string{"ext4 whose growth another volume had begun"}},
 	}
 }

@@ -133,67 +133,75 @@ func luksCopies() []generator {
 	return all
 }
 
-// zfsLabels are the four of a pool's member (ZFS On-Disk Specification, 1.2): two at the start, two
-// at the end of what is whole in 256 KiB; the second half of a label is a ring of uberblocks.
-func zfsLabels() []generator {
+// zfsLabel writes one of the four of a pool's member (ZFS On-Disk Specification, 1.2): two at the
+// start, two at the end of what is whole in 256 KiB; the second half of a label is a ring of
+// uberblocks.
+func zfsLabel(im *image, number int64) {
 	const label = 256 * 1024
-	write := func(im *image, number int64) {
-		at := number * label
-		if number >= 2 {
-			at = im.Size/label*label - (4-number)*label
-		}
-		im.write(at+16*kib, []byte("\x01\x01\x00\x00version")...)
-		uberblock := make([]byte, 1024)
-		le.PutUint64(uberblock, 0x00bab10c)
-		le.PutUint64(uberblock[8:], 5000)
-		for i := range int64(8) {
-			im.write(at+128*kib+i*1024, uberblock...)
-		}
+	at := number * label
+	if number >= 2 {
+		at = im.Size/label*label - (4-number)*label
 	}
+	im.write(at+16*kib, []byte("\x01\x01\x00\x00version")...)
+	uberblock := make([]byte, 1024)
+	le.PutUint64(uberblock, 0x00bab10c)
+	le.PutUint64(uberblock[8:], 5000)
+	for i := range int64(8) {
+		im.write(at+128*kib+i*1024, uberblock...)
+	}
+}
+
+// zfsLabels are disks with some of the labels.
+func zfsLabels() []generator {
 	all := []generator{marked("ZFS", []string{"zfs"}, func(im *image) {
 		for number := range int64(4) {
-			write(im, number)
+			zfsLabel(im, number)
 		}
 	})}
 	for number := range int64(4) {
 		all = append(all, marked(fmt.Sprintf("ZFS of which label %d is left", number),
-			[]string{"zfs"}, func(im *image) { write(im, number) }))
+			[]string{"zfs"}, func(im *image) { zfsLabel(im, number) }))
 	}
 	return append(all, generator{"ZFS on an odd size of which the last label is left",
 		func(t *trial) {
-			t.Size += 512 * (1 + t.Rand.Int64N(label/512-1))
-			t.Fill = func(im *image) { write(im, 3) }
+			t.Size += 512 * (1 + t.Rand.Int64N(256*kib/512-1))
+			t.Fill = func(im *image) { zfsLabel(im, 3) }
 			t.Want = foreign("zfs")
 		}})
 }
 
-// mdMembers are parts of Linux RAIDs (linux/md_p.h).
-func mdMembers() []generator {
-	md := func(version uint32, at int64) []byte {
-		b := make([]byte, 1024)
-		le.PutUint32(b, 0xa92b4efc)
-		if version == 0 {
-			le.PutUint32(b[8:], 90)
-			return b
-		}
-		le.PutUint32(b[4:], 1)
-		copy(b[16:], "the RAID's UUID.")
-		le.PutUint64(b[144:], uint64(at/512)) // where this superblock is
-		le.PutUint32(b[216:], mdChecksum(b[:256]))
+// mdSuperblock is that of a member of a Linux RAID (linux/md_p.h) of version 0.90, or 1 and where
+// it lies.
+func mdSuperblock(version uint32, at int64) []byte {
+	b := make([]byte, 1024)
+	le.PutUint32(b, 0xa92b4efc)
+	if version == 0 {
+		le.PutUint32(b[8:], 90)
 		return b
 	}
+	le.PutUint32(b[4:], 1)
+	copy(b[16:], "the RAID's UUID.")
+	le.PutUint64(b[144:], uint64(at/512)) // where this superblock is
+	le.PutUint32(b[216:], mdChecksum(b[:256]))
+	return b
+}
+
+// mdPlaces is where each version has it.
+var mdPlaces = map[string]func(size int64) int64{
+	"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
+	"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
+	"1.1":  func(int64) int64 { return 0 },
+	"1.2":  func(int64) int64 { return 4096 },
+}
+
+// mdMembers are parts of Linux RAIDs.
+func mdMembers() []generator {
 	names := []string{"linux_raid_member", "raid"}
-	place := map[string]func(size int64) int64{
-		"0.90": func(size int64) int64 { return size&^(64*kib-1) - 64*kib },
-		"1.0":  func(size int64) int64 { return (size/512 - 16) &^ 7 * 512 },
-		"1.1":  func(int64) int64 { return 0 },
-		"1.2":  func(int64) int64 { return 4096 },
-	}
 	var all []generator
 	for _, version := range []string{"0.90", "1.0", "1.1", "1.2"} {
 		fill := func(im *image) {
-			at := place[version](im.Size)
-			im.write(at, md(uint32(strings.Index("01", version[:1])), at)...)
+			at := mdPlaces[version](im.Size)
+			im.write(at, mdSuperblock(uint32(strings.Index("01", version[:1])), at)...)
 		}
 		all = append(all, marked("a member of an md RAID "+version, names, fill))
 		for _, k := range []string{"ext4", "xfs", "btrfs"} {

@@ -164,7 +164,9 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 
 // someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
 // does with what was not flushed. The marks were. Of btrfs the first superblock is always lost, for
-// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt).
+// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt); and its blocks
+// are lost whole, each is one write: of the rest of one whose head is lost nobody can tell whose it
+// is.
 func (s *scene) someOfIt() error {
 	pieces, err := s.learnMark()
 	if err != nil {
@@ -173,11 +175,18 @@ func (s *scene) someOfIt() error {
 	if err := s.cutOff(`"$real" "$@"; exit 1`); err != nil {
 		return err
 	}
-	lost := s.Rand.IntN(100)
+	lost, unit := s.Rand.IntN(100), int64(pageBytes)
+	if s.FS == btrfs {
+		unit = 16 * kib
+	}
+	last, gone := int64(-1), false
 	return eachPage(s.image.Path, func(at int64, page []byte) error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
 		finished := s.FS == btrfs && at == 64*kib
-		if isMark || (s.Rand.IntN(100) >= lost && !finished) {
+		if at/unit != last {
+			last, gone = at/unit, s.Rand.IntN(100) < lost
+		}
+		if isMark || (!gone && !finished) {
 			return nil
 		}
 		return s.poke(at, make([]byte, len(page))...)

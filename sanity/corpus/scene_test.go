@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,6 +71,7 @@ func (b *bench) newScene(ctx context.Context, t *trial) (s *scene, err error) {
 	name := fmt.Sprintf("csi-%016x", t.Rand.Uint64())
 	s.DiskName, s.VolumeID = name, randomUUID(t)
 	s.Publish = map[string]string{"diskName": s.DiskName, "sizeBytes": fmt.Sprint(s.image.Size)}
+	maps.Copy(s.Publish, t.History)
 	if s.loop, err = s.attach(ctx, s.image, false); err != nil {
 		return s, err
 	}

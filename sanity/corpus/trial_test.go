@@ -14,6 +14,8 @@ type trial struct {
 	BlockSize int
 	// FS is the filesystem that the request wants.
 	FS string
+	// History is what the controller tells of how the disk was made, and for what.
+	History map[string]string
 	// Rand is the trial's own chance: it depends on the seed and the name alone.
 	Rand *rand.Rand
 	// Fill writes the disk.
@@ -68,6 +70,8 @@ const (
 	notFound    = "DeviceNotFound"
 	sizeMissing = "DiskSizeUnknown"
 	toolFailed  = "NodeToolFailed"
+
+	wrongFilesystem = "WrongFilesystem"
 )
 
 // refuse wants a refusal for one of the reasons.
@@ -88,14 +92,14 @@ type generator struct {
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), spots(),
-		owners(), oddities())
+		owners(), oddities(), identities(), grown(), tails())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.
 func defaults(name string, r *rand.Rand) *trial {
 	return &trial{
 		Name: name, Rand: r, Size: gib * (1 + r.Int64N(3)), BlockSize: 512, FS: ext4,
-		Fill: func(*image) {},
+		History: made, Fill: func(*image) {},
 	}
 }
 

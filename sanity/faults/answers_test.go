@@ -114,7 +114,7 @@ var answers = []answer{
 	refusal("no-route", 404, "", "Not Found", codes.Internal),
 	refusal("Conflict", 409, "Conflict", "in use", codes.FailedPrecondition),
 	refusal("Gone", 410, "Gone", "Gone", codes.Internal),
-	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Internal),
+	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Unavailable),
 	refusal("ServiceNotAvailable", 503, "ServiceNotAvailable", "Service Unavailable",
 		codes.Unavailable),
 	refusal("too-many", 429, "", "slow down", codes.Unavailable),
@@ -123,8 +123,10 @@ var answers = []answer{
 	refusal("unknown-code", 418, "Teapot", "short and stout", codes.Internal),
 	refusal("other-version", 400, "",
 		"server does not support this API version: 2026060800.0.0", codes.Internal),
+	page("proxy-408", 408, codes.Unavailable),
 	page("proxy-502", 502, codes.Unavailable),
 	page("proxy-504", 504, codes.Unavailable),
+	page("proxy-520", 520, codes.Unavailable),
 	{name: "redirect", code: codes.Internal, set: func(f *sanity.Fault, _ *cast, _ phase) {
 		f.Answer = &sanity.FaultAnswer{Status: http.StatusFound, ContentType: "text/html",
 			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}

@@ -14,6 +14,10 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 	switch s.op {
 	case write, writeSynced:
 		return h.write(s)
+	case freeze, thaw:
+		return h.freeze(s)
+	case hold, letGo:
+		return h.hold(s)
 	case wait:
 		return "", h.wait(ctx)
 	case fault:
@@ -30,7 +34,7 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 func (h *history) write(s step) (string, error) {
 	content := h.contents[s.vol]
 	if content == nil || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
-		h.world.lost[at(s.vol, s.node)] {
+		h.world.lost[at(s.vol, s.node)] || h.world.frozen[at(s.vol, s.node)] {
 		return impossible, nil
 	}
 	h.value++
@@ -115,6 +119,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 			h.contents[v].torn = true
 		}
 		h.staged[at(v, s.node)] = false
+		h.world.frozen[at(v, s.node)] = false
 		h.world.seen[stagedField(v, s.node)] = ""
 		for _, p := range pods {
 			h.world.seen[publishedField(v, s.node, p)] = ""

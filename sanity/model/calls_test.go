@@ -54,8 +54,11 @@ func (b book) identify(s *step) bool {
 		return s.id != ""
 	}
 	s.id = volume.GetVolumeId()
-	if s.op == stage || s.op == stageOther || s.op == publish {
+	switch s.op {
+	case stage, stageOther, publish, publishOther:
 		return b.published[at(s.vol, s.node)] != nil
+	case stageAstray:
+		return b.published[at(s.vol, s.node)] != nil && b.published[at(s.other, s.node)] != nil
 	}
 	return volume != nil
 }
@@ -98,17 +101,20 @@ type reply struct {
 	context  map[string]string
 }
 
-func capabilityOf(v int) *csi.VolumeCapability {
+func capabilityOf(v int) *csi.VolumeCapability { return accessOf(v, kinds[v].fsType) }
+
+// accessOf is the volume's capability with another filesystem; "" is a device.
+func accessOf(v int, fsType string) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	if kinds[v].shared {
 		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	}
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-	if kinds[v].block() {
+	if fsType == "" {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
 		c.AccessType = &csi.VolumeCapability_Mount{
-			Mount: &csi.VolumeCapability_MountVolume{FsType: kinds[v].fsType}}
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
 	}
 	return c
 }
@@ -176,19 +182,24 @@ func (h *history) callNode(ctx context.Context, s step) error {
 			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: capabilityOf(s.vol),
 			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
 	case stageOther:
-		other := capabilityOf(s.vol)
 		fsType := "xfs"
 		if kinds[s.vol].fsType == fsType {
 			fsType = "ext4"
 		}
-		other.AccessType = &csi.VolumeCapability_Mount{
-			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
+		other := accessOf(s.vol, fsType)
 		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: other,
 			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
+	case stageAstray:
+		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: capabilityOf(s.vol),
+			PublishContext: h.book.published[at(s.other, s.node)]})
 	case unstage:
 		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
 			VolumeId: s.id, StagingTargetPath: staging})
+	case unstageAstray:
+		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: h.site.staging(s.other, s.node)})
 	case publish:
 		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
 			return err
@@ -197,6 +208,21 @@ func (h *history) callNode(ctx context.Context, s step) error {
 			VolumeId: s.id, StagingTargetPath: staging, TargetPath: target,
 			VolumeCapability: capabilityOf(s.vol), VolumeContext: volumeContext,
 			PublishContext: h.book.published[at(s.vol, s.node)]})
+	case publishOther:
+		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
+			return err
+		}
+		fsType := "ext4"
+		if !kinds[s.vol].block() {
+			fsType = ""
+		}
+		_, err = node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: staging, TargetPath: target,
+			VolumeCapability: accessOf(s.vol, fsType), VolumeContext: volumeContext,
+			PublishContext: h.book.published[at(s.vol, s.node)]})
+	case unpublishAstray:
+		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
+			VolumeId: s.id, TargetPath: h.site.target(s.other, s.node, s.pod)})
 	case unpublish:
 		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
 			VolumeId: s.id, TargetPath: target})

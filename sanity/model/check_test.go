@@ -20,6 +20,9 @@ func (h *history) check(j *joint, calls []ended) error {
 		}
 	}
 	h.believe(j)
+	if err := h.dropLost(j); err != nil {
+		return err
+	}
 	return h.checkData(j, calls)
 }
 

@@ -10,7 +10,7 @@ import (
 // What is not here disturbs no answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
-	"500": codes.Internal, "403": codes.PermissionDenied,
+	"500": codes.Unavailable, "403": codes.PermissionDenied,
 }
 
 // codes are the answers that the model allows a call that is made in this state. They come from
@@ -26,7 +26,7 @@ func (w *world) codes(s step, f facts) []codes.Code {
 		// Something that was given up is still at work on the same objects.
 		list = append(list, codes.Aborted, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
-		if s.op != stageOther {
+		if s.op != stageOther && s.op != stageAstray && s.op != publishOther {
 			list = append(list, codes.OK)
 		}
 	}
@@ -104,8 +104,21 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 		list = w.stageCodes(s, f, here, lost)
 	case stageOther:
 		list = stageOtherCodes(s, f, here, lost)
+	case stageAstray:
+		// NS-8, and what else speaks against the other disk.
+		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition,
+			codes.InvalidArgument}
+	case publishOther:
+		return []codes.Code{codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition}
+	case unstageAstray:
+		if f.mounted(s.vol, s.node) || w.held[at(s.vol, s.node)] {
+			return []codes.Code{codes.Internal} // NU-5
+		}
 	case unstage:
 		list = unstageCodes(s, f, lost)
+		if w.held[at(s.vol, s.node)] && !lost {
+			list = []codes.Code{codes.Internal} // NU-5
+		}
 	case publish:
 		list = publishCodes(s, f, here, lost)
 		if w.slow[at(s.vol, s.node)] {
@@ -120,6 +133,9 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 			}
 		}
 	default:
+		list = []codes.Code{codes.OK}
+	}
+	if len(list) == 0 {
 		list = []codes.Code{codes.OK}
 	}
 	if w.half[at(s.vol, s.node)] && s.op != stageOther {
@@ -156,6 +172,8 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 // stageOtherCodes never has OK: what holds something is not formatted.
 func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
 	switch {
+	case kinds[s.vol].block():
+		return []codes.Code{codes.FailedPrecondition} // it was not created for filesystems
 	case !here:
 		return []codes.Code{codes.NotFound}
 	case lost:

@@ -12,6 +12,7 @@ import (
 // wrong. A history is drawn as wishes, so that a shorter one makes sense, too.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
+	other                                       int
 	mishap                                      mishap
 	after                                       time.Duration
 	move, shadow                                bool
@@ -31,12 +32,13 @@ const (
 	pairing
 	misfortune
 	restarting
+	disturbing
 	waiting
 )
 
 var shares = []struct{ kind, percent int }{
-	{onwards, 31}, {backwards, 11}, {anyCall, 12}, {again, 8}, {writing, 10}, {pairing, 9},
-	{misfortune, 12}, {restarting, 5}, {waiting, 2},
+	{onwards, 28}, {backwards, 10}, {anyCall, 11}, {again, 8}, {writing, 9}, {pairing, 8},
+	{misfortune, 11}, {restarting, 5}, {disturbing, 8}, {waiting, 2},
 }
 
 func kindOf(percent int) int {
@@ -52,6 +54,10 @@ func kindOf(percent int) int {
 var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
 	stopInstance}
 
+// disturbances are what pods and mistaken calls do that no orchestrator wants.
+var disturbances = []op{freeze, thaw, hold, letGo, stageAstray, unstageAstray, publishOther,
+	unpublishAstray}
+
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {
 		// rapid likes small numbers, as they are easy to read; here each has the same chance.
@@ -60,7 +66,7 @@ func drawWish(t *rapid.T) wish {
 	w := wish{kind: kindOf(draw(99, "kind")), vol: draw(99, "volume")}
 	w.node, w.pod, w.block = draw(2, "node"), draw(1, "pod"), draw(blocks-1, "block")
 	w.ctl = draw(1, "controller")
-	w.move = draw(19, "move") == 19
+	w.move, w.other = draw(19, "move") == 19, draw(99, "other")
 	switch w.kind {
 	case anyCall:
 		w.op = draw(int(stats), "call")
@@ -70,6 +76,8 @@ func drawWish(t *rapid.T) wish {
 		w.op, w.shadow = draw(int(stats), "call"), draw(2, "twin") < 2
 	case misfortune:
 		w.fault, w.shadow = draw(999, "fault"), draw(2, "onwards") > 0
+	case disturbing:
+		w.op = int(disturbances[draw(len(disturbances)-1, "disturbance")])
 	case restarting:
 		w.op = int(restarts[draw(len(restarts)-1, "restart")])
 	}
@@ -105,7 +113,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 		h.goals[v] = n
 	}
 	s := step{op: op(w.op), ctl: 1 + w.ctl, vol: v, snap: 1 + w.vol%(len(snapOf)-1), node: n,
-		pod: pods[w.pod], block: w.block}
+		pod: pods[w.pod], block: w.block, other: volumes[w.other%len(volumes)]}
 	switch w.kind {
 	case onwards:
 		s = h.towards(v, h.goals[v])
@@ -126,7 +134,7 @@ func (h *history) resolve(w wish, volumes []int) []step {
 			s.ctl = 1 + w.ctl
 		}
 		s.mishap, s.with = none, nil
-	case writing:
+	case writing, disturbing:
 		s.node = h.goals[v]
 	case pairing:
 		if w.pod == 1 {
@@ -147,7 +155,9 @@ func (h *history) resolve(w wish, volumes []int) []step {
 	}
 	if s.op.isCall() {
 		h.last = s
-		s.mishap, s.after = w.mishap, w.after
+		if !s.op.astray() {
+			s.mishap, s.after = w.mishap, w.after
+		}
 		if s.op == stage {
 			s.after *= 5 // it is the longest, for what it does to a new disk
 		}

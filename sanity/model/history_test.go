@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ type history struct {
 	contents  map[int]*content
 	snapshots map[string]*content
 	serials   map[int]string
+	open      map[string]*os.File // the devices that are kept open, by "v4 a"
 	// lines are the steps as they were carried out, with their answers.
 	lines []string
 	// lies change what the CO hears or what is so, to try the model itself; nil for an honest site.
@@ -50,13 +52,13 @@ type counts struct {
 func newHistory(s *site) *history {
 	return &history{site: s, world: newWorld(), book: newBook(), contents: map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
-		faultNames: map[string]string{}, goals: map[int]string{},
+		open: map[string]*os.File{}, faultNames: map[string]string{}, goals: map[int]string{},
 		staged: map[string]bool{}}
 }
 
 // do carries out a step and holds everything against the model.
 func (h *history) do(ctx context.Context, s step) error {
-	if len(h.world.doubts) > 0 && (s.op == write || s.op == writeSynced || h.doubtSince >= 3) {
+	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= letGo || h.doubtSince >= 3) {
 		// What a snapshot holds must be known, and a call that was given up ends some day.
 		if err := h.step(ctx, step{op: wait}); err != nil {
 			return err
@@ -144,7 +146,8 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	}
 	for _, one := range steps {
 		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] ||
-			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) {
+			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
+			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
 			return nil, nil
 		}
 	}
@@ -229,6 +232,12 @@ func (h *history) learn(s *step, c *ended, a answer) {
 	}
 	if a.err != nil {
 		return
+	}
+	switch s.op {
+	case stage, unstage:
+		if s.op == unstage || h.world.seen[stagedField(s.vol, s.node)] == "" || h.world.lost[key] {
+			h.world.frozen[key] = false
+		}
 	}
 	switch s.op {
 	case stage:

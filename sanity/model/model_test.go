@@ -70,6 +70,9 @@ func (g *ground) play(ctx context.Context, l lies, steps func(*history) error) (
 	if err == nil {
 		err = h.tearDown(ctx)
 	}
+	if err != nil {
+		_ = h.dropAll() // the history's failure is told already
+	}
 	if err != nil && (l == nil || g.site.scrub(ctx) != nil) {
 		g.site.abandon()
 		g.site = nil
@@ -107,6 +110,9 @@ func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 				}
 				return nil
 			})
+			if h == nil {
+				rt.Fatal(err)
+			}
 			if err != nil {
 				failed = append(failed, h.told())
 				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",

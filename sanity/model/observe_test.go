@@ -258,6 +258,7 @@ func unmountBelow(dir string) {
 		panic(err) // the kernel's mount table can be read
 	}
 	for _, info := range slices.Backward(infos) {
+		_ = onRoot(info.Mountpoint, ioctlThaw)             // else its device is never free again
 		_ = unix.Unmount(info.Mountpoint, unix.MNT_DETACH) // it may be gone with the one above it
 	}
 }

@@ -58,6 +58,9 @@ func (h *history) away(v int) (step, bool) {
 				return step{op: unpublish, vol: v, node: n, pod: p}, true
 			}
 		}
+		if h.world.held[at(v, n)] {
+			return step{op: letGo, vol: v, node: n, pod: 1}, true
+		}
 		if f[stagedField(v, n)] != "" || h.book.staged[at(v, n)] {
 			return step{op: unstage, vol: v, node: n}, true
 		}

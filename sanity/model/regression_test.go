@@ -106,6 +106,74 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeStage v4 as another filesystem
 		controller 1: ControllerUnpublish v4 → node a
 		node a: NodeStage v4 as another filesystem`},
+	{"what was frozen and forgotten is unstaged, and a freeze outlives what others do", `
+		controller 1: CreateVolume v1
+		controller 1: CreateVolume v2
+		controller 1: CreateVolume v3
+		controller 1: ControllerPublish v1 → node a
+		controller 1: ControllerPublish v2 → node a
+		controller 1: ControllerPublish v3 → node a
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		node a: NodePublish v1 to pod 2
+		pod 1 on a: write v1 block 1
+		pod 1 on a: freeze v1
+		node a: NodeGetVolumeStats v1 of pod 1
+		node a: NodeUnpublish v1 from pod 1
+		node a: NodeUnstage v1
+		node a: NodeStage v1
+		controller 1: CreateSnapshot s1
+		node a: NodeUnpublish v1 from pod 2
+		kill -9 node a
+		node a: NodeUnstage v1
+		node a: NodeStage v2
+		node a: NodePublish v2 to pod 1
+		pod 1 on a: write v2 block 1
+		pod 1 on a: freeze v2
+		node a: NodeUnpublish v2 from pod 1
+		node a: NodeUnstage v2, killed after 3ms
+		node a: NodeUnstage v2
+		node a: NodeStage v3
+		node a: NodePublish v3 to pod 1
+		pod 1 on a: write v3 block 1
+		pod 1 on a: freeze v3
+		controller 2: ControllerUnpublish v3 → node a
+		controller 2: ControllerPublish v3 → node b
+		node b: NodeStage v3
+		node b: NodePublish v3 to pod 1
+		pod 1 on b: freeze v3
+		stop instance b
+		start instance b
+		node b: NodeStage v3`},
+	{"calls that are refused leave no trace", `
+		controller 1: CreateVolume v4
+		controller 1: ControllerPublish v4 → node a
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v4
+		node a: NodePublish v4 to pod 1
+		pod 1 on a: write and fsync v4 block 0
+		pod 1 on a: keep v4 open
+		node a: NodeStage v4 as another filesystem
+		node a: NodeStage v4 with the disk of v1
+		node a: NodePublish v4 to pod 2 as the other access type
+		kill -9 node a
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4
+		node a: NodeStage v4 as another filesystem
+		node a: NodeUnstage v4
+		pod 1 on a: close v4
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		node a: NodePublish v4 to pod 1
+		node a: NodeStage v1 with the disk of v4
+		node a: NodePublish v1 to pod 2 as the other access type
+		node a: NodeUnpublish v4 from pod 1 at the path of v1
+		node a: NodeUnpublish v1 from pod 1 at the path of v4
+		node a: NodeUnstage v4 at the path of v1
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4 at the path of v1
+		node a: NodeUnstage v4`},
 	{"a create that was given up is found by the next one", `
 		rack: disk_create late
 		controller 1: CreateVolume v1, abandoned after 5ms

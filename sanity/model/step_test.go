@@ -21,13 +21,21 @@ const (
 	createSnapshot
 	deleteSnapshot
 	stage
-	stageOther // as another filesystem than it has
+	stageOther  // as another filesystem than it has
+	stageAstray // as what another volume's disk is
 	unstage
+	unstageAstray // at another volume's path
 	publish
+	publishOther // as a device what is a filesystem, and the reverse
 	unpublish
+	unpublishAstray // at another volume's path
 	stats
 	write
 	writeSynced
+	freeze
+	thaw
+	hold // keep a device open, whatever becomes of the pod
+	letGo
 	fault
 	killController
 	endController
@@ -43,37 +51,50 @@ const (
 
 // forms are the steps as people read them, and as a history in a file has them.
 var forms = map[op]string{
-	createVolume:   "controller {ctl}: CreateVolume v{vol}",
-	deleteVolume:   "controller {ctl}: DeleteVolume v{vol}",
-	attach:         "controller {ctl}: ControllerPublish v{vol} → node {node}",
-	detach:         "controller {ctl}: ControllerUnpublish v{vol} → node {node}",
-	detachAll:      "controller {ctl}: ControllerUnpublish v{vol} from wherever it is",
-	createSnapshot: "controller {ctl}: CreateSnapshot s{snap}",
-	deleteSnapshot: "controller {ctl}: DeleteSnapshot s{snap}",
-	stage:          "node {node}: NodeStage v{vol}",
-	stageOther:     "node {node}: NodeStage v{vol} as another filesystem",
-	unstage:        "node {node}: NodeUnstage v{vol}",
-	publish:        "node {node}: NodePublish v{vol} to pod {pod}",
-	unpublish:      "node {node}: NodeUnpublish v{vol} from pod {pod}",
-	stats:          "node {node}: NodeGetVolumeStats v{vol} of pod {pod}",
-	write:          "pod {pod} on {node}: write v{vol} block {block}",
-	writeSynced:    "pod {pod} on {node}: write and fsync v{vol} block {block}",
-	fault:          "rack: {fault}",
-	killController: "kill -9 controller {ctl}",
-	endController:  "terminate controller {ctl}",
-	killNode:       "kill -9 node {node}",
-	endNode:        "terminate node {node}",
-	killRack:       "kill -9 the rack's simulator",
-	startRack:      "start the rack's simulator",
-	restartRack:    "terminate and start the rack's simulator",
-	stopInstance:   "stop instance {node}",
-	startInstance:  "start instance {node}",
-	wait:           "wait until all is quiet",
+	createVolume:    "controller {ctl}: CreateVolume v{vol}",
+	deleteVolume:    "controller {ctl}: DeleteVolume v{vol}",
+	attach:          "controller {ctl}: ControllerPublish v{vol} → node {node}",
+	detach:          "controller {ctl}: ControllerUnpublish v{vol} → node {node}",
+	detachAll:       "controller {ctl}: ControllerUnpublish v{vol} from wherever it is",
+	createSnapshot:  "controller {ctl}: CreateSnapshot s{snap}",
+	deleteSnapshot:  "controller {ctl}: DeleteSnapshot s{snap}",
+	stage:           "node {node}: NodeStage v{vol}",
+	stageOther:      "node {node}: NodeStage v{vol} as another filesystem",
+	stageAstray:     "node {node}: NodeStage v{vol} with the disk of v{other}",
+	unstage:         "node {node}: NodeUnstage v{vol}",
+	unstageAstray:   "node {node}: NodeUnstage v{vol} at the path of v{other}",
+	publish:         "node {node}: NodePublish v{vol} to pod {pod}",
+	publishOther:    "node {node}: NodePublish v{vol} to pod {pod} as the other access type",
+	unpublish:       "node {node}: NodeUnpublish v{vol} from pod {pod}",
+	unpublishAstray: "node {node}: NodeUnpublish v{vol} from pod {pod} at the path of v{other}",
+	stats:           "node {node}: NodeGetVolumeStats v{vol} of pod {pod}",
+	write:           "pod {pod} on {node}: write v{vol} block {block}",
+	writeSynced:     "pod {pod} on {node}: write and fsync v{vol} block {block}",
+	freeze:          "pod {pod} on {node}: freeze v{vol}",
+	thaw:            "pod {pod} on {node}: thaw v{vol}",
+	hold:            "pod {pod} on {node}: keep v{vol} open",
+	letGo:           "pod {pod} on {node}: close v{vol}",
+	fault:           "rack: {fault}",
+	killController:  "kill -9 controller {ctl}",
+	endController:   "terminate controller {ctl}",
+	killNode:        "kill -9 node {node}",
+	endNode:         "terminate node {node}",
+	killRack:        "kill -9 the rack's simulator",
+	startRack:       "start the rack's simulator",
+	restartRack:     "terminate and start the rack's simulator",
+	stopInstance:    "stop instance {node}",
+	startInstance:   "start instance {node}",
+	wait:            "wait until all is quiet",
 }
 
 // onNode says that the call goes to a node's driver, and isCall that it goes to a driver at all.
 func (o op) onNode() bool { return o >= stage && o <= stats }
 func (o op) isCall() bool { return o <= stats }
+
+// astray says that a call is mistaken: it takes one volume, or access type, for another.
+func (o op) astray() bool {
+	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
+}
 
 // mishap is what happens to a call on its way.
 type mishap int
@@ -93,7 +114,7 @@ var mishapForms = map[mishap]string{
 type step struct {
 	op                  op
 	ctl, vol, snap, pod int
-	block               int
+	block, other        int
 	node, fault         string
 	mishap              mishap
 	after               time.Duration
@@ -103,6 +124,7 @@ type step struct {
 
 func (s step) String() string {
 	text := strings.NewReplacer("{ctl}", strconv.Itoa(s.ctl), "{vol}", strconv.Itoa(s.vol),
+		"{other}", strconv.Itoa(s.other),
 		"{snap}", strconv.Itoa(s.snap), "{pod}", strconv.Itoa(s.pod),
 		"{block}", strconv.Itoa(s.block), "{node}", s.node, "{fault}", s.fault,
 	).Replace(forms[s.op])
@@ -180,6 +202,8 @@ func (s *step) set(name, text string) {
 		s.pod = number
 	case "block":
 		s.block = number
+	case "other":
+		s.other = number
 	case "node":
 		s.node = text
 	case "fault":

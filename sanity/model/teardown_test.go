@@ -98,6 +98,9 @@ func (h *history) calm(ctx context.Context) error {
 		}
 	}
 	h.world.faults = nil
+	if err := h.dropAll(); err != nil {
+		return err
+	}
 	return h.site.rack.Admin.ClearFaults(ctx)
 }
 

@@ -111,6 +111,19 @@ var untruths = []struct {
 	{"a device that a pod has is called released", deviceInUse + `
 		node a: NodeUnstage v4`,
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
+	{"a device that a process has open is called released", deviceInUse + `
+		pod 1 on a: keep v4 open
+		node a: NodeUnpublish v4 from pod 1
+		node a: NodeUnstage v4`,
+		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
+	{"another volume's publication is taken down", inUse + deviceInUse + `
+		node a: NodeUnpublish v1 from pod 1 at the path of v4`,
+		lie{answer: func(h *history, s step, real func() (reply, error)) (reply, error) {
+			if s.op == unpublishAstray {
+				return reply{}, unix.Unmount(h.site.target(s.other, s.node, s.pod), 0)
+			}
+			return real()
+		}}, `"v4 published a/1" is "", the model says ["yes"]`},
 	{"a refused attach is called done", deviceInUse + `
 		controller 1: ControllerPublish v4 → node b`,
 		pretend(attach, nil), "answered OK, the model allows [FailedPrecondition]"},
@@ -167,7 +180,8 @@ var untruths = []struct {
 		node b: NodeStage v1
 		node b: NodePublish v1 to pod 1`,
 		onBacking("controller 1: ControllerUnpublish v1", 1, func(path string) error {
-			return exec.Command("mke2fs", "-q", "-F", "-t", "ext4", path).Run()
+			id := strings.TrimSuffix(filepath.Base(path), ".img")
+			return exec.Command("mke2fs", "-q", "-F", "-t", "ext4", "-U", id, path).Run()
 		}), "v1 block 3 holds zeros"},
 	{"a second device reaches a disk", deviceInUse,
 		onBacking("node a: NodePublish v4", 4, func(path string) error {

@@ -152,6 +152,9 @@ type world struct {
 	// half are those of them of which the rack died while it took the disk away: the guest does not
 	// see it any more, but what is mounted may live.
 	half map[string]bool
+	// frozen are the volumes whose filesystem a pod froze, and nobody thawed for certain; held those
+	// whose device is kept open. By "v1 a".
+	frozen, held map[string]bool
 	// slow are the volumes whose device may show late on their node.
 	slow map[string]bool
 	// down are the instances that are stopped.
@@ -164,7 +167,7 @@ type world struct {
 
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
-		slow: map[string]bool{},
+		slow: map[string]bool{}, frozen: map[string]bool{}, held: map[string]bool{},
 		down: map[string]bool{}}
 }
 

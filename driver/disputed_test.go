@@ -1,0 +1,121 @@
+//go:build linux
+
+package driver
+
+import (
+	"encoding/binary"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+)
+
+// zfsLabel is the ring of uberblocks in the first label of a pool's member.
+func zfsLabel(d *guestDisk, t *testing.T) {
+	uberblock := make([]byte, 1<<10)
+	binary.LittleEndian.PutUint64(uberblock, 0x00bab10c)
+	binary.LittleEndian.PutUint64(uberblock[8:], 5000)
+	for i := range int64(8) {
+		d.writeAt(t, 128<<10+i<<10, uberblock)
+	}
+}
+
+func ufs2(d *guestDisk, t *testing.T) { d.writeAt(t, 64<<10+1372, []byte("\x19\x01\x54\x19")) }
+
+// mdMember is a RAID's superblock that adds up, before the end of the disk.
+func mdMember(d *guestDisk, t *testing.T) {
+	at := (d.SizeBytes/512 - 16) &^ 7 * 512
+	b := make([]byte, spotBytes)
+	copy(b, mdMagic)
+	binary.LittleEndian.PutUint32(b[4:], 1)
+	copy(b[16:], "the RAID's UUID.")
+	binary.LittleEndian.PutUint64(b[144:], uint64(at/512))
+	var sum uint64
+	for i := 0; i < 256; i += 4 {
+		sum += uint64(binary.LittleEndian.Uint32(b[i:]))
+	}
+	binary.LittleEndian.PutUint32(b[216:], uint32(sum)+uint32(sum>>32))
+	d.writeAt(t, at, b)
+}
+
+// gptBackup is for a disk of 128 MiB.
+func gptBackup(d *guestDisk, t *testing.T) {
+	d.writeAt(t, d.SizeBytes-512, gpt(uint64(d.SizeBytes/512-1)))
+}
+
+// Where a filesystem keeps no data of files, nothing but another owner writes such a mark.
+func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
+	for _, c := range []struct {
+		name, fsType, options string
+		size                  int64
+		mark                  func(*guestDisk, *testing.T)
+	}{
+		{"an ext4 with labels of ZFS", fsExt4, "fsBlockSize=4096", gib, zfsLabel},
+		{"an ext4 with small blocks and labels of ZFS", fsExt4, "fsBlockSize=1024", 64 * mib, zfsLabel},
+		{"an ext4 with the magic of UFS2", fsExt4, "", gib, ufs2},
+		{"an ext3 with the magic of UFS2", fsExt3, "", gib, ufs2},
+		{"a btrfs with labels of ZFS", fsBtrfs, "", 128 * mib, zfsLabel},
+	} {
+		for _, own := range []bool{false, true} {
+			name := c.name + " is refused, the bytes untouched"
+			if own {
+				name = c.name + " and the volume's UUID is refused, the bytes untouched"
+			}
+			t.Run(name, func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.attach(testSerial, c.size), c.fsType)
+				v.Context = map[string]string{ctxMkfsOptions: c.options}
+				must(t, v.stage())
+				must(t, v.unstage())
+				c.mark(v.disk, t)
+				if own {
+					v = v.expecting(v.ID)
+				}
+				before := digest(t, v.disk)
+				mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+				if digest(t, v.disk) != before {
+					t.Fatal("the disk was written")
+				}
+			})
+		}
+	}
+}
+
+// Where a file can be, such bytes may be a file's. The UUID that the driver gave the filesystem
+// tells; of a filesystem of somebody else, blkid's word does.
+func TestAMarkWhereAFileCanBe(t *testing.T) {
+	for _, c := range []struct {
+		name, fsType string
+		mark         func(*guestDisk, *testing.T)
+		disputed     bool // by blkid, too
+	}{
+		{"an xfs whose end is that of a RAID's member", fsXFS, mdMember, true},
+		{"an ext4 whose end is that of a RAID's member", fsExt4, mdMember, true},
+		{"an ext3 whose end is that of a RAID's member", fsExt3, mdMember, true},
+		{"a btrfs whose end is that of a RAID's member", fsBtrfs, mdMember, true},
+		// blkid knows no GPT that the start of the disk does not tell of.
+		{"a btrfs whose end is the backup of a GPT", fsBtrfs, gptBackup, false},
+		{"an ext4 whose end has the magic of a RAID and nothing else", fsExt4,
+			func(d *guestDisk, t *testing.T) { d.writeAt(t, d.SizeBytes-8<<10, []byte(mdMagic)) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, max(128*mib, smallest(c.fsType))), c.fsType)
+			must(t, v.stage())
+			must(t, v.unstage())
+			c.mark(v.disk, t)
+			if c.disputed {
+				before := digest(t, v.disk)
+				err := v.stage()
+				mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+				if !strings.Contains(err.Error(), "blkid finds") || digest(t, v.disk) != before {
+					t.Fatalf("written, or another evidence: %v", err)
+				}
+			} else {
+				must(t, v.stage())
+				must(t, v.unstage())
+			}
+			must(t, v.expecting(v.ID).stage())
+		})
+	}
+}

@@ -1,0 +1,63 @@
+//go:build linux
+
+package driver
+
+import (
+	"encoding/binary"
+	"testing"
+)
+
+func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
+	for _, fsType := range []string{fsExt3, fsExt4} {
+		t.Run(fsType, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.attach(testSerial, 64*mib), fsType)
+			must(t, v.stage())
+			const behaviour, remountReadOnly = 0x3C, 2
+			b := v.disk.readAt(t, extOffset, extBytes)
+			if got := binary.LittleEndian.Uint16(b[behaviour:]); got != remountReadOnly {
+				t.Fatalf("the behaviour at errors is %d, want %d", got, remountReadOnly)
+			}
+		})
+	}
+}
+
+func TestABigallocIsMountedAsItIs(t *testing.T) {
+	bigalloc := func(t *testing.T) volume {
+		g := newGuest(t)
+		v := g.volume(g.attach(testSerial, 6*gib), fsExt4)
+		run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "1G")
+		return v
+	}
+	t.Run("a bigalloc on a larger disk is not grown", func(t *testing.T) {
+		v := bigalloc(t)
+		for range 2 {
+			must(t, v.stage())
+			must(t, v.unstage())
+		}
+		v.check(t)
+		for _, slot := range growSlots(v.disk.SizeBytes) {
+			if isMark(v.disk.readAt(t, slot, markBytes)) {
+				t.Fatalf("a mark is left at %d", slot)
+			}
+		}
+	})
+	t.Run("a growth that an older driver has begun is given up", func(t *testing.T) {
+		v := bigalloc(t)
+		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+		must(t, err)
+		m := markOf(nv)
+		m.GrowFrom, m.Checked = gib, true
+		b, err := m.encode()
+		must(t, err)
+		for _, slot := range growSlots(v.disk.SizeBytes) {
+			v.disk.writeAt(t, slot, b)
+		}
+		must(t, v.stage())
+		must(t, v.unstage())
+		v.check(t)
+		if isMark(v.disk.readAt(t, growSlots(v.disk.SizeBytes)[0], markBytes)) {
+			t.Fatal("a mark is left")
+		}
+	})
+}

@@ -1,0 +1,113 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+	"github.com/moby/sys/mountinfo"
+)
+
+// NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what is
+// not the volume's. Another volume that is there is left alone, and the call is a success: CSI wants
+// OK of a volume that is not at the path, and an orchestrator has to be able to go on. What no
+// volume has is an error: nothing tells what it hides, and no orchestrator puts it there.
+
+// ownMounts are those of the mounts at a path of the CO's that are the volume's. None is when
+// another volume has the path.
+func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountinfo.Info,
+	reason Reason) ([]stagedDisk, error) {
+	var own []stagedDisk
+	var others string
+	for _, m := range layers {
+		d, err := n.mountedDisk(m, reason)
+		if err != nil {
+			return nil, err
+		}
+		why := ""
+		if d.Path != "" {
+			why = n.anothers(ctx, volumeID, d.Serial)
+		}
+		if why != "" {
+			others = why
+			continue
+		}
+		own = append(own, stagedDisk{device: d, layer: m})
+	}
+	if others == "" {
+		return own, nil
+	}
+	path := layers[0].Mountpoint
+	if len(own) > 0 {
+		return nil, refuse(reason, "%q shows the volume, and mounted over or under it %s; unmount what "+
+			"is not the volume's by hand", path, others)
+	}
+	n.log().WarnContext(ctx, "what is mounted at the path is left alone, for it is not the volume's",
+		"volume", volumeID, "path", path, "shown", others)
+	return nil, nil
+}
+
+// mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
+// there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
+func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
+	node := diskNode.MatchString(m.Root)
+	if !node && !isVolumeType(m.FSType) {
+		return device{}, refuse(reason, "%q has a mount of type %s, which no volume has; it is left "+
+			"alone", m.Mountpoint, m.FSType)
+	}
+	if node && nodePath(m) != m.Root {
+		return device{}, nil // the number of a node that is gone may be another disk's by now
+	}
+	if major, minor, ok := mountedDevice(m); ok {
+		d, err := n.devices().withNumber(major, minor)
+		if !refusedFor(err, ReasonDeviceNotFound) {
+			return d, err
+		}
+	}
+	if !node && !diskNode.MatchString(m.Source) {
+		return device{}, refuse(reason, "%q has %s mounted, which is no disk of this instance; it is "+
+			"left alone", m.Mountpoint, m.Source)
+	}
+	return device{}, nil
+}
+
+// namedDisks are the disks whose filesystem has the volume's id as its UUID, which the driver gives
+// to what it makes: the disk of a volume whose record is lost, unless it is raw, static, restored or
+// was formatted by others. A disk that was restored from it has the same UUID, but a record of its
+// own as long as it is in use.
+func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
+	id, err := uuid.Parse(volumeID)
+	if err != nil {
+		return nil, nil
+	}
+	all, err := n.devices().list()
+	if err != nil {
+		return nil, err
+	}
+	var named []stagedDisk
+	for _, d := range all {
+		if n.anothers(ctx, volumeID, d.Serial) != "" {
+			continue
+		}
+		found, err := n.devices().filesystems(d)
+		if err != nil {
+			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
+				"volume", volumeID, "serial", d.Serial, "error", err)
+		}
+		if len(found) == 1 && found[0].UUID == id {
+			named = append(named, stagedDisk{device: d})
+		}
+	}
+	return named, nil
+}
+
+// filesystems are those on a disk that the driver could have made.
+func (ds devices) filesystems(d device) ([]superblock, error) {
+	held, err := ds.open(d)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = held.Close() }()
+	return held.superblocks()
+}

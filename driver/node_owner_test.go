@@ -1,0 +1,179 @@
+//go:build linux
+
+package driver
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// twoVolumes are a published volume and another one, which the node knows or not.
+func twoVolumes(t *testing.T, fsType string, known bool) (v, other volume) {
+	g := rememberingGuest(t)
+	v = g.volume(g.attach(testSerial, 512*mib), fsType)
+	if fsType == fsBtrfs {
+		fsType = fsExt4 // mkfs.btrfs cannot read the mount table of a guest with such a path
+	}
+	other = g.volume(g.attach(otherSerial, 512*mib), fsType)
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	if known {
+		must(t, other.stage())
+	}
+	return v, other
+}
+
+func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other volume)) {
+	for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+		for _, known := range []bool{true, false} {
+			name := fsType + ", asked for a volume that the node does not know"
+			if known {
+				name = fsType + ", asked for another volume of the node"
+			}
+			t.Run(name, func(t *testing.T) {
+				v, other := twoVolumes(t, fsType, known)
+				test(t, v, other)
+			})
+		}
+	}
+}
+
+func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+		before := mounts(t, v.guest.dir)
+		must(t, other.unpublish("pod"))
+		if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+			t.Fatalf("mounts: %q, were %q", after, before)
+		}
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}
+
+func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+		must(t, v.unpublish("pod"))
+		_, known := other.guest.node().recall(t.Context(), other.ID)
+		before := mounts(t, v.guest.dir)
+		err := other.unstageAt(v.staging())
+		if known && other.FSType != "block" {
+			mustFail(t, err, codes.Internal, ReasonStillMounted) // it is staged at its own path
+		} else {
+			must(t, err)
+		}
+		if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+			t.Fatalf("mounts: %q, were %q", after, before)
+		}
+		must(t, v.unstage())
+		must(t, other.unstage())
+	})
+}
+
+func (v volume) unstageAt(path string) error {
+	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
+	return err
+}
+
+func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
+	g := rememberingGuest(t)
+	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	d := g.attach(otherSerial, 16*mib)
+	g.unplug(d)
+	run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
+	must(t, os.Mkdir(v.staging(), 0o755))
+	run(t, "mount", d.Loop, v.staging())
+	mustFail(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, ReasonPublishedDifferently)
+	mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	if left := mounts(t, g.dir); len(left) != 1 {
+		t.Fatalf("mounts: %q", left)
+	}
+}
+
+func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
+	v, other := twoVolumes(t, fsExt4, true)
+	run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
+	run(t, "mount", "--bind", other.staging(), v.staging())
+	before := mounts(t, v.guest.dir)
+	mustFail(t, v.unpublish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+	mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+	run(t, "umount", v.guest.path("pod"))
+	run(t, "umount", v.staging())
+	must(t, v.unpublish("pod"))
+	must(t, v.unstage())
+}
+
+func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+		paths := []string{v.guest.path("pod")}
+		if v.FSType != "block" {
+			paths = append(paths, v.staging())
+		}
+		for _, path := range paths {
+			for id, reason := range map[string]Reason{v.ID: "", other.ID: ReasonVolumeNotAtPath} {
+				_, err := v.guest.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
+					VolumeId: id, VolumePath: path})
+				if reason == "" {
+					must(t, err)
+				} else {
+					mustFail(t, err, codes.NotFound, reason)
+				}
+				_, err = v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+					VolumeId: id, VolumePublishPath: path})
+				if id == v.ID {
+					must(t, err)
+				} else if err == nil {
+					t.Errorf("the health of %q is that of the volume at %q", id, path)
+				}
+			}
+		}
+	})
+}
+
+func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) (v, other volume) {
+		v, other = twoVolumes(t, fsType, true)
+		must(t, os.RemoveAll(v.guest.state))
+		if fsType != "block" {
+			must(t, unix.Unmount(v.staging(), 0))
+		}
+		return v, other
+	}
+	for _, fsType := range supportedFilesystems {
+		t.Run(fsType, func(t *testing.T) {
+			v, other := setUp(t, fsType)
+			mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+			must(t, other.unstage())
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+		t.Run(fsType+" that was unmounted while frozen", func(t *testing.T) {
+			v, _ := setUp(t, fsType)
+			v.freeze("pod")
+			must(t, v.unpublish("pod"))
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+		})
+	}
+	t.Run("and a volume that was restored from it, and is known, does not count", func(t *testing.T) {
+		v, _ := setUp(t, fsExt4)
+		must(t, v.unpublish("pod"))
+		g := v.guest
+		run(t, "sync")
+		copied := g.attach("csi-restored00000000", 512*mib)
+		run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
+		g.unplug(v.disk)
+		restored := g.volume(copied, fsExt4)
+		must(t, restored.stage())
+		must(t, v.unstage())
+		must(t, restored.unstage())
+	})
+}

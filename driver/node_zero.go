@@ -1,0 +1,255 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+)
+
+const (
+	// zeroWatch is how often a read looks whether its disk is still attached, and zeroLog how often
+	// it says how far it is.
+	zeroWatch = time.Second
+	zeroLog   = 10 * time.Second
+	// zeroAnswer is how long before its caller's patience ends a call answers, so that the answer
+	// is heard.
+	zeroAnswer = 2 * time.Second
+	// zeroReads is how often a call has a disk read: once for an old result that is worth nothing,
+	// and once more when something was written meanwhile.
+	zeroReads = 3
+)
+
+// proveZero proves that the range [from, to) of the device holds nothing but zeroes, by reading it
+// whole. The read goes on when the caller gives up; a repeated call joins it, and takes its result
+// as long as nothing can have been written since: it is the same birth of the same device, the
+// kernel's counts of writes and discards are what they were before the read began, and no process
+// has the device open for writing.
+func (n *Node) proveZero(ctx context.Context, h *heldDevice, from, to int64) error {
+	return n.proveRange(ctx, h, h.rangeOf(from, to))
+}
+
+// proveBlank proves in that way that there is nothing on the whole disk, or, beside the mark of an
+// unfinished format, nothing but what a mkfs of the driver's has left. A disk that was made blank,
+// for filesystems alone, needs no such proof: the areas, which were read before, are the places
+// where mkfs and the driver write first.
+func (n *Node) proveBlank(ctx context.Context, h *heldDevice, v nodeVolume, unfinished bool) error {
+	if v.madeBlank() {
+		return nil
+	}
+	r := h.rangeOf(0, h.SizeBytes)
+	r.Unfinished = unfinished
+	return n.proveRange(ctx, h, r)
+}
+
+func (h *heldDevice) rangeOf(from, to int64) zeroRange {
+	return zeroRange{Volume: h.volume, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
+		Sequence: h.Sequence, From: from, To: to}
+}
+
+func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error {
+	for range zeroReads {
+		if err := h.awaitNoWriters(); err != nil {
+			return err
+		}
+		job, joined := n.zero.join(r, func(ctx context.Context, j *zeroJob) { n.readZero(ctx, h, j) })
+		if job == nil {
+			return zeroPending(h, "the driver is about to end")
+		}
+		old := joined && job.ended()
+		if err := awaitZero(ctx, h, job); err != nil {
+			return err
+		}
+		again, err := h.judgeZero(job, joined, old)
+		if again || err != nil && !refusedFor(err, ReasonDiskNotBlank) {
+			n.zero.dropIf(func(j *zeroJob) bool { return j == job })
+		}
+		if !again {
+			return err
+		}
+	}
+	return refuse(ReasonDeviceHeld, "%s was written to again and again while it was read whole; end "+
+		"what writes to it", h.Path)
+}
+
+// awaitZero waits until the job has ended or the caller's patience is about to.
+func awaitZero(ctx context.Context, h *heldDevice, job *zeroJob) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		left := time.Until(deadline)
+		ctx, cancel = context.WithTimeout(ctx, left-min(zeroAnswer, left/10))
+		defer cancel()
+	}
+	select {
+	case <-job.done:
+		return nil
+	case <-ctx.Done():
+	}
+	size := job.To - job.From
+	return zeroPending(h, fmt.Sprintf("%d of %d MiB (%d %%) were read in %s", job.read.Load()>>20,
+		size>>20, job.read.Load()*100/max(size, 1), time.Since(job.began).Round(time.Second)))
+}
+
+func zeroPending(h *heldDevice, how string) error {
+	return refuse(ReasonDiskProofPending, "%s is being read whole, to prove that nothing is on it: %s; "+
+		"the reading goes on, and the repeated call waits for it", h.Path, how)
+}
+
+// judgeZero decides what the result of a job is worth now; again asks for another read. joined says
+// that the call did not begin the read, old that the read had ended when the call came.
+func (h *heldDevice) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) {
+	switch {
+	case old && (job.err != nil || job.Sequence == 0):
+		return true, nil
+	case errors.Is(job.err, context.Canceled):
+		return false, zeroPending(h, "the driver is about to end")
+	case job.err != nil:
+		return false, unreadable(job.err)
+	case job.found >= 0:
+		return h.judgeFound(job, old)
+	}
+	if err := h.awaitNoWriters(); err != nil {
+		return false, err
+	}
+	now, err := h.counters()
+	switch {
+	case err != nil:
+		return false, unreadable(err)
+	case job.counted && now.known():
+		return !job.before.sameWrites(now), nil
+	}
+	// A call that has held the device since before the first byte was read goes without the counts.
+	return joined, nil
+}
+
+// judgeFound refuses for the byte that a job has found, if it is still there.
+func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) {
+	if old {
+		b, err := h.readAt(job.found&^(spotBytes-1), spotBytes)
+		if err != nil {
+			return false, unreadable(err)
+		}
+		if b[job.found%spotBytes] == 0 {
+			return true, nil
+		}
+	}
+	what := "is not zero"
+	if job.Unfinished {
+		what = "no mkfs of the driver has written"
+	}
+	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte from %d to %d "+
+		"that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
+}
+
+// readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the
+// job is not to keep others from the device.
+func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
+	log := n.log().With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
+	log.Info("reading a disk whole, to prove that nothing is on it")
+	j.found = -1
+	j.err = guarded(ctx, log, "the read of a disk", func() error {
+		own, err := h.from.open(h.device)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = own.Close() }()
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		attached := inBackground(func() (struct{}, error) {
+			defer stop()
+			return struct{}{}, own.watchZero(ctx, j, log)
+		})
+		err = own.readCounted(ctx, j)
+		stop()
+		if _, gone := attached(); gone != nil {
+			return gone
+		}
+		return err
+	})
+	end := log.With("mib_zero", j.read.Load()>>20, "took", time.Since(j.began))
+	switch {
+	case j.err != nil:
+		end.Warn("the disk was not read to the end", "error", j.err)
+	case j.found >= 0:
+		end.Info("the disk is not blank", "first_not_zero", j.found)
+	default:
+		end.Info("nothing is on the disk")
+	}
+}
+
+// readCounted reads the range between two looks at the counters. They count only if they have seen
+// the reading itself.
+func (h *heldDevice) readCounted(ctx context.Context, j *zeroJob) error {
+	before, err := h.counters()
+	if err != nil {
+		return err
+	}
+	foreign := foreignBytes(allZero)
+	if j.Unfinished {
+		foreign = h.traces().foreign
+	}
+	j.found, err = h.foreignIn(ctx, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
+	if err != nil {
+		return err
+	}
+	after, err := h.counters()
+	j.before = before
+	j.counted = before.known() && after.known() &&
+		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/sysfsSectorBytes
+	return err
+}
+
+// watchZero returns an error when the device is no longer where it was, and says how far the read
+// is.
+func (h *heldDevice) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error {
+	tick := time.NewTicker(zeroWatch)
+	defer tick.Stop()
+	said := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := h.unchanged(); err != nil {
+			return err
+		}
+		if time.Since(said) >= zeroLog {
+			said = time.Now()
+			log.Info("reading the disk", "mib_zero", j.read.Load()>>20, "of_mib", (j.To-j.From)>>20)
+		}
+	}
+}
+
+// counters are what the kernel has counted for the device, with all that was written to it until
+// now; the zero value if it does not count. It counts a request a moment after the request has
+// ended, and can be told not to count, so a read has to show first.
+func (h *heldDevice) counters() (ioCounters, error) {
+	// What a writer left in the kernel's cache is counted when it reaches the device.
+	if err := h.flush(); err != nil {
+		return ioCounters{}, err
+	}
+	<-time.After(time.Millisecond) // nothing tells when a count is there
+	before := h.diskstats()
+	if _, err := h.readAt(0, spotBytes); err != nil {
+		return ioCounters{}, err
+	}
+	for end := time.Now().Add(time.Second); time.Now().Before(end); <-time.After(time.Millisecond) {
+		if now := h.diskstats(); now.ReadSectors > before.ReadSectors {
+			return now, nil
+		}
+	}
+	return ioCounters{}, nil
+}
+
+func (h *heldDevice) diskstats() ioCounters {
+	b, err := os.ReadFile("/proc/diskstats")
+	if err != nil {
+		return ioCounters{}
+	}
+	return parseDiskstats(b, h.Major, h.Minor)
+}

@@ -1,0 +1,293 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+)
+
+func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
+	const size = 9*zeroChunk + 512
+	for _, c := range []struct {
+		name     string
+		dirty    []int64
+		from, to int64
+		want     int64
+	}{
+		{"nothing", nil, 0, size, -1},
+		{"the first byte", []int64{0}, 0, size, 0},
+		{"the last byte of a disk of whole sectors", []int64{size - 1}, 0, size, size - 1},
+		{"the end of a chunk", []int64{zeroChunk - 1}, 0, size, zeroChunk - 1},
+		{"the start of a chunk", []int64{8 * zeroChunk}, 0, size, 8 * zeroChunk},
+		{"the lower of two in one chunk", []int64{5000, 70_000}, 0, size, 5000},
+		{"the lower of two in neighbouring chunks", []int64{zeroChunk + 9, 2 * zeroChunk}, 0, size,
+			zeroChunk + 9},
+		{"only what is right before the range", []int64{1023}, 1024, size, -1},
+		{"the first of a range that begins within a spot", []int64{1023, 1024}, 1024, size, 1024},
+		{"only what is right behind the range", []int64{5000}, 1024, 5000, -1},
+		{"the last of a range that ends within a spot", []int64{4999}, 1024, 5000, 4999},
+		{"nothing in a range without a byte", []int64{0}, 0, 0, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := openLoop(t, size)
+			for _, offset := range c.dirty {
+				(&guestDisk{Loop: h.Path}).writeAt(t, offset, []byte{1})
+			}
+			var read atomic.Int64
+			got, err := h.foreignIn(t.Context(), c.from, c.to, allZero, func(n int64) { read.Add(n) })
+			if must(t, err); got != c.want {
+				t.Fatalf("found %d, want %d", got, c.want)
+			}
+			if c.want < 0 && read.Load() != c.to-c.from {
+				t.Errorf("told of %d bytes, want %d", read.Load(), c.to-c.from)
+			}
+		})
+	}
+	t.Run("a range beyond the disk is an error", func(t *testing.T) {
+		if _, err := openLoop(t, mib).foreignIn(t.Context(), 0, 2*mib, allZero, nil); err == nil {
+			t.Fatal("no error")
+		}
+	})
+	t.Run("a caller that gives up ends it", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := openLoop(t, gib).foreignIn(ctx, 0, gib, allZero, func(int64) { cancel() })
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+	})
+	t.Run("a panic in a reader is an error, and no reader is left", func(t *testing.T) {
+		before := goleak.IgnoreCurrent()
+		_, err := openLoop(t, gib).foreignIn(t.Context(), 0, gib, allZero, func(int64) { panic("a bug") })
+		if err == nil || !strings.Contains(err.Error(), "panic") {
+			t.Fatalf("got %v", err)
+		}
+		goleak.VerifyNone(t, before)
+	})
+}
+
+// zeroDisk is a disk that has to be read whole, and a way to read it.
+type zeroDisk struct {
+	*guestDisk
+	v volume
+	n *Node
+}
+
+func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	g := newGuest(t)
+	d := g.attach(testSerial, sizeBytes)
+	z := zeroDisk{d, g.volume(d, fsExt4), g.node()}
+	t.Cleanup(func() {
+		z.n.Close()
+		goleak.VerifyNone(t, before)
+	})
+	return z
+}
+
+// prove is a call that asks for the proof.
+func (z zeroDisk) prove(t *testing.T, ctx context.Context) error {
+	t.Helper()
+	nv, err := volumeOf(z.v.ID, z.v.capability(), z.v.published(), nil)
+	must(t, err)
+	found, err := z.n.devices().lookup(nv.serial())
+	must(t, err)
+	h, err := z.n.devices().openVolume(ctx, found, nv)
+	must(t, err)
+	defer func() { must(t, h.Close()) }()
+	return nodeError(z.n.proveZero(ctx, h, 0, h.SizeBytes))
+}
+
+// sectorsRead is how much was read of the disk since its birth.
+func (z zeroDisk) sectorsRead(t *testing.T) int64 {
+	t.Helper()
+	major, minor, err := blockNumber(z.Loop)
+	must(t, err)
+	<-time.After(10 * time.Millisecond) // the kernel counts a read a moment after its end
+	return int64((&heldDevice{device: device{Major: major, Minor: minor}}).diskstats().ReadSectors)
+}
+
+// reads is how many bytes of the disk act reads.
+func (z zeroDisk) reads(t *testing.T, act func()) int64 {
+	t.Helper()
+	before := z.sectorsRead(t)
+	act()
+	return (z.sectorsRead(t) - before) * sysfsSectorBytes
+}
+
+func TestADiskIsReadWholeOnce(t *testing.T) {
+	const size = 64 * mib
+	t.Run("and the result holds for the next call", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n < size {
+			t.Errorf("%d bytes were read of %d", n, size)
+		}
+		if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n > mib {
+			t.Errorf("%d bytes were read again", n)
+		}
+	})
+	for name, between := range map[string]func(t *testing.T, z zeroDisk){
+		"something was written": func(t *testing.T, z zeroDisk) {
+			z.writeAt(t, 0, make([]byte, 512))
+		},
+		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
+			held, err := os.Open(z.Loop) // the last to close a device writes it out
+			must(t, err)
+			t.Cleanup(func() { _ = held.Close() })
+			f, err := os.OpenFile(z.Loop, os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.WriteAt(make([]byte, 512), size/2)
+			must(t, err)
+			must(t, f.Close())
+		},
+		"something was discarded": func(t *testing.T, z zeroDisk) {
+			run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
+		},
+		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.n.zero.drop(z.v.ID) },
+		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
+			z.v.guest.unplug(z.guestDisk)
+			*z.guestDisk = *z.v.guest.attachFile(testSerial, z.File)
+		},
+	} {
+		t.Run("but again when "+name, func(t *testing.T) {
+			z := newZeroDisk(t, size)
+			must(t, z.prove(t, t.Context()))
+			between(t, z)
+			if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n < size {
+				t.Errorf("%d bytes were read of %d", n, size)
+			}
+		})
+	}
+	t.Run("and one that is not blank is refused again without it", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		z.writeAt(t, size-5000, []byte{7})
+		for i := range 2 {
+			var err error
+			n := z.reads(t, func() { err = z.prove(t, t.Context()) })
+			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			if !strings.Contains(err.Error(), fmt.Sprint("offset ", size-5000)) {
+				t.Errorf("the message does not name the offset: %v", err)
+			}
+			if i > 0 && n > mib {
+				t.Errorf("%d bytes were read again", n)
+			}
+		}
+		z.writeAt(t, size-5000, []byte{0})
+		must(t, z.prove(t, t.Context()))
+	})
+}
+
+func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
+	const size = 4 * gib
+	giveUp := func(t *testing.T, z zeroDisk) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		err := z.prove(t, ctx)
+		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
+		if !strings.Contains(err.Error(), "of 4096 MiB") {
+			t.Errorf("the message does not say how far it is: %v", err)
+		}
+	}
+	t.Run("and the next call joins it", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		if n := z.reads(t, func() {
+			giveUp(t, z)
+			giveUp(t, z)
+			must(t, z.prove(t, t.Context()))
+		}); n < size || n > size+size/8 {
+			t.Errorf("%d bytes were read of %d", n, int64(size))
+		}
+		if log := z.v.guest.log.String(); strings.Count(log, "nothing is on the disk") != 1 {
+			t.Errorf("the log is %s", log)
+		}
+	})
+	t.Run("and a volume is staged by it in the end", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		z.v.Whole = true
+		stage := func(ctx context.Context) error {
+			_, err := z.n.NodeStageVolume(ctx, z.v.stageRequest())
+			return err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		mustFail(t, stage(ctx), codes.Aborted, ReasonDiskProofPending)
+		if n := z.v.disk.marksOn(t); n != 0 {
+			t.Errorf("%d marks are on the disk", n)
+		}
+		must(t, stage(t.Context()))
+		must(t, z.v.unstage())
+		must(t, z.v.stage())
+		must(t, z.v.unstage())
+	})
+	t.Run("and what was written meanwhile is found", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		giveUp(t, z)
+		z.writeAt(t, 0, []byte{1}) // behind the reader's back
+		mustFail(t, z.prove(t, t.Context()), codes.FailedPrecondition, ReasonDiskNotBlank)
+	})
+	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		giveUp(t, z)
+		must(t, z.n.unstage(t.Context(), z.v.ID, z.v.staging()))
+		if len(z.n.zero.jobs) != 0 || strings.Contains(z.v.guest.log.String(), "nothing is on the disk") {
+			t.Fatal("the read went on")
+		}
+	})
+	t.Run("and ends with the driver, which lets waiting calls go", func(t *testing.T) {
+		z := newZeroDisk(t, size)
+		giveUp(t, z)
+		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t, t.Context()) })
+		z.n.Close()
+		_, err := waiting()
+		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, z.prove(t, t.Context()), codes.Aborted, ReasonDiskProofPending)
+	})
+	t.Run("and ends when the disk is detached", func(t *testing.T) {
+		z := newZeroDisk(t, 64*gib)
+		giveUp := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			return z.prove(t, ctx)
+		}
+		mustFail(t, giveUp(), codes.Aborted, ReasonDiskProofPending)
+		z.v.guest.unplug(z.guestDisk)
+		for _, job := range z.n.zero.jobs {
+			<-job.done
+			if !refusedFor(job.err, ReasonDeviceNotFound) {
+				t.Errorf("it ended with %v", job.err)
+			}
+		}
+		z.v.guest.plug(z.guestDisk)
+	})
+}
+
+func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
+	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260 49908 28 0" +
+		" 9568286 1 2595 4488\n   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
+		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
+	for _, c := range []struct {
+		major, minor uint32
+		want         ioCounters
+	}{
+		{7, 0, ioCounters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
+		{7, 1, ioCounters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
+		{259, 0, ioCounters{}}, // of a kernel that does not count discards
+		{8, 0, ioCounters{}},
+		{7, 2, ioCounters{}},
+	} {
+		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
+			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)
+		}
+	}
+}

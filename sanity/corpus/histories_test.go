@@ -1,0 +1,129 @@
+package corpus_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// made is what the controller tells of a disk that the driver made blank, for filesystems alone:
+// the only history with which samples prove that it is blank.
+var made = map[string]string{"origin": "blank", "use": "filesystem"}
+
+// history is one with which a disk is proven blank by reading it whole.
+type history struct {
+	name  string
+	tells map[string]string
+}
+
+var histories = []history{
+	{"that the driver did not make", nil},
+	{"restored from a snapshot", map[string]string{"origin": "snapshot", "use": "filesystem"}},
+	{"from an image", map[string]string{"origin": "image", "use": "filesystem"}},
+	{"that is for raw use too", map[string]string{"origin": "blank", "use": "both"}},
+}
+
+// of gives a trial's disk the history.
+func (h history) of(t *trial) { t.History = h.tells }
+
+// grown are disks that are not certain to be blank, with data anywhere.
+func grown() []generator {
+	var all []generator
+	for _, h := range histories {
+		all = append(all, each(3, "data of a sector anywhere on a disk "+h.name, func(t *trial) {
+			h.of(t)
+			t.anywhere(512)
+		})...)
+		all = append(all, each(3, "data of any length anywhere on a disk "+h.name, func(t *trial) {
+			h.of(t)
+			// As many small pieces as large ones, up to half of the disk.
+			t.anywhere(512 << t.Rand.IntN(22))
+		})...)
+		all = append(all, generator{"one byte in the midst of a disk " + h.name, func(t *trial) {
+			h.of(t)
+			fillByte(t, t.Size/4+t.Rand.Int64N(t.Size/2))
+		}}, generator{"a blank disk " + h.name, func(t *trial) {
+			h.of(t)
+			t.FS = ours[t.Rand.IntN(len(ours))]
+			t.Want.Outcome = formatted
+		}}, generator{"an own format on a disk " + h.name, func(t *trial) {
+			h.of(t)
+			t.FS = ours[t.Rand.IntN(len(ours))]
+			t.Set = (*scene).someOfIt
+			t.Want.Outcome = formatted
+			t.Check = (*scene).markGone
+		}}, generator{"data anywhere, under an own mark, on a disk " + h.name, func(t *trial) {
+			h.of(t)
+			b := randomBytes(t.Rand, 512)
+			at := t.Rand.Int64N(t.Size/512) * 512
+			t.Set = func(s *scene) error {
+				err := s.cutOff(`"$real" "$@"; exit 1`)
+				return errors.Join(err, s.poke(at, b...))
+			}
+			t.Want = foreign()
+		}})
+	}
+	return append(all, uses()...)
+}
+
+// anywhere puts up to n bytes at a place that chance chooses.
+func (t *trial) anywhere(n int64) {
+	n = min(n, t.Size/2)
+	at := t.Rand.Int64N((t.Size-n)/512) * 512
+	b := randomBytes(t.Rand, min(n, mib))
+	t.Fill = func(im *image) {
+		for done := int64(0); done < n; done += int64(len(b)) {
+			im.write(at+done, b[:min(int64(len(b)), n-done)]...)
+		}
+	}
+	t.Want = foreign()
+}
+
+// uses are disks that are not what the controller says, or that others work on.
+func uses() []generator {
+	locked := refuse("DeviceLocked")
+	locked.Code = "Aborted"
+	writing := func(s *scene) error {
+		f, err := os.OpenFile(s.loop.Path, os.O_RDWR, 0)
+		if err == nil {
+			s.atEnd(f.Close)
+		}
+		return err
+	}
+	blocks := func(s *scene) error {
+		s.Publish["blockSize"] = fmt.Sprint(s.BlockSize * 8)
+		return nil
+	}
+	return []generator{
+		situation("a blank disk that a program has open for writing", refuse(held), writing),
+		onHealthy("a healthy disk that a program has open for writing", refuse(held), writing),
+		situation("a blank disk that another driver works on", locked, (*scene).lock),
+		onHealthy("a healthy disk that another driver works on", locked, (*scene).lock),
+		situation("a blank disk with blocks of another size", refuse("DeviceDiffers"), blocks),
+		onHealthy("a healthy disk with blocks of another size", refuse("DeviceDiffers"), blocks),
+		situation("a blank disk for raw use", refuse("UseDiffers"), func(s *scene) error {
+			s.Publish["use"] = "block"
+			return nil
+		}),
+		{"boot code over an own format", func(t *trial) {
+			t.Set = func(s *scene) error {
+				err := s.cutOff(`"$real" "$@"; exit 1`)
+				return errors.Join(err, s.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
+			}
+			t.Want = foreign()
+		}},
+	}
+}
+
+// lock locks the disk as a driver does that is at work on it.
+func (s *scene) lock() error {
+	f, err := os.Open(s.bench.guest.node(s.Device))
+	if err != nil {
+		return err
+	}
+	s.atEnd(f.Close)
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX)
+}

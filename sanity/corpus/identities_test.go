@@ -1,0 +1,161 @@
+package corpus_test
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// uuid is the UUID of the filesystem at the start of an image, as blkid reads it.
+func (im *image) uuid(fs string) (string, error) {
+	out, err := exec.Command("blkid", "-p", "-n", fs, "-s", "UUID", "-o", "value", im.Path).Output()
+	if err != nil {
+		return "", fmt.Errorf("read the UUID of %s: %w", im.Path, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// expect lets the controller tell the UUID of the volume's filesystem.
+func (s *scene) expect(uuid string) error {
+	s.Publish["filesystemUUID"] = uuid
+	return nil
+}
+
+// expectFound makes the filesystem on the disk the volume's own.
+func (s *scene) expectFound() error {
+	uuid, err := s.image.uuid(s.FS)
+	return errors.Join(err, s.expect(uuid))
+}
+
+// expectOther makes it somebody else's.
+func (s *scene) expectOther() error { return s.expect(randomUUID(s.trial)) }
+
+// hasExpected demands that the filesystem has got the UUID that was expected.
+func (s *scene) hasExpected() error {
+	if err := s.loop.Sync(); err != nil {
+		return err
+	}
+	got, err := s.image.uuid(s.FS)
+	if err == nil && got != s.Publish["filesystemUUID"] {
+		err = fmt.Errorf("the filesystem has the UUID %s, not %s", got, s.Publish["filesystemUUID"])
+	}
+	return err
+}
+
+// identities are disks of which the controller tells which filesystem they hold: that of the
+// volume, or that of a disk that has taken its place.
+func identities() []generator {
+	var all []generator
+	for _, fs := range ours {
+		all = append(all, generator{fs + " of another volume", func(t *trial) {
+			kindOf(fs).of(t)
+			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+		}}, generator{fs + " of another volume, on a larger disk", func(t *trial) {
+			kindOf(fs).of(t)
+			t.Size += gib
+			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+		}}, generator{fs + " of this volume", func(t *trial) {
+			kindOf(fs).of(t)
+			t.Set, t.Want.Outcome = (*scene).expectFound, mounted
+		}}, generator{"blank for " + fs + " of a UUID", func(t *trial) {
+			t.FS = fs
+			t.Set, t.Want.Outcome, t.Check = (*scene).expectOther, formatted, (*scene).hasExpected
+		}}, generator{"an own format for " + fs + " that had ended, and then another UUID is wanted",
+			func(t *trial) {
+				t.FS = fs
+				t.Set = func(s *scene) error {
+					return errors.Join(s.cutOff(`"$real" "$@"; exit 1`), s.expectOther())
+				}
+				t.Want.Outcome, t.Check = formatted, (*scene).hasExpected
+			}})
+	}
+	return slices.Concat(all, unclean(), disputed())
+}
+
+// unclean are filesystems of other volumes that a repair would write to.
+func unclean() []generator {
+	return []generator{
+		{"ext4 of another volume that wants a check", func(t *trial) {
+			kindOf("ext4 without checksums").of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf("ext4 without checksums"))
+				im.write(1024+0x3A, 2, 0) // its state: errors
+			}
+			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+		}},
+		{"a mkfs that makes another UUID", func(t *trial) {
+			t.Set = func(s *scene) error {
+				_, err := s.wrap("mke2fs", `exec "$real" "$@" -U random`)
+				return errors.Join(err, s.expectOther())
+			}
+			t.Want = refuse(wrongFilesystem)
+			t.Want.Begun = true
+		}},
+		{"ext4 of this volume whose superblock is damaged", func(t *trial) {
+			kindOf(ext4).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(ext4))
+				im.write(1024+0x88, []byte("/not what was summed up")...)
+			}
+			t.Set = func(s *scene) error {
+				b := s.image.read(1024+0x68, 16)
+				return errors.Join(s.image.err, s.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
+					b[6:8], b[8:10], b[10:])))
+			}
+			t.Want = foreign("ext4")
+		}},
+	}
+}
+
+// disputed are filesystems around which, or in whose data, marks of others stand.
+func disputed() []generator {
+	with := func(name, fs string, fill func(im *image), own bool, w want) generator {
+		return generator{name, func(t *trial) {
+			kindOf(fs).of(t)
+			t.Fill = func(im *image) {
+				im.filesystem(kindOf(fs))
+				fill(im)
+			}
+			if own {
+				t.Set = (*scene).expectFound
+			}
+			t.Want = w
+		}}
+	}
+	ufs2 := func(im *image) { im.write(64*kib+1372, []byte("\x19\x01\x54\x19")...) }
+	member := func(im *image) {
+		at := mdPlaces["1.0"](im.Size)
+		im.write(at, mdSuperblock(1, at)...)
+	}
+	var all []generator
+	for _, fs := range ours {
+		all = append(all,
+			with(fs+" over the whole disk, and a member of an md RAID 1.0 at its end", fs, member, false,
+				foreign("raid")),
+			with(fs+" of this volume, and a member of an md RAID 1.0 at its end", fs, member, true,
+				want{Outcome: mounted}))
+	}
+	for i, fs := range []string{ext3, ext4, btrfs} {
+		// Of a btrfs label 0 would lie before the superblock, too.
+		label := func(im *image) { zfsLabel(im, int64(i/2)) }
+		all = append(all,
+			with(fs+" with a label of ZFS", fs, label, false, foreign("zfs")),
+			with(fs+" of this volume with a label of ZFS", fs, label, true, foreign("zfs")))
+	}
+	for _, fs := range []string{ext3, ext4} {
+		all = append(all,
+			with(fs+" with the magic of UFS2", fs, ufs2, false, foreign("ufs")),
+			with(fs+" of this volume with the magic of UFS2", fs, ufs2, true, foreign("ufs")))
+	}
+	return append(all, generator{"ext4 of this volume before the backup of a GPT", func(t *trial) {
+		kindOf(ext4).of(t)
+		t.Size += mib
+		t.Fill = func(im *image) {
+			im.filesystem(kindOf(ext4))
+			im.write(-512, gptHeader(uint64(im.Size/512-1), 1, uint64(im.Size/512), 2, gptArray())...)
+		}
+		t.Set, t.Want = (*scene).expectFound, foreign("gpt")
+	}})
+}

@@ -1,0 +1,126 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel's ioctls to stop and resume writing to a filesystem (linux/fs.h). x/sys lacks them.
+const (
+	ioctlFreeze = 0xC0045877 // FIFREEZE
+	ioctlThaw   = 0xC0045878 // FITHAW
+)
+
+// freeze freezes or thaws a filesystem as a backup does in the pod that has it. Until it is thawed,
+// no pod writes: it would wait in the kernel.
+func (h *history) freeze(s step) (string, error) {
+	key := at(s.vol, s.node)
+	if kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
+		h.world.lost[key] || h.world.frozen[key] == (s.op == freeze) {
+		return impossible, nil
+	}
+	request := uint(ioctlThaw)
+	if s.op == freeze {
+		request = ioctlFreeze
+	}
+	if err := onRoot(h.site.target(s.vol, s.node, s.pod), request); err != nil {
+		return "", fmt.Errorf("%s: %w", s, err)
+	}
+	h.world.frozen[key] = s.op == freeze
+	return "", nil
+}
+
+// onRoot asks for a freeze or a thaw of the filesystem at a path. What is not frozen is thawed.
+func onRoot(path string, request uint) error {
+	root, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlSetInt(int(root.Fd()), request, 0)
+	if request == ioctlThaw && errors.Is(err, unix.EINVAL) {
+		err = nil
+	}
+	return errors.Join(err, root.Close())
+}
+
+// hold opens a device for writing by its own node, as a process does that outlives the publication
+// of its volume, and letGo closes it.
+func (h *history) hold(s step) (string, error) {
+	key := at(s.vol, s.node)
+	if s.op == letGo {
+		if !h.world.held[key] {
+			return impossible, nil
+		}
+		return "", h.drop(key)
+	}
+	if !kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
+		h.world.lost[key] || h.world.held[key] {
+		return impossible, nil
+	}
+	for _, d := range h.site.mustDevices(s.node) {
+		if d.serial != h.serials[s.vol] {
+			continue
+		}
+		path := filepath.Join(h.site.rack.Instance(s.node).Guest, "dev", d.name)
+		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return "", err
+		}
+		h.open[key], h.world.held[key] = file, true
+		return "", nil
+	}
+	return impossible, nil
+}
+
+// drop closes the device that is kept open.
+func (h *history) drop(key string) error {
+	file := h.open[key]
+	delete(h.open, key)
+	delete(h.world.held, key)
+	return file.Close()
+}
+
+// dropLost closes the devices that are no longer there: nobody is asked about them.
+func (h *history) dropLost(j *joint) error {
+	for v := range kinds {
+		for _, n := range nodes {
+			if _, seen := j.device(v, n); h.world.held[at(v, n)] && !seen {
+				if err := h.drop(at(v, n)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// dropAll closes every device that is kept open.
+func (h *history) dropAll() error {
+	var errs []error
+	for key := range h.world.held {
+		errs = append(errs, h.drop(key))
+	}
+	return errors.Join(errs...)
+}
+
+// sensible says whether a mistaken call is one whose answer the model knows: what it takes for
+// something else is there, and nothing else is at work on it.
+func (h *history) sensible(s step) bool {
+	w, here := h.world, at(s.vol, s.node)
+	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[at(s.other, s.node)] ||
+		w.half[at(s.other, s.node)] || s.op != publishOther && s.other == s.vol {
+		return false
+	}
+	staged := w.seen[stagedField(s.vol, s.node)] != ""
+	switch s.op {
+	case stageAstray:
+		return staged || kinds[s.vol].block() && w.seen.published(s.vol, s.node)
+	case publishOther:
+		return staged || kinds[s.vol].block()
+	}
+	return true
+}
