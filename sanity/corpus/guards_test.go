@@ -84,7 +84,7 @@ func holderGuards() []guard {
 			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
-		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claim()", notCalled),
+		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claimThawed()", notCalled),
 			[]string{"a disk that is mounted in another mount namespace"}},
 		{"a disk that is mounted is refused by where", in("node_stage.go", "len(mounts) > 0",
 			notAsked), []string{"a disk that is mounted elsewhere"}},
