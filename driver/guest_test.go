@@ -73,7 +73,7 @@ func (g *guest) attachFile(serial, file string, flags ...string) *guestDisk {
 	d := &guestDisk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	d.Loop = strings.TrimSpace(run(g.t, "losetup",
 		append(append([]string{"--find", "--show"}, flags...), file)...))
-	loop := d.Loop // the test may give d to another disk
+	loop := d.Loop                        // the test may give d to another disk
 	run(g.t, "blockdev", "--setrw", loop) // an earlier device of the number may have been switched
 	g.t.Cleanup(func() {
 		unmountBelow(g.t, g.dir)
