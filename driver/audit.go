@@ -19,7 +19,22 @@ import (
 // an orphan was there before anybody told of it could have been left out, and is still there after.
 // A list that cannot be read whole is an error, never a shorter list.
 func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
-	client, closeIdle, err := newClient(c.Config, newMetrics(), nil)
+	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
+	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return found, err
+}
+
+func auditRack(ctx context.Context, c AuditConfig, tokens *tokenSource, out, log io.Writer) (
+	found bool, err error) {
+	for _, warning := range c.rackWarnings() {
+		_, _ = fmt.Fprintln(log, "warning: "+warning)
+	}
+	client, closeIdle, err := newClient(c.Config,
+		&rackTransport{Tokens: tokens, Metrics: newMetrics()})
 	if err != nil {
 		return false, err
 	}
@@ -121,15 +136,7 @@ func (a *audit) lookForTold(ctx context.Context, now stock) error {
 
 // deleteOrphans deletes those to which nothing can be objected, and stops at the first failure.
 func (a *audit) deleteOrphans(ctx context.Context) error {
-	policy := deletePolicy{OlderThan: a.config.OlderThan, Between: a.config.Between}
-	for _, o := range a.report.Orphans {
-		o.Kept = a.trust[o.Kind]
-		if o.Kept == "" {
-			o.Kept = policy.objection(o.object, a.sightings.Objects[o.ID].First, a.told.At)
-		}
-		if o.Kept != "" {
-			continue
-		}
+	for _, o := range a.deletable() {
 		if err := a.askAgain(ctx); err != nil {
 			return err
 		}
@@ -149,6 +156,29 @@ func (a *audit) deleteOrphans(ctx context.Context) error {
 		delete(a.sightings.Objects, o.ID)
 	}
 	return a.sightings.write(a.config.Sightings)
+}
+
+// deletable are the orphans to which nothing can be objected, and none when they are more than may
+// go at once. The others are told why they stay.
+func (a *audit) deletable() []*orphan {
+	policy := deletePolicy{OlderThan: a.config.OlderThan, Between: a.config.Between}
+	var free []*orphan
+	for _, o := range a.report.Orphans {
+		if o.Kept = a.trust[o.Kind]; o.Kept == "" {
+			o.Kept = policy.objection(o.object, a.sightings.Objects[o.ID].First, a.told.At)
+		}
+		if o.Kept == "" {
+			free = append(free, o)
+		}
+	}
+	if len(free) <= a.config.AtMost {
+		return free
+	}
+	for _, o := range free {
+		o.Kept = fmt.Sprintf("%d would go at once, more than --at-most %d: look whether the list of "+
+			"volumes is whole", len(free), a.config.AtMost)
+	}
+	return nil
 }
 
 // freshTold is how old the told may be when an orphan is deleted.

@@ -22,6 +22,7 @@ type AuditConfig struct {
 	Delete    bool
 	OlderThan time.Duration
 	Between   time.Duration
+	AtMost    int // how many one audit may delete; when there are more, none is
 	// NoneTold are the kinds of which the operator says that there is none, so that every one on
 	// the rack is an orphan.
 	NoneTold map[objectKind]bool
@@ -35,6 +36,8 @@ const (
 	// leastPatience is the least of both. An orchestrator takes that long to write down a volume
 	// that has just been made.
 	leastPatience = 10 * time.Minute
+	// defaultAtMost is small: a list of which a part is missing makes many orphans.
+	defaultAtMost = 10
 )
 
 // rackSettings are the settings of the plugin that an audit has too.
@@ -45,7 +48,8 @@ var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OX
 // the plugin.
 func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
 	error) {
-	c := AuditConfig{OlderThan: defaultOlderThan, Between: defaultBetween}
+	c := AuditConfig{OlderThan: defaultOlderThan, Between: defaultBetween,
+		AtMost: defaultAtMost}
 	values := map[string]string{}
 	flags := auditFlags(&c, values)
 	switch err := flags.Parse(args); {
@@ -96,6 +100,8 @@ func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
 		"to be deleted, `AGE`, at least 10m")
 	flags.DurationVar(&c.Between, "between", defaultBetween, "how long ago an earlier audit has to "+
 		"have seen it, `TIME`, at least 10m")
+	flags.IntVar(&c.AtMost, "at-most", defaultAtMost, "how many orphans may be deleted at once, "+
+		"`N`; when there are more, none is, for the list may lack a part")
 	flags.Func("none-told", "`KINDS` that the cluster has none of, as you know: volumes, snapshots, "+
 		"or volumes,snapshots", c.setNoneTold)
 	for _, s := range settings {
@@ -147,6 +153,8 @@ func (c *AuditConfig) complete() error {
 	case c.OlderThan < leastPatience, c.Between < leastPatience:
 		return errors.New("audit: --older-than and --between are at least 10m: a volume that was " +
 			"just made may not be written down yet")
+	case c.AtMost < 1:
+		return errors.New("audit: --at-most has to be at least 1; leave --delete away to delete none")
 	}
 	return nil
 }

@@ -13,10 +13,10 @@ import (
 
 // seenDisk is diskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: kindDisk, ID: testDisk, Name: diskName("pvc-1"), CSIName: "pvc-1",
+	return object{Kind: kindDisk, ID: testDisk, Name: diskName("blue", "pvc-1"), CSIName: "pvc-1",
 		SizeBytes: 10 * gibBytes, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
-		description: mark{Name: "pvc-1", Cluster: "blue"}.description()}
+		description: ownMark.description()}
 }
 
 func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
@@ -39,7 +39,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		{"and stays when it has another name", []exchange{looks("detached", with("name", "mine"))},
 			"another name", codes.OK},
 		{"and stays when it is for another volume now", []exchange{looks("detached",
-			with("name", diskName("pvc-2")), with("description", mark{Name: "pvc-2",
+			with("name", diskName("blue", "pvc-2")), with("description", mark{Name: "pvc-2",
 				Cluster: "blue"}.description()))}, "not what was listed", codes.OK},
 		{"and stays when it was made at another time", []exchange{looks("detached",
 			with("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
@@ -100,7 +100,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		o := seenDisk()
 		o.CSIName = "pvc-" + auditUID
 		a := &audit{
-			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour},
+			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
 			log:    &bytes.Buffer{},
 			sightings: sightings{Objects: map[string]sighting{
 				testDisk: {First: auditNow.Add(48 * time.Hour)},
@@ -137,5 +137,45 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 				t.Error("what is left is not what the exit status says")
 			}
 		})
+	}
+}
+
+func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
+	const many = 3
+	for atMost := range many + 1 {
+		a := &audit{
+			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour,
+				AtMost: atMost},
+			log:       &bytes.Buffer{},
+			told:      newTold(auditNow.Add(72 * time.Hour)),
+			sightings: sightings{Objects: map[string]sighting{}},
+		}
+		a.told.Read = time.Now()
+		var lines []exchange
+		for n := range many {
+			o := seenDisk()
+			o.ID = numbered(n + 1)
+			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
+			a.sightings.Objects[o.ID] = sighting{First: auditNow}
+			lines = append(lines, ok("GET /v1/disks/"+o.ID, diskOf("detached", with("id", o.ID))),
+				exchange{want: "DELETE /v1/disks/" + o.ID, status: 204})
+		}
+		// One that stays for another reason does not count.
+		busy := seenDisk()
+		busy.ID, busy.AttachedTo = numbered(many+1), testInstance
+		a.report.Orphans = append(a.report.Orphans, &orphan{object: busy})
+		want := many
+		if atMost < many {
+			want, lines = 0, nil
+		}
+		a.rack = rackThat(t, lines...)
+		if err := a.deleteOrphans(t.Context()); err != nil || a.report.Deleted != want {
+			t.Errorf("--at-most %d: %d of %d are deleted, %v", atMost, a.report.Deleted, many, err)
+		}
+		for _, o := range a.report.Orphans[:many] {
+			if strings.Contains(o.Kept, "--at-most") != (want == 0) {
+				t.Errorf("--at-most %d: kept %q", atMost, o.Kept)
+			}
+		}
 	}
 }

@@ -23,13 +23,15 @@ func (c AuditConfig) toldSource() toldSource {
 	if c.Kubectl {
 		return kubectl{}
 	}
-	return &toldFile{path: c.Volumes}
+	return &toldFile{path: c.Volumes, whole: c.Delete}
 }
 
 // toldFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
 type toldFile struct {
 	path string
-	once *told // of standard input, which can be read once
+	// whole demands of lines that the last one says that they are all.
+	whole bool
+	once  *told // of standard input, which can be read once
 }
 
 // mostTold is more than any cluster's volumes take, and less than a machine's memory.
@@ -62,6 +64,10 @@ func (f *toldFile) ask(context.Context) (told, error) {
 		return told{}, fmt.Errorf("--volumes: %w", err)
 	}
 	t, err := parseTold(data, at)
+	if err == nil && f.whole && !isWhole(data) {
+		err = errors.New(`its last line is not "# end", so nobody can tell whether it was cut short; ` +
+			`with --delete, write that line when all handles are written`)
+	}
 	if err != nil {
 		return told{}, fmt.Errorf("--volumes: %w", err)
 	}
@@ -74,7 +80,7 @@ func (f *toldFile) ask(context.Context) (told, error) {
 // parseTold reads handles, one in each line, or Kubernetes' JSON, whichever it is.
 func parseTold(data []byte, at time.Time) (told, error) {
 	t := newTold(at)
-	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {
+	if isJSON(data) {
 		return t, t.addKubernetes(data)
 	}
 	for i, line := range strings.Split(string(data), "\n") {
@@ -89,6 +95,16 @@ func parseTold(data []byte, at time.Time) (told, error) {
 		t.add(kindEither, line, fmt.Sprintf("line %d", i+1))
 	}
 	return t, nil
+}
+
+func isJSON(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) }
+
+// isWhole says whether a list cannot have been cut short: JSON that could be read, or lines with an
+// end.
+func isWhole(data []byte) bool {
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	word, isComment := strings.CutPrefix(strings.TrimSpace(lines[len(lines)-1]), "#")
+	return isJSON(data) || isComment && strings.TrimSpace(word) == "end"
 }
 
 // kubeObject has what an audit reads of Kubernetes' objects: a list, or one of four kinds.

@@ -117,6 +117,37 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 	}
 }
 
+func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
+	json := listOf(persistent("one", driverName, testDisk))
+	for name, test := range map[string]struct {
+		text  string
+		whole bool
+	}{
+		"JSON":                         {json, true},
+		"lines with an end":            {testDisk + "\n# end\n", true},
+		"an end without a newline":     {testDisk + "\n#  end", true},
+		"an empty list with an end":    {"# end\n", true},
+		"lines that were cut off":      {testDisk + "\n", false},
+		"an end in the midst":          {"# end\n" + testDisk + "\n", false},
+		"nothing":                      {"", false},
+		"a comment that is not an end": {testDisk + "\n# the end\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "told")
+			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := (AuditConfig{Volumes: path}).toldSource().ask(t.Context()); err != nil {
+				t.Errorf("without --delete: %v", err)
+			}
+			_, err := (AuditConfig{Volumes: path, Delete: true}).toldSource().ask(t.Context())
+			if (err == nil) != test.whole || err != nil && !strings.Contains(err.Error(), "# end") {
+				t.Errorf("with --delete: %v", err)
+			}
+		})
+	}
+}
+
 func TestWhatAnAuditIsGiven(t *testing.T) {
 	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": testToken,
 		"OXIDE_PROJECT": testProject, "OXIDE_CLUSTER_ID": "blue"}
@@ -147,6 +178,8 @@ func TestWhatAnAuditIsGiven(t *testing.T) {
 		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", deleting, "OXIDE_CLUSTER_ID"},
 		{"deleting what is young", "", append(slices.Clone(deleting), "--older-than=9m"), "10m"},
 		{"deleting in haste", "", append(slices.Clone(deleting), "--between=1s"), "10m"},
+		{"deleting many", "", append(slices.Clone(deleting), "--at-most=500"), ""},
+		{"deleting none", "", append(slices.Clone(deleting), "--at-most=0"), "--at-most"},
 		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
 		{"another kind", "", []string{"--kubectl", "--none-told=pods"}, "volumes, snapshots"},
 		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},

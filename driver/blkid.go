@@ -74,18 +74,3 @@ func parseBlkid(output string) (blkidAnswer, error) {
 	}
 	return a, nil
 }
-
-// inBackground starts f at once; what it returns waits for the result, and has to be called.
-func inBackground[T any](f func() (T, error)) func() (T, error) {
-	var result T
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		result, err = f()
-	}()
-	return func() (T, error) {
-		<-done
-		return result, err
-	}
-}

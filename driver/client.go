@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -15,15 +16,15 @@ import (
 // requestTimeLimit is a net under the deadlines that every call carries.
 const requestTimeLimit = 10 * time.Minute
 
-// newClient makes the rack's client of a configuration. refused is told when the rack does not
-// accept the token. The returned function gives up the connections that are idle.
-func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), error) {
+// newClient makes the rack's client of a configuration, which sends its requests by way of t. The
+// returned function gives up the connections that are idle.
+func newClient(c Config, t *rackTransport) (*oxide.Client, func(), error) {
 	base, err := connections(c.CAFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
-	tokens := &tokenSource{Fixed: c.Token, Path: c.TokenFile}
-	if _, err := tokens.current(); err != nil {
+	t.Base = base
+	if _, err := t.Tokens.current(context.Background()); err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 	}
 	client, err := oxide.NewClient(
@@ -32,7 +33,7 @@ func newClient(c Config, m *metrics, refused func()) (*oxide.Client, func(), err
 		oxide.WithUserAgent("oxide-csi-plugin/"+Version()),
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
-			Transport: &rackTransport{Base: base, Tokens: tokens, Metrics: m, Refused: refused},
+			Transport: t,
 			// A rack does not redirect, and what it sent to another host would carry the token.
 			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse

@@ -130,7 +130,7 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 		}
 		http.Error(w, "<html>a proxy's page</html>", http.StatusBadGateway)
 	}))
-	client, closeIdle, err := newClient(Config{Host: rack.URL, Token: testToken}, newMetrics(), nil)
+	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: testToken}, nil)
 	must(t, err)
 	s := serve(t, &Server{Controller: &Controller{Client: client, Project: testProject}})
 	controller := csi.NewControllerClient(s.conn)

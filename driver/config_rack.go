@@ -27,6 +27,27 @@ func setHost(c *Config, value string) error {
 	return nil
 }
 
+// rackWarnings are what an operator should know of settings that work.
+func (c *Config) rackWarnings() []string {
+	var warnings []string
+	if u, err := url.Parse(c.Host); err == nil && u.Scheme == "http" && !thisMachine(u.Hostname()) {
+		warnings = append(warnings, "OXIDE_HOST is an http:// address of another machine: the token "+
+			"crosses the network for everybody on the way to read; give an https:// address")
+	}
+	if c.ClusterID == "" {
+		warnings = append(warnings, "OXIDE_CLUSTER_ID is not set: another cluster in this project that "+
+			"has none either shares this one's disks with it, and each deletes the other's; give every "+
+			"cluster an id of its own before its first volume, and keep it")
+	}
+	return warnings
+}
+
+// thisMachine reports whether a host is this machine by its name or address alone.
+func thisMachine(host string) bool {
+	ip := net.ParseIP(host)
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
+}
+
 func setToken(c *Config, value string) error {
 	c.Token = value
 	return tokenProblem(c.Token)

@@ -20,7 +20,7 @@ func goodEnv(more map[string]string) func(string) string {
 	env := map[string]string{
 		"OXIDE_MODE": "controller", "CSI_ENDPOINT": "unix:///csi/csi.sock",
 		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": testToken,
-		"OXIDE_PROJECT": "kittens",
+		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "blue",
 	}
 	maps.Copy(env, more)
 	return func(key string) string { return env[key] }

@@ -39,7 +39,7 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 			down.to(deleteDisk)), codes.Unavailable, ReasonRackUnavailable},
 		{"also after an error that sounds final", in512, append(source,
 			created(postDisk, wrong("creating")), ok(viewDisk, wrong("detached")),
-			rackError(500, "Internal", "oops").to(deleteDisk)), codes.Aborted, ReasonDiskBusy},
+			rackError(410, "Gone", "Gone").to(deleteDisk)), codes.Aborted, ReasonDiskBusy},
 		{"the same again finds it and deletes it", in512, append(source, undo(gone)...),
 			codes.InvalidArgument, ReasonSourceIncompatible},
 		{"the same again, whose undoing fails again", in512, append(source,

@@ -30,18 +30,20 @@ type attachment struct {
 	Disk, Instance oxide.NameOrId
 	DiskName       string // what volume_context says, empty for most static volumes
 	ContextID      string // whose volume_context it is, as volume_context says
+	Capability     *csi.VolumeCapability
 }
 
-// certain says whether the context is the one that this driver gave the volume. Then the disk has a
-// name of our own making, and with that a serial of its own.
-func (a attachment) certain() bool {
+// named reports whether the context is the one that this driver gave the volume. Its name then need
+// not be read before the attach.
+func (a attachment) named() bool {
 	return isOwnName(a.DiskName) && a.ContextID == string(a.Disk)
 }
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
-		DiskName:  req.GetVolumeContext()[ctxDiskName],
-		ContextID: req.GetVolumeContext()[ctxDiskID],
+		DiskName:   req.GetVolumeContext()[ctxDiskName],
+		ContextID:  req.GetVolumeContext()[ctxDiskID],
+		Capability: req.GetVolumeCapability(),
 	}
 	switch {
 	case req.GetVolumeId() == "":
@@ -71,60 +73,82 @@ func instanceNotFound(id string) error {
 		"this token none; node_id is an instance's UUID", id)
 }
 
-// attachDisk attaches and believes only what the answer shows. Nothing has to be looked at before
-// when the volume's context is certain. Any other disk is compared with its context and with its
-// neighbours first: a refusal after the attach would leave it attached.
+// attachDisk attaches a disk between two looks at the instance's disks: of two whose names begin
+// with the same bytes the guest shows one only (CP-12), whoever made them. The look before saves an
+// attach. The look after finds what was attached meanwhile: of two attached at once, the later look
+// sees both, so they never both stay with an OK.
 func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
-	const doing = "attach disk"
-	if !a.certain() {
-		if disk, err := c.checkStatic(ctx, a); disk != nil || err != nil {
-			return disk, err
-		}
+	before, err := c.lookBefore(ctx, a)
+	if err != nil {
+		return nil, err
 	}
-	disk, err := c.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+	if disk := before.Own; disk != nil && holder(disk) == string(a.Instance) &&
+		disk.State.State() == oxide.DiskStateStateAttached {
+		return disk, c.objection(a, disk, before)
+	}
+	disk, mine, err := c.requestAttach(ctx, a, before)
+	if err != nil {
+		return nil, err
+	}
+	after, err := c.lookAfter(ctx, a, disk)
+	if err != nil {
+		return nil, err
+	}
+	why := c.objection(a, disk, after)
+	if why != nil && mine && before.Own == nil {
+		why = c.undoAttach(ctx, a, disk, why)
+	}
+	return disk, why
+}
+
+// requestAttach asks the rack to attach, and returns the disk as it is attached. mine reports
+// whether this request can have done it.
+func (c *Controller) requestAttach(ctx context.Context, a attachment, before neighbours) (
+	disk *oxide.Disk, mine bool, err error) {
+	const doing = "attach disk"
+	disk, err = c.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
+	mine = err == nil || undecided(err)
+	if err == nil {
+		err = a.checkAnswer(doing, disk)
+	}
 	switch {
-	case err != nil && (unknown(err) || refused(err)):
-		disk, err = c.refusedAttach(ctx, a, err)
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
+	case err == nil:
+	case mine:
+		disk, err = c.attachedAfterAll(ctx, a, statusError(ctx, doing, err))
+	case unknown(err), refused(err):
+		disk, err = c.refusedAttach(ctx, a, before, err)
 	default:
-		err = believable(doing, disk)
+		err = statusError(ctx, doing, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, mine, err
 	}
-	return c.checkAttached(ctx, a, disk)
+	disk, err = c.awaitAttached(ctx, a, disk)
+	return disk, mine, comeBack(err)
 }
 
-// checkStatic looks at a static disk and those beside it: of two whose names begin with the same 20
-// bytes the guest shows one only (CP-12). A disk that is attached there already is returned.
-func (c *Controller) checkStatic(ctx context.Context, a attachment) (*oxide.Disk, error) {
-	disk, err := c.diskByID(ctx, a.Disk)
-	if err != nil {
-		return nil, err
+// checkAnswer holds the rack's success to what was asked.
+func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
+	switch err := believable(doing, disk); {
+	case err != nil:
+		return err
+	case disk.Id != string(a.Disk):
+		return wrongAnswer(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
 	}
-	if err := a.checkContext(disk); err != nil {
-		return nil, err
+	return a.checkPlace(doing, disk)
+}
+
+// checkPlace demands a disk that is attached to the instance, or on its way there.
+func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
+	state := disk.State.State()
+	if holder(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
+		return wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s", disk.Name,
+			state, holder(disk), a.Instance)
 	}
-	beside, err := c.instanceDisks(ctx, a.Instance)
-	if err != nil {
-		return nil, err
-	}
-	for _, other := range beside {
-		if other.Id != disk.Id && diskSerial(string(other.Name)) == diskSerial(string(disk.Name)) {
-			return nil, fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks "+
-				"%s and %s, which is attached to the instance %s, begin with the same %d bytes, "+
-				"and the guest would show only one of them; detach that one", disk.Name, other.Name,
-				a.Instance, ownNameBytes)
-		}
-	}
-	if disk.State.State() == oxide.DiskStateStateAttached && holder(disk) == string(a.Instance) {
-		return c.checkAttached(ctx, a, disk)
-	}
-	return nil, nil
+	return nil
 }
 
 // checkContext holds what volume_context says to the disk.
@@ -142,84 +166,72 @@ func (a attachment) checkContext(disk *oxide.Disk) error {
 	return nil
 }
 
-func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
-	error) {
-	const doing = "list the instance's disks"
-	var disks []oxide.Disk
-	var inside error
-	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
-		page, err := c.Client.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
-			Instance: instance, Limit: oxide.NewPointer(rackPage), PageToken: token,
-		})
-		switch {
-		case unknown(err):
-			return nil, "", instanceNotFound(string(instance))
-		case err != nil:
-			return nil, "", statusError(ctx, doing, err)
-		}
-		return page.Items, page.NextPage, nil
-	}, func(disk *oxide.Disk) (enough bool) {
-		disks = append(disks, *disk)
-		inside = believable(doing, disk)
-		return inside != nil
-	})
-	if inside != nil {
-		return nil, inside
-	}
-	return disks, err
-}
-
-// checkAttached holds the rack's success to what was asked.
-func (c *Controller) checkAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
+// awaitAttached waits while the disk is on its way to the instance.
+func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
 	*oxide.Disk, error) {
-	const doing = "attach disk"
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
-	if err != nil {
-		return nil, err
-	}
 	switch {
-	case disk.Id != string(a.Disk):
-		return nil, wrongAnswer(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
+	case err != nil:
+		return nil, err
 	case disk.State.State() == oxide.DiskStateStateAttaching:
 		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still "+
 			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
-	case disk.State.State() != oxide.DiskStateStateAttached || holder(disk) != string(a.Instance):
-		return nil, wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s",
-			disk.Name, disk.State.State(), holder(disk), a.Instance)
 	}
-	return disk, a.checkContext(disk)
+	return disk, a.checkPlace("attach disk", disk)
+}
+
+// attachedAfterAll is for an answer that leaves open whether the disk was attached. Its state says
+// so.
+func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
+	error) {
+	disk, err := c.diskByID(ctx, a.Disk)
+	switch {
+	case isNotFound(err):
+		return nil, err
+	case err != nil:
+		return nil, comeBack(err)
+	case disk.State.State() == oxide.DiskStateStateDetached:
+		return nil, comeBack(why)
+	}
+	return disk, a.stateProblem(disk)
 }
 
 // refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
 // back when it is attached as wanted after all.
-func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error) (*oxide.Disk,
-	error) {
+func (c *Controller) refusedAttach(ctx context.Context, a attachment, before neighbours,
+	why error) (*oxide.Disk, error) {
 	disk, err := c.diskByID(ctx, a.Disk)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case disk.State.State() == oxide.DiskStateStateDetached:
+		return nil, c.refusedByInstance(ctx, a, disk, before, why)
 	}
-	elsewhere := holder(disk) != "" && holder(disk) != string(a.Instance)
+	return disk, a.stateProblem(disk)
+}
+
+// stateProblem says why a disk that is not detached is not attached as wanted.
+func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
 		// From whichever instance: it is free in a moment (CP-13).
-		return nil, diskBusy(disk)
-	case elsewhere:
-		return nil, fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
+		return diskBusy(disk)
+	case holder(disk) != "" && holder(disk) != string(a.Instance):
+		return fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
 			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
 			holder(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
-		return disk, nil
+		return nil
 	case state == oxide.DiskStateStateFaulted:
-		return nil, diskFaulted(codes.FailedPrecondition, disk)
-	case state == oxide.DiskStateStateDetached:
-		return nil, c.refusedByInstance(ctx, a, disk, why)
+		return diskFaulted(codes.FailedPrecondition, disk)
 	}
-	return nil, diskBusy(disk)
+	return diskBusy(disk)
 }
 
-// refusedByInstance is for a disk that could be attached: the instance is the reason.
+// refusedByInstance is for a disk that could be attached: the instance is the reason. Nothing can
+// be said of one whose disks came and went meanwhile.
 func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
-	why error) error {
+	before neighbours, why error) error {
 	instance, err := c.instanceByID(ctx, a.Instance)
 	if err != nil {
 		return err
@@ -228,16 +240,20 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s and the instance %s "+
 			"are in different projects", disk.Name, instance.Name)
 	}
-	beside, err := c.instanceDisks(ctx, a.Instance)
+	now, err := c.neighbours(ctx, a)
 	switch {
 	case err != nil:
 		return err
-	case len(beside) >= c.maxDisks():
+	case len(now.Others) >= c.maxDisks():
 		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d", instance.Name, len(beside),
+			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
 			c.maxDisks())
+	case now.differ(before):
+		return fail(codes.Aborted, ReasonOperationPending, "the rack did not attach the disk %s, and "+
+			"the disks of the instance %s have changed meanwhile; repeat the call", disk.Name,
+			instance.Name)
 	}
-	return instanceRefusal("attach", instance, why)
+	return instanceRefusal("attach", disk, instance, why)
 }
 
 func (c *Controller) instanceByID(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
@@ -265,18 +281,23 @@ var activeStates = []oxide.InstanceState{
 
 // instanceRefusal says what of the instance's state forbids an attach or detach (CP-10, CU-7). The
 // driver never stops an instance: what runs on it is not its own.
-func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
+func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, why error) error {
 	words := "no explanation"
 	var answer *oxide.HTTPError
 	if errors.As(why, &answer) {
 		words = answerText(answer)
 	}
 	if slices.Contains(activeStates, instance.RunState) {
+		cause := "this rack has no hot-plug"
+		if disk.DiskType == oxide.DiskTypeLocal {
+			// A running zone cannot gain a volume of its sled, and will not with hot-plug either.
+			cause = "a local disk is only attached and detached while the instance is stopped"
+		}
 		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
-			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
+			"and must be stopped to %s a disk: %s; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s; if that is "+
 			"about the disk, it was busy a moment ago, and a repeated call succeeds)",
-			instance.Name, instance.RunState, verb, words)
+			instance.Name, instance.RunState, verb, cause, words)
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
 		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -44,75 +46,109 @@ func (s scene) verify(t *testing.T, err error) {
 	}
 }
 
+// alone is the list of an instance without disks, and together of one that has the volume's disk
+// and perhaps others.
+var alone = ok(beside, pageOf(""))
+
+func together(others ...string) exchange {
+	return ok(beside, pageOf("", append(others, diskOf(here))...))
+}
+
+// besideDisk is another disk of the instance.
+func besideDisk(name string) string {
+	return diskOf(here, with("id", testImage), with("name", name))
+}
+
+// serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
+var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
+
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = diskOf(here)
+		manyDisks[i] = diskOf(here, with("id", numbered(i)), with("name", fmt.Sprint("other-", i)))
 	}
+	full := ok(beside, pageOf("", manyDisks...))
+	gateway := rackError(http.StatusInternalServerError, "Internal", "oops")
 	for _, s := range []scene{
-		{"is one request", []exchange{accepted(attach, diskOf(here))}, codes.OK, "", ""},
-		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(attach),
-			lost.to(viewDisk)},
+		{"is an attach between two looks at the instance", []exchange{alone,
+			accepted(attach, diskOf(here)), together()}, codes.OK, "", ""},
+		{"is no attach when the disk is attached there", []exchange{together()}, codes.OK, "", ""},
+		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(beside),
+			lost.to(viewDisk)}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+		{"CP-4 an unknown disk", []exchange{alone, lost.to(attach), lost.to(viewDisk)},
 			codes.NotFound, ReasonVolumeNotFound, testDisk},
-		{"CP-5 an unknown instance", []exchange{lost.to(attach), ok(viewDisk, diskOf("detached")),
-			lost.to(viewInstance)}, codes.NotFound, ReasonInstanceNotFound, testInstance},
-		{"CP-5 a destroyed instance", []exchange{not.to(attach), ok(viewDisk, diskOf("detached")),
-			ok(viewInstance, instanceOf("destroyed"))}, codes.NotFound, ReasonInstanceNotFound, ""},
-		{"CP-6 a refusal although it is attached there", []exchange{not.to(attach),
-			ok(viewDisk, diskOf(here))}, codes.OK, "", ""},
-		{"CP-8 attached elsewhere names the node", []exchange{not.to(attach),
+		{"CP-5 an unknown instance", []exchange{lost.to(beside), ok(viewDisk, diskOf("detached"))},
+			codes.NotFound, ReasonInstanceNotFound, testInstance},
+		{"CP-5 a destroyed instance", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("destroyed"))},
+			codes.NotFound, ReasonInstanceNotFound, ""},
+		{"CP-6 a refusal although it is attached there", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere names the node", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition, ReasonDiskAttachedElsewhere,
 			otherInstance},
-		{"CP-8 on its way elsewhere", []exchange{not.to(attach),
+		{"CP-8 on its way elsewhere", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("attaching "+otherInstance))}, codes.FailedPrecondition,
 			ReasonDiskAttachedElsewhere, otherInstance},
-		{"CP-9 a full instance", []exchange{not.to(attach), ok(viewDisk, diskOf("detached")),
-			ok(viewInstance, instanceOf("running")), ok(beside, pageOf("", manyDisks...))},
+		{"CP-9 a full instance", []exchange{full, not.to(attach), ok(viewDisk, diskOf("detached")),
+			ok(viewInstance, instanceOf("running")), full},
 			codes.ResourceExhausted, ReasonInstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []exchange{not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")),
-			ok(beside, pageOf(""))}, codes.FailedPrecondition, ReasonInstanceMustBeStopped,
+		{"CP-10 a running instance without hot-plug", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+			codes.FailedPrecondition, ReasonInstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
-		{"an instance in a state that takes no disks", []exchange{not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")),
-			ok(beside, pageOf(""))}, codes.FailedPrecondition, ReasonInstanceState,
-			"the rack says no"},
-		{"CP-11 another project", []exchange{not.to(attach), ok(viewDisk, diskOf("detached",
+		{"CP-10 a local disk at a running instance, with hot-plug or without", []exchange{alone,
+			rackError(409, "Conflict", "cannot attach local storage disk: instance is starting").to(
+				attach), ok(viewDisk, diskOf("detached", with("disk_type", "local"))),
+			ok(viewInstance, instanceOf("running")), alone}, codes.FailedPrecondition,
+			ReasonInstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
+		{"CP-9 an instance that was full a moment ago", []exchange{full, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+			codes.Aborted, ReasonOperationPending, "changed meanwhile"},
+		{"an instance in a state that takes no disks", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")), alone},
+			codes.FailedPrecondition, ReasonInstanceState, "the rack says no"},
+		{"CP-11 another project", []exchange{alone, not.to(attach), ok(viewDisk, diskOf("detached",
 			with("project_id", testDisk))), ok(viewInstance, instanceOf("running"))},
 			codes.InvalidArgument, ReasonOtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []exchange{not.to(attach), ok(viewDisk,
-			diskOf("maintenance"))},
-			codes.Aborted, ReasonDiskBusy, "maintenance"},
-		{"CP-13 a disk being made", []exchange{not.to(attach), ok(viewDisk, diskOf("creating"))},
-			codes.Aborted, ReasonDiskBusy, "creating"},
-		{"CP-13 a disk on its way off", []exchange{not.to(attach),
+		{"CP-13 a disk being snapshotted", []exchange{alone, not.to(attach), ok(viewDisk,
+			diskOf("maintenance"))}, codes.Aborted, ReasonDiskBusy, "maintenance"},
+		{"CP-13 a disk being made", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf("creating"))}, codes.Aborted, ReasonDiskBusy, "creating"},
+		{"CP-13 a disk on its way off", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, ReasonDiskBusy,
 			"detaching"},
-		{"CP-13 a disk on its way off another instance", []exchange{not.to(attach),
+		{"CP-13 a disk on its way off another instance", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detaching "+otherInstance))}, codes.Aborted, ReasonDiskBusy,
 			"detaching"},
-		{"CP-13 a faulted disk", []exchange{not.to(attach), ok(viewDisk, diskOf("faulted"))},
-			codes.FailedPrecondition, ReasonDiskFaulted, ""},
-		{"CP-13 a destroyed disk", []exchange{not.to(attach), ok(viewDisk, diskOf("destroyed"))},
-			codes.NotFound, ReasonVolumeNotFound, ""},
-		{"CP-15 a disk on its way is awaited", []exchange{
+		{"CP-13 a faulted disk", []exchange{alone, not.to(attach), ok(viewDisk,
+			diskOf("faulted"))}, codes.FailedPrecondition, ReasonDiskFaulted, ""},
+		{"CP-13 a destroyed disk", []exchange{alone, not.to(attach), ok(viewDisk,
+			diskOf("destroyed"))}, codes.NotFound, ReasonVolumeNotFound, ""},
+		{"CP-15 a disk on its way is awaited", []exchange{alone,
 			accepted(attach, diskOf("attaching "+testInstance)),
-			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here))}, codes.OK,
-			"", ""},
-		{"a success that is none", []exchange{accepted(attach, diskOf("detached"))}, codes.Internal,
-			ReasonRackAnswerWrong, "not attached"},
-		{"a success elsewhere", []exchange{accepted(attach, diskOf(elsewhere))}, codes.Internal,
-			ReasonRackAnswerWrong, otherInstance},
-		{"another disk's success", []exchange{accepted(attach, diskOf(here, with("id",
-			testImage)))},
-			codes.Internal, ReasonRackAnswerWrong, testImage},
-		{"a context that names another disk", []exchange{accepted(attach, diskOf(here,
-			with("name", "csi-0000000000000000")))}, codes.InvalidArgument, ReasonFieldInvalid,
-			"diskName"},
-		{"a lost answer", []exchange{{want: attach, cut: true}}, codes.Unavailable,
+			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here)),
+			together()}, codes.OK, "", ""},
+		{"a success that is none", []exchange{alone, accepted(attach, diskOf("detached")),
+			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonEffectUnknown,
+			"not attached"},
+		{"a success elsewhere", []exchange{alone, accepted(attach, diskOf(elsewhere)),
+			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition,
+			ReasonDiskAttachedElsewhere, otherInstance},
+		{"another disk's success", []exchange{alone, accepted(attach, diskOf(here, with("id",
+			testImage))), ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonEffectUnknown,
+			testImage},
+		{"another disk's success behind the effect", []exchange{alone, accepted(attach, diskOf(here,
+			with("id", testImage))), ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
+		{"a lost answer", []exchange{alone, {want: attach, cut: true}}, codes.Unavailable,
 			ReasonRackUnavailable, ""},
-		{"an error inside the rack", []exchange{rackError(500, "Internal", "oops").to(attach)},
-			codes.Internal, ReasonRackError, "oops"},
+		{"OX-8 an error inside the rack", []exchange{alone, gateway.to(attach),
+			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonRackUnavailable, "oops"},
+		{"OX-8 an error inside the rack behind the effect", []exchange{alone, gateway.to(attach),
+			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
+		{"OX-8 an error inside the rack, which then cannot be asked", []exchange{alone,
+			gateway.to(attach), rackError(403, "Forbidden", "Forbidden").to(viewDisk)},
+			codes.Unavailable, ReasonEffectUnknown, "Forbidden"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(),
@@ -121,9 +157,115 @@ func TestPublishing(t *testing.T) {
 			if err == nil {
 				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
-						"diskName": diskName("pvc-1"), "sizeBytes": "10737418240",
-						"readOnly": "false",
+						"diskName": diskName("blue", "pvc-1"), "sizeBytes": "10737418240",
+						"readOnly": "false", "diskId": testDisk, "blockSize": "4096",
+						"origin": "blank", "use": "filesystem", "filesystemUUID": testDisk,
 					}})
+			}
+		})
+	}
+}
+
+func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
+	mine := accepted(attach, diskOf(here))
+	for _, s := range []scene{
+		{"one that is there already saves the attach", []exchange{ok(beside, pageOf("", serialTwin))},
+			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
+			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
+			ReasonSerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},
+		{"the detach is awaited", []exchange{alone, mine, together(serialTwin),
+			accepted(detach, diskOf("detaching "+testInstance)),
+			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
+			codes.FailedPrecondition, ReasonSerialTaken, ""},
+		{"a disk that was attached before is not detached", []exchange{together(serialTwin)},
+			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"nor one that was on its way before", []exchange{
+			ok(beside, pageOf("", diskOf("attaching "+testInstance))), mine, together(serialTwin)},
+			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"nor one that somebody else attached meanwhile", []exchange{alone, not.to(attach),
+			ok(viewDisk, diskOf(here)), together(serialTwin)},
+			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"a detach that is refused brings the caller back", []exchange{alone, mine,
+			together(serialTwin), not.to(detach), ok(viewDisk, diskOf(here)),
+			ok(viewInstance, instanceOf("running"))}, codes.Unavailable, ReasonEffectUnknown,
+			"may still be attached"},
+		{"so does one whose answer is lost", []exchange{alone, mine, together(serialTwin),
+			{want: detach, cut: true}}, codes.Unavailable, ReasonEffectUnknown, "-backup"},
+		{"so does a second look that fails", []exchange{alone, mine,
+			rackError(403, "Forbidden", "Forbidden").to(beside)}, codes.Unavailable,
+			ReasonEffectUnknown, "Forbidden"},
+		{"so does a second look without the disk", []exchange{alone, mine, alone}, codes.Aborted,
+			ReasonDiskBusy, "is not among its disks"},
+		{"the second page of the list counts", []exchange{alone, mine,
+			ok(beside, pageOf("x", diskOf(here))), ok(beside, pageOf("y", serialTwin)),
+			ok(beside, pageOf("")), accepted(detach, diskOf("detached"))},
+			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"a context that names another disk", []exchange{alone, accepted(attach, diskOf(here,
+			with("name", "csi-0000000000000000"))), together(), accepted(detach,
+			diskOf("detached"))}, codes.InvalidArgument, ReasonFieldInvalid, "diskName"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			_, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
+			s.verify(t, err)
+		})
+	}
+}
+
+func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
+	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
+		m := ownMark
+		m.Use = use
+		return func(state string) string {
+			return diskOf(state, append(edit, with("description", m.description()))...)
+		}
+	}
+	raw := &csi.VolumeCapability{AccessMode: mountable("").GetAccessMode(),
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	for _, test := range []struct {
+		name       string
+		disk       func(state string) string
+		capability *csi.VolumeCapability
+		fits       bool
+	}{
+		{"a filesystem's as a device", madeFor(useFilesystem), raw, false},
+		{"a filesystem's as a filesystem", madeFor(useFilesystem), mountable("ext4"), true},
+		{"a device as a filesystem", madeFor(useBlock), mountable("ext4"), false},
+		{"a device as a device", madeFor(useBlock), raw, true},
+		{"one for both as a device", madeFor(useBoth), raw, true},
+		{"one for both as a filesystem", madeFor(useBoth), mountable("ext4"), true},
+		{"one whose tag does not say", madeFor(""), raw, true},
+		{"one whose tag is another disk's", madeFor(useFilesystem, with("name",
+			"csi-0000000000000000")), raw, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			listed := ok(beside, pageOf("", test.disk(here)))
+			for name, lines := range map[string][]exchange{
+				"attached":       {listed},
+				"to be attached": {alone, accepted(attach, test.disk(here)), listed},
+			} {
+				if name == "to be attached" && !test.fits {
+					lines = append(lines, accepted(detach, test.disk("detached")))
+				}
+				r := publishRequest()
+				r.VolumeCapability = test.capability
+				if strings.Contains(test.disk(here), "csi-0000000000000000") {
+					r.VolumeContext[ctxDiskName] = "csi-0000000000000000"
+				}
+				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
+				if test.fits != (err == nil) {
+					t.Errorf("%s: got %v", name, err)
+				}
+				if !test.fits {
+					wantFailure(t, err, codes.FailedPrecondition, ReasonUseDiffers)
+				}
+			}
+			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
+				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+					VolumeId: testDisk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
+			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
+				!test.fits && !strings.Contains(answer.GetMessage(), "created for") {
+				t.Errorf("VC-4: got %v, %v", answer, err)
 			}
 		})
 	}
@@ -134,18 +276,15 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	static := func(state string) string {
 		return diskOf(state, with("name", name), with("read_only", true))
 	}
-	neighbour := func(name string) string {
-		return diskOf(here, with("id", testImage), with("name", name))
-	}
 	for _, s := range []scene{
 		{"looks at the neighbours first", []exchange{ok(viewDisk, static("detached")),
-			ok(beside, pageOf("x", neighbour("boot"))), ok(beside, pageOf("")),
-			accepted(attach, static(here))}, codes.OK, "", ""},
+			ok(beside, pageOf("x", besideDisk("boot"))), ok(beside, pageOf("")),
+			accepted(attach, static(here)), ok(beside, pageOf("", static(here)))}, codes.OK, "", ""},
 		{"needs no attach when it is attached", []exchange{ok(viewDisk, static(here)),
 			ok(beside, pageOf("", static(here)))}, codes.OK, "", ""},
 		{"CP-12 is refused beside one of the same 20 bytes", []exchange{ok(viewDisk,
 			static("detached")),
-			ok(beside, pageOf("", neighbour("made-by-hand-with-a-short-one")))},
+			ok(beside, pageOf("", besideDisk("made-by-hand-with-a-short-one")))},
 			codes.FailedPrecondition,
 			ReasonSerialTaken, "made-by-hand-with-a-short-one"},
 		{"CP-4 of an unknown disk", []exchange{lost.to(viewDisk)}, codes.NotFound,
@@ -179,14 +318,14 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 	}{
 		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, "diskName"},
-		{"and attached when it is right", map[string]string{"diskName": diskName("pvc-1")},
-			[]exchange{ok(viewDisk, diskOf("detached")), ok(beside, pageOf("")),
-				accepted(attach, diskOf(here))}, codes.OK, ""},
+		{"and attached when it is right", map[string]string{"diskName": diskName("blue", "pvc-1")},
+			[]exchange{ok(viewDisk, diskOf("detached")), alone,
+				accepted(attach, diskOf(here)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": testImage, "blockSize": "4096"}, []exchange{ok(viewDisk,
 			diskOf("detached"))}, codes.InvalidArgument, "diskName"},
 		{"another volume's id beside the right name", map[string]string{"diskId": testImage,
-			"diskName": diskName("pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
+			"diskName": diskName("blue", "pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf(here))}, codes.InvalidArgument, "diskName"},
@@ -210,7 +349,7 @@ func TestValidating(t *testing.T) {
 		want string // in the message; empty means confirmed
 	}{
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskName": diskName("pvc-1"), "blockSize": "512",
+			r.VolumeContext = map[string]string{"diskName": diskName("blue", "pvc-1"), "blockSize": "512",
 				"diskId":      testDisk,
 				"mkfsOptions": "reservedPercent=0",
 				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
@@ -223,6 +362,9 @@ func TestValidating(t *testing.T) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}, "MULTI_NODE_MULTI_WRITER"},
+		{"VC-4 a mount flag that nodes refuse", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime,bind"}
+		}, "mount flag 1"},
 		{"VC-5 another disk's name", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": "x"}
 		}, "diskName"},

@@ -21,7 +21,7 @@ func createRequest() *csi.CreateVolumeRequest {
 func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: mountable("ext4"),
-		VolumeContext: map[string]string{ctxDiskName: diskName("pvc-1"), ctxDiskID: testDisk,
+		VolumeContext: map[string]string{ctxDiskName: diskName("blue", "pvc-1"), ctxDiskID: testDisk,
 			ctxBlockSize: "4096"},
 	}
 }

@@ -14,11 +14,11 @@ import (
 // the same name took. The rack answers when it is cut.
 func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
 	*csi.CreateSnapshotResponse, error) {
-	disk, err := snapshotOrder(req)
+	order, err := c.snapshotOrder(req)
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := c.createSnapshot(ctx, req.GetName(), disk)
+	snapshot, err := c.createSnapshot(ctx, order)
 	if err != nil {
 		return nil, err
 	}
@@ -45,16 +45,18 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 // ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
 func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
-	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
 	answer := &csi.ListSnapshotsResponse{}
-	err = c.matchingSnapshots(ctx, req, func(snapshot *oxide.Snapshot) (enough bool) {
-		if cut(snapshot) && pages.take(snapshot.Id) {
-			answer.Entries = append(answer.Entries, &csi.ListSnapshotsResponse_Entry{
-				Snapshot: snapshotAnswer(snapshot),
-			})
+	err = c.matchingSnapshots(ctx, req, pages, func(snapshot *oxide.Snapshot) (enough bool) {
+		if !cut(snapshot) {
+			return false
+		}
+		entry := &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotAnswer(snapshot)}
+		if pages.take(snapshot.Id, entry) {
+			answer.Entries = append(answer.Entries, entry)
 		}
 		return pages.full()
 	})
@@ -86,111 +88,94 @@ func snapshotIDMissing() error {
 	return fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
 }
 
-// snapshotOrder checks a request and names the disk.
-func snapshotOrder(req *csi.CreateSnapshotRequest) (oxide.NameOrId, error) {
-	if err := checkName(req.GetName()); err != nil {
-		return "", err
-	}
-	if req.GetSourceVolumeId() == "" {
-		return "", fail(codes.InvalidArgument, ReasonFieldMissing, "source_volume_id is missing")
-	}
-	for key := range req.GetParameters() {
-		if !foreignKey(key) {
-			return "", fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q "+
-				"is unknown; snapshots have none", key)
-		}
-	}
-	if req.GetAccessibilityRequirements() != nil {
-		return "", fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements "+
-			"are not supported for snapshots; a snapshot is where its volume is")
-	}
-	disk, ok := rackID(req.GetSourceVolumeId())
-	if !ok {
-		return "", volumeNotFound(req.GetSourceVolumeId())
-	}
-	return disk, nil
-}
-
-func (c *Controller) createSnapshot(ctx context.Context, name string, disk oxide.NameOrId) (
-	*oxide.Snapshot, error) {
+// createSnapshot reads the disk before: what it tells of its filesystem goes into the snapshot's
+// tag.
+func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
+	error) {
 	const doing = "create snapshot"
+	source, err := c.diskByID(ctx, order.Disk)
+	switch {
+	case isNotFound(err):
+		return c.existingSnapshot(ctx, order, err)
+	case err != nil:
+		return nil, err
+	}
 	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.project(),
 		Body: &oxide.SnapshotCreate{
-			Name:        oxide.Name(snapshotName(name)),
-			Description: mark{Name: name, Cluster: c.ClusterID}.description(),
-			Disk:        disk,
+			Name:        oxide.Name(order.rackName()),
+			Description: order.mark(source).description(),
+			Disk:        order.Disk,
 		},
 	})
+	open := err == nil || undecided(err)
+	if err == nil {
+		err = order.checkAnswer(doing, snapshot)
+	}
 	switch {
+	case err == nil:
+		return snapshot, snapshotFaulted(snapshot)
+	case open:
+		return c.snapshotAfterAll(ctx, order, statusError(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity), unknown(err):
 		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
-		return c.existingSnapshot(ctx, name, disk, err)
+		return c.existingSnapshot(ctx, order, err)
 	case refused(err):
-		return nil, c.refusedSnapshot(ctx, disk, err)
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
+		return nil, c.refusedSnapshot(ctx, order.Disk, err)
 	}
-	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+	return nil, statusError(ctx, doing, err)
+}
+
+// snapshotAfterAll is for an answer that leaves open whether the snapshot was taken. Its name says
+// so: a snapshot that has it and is another one was there before.
+func (c *Controller) snapshotAfterAll(ctx context.Context, order snapshotOrder, why error) (
+	*oxide.Snapshot, error) {
+	snapshot, err := c.existingSnapshot(ctx, order, why)
+	if isAlreadyExists(err) {
+		return nil, err
+	}
+	return snapshot, comeBack(err)
 }
 
 // existingSnapshot is the snapshot that has the name already, if it is of the wanted disk. why is
 // the rack's refusal to take it.
-func (c *Controller) existingSnapshot(ctx context.Context, name string, disk oxide.NameOrId,
-	why error) (*oxide.Snapshot, error) {
+func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, why error) (
+	*oxide.Snapshot, error) {
 	const doing = "read snapshot"
 	snapshot, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(snapshotName(name)), Project: c.project(),
+		Snapshot: oxide.NameOrId(order.rackName()), Project: c.project(),
 	})
 	switch {
-	case unknown(err) && unknown(why):
+	case unknown(err) && (unknown(why) || isNotFound(why)):
 		if err := c.projectVisible(ctx); err != nil {
 			return nil, err
 		}
-		return nil, volumeNotFound(string(disk))
-	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+		return nil, volumeNotFound(string(order.Disk))
+	case unknown(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, statusError(ctx, "create snapshot", why)
 	case err != nil && !unknown(err):
 		return nil, statusError(ctx, doing, err)
 	case unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
 		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is "+
-			"gone; repeat the call", snapshotName(name))
+			"gone; repeat the call", order.rackName())
 	}
-	if err := believableSnapshot(doing, snapshot); err != nil {
+	if err := order.checkName(doing, snapshot); err != nil {
 		return nil, err
 	}
-	if string(snapshot.Name) != snapshotName(name) {
-		return nil, wrongAnswer(doing, "asked for %s and got %.80q", snapshotName(name),
-			snapshot.Name)
-	}
-	m, marked := readMark(snapshot.Description)
-	switch {
-	case !marked || m.Name != name || m.Cluster != c.ClusterID:
+	if difference := order.difference(snapshot); difference != "" {
 		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
-			"snapshot %s, which is not of this cluster's making or has another name there",
-			snapshot.Id)
-	case snapshot.DiskId != string(disk):
-		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
-			"snapshot %s, of the volume %s", snapshot.Id, snapshot.DiskId)
+			"snapshot %s, %s", snapshot.Id, difference)
 	}
-	return snapshot, checkSnapshot(doing, name, disk, snapshot)
+	return snapshot, snapshotFaulted(snapshot)
 }
 
-// checkSnapshot compares an answer with the order.
-func checkSnapshot(doing, name string, disk oxide.NameOrId, s *oxide.Snapshot) error {
-	switch err := believableSnapshot(doing, s); {
-	case err != nil:
-		return err
-	case string(s.Name) != snapshotName(name):
-		return wrongAnswer(doing, "asked for %s and got %.80q", snapshotName(name), s.Name)
-	case s.DiskId != string(disk):
-		return wrongAnswer(doing, "asked for the disk %s and got %.80q", disk, s.DiskId)
-	case s.State == oxide.SnapshotStateFaulted:
-		return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot "+
-			"%s; delete it and take another", s.Id)
+func snapshotFaulted(s *oxide.Snapshot) error {
+	if s.State != oxide.SnapshotStateFaulted {
+		return nil
 	}
-	return nil
+	return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot %s; "+
+		"delete it and take another", s.Id)
 }
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.
@@ -274,7 +259,7 @@ func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not
 // exist matches nothing, which is no error.
 func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
-	visit func(*oxide.Snapshot) (enough bool)) error {
+	pages *pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rackID(req.GetSourceVolumeId())
 	id, isSnapshot := rackID(req.GetSnapshotId())
 	if (req.GetSourceVolumeId() != "" && !isDisk) || (req.GetSnapshotId() != "" && !isSnapshot) {
@@ -285,7 +270,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 	}
 	if !isSnapshot {
 		var inside error
-		err := c.eachSnapshot(ctx, func(s *oxide.Snapshot) bool {
+		err := c.eachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
 			inside = believableSnapshot("list snapshots", s)
 			return inside != nil || matching(s)
 		})

@@ -17,21 +17,22 @@ const (
 	listSnaps  = "GET /v1/snapshots"
 )
 
-var viewSnapName = "GET /v1/snapshots/" + snapshotName("snap-1")
+var viewSnapName = "GET /v1/snapshots/" + snapshotName("blue", "snap-1")
 
 func TestTakingSnapshots(t *testing.T) {
 	busy := rackError(409, "Conflict", "volume repair lock")
 	for _, s := range []scene{
-		{"is one request", []exchange{{want: postSnap, status: 201, body: snapshotOf("ready"),
+		{"is a look and one request", []exchange{{want: postSnap, status: 201, body: snapshotOf("ready"),
 			query: "project=" + testProject, check: func(t *testing.T, body []byte) {
 				var got map[string]any
 				_ = json.Unmarshal(body, &got)
-				if got["disk"] != testDisk || got["name"] != snapshotName("snap-1") {
+				if got["disk"] != testDisk || got["name"] != snapshotName("blue", "snap-1") {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of an unknown volume", []exchange{lost.to(postSnap), lost.to(viewSnapName),
-			ok(viewProject, projectOf())}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+		{"CS-4 of a volume that goes between look and request", []exchange{lost.to(postSnap),
+			lost.to(viewSnapName), ok(viewProject, projectOf())}, codes.NotFound,
+			ReasonVolumeNotFound, testDisk},
 		{"OX-6 in a project that cannot be seen", []exchange{lost.to(postSnap),
 			lost.to(viewSnapName),
 			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, ""},
@@ -74,26 +75,116 @@ func TestTakingSnapshots(t *testing.T) {
 				with("project_id", testDisk))), ok(viewProject, projectOf())},
 			codes.InvalidArgument,
 			ReasonOtherProject, ""},
-		{"while the rack cannot hold the writers", []exchange{rackError(503, "ServiceNotAvailable",
-			"Service Unavailable").to(postSnap)}, codes.Unavailable, ReasonRackUnavailable, ""},
+		{"while the rack cannot hold the writers", []exchange{gaveUp["HTTP 503"].to(postSnap),
+			lost.to(viewSnapName)}, codes.Unavailable, ReasonRackUnavailable, ""},
 		{"with another disk's answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("disk_id", testImage)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+			with("disk_id", testImage))), lost.to(viewSnapName)}, codes.Unavailable,
+			ReasonEffectUnknown, testImage},
+		{"with another disk's answer behind the effect", []exchange{created(postSnap,
+			snapshotOf("ready", with("disk_id", testImage))),
+			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a nameless answer", []exchange{created(postSnap, snapshotOf("ready", with("name",
-			"")))},
-			codes.Internal, ReasonRackAnswerWrong, ""},
+			""))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
 		{"with a timeless answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("time_created", nil)))}, codes.Internal, ReasonRackAnswerWrong, ""},
+			with("time_created", nil))), lost.to(viewSnapName)}, codes.Unavailable,
+			ReasonEffectUnknown, ""},
 		{"with a sizeless answer", []exchange{created(postSnap, snapshotOf("ready", with("size",
-			0)))},
-			codes.Internal, ReasonRackAnswerWrong, ""},
+			0))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
 		{"without an answer", []exchange{{want: postSnap, cut: true}}, codes.Unavailable,
 			ReasonRackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			answer, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
+			lines := append([]exchange{ok(viewDisk, diskOf("detached"))}, s.lines...)
+			answer, err := rackThat(t, lines...).CreateSnapshot(t.Context(), snapshotRequest())
 			s.verify(t, err)
 			if err == nil {
 				sameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
+			}
+		})
+	}
+}
+
+func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
+	for _, s := range []scene{
+		{"CS-4 is not found", []exchange{lost.to(viewDisk), lost.to(viewSnapName),
+			ok(viewProject, projectOf())}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+		{"OX-6 is something else in a project that cannot be seen", []exchange{lost.to(viewDisk),
+			lost.to(viewSnapName), lost.to(viewProject)}, codes.PermissionDenied,
+			ReasonProjectNotFound, ""},
+		{"CS-5 finds the snapshot that was taken of it", []exchange{lost.to(viewDisk),
+			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			_, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
+			s.verify(t, err)
+		})
+	}
+}
+
+func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
+	inherited := mark{Name: "pvc-1", Cluster: "blue", Origin: originSnapshot, Use: useFilesystem,
+		FilesystemUUID: testImage}
+	forAccess := func(use string) mark {
+		return mark{Name: "pvc-1", Cluster: "blue", Origin: originBlank, Use: use}
+	}
+	for _, test := range []struct{ name, disk, want string }{
+		{"a blank disk's is its own id", diskOf("detached"), testDisk},
+		{"a restored disk's is its origin's", diskOf("detached",
+			with("description", inherited.description())), testImage},
+		{"a raw volume has none", diskOf("detached",
+			with("description", forAccess(useBlock).description())), ""},
+		{"nor one for both", diskOf("detached",
+			with("description", forAccess(useBoth).description())), ""},
+		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
+		{"nor one of another cluster", diskOf("detached", with("description", mark{Name: "pvc-1",
+			Cluster: "red", Origin: originBlank, Use: useFilesystem}.description())), ""},
+		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := rackThat(t, ok(viewDisk, test.disk), exchange{want: postSnap, status: 201,
+				body: snapshotOf("ready"), check: func(t *testing.T, body []byte) {
+					var got struct{ Description string }
+					_ = json.Unmarshal(body, &got)
+					want := mark{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
+					if m, _ := readMark(got.Description); m != want {
+						t.Errorf("the tag is %+v, want %+v", m, want)
+					}
+				}}).CreateSnapshot(t.Context(), snapshotRequest())
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
+	for name, answer := range gaveUp {
+		for _, test := range []struct {
+			name   string
+			found  exchange
+			code   codes.Code
+			reason Reason
+		}{
+			{"it is there", ok(viewSnapName, snapshotOf("ready")), codes.OK, ""},
+			{"it is being taken", ok(viewSnapName, snapshotOf("creating")), codes.OK, ""},
+			{"another has the name", ok(viewSnapName, snapshotOf("ready", with("disk_id",
+				testImage))), codes.AlreadyExists, ReasonSnapshotExists},
+			{"it is faulted", ok(viewSnapName, snapshotOf("faulted")), codes.Unavailable,
+				ReasonEffectUnknown},
+			{"it cannot be looked at", rackError(403, "Forbidden", "Forbidden").to(viewSnapName),
+				codes.Unavailable, ReasonEffectUnknown},
+		} {
+			t.Run(name+", "+test.name, func(t *testing.T) {
+				_, err := rackThat(t, ok(viewDisk, diskOf(here)), answer.to(postSnap),
+					test.found).CreateSnapshot(t.Context(), snapshotRequest())
+				scene{code: test.code, reason: test.reason}.verify(t, err)
+			})
+		}
+		t.Run(name+", no snapshot has the name", func(t *testing.T) {
+			_, err := rackThat(t, ok(viewDisk, diskOf(here)), answer.to(postSnap),
+				lost.to(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
+			if got := grpcCode(err); got != codes.Unavailable {
+				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
 		})
 	}
@@ -107,8 +198,8 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 }
 
 func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
-	answer, err := rackThat(t, taken.to(postSnap), ok(viewSnapName, snapshotOf("creating"))).
-		CreateSnapshot(t.Context(), snapshotRequest())
+	answer, err := rackThat(t, ok(viewDisk, diskOf("maintenance")), taken.to(postSnap),
+		ok(viewSnapName, snapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
 	if err != nil {
 		t.Fatal(err)
 	}

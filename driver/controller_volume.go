@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -118,14 +119,21 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 		Project: c.project(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(order.diskName()),
-			Description: order.mark().description(),
+			Description: order.mark(source).description(),
 			Size:        oxide.ByteCount(sizeBytes),
 			DiskBackend: order.backend(),
 		},
 	})
+	open := undecided(err)
+	if err == nil {
+		if err = order.checkAnswer(doing, disk, sizeBytes); err == nil {
+			return disk, c.checkMade(ctx, order, disk)
+		}
+		open = true
+	}
 	switch {
-	case err == nil:
-		return disk, c.checkCreated(ctx, order, disk, sizeBytes)
+	case open:
+		return c.createdAfterAll(ctx, order, statusError(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
 		// The rack counts the quota before it looks at the name: a repeated create may meet either.
@@ -137,6 +145,20 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 			"project of the name or id in OXIDE_PROJECT")
 	}
 	return nil, statusError(ctx, doing, err)
+}
+
+// createdAfterAll is for an answer that leaves open whether the disk was made. Its name says so: a
+// disk that has it and is not the order's was there before.
+func (c *Controller) createdAfterAll(ctx context.Context, order volumeOrder, why error) (
+	*oxide.Disk, error) {
+	disk, err := c.existingDisk(ctx, order, nil)
+	switch status.Code(err) {
+	case codes.OK, codes.AlreadyExists, codes.InvalidArgument:
+		return disk, err
+	case codes.NotFound:
+		return nil, comeBack(why)
+	}
+	return nil, comeBack(err)
 }
 
 // madeBefore is for a source that is gone: the disk may have been made while it was there, and then
@@ -211,36 +233,40 @@ func diskFaulted(code codes.Code, d *oxide.Disk) error {
 		"the volume, or ask the rack's operator", d.Name, d.Id)
 }
 
-// checkCreated compares the rack's answer with the order.
-func (c *Controller) checkCreated(ctx context.Context, order volumeOrder, d *oxide.Disk,
-	sizeBytes int64) error {
-	const doing = "create disk"
+// statesWhenMade are those of a disk in the answer to its own create.
+var statesWhenMade = []oxide.DiskStateState{
+	oxide.DiskStateStateCreating, oxide.DiskStateStateDetached, oxide.DiskStateStateFaulted,
+}
+
+// checkAnswer compares the rack's answer to a create with the order.
+func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) error {
 	if err := believable(doing, d); err != nil {
 		return err
 	}
-	expected := order
-	if order.hasSource() {
+	expected := o
+	if o.hasSource() {
 		expected.Parameters.BlockSize = 0 // inherited, and looked at last
 	}
 	switch state := d.State.State(); {
-	case string(d.Name) != order.diskName():
-		return wrongAnswer(doing, "asked for %s and got %.80q", order.diskName(), d.Name)
+	case string(d.Name) != o.diskName():
+		return wrongAnswer(doing, "asked for %s and got %.80q", o.diskName(), d.Name)
 	case int64(d.Size) != sizeBytes:
 		return wrongAnswer(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
-	case state == oxide.DiskStateStateFaulted:
-		return diskFaulted(codes.Internal, d)
-	case state != oxide.DiskStateStateCreating && state != oxide.DiskStateStateDetached:
+	case !slices.Contains(statesWhenMade, state):
 		return wrongAnswer(doing, "the new disk is %s", state)
 	}
 	if difference := expected.difference(d); difference != "" {
 		return wrongAnswer(doing, "the new disk %s", difference)
 	}
-	return c.checkInherited(ctx, order, d)
+	return nil
 }
 
-// checkInherited undoes a disk whose source has other blocks than were asked for. Only now can that
-// be known: a snapshot does not show its block size, and its disk was gone.
-func (c *Controller) checkInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+// checkMade refuses a faulted disk, and undoes one whose source has other blocks than were asked
+// for. Only now can that be known: a snapshot does not show its block size, and its disk was gone.
+func (c *Controller) checkMade(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+	if d.State.State() == oxide.DiskStateStateFaulted {
+		return diskFaulted(codes.Internal, d)
+	}
 	want := order.Parameters.BlockSize
 	if !order.hasSource() || want == 0 || want == int(d.BlockSize) {
 		return nil

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ const (
 )
 
 // viewName is the request that looks up the disk of pvc-1 by its name.
-var viewName = "GET /v1/disks/" + diskName("pvc-1")
+var viewName = "GET /v1/disks/" + diskName("blue", "pvc-1")
 
 func ok(want, body string) exchange { return exchange{want: want, status: 200, body: body} }
 
@@ -42,10 +43,11 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := `{"description":"csi.oxide.computer ` +
-				`{\"name\":\"pvc-1\",\"cluster\":\"blue\"}",` +
+				`{\"name\":\"pvc-1\",\"cluster\":\"blue\",\"origin\":\"blank\",` +
+				`\"use\":\"filesystem\"}",` +
 				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},` +
 				`"type":"distributed"},` +
-				`"name":"` + diskName("pvc-1") + `","size":10737418240}`
+				`"name":"` + diskName("blue", "pvc-1") + `","size":10737418240}`
 			if asJSON(got) != want {
 				t.Errorf("D-20, D-21: got %s\nwant %s", asJSON(got), want)
 			}
@@ -56,7 +58,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 	}
 	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: testDisk, CapacityBytes: 10 * gibBytes,
-		VolumeContext: map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+		VolumeContext: map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 			"blockSize": "4096"},
 	}})
 }
@@ -68,7 +70,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 				c := rackThat(t, refusal.to(postDisk), ok(viewName, diskOf(state)))
 				answer, err := c.CreateVolume(t.Context(), createRequest())
 				if err != nil || answer.GetVolume().GetVolumeId() != testDisk ||
-					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("pvc-1") {
+					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("blue", "pvc-1") {
 					t.Errorf("%s: got %v, %v", state, answer, err)
 				}
 			}
@@ -89,6 +91,8 @@ func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 			Cluster: "red"}.description()),
 		"a collision": with("description", mark{Name: "pvc-2",
 			Cluster: "blue"}.description()),
+		"for raw access": with("description", mark{Name: "pvc-1", Cluster: "blue",
+			Use: useBlock}.description()),
 		"with mkfsOptions": with("description", mark{Name: "pvc-1", Cluster: "blue",
 			MkfsOptions: "reservedPercent=0"}.description()),
 	} {
@@ -169,9 +173,70 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 		"of another name": with("description", mark{Name: "pvc-9", Cluster: "blue"}.description()),
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := rackThat(t, created(postDisk, diskOf("creating", edit)))
-			_, err := c.CreateVolume(t.Context(), createRequest())
-			wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+			answer := created(postDisk, diskOf("creating", edit))
+			_, err := rackThat(t, answer, lost.to(viewName)).CreateVolume(t.Context(),
+				createRequest())
+			wantFailure(t, err, codes.Unavailable, ReasonEffectUnknown)
+			if !strings.Contains(err.Error(), string(ReasonRackAnswerWrong)) {
+				t.Errorf("%v does not say why", err)
+			}
+			// What was made all the same is found.
+			if _, err := rackThat(t, answer, ok(viewName, diskOf("detached"))).CreateVolume(
+				t.Context(), createRequest()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// gaveUp are answers that leave open whether what was asked for was done.
+var gaveUp = map[string]exchange{
+	"HTTP 500": rackError(500, "Internal", "Internal Server Error"),
+	"HTTP 408": {status: 408, body: "<html>timeout</html>"},
+	"HTTP 520": {status: 520, body: "<html>the origin is odd</html>"},
+	"HTTP 302": {status: 302, body: ""},
+	"HTTP 503": rackError(503, "ServiceNotAvailable", "Service Unavailable"),
+}
+
+func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
+	restored := func(blockSize int) func(map[string]any) {
+		return func(disk map[string]any) {
+			disk["snapshot_id"], disk["block_size"] = testSnapshot, blockSize
+			disk["description"] = mark{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.description()
+		}
+	}
+	for name, answer := range gaveUp {
+		for _, test := range []struct {
+			name   string
+			found  []exchange
+			code   codes.Code
+			reason Reason
+		}{
+			{"the disk is there", []exchange{ok(viewName, diskOf("detached"))}, codes.OK, ""},
+			{"it is being made", []exchange{ok(viewName, diskOf("creating")),
+				ok(viewDisk, diskOf("detached"))}, codes.OK, ""},
+			{"another has the name", []exchange{ok(viewName, diskOf("detached",
+				with("description", "mine")))}, codes.AlreadyExists, ReasonVolumeExists},
+			{"a disk that is faulted", []exchange{ok(viewName, diskOf("faulted"))},
+				codes.Unavailable, ReasonEffectUnknown},
+			{"it cannot be looked at", []exchange{rackError(403, "Forbidden",
+				"Forbidden").to(viewName)}, codes.Unavailable, ReasonEffectUnknown},
+			{"one that was never handed out", []exchange{ok(viewName, diskOf("detached",
+				restored(4096))), ok(viewDisk, diskOf("detached", restored(4096))),
+				{want: deleteDisk, status: 204}}, codes.Aborted, ReasonDiskBusy},
+		} {
+			t.Run(name+", "+test.name, func(t *testing.T) {
+				_, err := rackThat(t, append([]exchange{answer.to(postDisk)}, test.found...)...).
+					CreateVolume(t.Context(), createRequest())
+				scene{code: test.code, reason: test.reason}.verify(t, err)
+			})
+		}
+		t.Run(name+", no disk has the name", func(t *testing.T) {
+			_, err := rackThat(t, answer.to(postDisk), lost.to(viewName)).CreateVolume(t.Context(),
+				createRequest())
+			if got := grpcCode(err); got != codes.Unavailable {
+				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
+			}
 		})
 	}
 }
@@ -194,11 +259,11 @@ func TestParametersReachTheDisk(t *testing.T) {
 		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
 			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"a local disk", map[string]string{"diskType": "local"}, nil,
 			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "4096"}},
 		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage,
 			asJSON(map[string]any{
@@ -207,14 +272,14 @@ func TestParametersReachTheDisk(t *testing.T) {
 				with("size", 2*gibBytes)),
 			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
 			nil,
 			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
 				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize":   "4096",
 				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
@@ -294,12 +359,12 @@ func TestVolumesFromSnapshots(t *testing.T) {
 				{want: deleteDisk, status: 204}}, codes.InvalidArgument, ReasonSourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []exchange{ready,
 			lost.to(viewDisk), created(postDisk, diskOf("detached", with("snapshot_id", testSnapshot),
-				with("block_size", 2048), with("name", "somebodys-disk")))},
-			codes.Internal, ReasonRackAnswerWrong},
+				with("block_size", 2048), with("name", "somebodys-disk"))), lost.to(viewName)},
+			codes.Unavailable, ReasonEffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), []exchange{ready,
 			lost.to(viewDisk), created(postDisk, diskOf("attached "+testInstance,
-				with("snapshot_id", testSnapshot), with("block_size", 2048)))},
-			codes.Internal, ReasonRackAnswerWrong},
+				with("snapshot_id", testSnapshot), with("block_size", 2048))), lost.to(viewName)},
+			codes.Unavailable, ReasonEffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), []exchange{
 			ok(viewSnap, snapshotOf("ready", with("project_id", other))), not.to(postDisk),
 			ok(viewProject, projectOf())}, codes.InvalidArgument, ReasonSourceIncompatible},
@@ -329,6 +394,39 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			}
 			sameMessage(t, answer.GetVolume().GetContentSource(),
 				fromSnapshot(testSnapshot)) // CV-23
+		})
+	}
+}
+
+func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
+	snapshot := func(m mark) string {
+		return snapshotOf("ready", with("description", m.description()))
+	}
+	for _, test := range []struct{ name, snapshot, uuid string }{
+		{"which filesystem, and how large it was", snapshot(mark{Name: "snap-1", Cluster: "blue",
+			FilesystemUUID: testImage}), testImage},
+		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
+		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
+		{"only that of another cluster's", snapshot(mark{Name: "snap-1", Cluster: "red",
+			FilesystemUUID: testImage}), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := createRequest()
+			r.VolumeContentSource = fromSnapshot(testSnapshot)
+			_, err := rackThat(t, ok(viewSnap, test.snapshot), exchange{want: postDisk, status: 201,
+				body: diskOf("creating", with("snapshot_id", testSnapshot)),
+				check: func(t *testing.T, body []byte) {
+					var got struct{ Description string }
+					_ = json.Unmarshal(body, &got)
+					want := mark{Name: "pvc-1", Cluster: "blue", Origin: originSnapshot,
+						Use: useFilesystem, SourceBytes: 10 * gibBytes, FilesystemUUID: test.uuid}
+					if m, _ := readMark(got.Description); m != want {
+						t.Errorf("the tag is %+v, want %+v", m, want)
+					}
+				}}).CreateVolume(t.Context(), r)
+			if err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

@@ -21,50 +21,57 @@ type opener struct {
 }
 
 // openers lists the processes that can be seen, other than this one, that have the device's node
-// open. A descriptor may lead to a file on a dead server, so no question goes out to one.
+// open.
 func openers(d device) []opener {
 	pids, err := processes()
 	if err != nil {
 		return nil
 	}
 	var found []opener
+	room := make([]byte, 8<<10)
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
 		}
-		dir := filepath.Join("/proc", strconv.Itoa(pid))
-		descriptors, err := readNames(filepath.Join(dir, "fd"))
-		if err != nil {
-			continue // it is gone by now, or not ours to look at
-		}
+		o := opener{PID: pid}
+		descriptors := o.descriptors(d, room)
 		for _, fd := range descriptors {
-			if !leadsTo(filepath.Join(dir, "fd", fd), d) {
-				continue
-			}
-			o := opener{PID: pid}
-			o.Writing, o.Locking = readDescriptor(filepath.Join(dir, "fdinfo", fd))
-			i := slices.IndexFunc(found, func(f opener) bool { return f.PID == pid })
-			if i < 0 {
-				found = append(found, o)
-			} else {
-				found[i].Writing = found[i].Writing || o.Writing
-				found[i].Locking = found[i].Locking || o.Locking
-			}
+			writing, locking := readDescriptor(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", fd))
+			o.Writing, o.Locking = o.Writing || writing, o.Locking || locking
+		}
+		if len(descriptors) > 0 {
+			found = append(found, o)
 		}
 	}
 	return found
 }
 
-// leadsTo says whether a descriptor is of the device's node, whatever the node is called.
-func leadsTo(fd string, d device) bool {
-	target, err := os.Readlink(fd)
-	if err != nil || !strings.HasPrefix(target, "/") {
-		return false // a socket, a pipe, …
+// descriptors lists the process's descriptors that are of the device's node, whatever the node is
+// called. On a busy node there are tens of thousands to look at before a filesystem is made or
+// mounted, so each costs one system call. One may lead to a file on a dead server, so no question
+// goes out to one.
+func (o opener) descriptors(d device, room []byte) (found []string) {
+	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
+		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil // it is gone by now, or not ours to look at
 	}
-	var st unix.Statx_t
-	err = unix.Statx(unix.AT_FDCWD, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major &&
-		st.Rdev_minor == d.Minor
+	defer func() { _ = unix.Close(dir) }()
+	for {
+		n, err := unix.ReadDirent(dir, room)
+		if err != nil || n <= 0 {
+			return found
+		}
+		_, _, names := unix.ParseDirent(room[:n], -1, nil)
+		for _, fd := range names {
+			var st unix.Statx_t
+			err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+			if err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == d.Major &&
+				st.Rdev_minor == d.Minor {
+				found = append(found, fd)
+			}
+		}
+	}
 }
 
 // readDescriptor reads how a descriptor was opened, and whether its file is locked with flock. What

@@ -38,27 +38,83 @@ func socketPath(endpoint string) (string, error) {
 // listenUnix makes the socket, and nothing beside it: the directory belongs to the supervisor. A
 // socket left by a process that was killed is removed; one that answers, or anything else, is not.
 func listenUnix(path string) (net.Listener, error) {
+	unlock, err := lockDirectory(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
 	// The socket is made with its mode, never wider for a moment. Serving has not begun, so no
 	// other goroutine makes files meanwhile.
 	old := syscall.Umask(0o777 &^ socketMode)
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("make the socket: %w", reasonOf(err))
 	}
-	return listener, nil
+	listener.SetUnlinkOnClose(false)
+	info, err := os.Lstat(path)
+	if err != nil {
+		_ = listener.Close()
+		return nil, fmt.Errorf("look at the socket: %w", reasonOf(err))
+	}
+	return &ownSocket{UnixListener: listener, path: path, info: info}, nil
+}
+
+// ownSocket removes its file when it is closed, and not that of a process which took its place.
+type ownSocket struct {
+	*net.UnixListener
+	path string
+	info os.FileInfo
+}
+
+// Close ends the listening. While the socket is open no other file can have its inode number.
+func (s *ownSocket) Close() error {
+	if unlock, err := lockDirectory(filepath.Dir(s.path)); err == nil {
+		defer unlock()
+		if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
+			_ = os.Remove(s.path)
+		}
+	}
+	return s.UnixListener.Close()
+}
+
+// lockDirectory keeps other processes of the driver from making or removing a socket in dir, until
+// unlock is called: two that start at once would each take the other's new socket for a stale one.
+// The lock is on the directory itself and leaves nothing in it.
+func lockDirectory(dir string) (unlock func(), err error) {
+	const patience = 2 * time.Second
+	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return nil, errors.New("the socket's directory does not exist; the supervisor makes it")
+	case err != nil:
+		return nil, fmt.Errorf("open the socket's directory: %w", reasonOf(err))
+	}
+	for end := time.Now().Add(patience); ; {
+		err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case err == nil:
+			return func() { _ = held.Close() }, nil
+		case !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR):
+			_ = held.Close()
+			return nil, fmt.Errorf("lock the socket's directory: %w", err)
+		case time.Now().After(end):
+			_ = held.Close()
+			return nil, fmt.Errorf("another process starts there and has not ended that within %s; "+
+				"stop it first", patience)
+		}
+		// There is no way to wait for a lock with a time limit.
+		<-time.After(5 * time.Millisecond)
+	}
 }
 
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if !isDirectory(filepath.Dir(path)) {
-			return errors.New("the socket's directory does not exist; the supervisor makes it")
-		}
 		return nil
 	case err != nil:
 		return fmt.Errorf("look for an old socket: %w", reasonOf(err))

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -59,8 +61,7 @@ func TestB19TheSocketIsAlone(t *testing.T) {
 		t.Errorf("a socket that answers was taken: %v", err)
 	}
 	// As a killed process leaves it: the file without the listener.
-	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	_ = listener.Close()
+	abandon(listener)
 	if listener, err = listenUnix(path); err != nil {
 		t.Fatalf("a socket that nobody answers was not replaced: %v", err)
 	}
@@ -86,5 +87,100 @@ func TestB19NothingButASocketIsRemoved(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "directory") || strings.Contains(err.Error(),
 		dir) {
 		t.Errorf("a missing directory: %v", err)
+	}
+}
+
+func TestB19OfManyThatStartAtOnceOneServes(t *testing.T) {
+	for range 50 {
+		path := filepath.Join(t.TempDir(), "csi.sock")
+		left, err := listenUnix(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// As a killed process leaves it: all of them find a socket to remove.
+		abandon(left)
+		servers := startAtOnce(t, path, 16)
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatalf("%d serve, and nobody answers: %v", len(servers), err)
+		}
+		_ = conn.Close()
+		if len(servers) != 1 {
+			t.Fatalf("%d of them serve at one socket", len(servers))
+		}
+		_ = servers[0].Close()
+		if got := names(t, filepath.Dir(path)); len(got) != 0 {
+			t.Fatalf("left behind: %v", got)
+		}
+	}
+}
+
+// abandon closes a listener and leaves its socket.
+func abandon(listener net.Listener) {
+	_ = listener.(*ownSocket).UnixListener.Close()
+}
+
+// startAtOnce makes that many try to serve, and returns the listeners of those who may.
+func startAtOnce(t *testing.T, path string, many int) []net.Listener {
+	t.Helper()
+	var mu sync.Mutex
+	var servers []net.Listener
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for range many {
+		all.Go(func() {
+			<-start
+			listener, err := listenUnix(path)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				servers = append(servers, listener)
+			case !strings.Contains(err.Error(), "another process"):
+				t.Errorf("one that may not serve says %v", err)
+			}
+		})
+	}
+	close(start)
+	all.Wait()
+	return servers
+}
+
+func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "csi.sock")
+	old, err := listenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Somebody takes the old one's socket away, and another process starts.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	successor, err := listenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = old.Close()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("the successor's socket is gone: %v", err)
+	}
+	_ = conn.Close()
+	_ = successor.Close()
+}
+
+func TestAnEndpointWhoseDirectoryIsLockedIsNotWaitedForLong(t *testing.T) {
+	dir := t.TempDir()
+	held, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = held.Close() })
+	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	_, err = listenUnix(filepath.Join(dir, "csi.sock"))
+	if err == nil || !strings.Contains(err.Error(), "another process starts there") {
+		t.Errorf("got %v", err)
 	}
 }

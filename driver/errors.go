@@ -88,15 +88,18 @@ func statusError(ctx context.Context, doing string, err error) error {
 	return fail(codes.Internal, ReasonRackError, "%s: %s", doing, why)
 }
 
-// temporary says whether the same call may be answered in a moment: the rack's own 503, and the
-// statuses with which a proxy before it says that it did not reach it.
+// temporary reports whether the same call may be answered in a moment: the rack's own failures, and
+// what a proxy before it says when it gave up. A change may have been made behind such an answer,
+// so a code that ends the call would leave behind what nobody knows of.
 func temporary(answer *oxide.HTTPError) bool {
-	switch answer.HTTPResponse.StatusCode {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable,
-		http.StatusGatewayTimeout:
+	switch code := answer.HTTPResponse.StatusCode; code {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		return false
+	default:
+		return code >= http.StatusInternalServerError
 	}
-	return errors.Is(answer, oxide.ErrServiceUnavailable)
 }
 
 // torn says whether the connection broke within the rack's explanation. What it was about to say is

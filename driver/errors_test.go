@@ -57,7 +57,13 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, ReasonRackError,
 			"request r-1"},
 		{"OX-8 an error inside the rack", rackError(500, "Internal", "Internal Server Error"),
-			codes.Internal, ReasonRackError, "request r-1"},
+			codes.Unavailable, ReasonRackUnavailable, "request r-1"},
+		{"OX-8 a proxy's time is up", exchange{status: 408, body: "<html>timeout</html>"},
+			codes.Unavailable, ReasonRackUnavailable, "HTTP 408"},
+		{"OX-8 a proxy that did not understand the rack", exchange{status: 520, body: "<html>"},
+			codes.Unavailable, ReasonRackUnavailable, "HTTP 520"},
+		{"OX-8 a call that does not exist there", exchange{status: 501, body: "<html>"},
+			codes.Internal, ReasonRackError, "HTTP 501"},
 		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable",
 			"Service Unavailable"),
 			codes.Unavailable, ReasonRackUnavailable, "Service Unavailable"},
@@ -77,7 +83,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
 			ReasonRackUnavailable, "no whole answer"},
 		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError,
+			"Bearer "+testToken+"\nline two"), codes.Unavailable, ReasonRackUnavailable,
 			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

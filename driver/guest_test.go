@@ -57,12 +57,12 @@ func newGuest(t *testing.T) *guest {
 }
 
 // attach gives the guest a disk of that size whose bytes are in a sparse file.
-func (g *guest) attach(serial string, sizeBytes int64) *guestDisk {
+func (g *guest) attach(serial string, sizeBytes int64, flags ...string) *guestDisk {
 	g.t.Helper()
 	file := filepath.Join(g.t.TempDir(), "disk.img")
 	must(g.t, os.WriteFile(file, nil, 0o600))
 	must(g.t, os.Truncate(file, sizeBytes))
-	return g.attachFile(serial, file)
+	return g.attachFile(serial, file, flags...)
 }
 
 // attachFile gives the guest a disk whose bytes are in the file.

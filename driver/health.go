@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -26,6 +27,7 @@ const (
 type rackHealth struct {
 	Client  *oxide.Client
 	Project string
+	Tokens  *tokenSource // nil: no file to look at
 	Log     *slog.Logger
 
 	// asked wakes run for a look out of turn.
@@ -52,7 +54,7 @@ func (h *rackHealth) lookSoon() {
 func (h *rackHealth) run(ctx context.Context) {
 	for {
 		wait := rackLookInterval
-		if !h.look(ctx) {
+		if !h.guardedLook(ctx) {
 			wait = rackRetryInterval
 		}
 		timer := time.NewTimer(wait)
@@ -77,6 +79,20 @@ func (h *rackHealth) soon() <-chan struct{} {
 	return h.asked
 }
 
+// guardedLook looks, and makes a fault of a panic.
+func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
+	err := guarded(ctx, h.Log, "the look at the rack", func() error {
+		fine = h.look(ctx)
+		return nil
+	})
+	if err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.looked, h.fault = true, err
+	}
+	return fine
+}
+
 // look asks the rack for the project; false means that something is wrong.
 func (h *rackHealth) look(ctx context.Context) bool {
 	limited, cancel := context.WithTimeout(ctx, rackLookTimeLimit)
@@ -87,16 +103,16 @@ func (h *rackHealth) look(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	fault := healthFault(err)
+	fault, fileFault := healthFault(err), h.Tokens.fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.tell(limited, err, fault)
+	h.tell(limited, err, cmp.Or(fault, fileFault))
 	if err != nil && fault == nil && h.looked {
 		// The rack is away. What it said last holds (PR-5).
 		return false
 	}
 	h.looked, h.fault = true, fault
-	return err == nil
+	return err == nil && fileFault == nil
 }
 
 // tell writes one line when what a look found is another trouble than before, or none any more. It
@@ -116,6 +132,9 @@ func (h *rackHealth) tell(ctx context.Context, err, fault error) {
 	}
 	switch {
 	case told == h.told:
+	case fault != nil && err == nil:
+		h.Log.ErrorContext(ctx, "the rack accepts this controller with a token that cannot be read "+
+			"again", "error", trouble)
 	case fault != nil:
 		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", trouble)
 	case err != nil:
@@ -147,9 +166,10 @@ func healthFault(err error) error {
 
 // state is the answer for Probe.
 func (h *rackHealth) state() (ready bool, err error) {
+	fileFault := h.Tokens.fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.looked, h.fault
+	return h.looked, cmp.Or(h.fault, fileFault)
 }
 
 // toolsHealth says what a node lacks.

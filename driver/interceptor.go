@@ -2,10 +2,8 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"regexp"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -17,12 +15,13 @@ import (
 // interceptors are what every call passes, outermost first: the log and the metrics see the final
 // answer, also that of a panic; the lock is released however the handler ends; and the deadline
 // counts for the handler only.
-func interceptors(log *slog.Logger, m *metrics) []grpc.UnaryServerInterceptor {
+func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
-		logCalls(log),
-		m.intercept,
+		logCalls(s.Log),
+		s.metrics.intercept,
+		s.hidden.intercept,
 		finish,
-		recoverPanics(log),
+		recoverPanics(s.Log),
 		checkLimits,
 		(&locks{}).intercept,
 		limitTime,
@@ -64,15 +63,7 @@ func finished(err error) error {
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				// The panic's value may quote the request; the stack does not.
-				log.ErrorContext(ctx, "panic", "method", info.FullMethod,
-					"type", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
-				err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log "+
-					"has the details", shortMethod(info.FullMethod))
-			}
-		}()
+		defer recovered(ctx, log, shortMethod(info.FullMethod), &err)
 		return handler(ctx, req)
 	}
 }

@@ -42,7 +42,7 @@ func TestAFinishedCallIsOneLineWithItsObjectsAndItsTime(t *testing.T) {
 	} {
 		t.Run(shortMethod(test.method), func(t *testing.T) {
 			book := &logBook{}
-			_, err := logCalls(newLog(Config{LogJSON: true}, book))(t.Context(), test.req,
+			_, err := logCalls(newLog(Config{LogJSON: true}, &hidden{}, book))(t.Context(), test.req,
 				&grpc.UnaryServerInfo{FullMethod: test.method},
 				func(context.Context, any) (any, error) { return test.answer, nil })
 			must(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -86,12 +87,12 @@ func (m *metrics) listen(address string) (net.Listener, error) {
 }
 
 // serve shows the metrics, and what every goroutine does, until ctx ends.
-func (m *metrics) serve(ctx context.Context, listener net.Listener) error {
+func (m *metrics) serve(ctx context.Context, log *slog.Logger, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	stop := afterwards(ctx, log, "the end of the metrics", func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)

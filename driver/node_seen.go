@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -287,7 +288,7 @@ func (n *Node) openState() error {
 	for _, e := range entries {
 		path := filepath.Join(n.StateDir, e.Name())
 		switch {
-		case strings.HasSuffix(e.Name(), newSuffix):
+		case e.Type().IsRegular() && unfinishedFile.MatchString(e.Name()):
 			_ = os.Remove(path) // one that stays is overwritten when its volume comes again
 		case strings.HasSuffix(e.Name(), seenSuffix):
 			if _, err := readRecord(path); err != nil {
@@ -298,6 +299,11 @@ func (n *Node) openState() error {
 	}
 	return nil
 }
+
+// unfinishedFile is the name of a file that writeSeen or tryState was about to finish. Nothing else
+// is removed: an operator may name a directory that others use, too.
+var unfinishedFile = regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
+	`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 
 // tryState makes the directory and a file in it, and takes the file away again.
 func tryState(dir string) error {

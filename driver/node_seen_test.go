@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -198,10 +199,32 @@ func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testin
 	if info.Mode().Perm() != 0o700 {
 		t.Errorf("its mode is %v", info.Mode())
 	}
-	must(t, os.WriteFile(filepath.Join(g.state, "x.json.new"), nil, 0o600))
+	for _, own := range []string{seenFile(testDisk), seenFile("no UUID"), "trial-1984.new"} {
+		name := filepath.Join(g.state, strings.TrimSuffix(own, newSuffix)+newSuffix)
+		must(t, os.WriteFile(name, nil, 0o600))
+	}
 	must(t, g.node().openState())
 	if got := g.records(); len(got) != 0 {
 		t.Errorf("left: %q", got)
+	}
+}
+
+func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T) {
+	g := rememberingGuest(t)
+	must(t, os.MkdirAll(g.state, 0o700))
+	others := []string{"config.new", "x.json.new", "trial-.new", "trial-1984.new.old", "trial-x.new",
+		"passwd.new", "0" + seenFile(testDisk) + newSuffix, seenFile(testDisk) + ".newer",
+		strings.ToUpper(seenFile("no UUID")) + newSuffix}
+	for _, name := range others {
+		must(t, os.WriteFile(filepath.Join(g.state, name), []byte("precious"), 0o600))
+	}
+	// A directory of such a name is none of the driver's either.
+	others = append(others, seenFile(testInstance)+newSuffix)
+	must(t, os.Mkdir(filepath.Join(g.state, seenFile(testInstance)+newSuffix), 0o700))
+	must(t, g.node().openState())
+	slices.Sort(others)
+	if got := g.records(); !slices.Equal(got, others) {
+		t.Errorf("left are %q, want %q", got, others)
 	}
 }
 

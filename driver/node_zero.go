@@ -151,7 +151,7 @@ func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
 	log := n.log().With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a disk whole, to prove that nothing is on it")
 	j.found = -1
-	j.err = withoutPanic(func() error {
+	j.err = guarded(ctx, log, "the read of a disk", func() error {
 		own, err := h.from.open(h.device)
 		if err != nil {
 			return err
@@ -161,7 +161,7 @@ func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
 		defer stop()
 		attached := inBackground(func() (struct{}, error) {
 			defer stop()
-			return struct{}{}, withoutPanic(func() error { return own.watchZero(ctx, j, log) })
+			return struct{}{}, own.watchZero(ctx, j, log)
 		})
 		err = own.readCounted(ctx, j)
 		stop()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -65,7 +66,7 @@ func rackThat(t *testing.T, lines ...exchange) *Controller {
 
 func controllerFor(t *testing.T, url string) *Controller {
 	t.Helper()
-	client, closeIdle, err := newClient(Config{Host: url, Token: testToken}, newMetrics(), nil)
+	client, closeIdle, err := newTestClient(Config{Host: url, Token: testToken}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +74,12 @@ func controllerFor(t *testing.T, url string) *Controller {
 	return &Controller{
 		Client: client, Project: testProject, ClusterID: "blue", Log: slog.New(slog.DiscardHandler),
 	}
+}
+
+// newTestClient is newClient for a test that looks neither at metrics nor at what is hidden.
+func newTestClient(c Config, refused func()) (*oxide.Client, func(), error) {
+	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
+	return newClient(c, &rackTransport{Tokens: tokens, Metrics: newMetrics(), Refused: refused})
 }
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -122,11 +129,14 @@ func (e exchange) to(want string) exchange {
 	return e
 }
 
+// ownMark is the tag of the volume pvc-1 of the cluster blue.
+var ownMark = mark{Name: "pvc-1", Cluster: "blue", Origin: originBlank, Use: useFilesystem}
+
 // diskOf is a disk that the driver made for the volume pvc-1 of the cluster blue.
 func diskOf(state string, edit ...func(map[string]any)) string {
 	disk := map[string]any{
-		"id": testDisk, "name": diskName("pvc-1"), "project_id": testProjectID,
-		"description": mark{Name: "pvc-1", Cluster: "blue"}.description(),
+		"id": testDisk, "name": diskName("blue", "pvc-1"), "project_id": testProjectID,
+		"description": ownMark.description(),
 		"size":        10 * gibBytes, "block_size": 4096, "disk_type": "distributed",
 		"read_only": false, "snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x",
 		"time_created":  "2026-06-12T18:01:02.345678Z",
@@ -154,7 +164,7 @@ func with(key string, value any) func(map[string]any) {
 
 func snapshotOf(state string, edit ...func(map[string]any)) string {
 	snapshot := map[string]any{
-		"id": testSnapshot, "name": snapshotName("snap-1"), "project_id": testProjectID,
+		"id": testSnapshot, "name": snapshotName("blue", "snap-1"), "project_id": testProjectID,
 		"description": mark{Name: "snap-1", Cluster: "blue"}.description(),
 		"disk_id":     testDisk, "state": state, "size": 10 * gibBytes,
 		"time_created":  "2026-06-12T18:01:02.345678Z",

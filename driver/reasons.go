@@ -102,6 +102,9 @@ const (
 const (
 	// ReasonTokenRejected: the rack does not accept the token. It may have expired.
 	ReasonTokenRejected Reason = "TokenRejected"
+	// ReasonTokenFileUnreadable: the token file blocks, is gone, or holds no token. Calls go on with
+	// the token last read.
+	ReasonTokenFileUnreadable Reason = "TokenFileUnreadable"
 	// ReasonRoleMissing: the token's user lacks the role limited-collaborator on the project.
 	ReasonRoleMissing Reason = "RoleMissing"
 	// ReasonProjectNotFound: OXIDE_PROJECT names no project that the token may see.
@@ -119,6 +122,9 @@ const (
 	// ReasonRackUnavailable: the rack cannot be reached, or cannot answer now. The call is
 	// repeated.
 	ReasonRackUnavailable Reason = "RackUnavailable"
+	// ReasonEffectUnknown: the rack's answers leave open whether a disk or snapshot was made, or a
+	// disk attached or detached. The call is repeated, and finds out.
+	ReasonEffectUnknown Reason = "EffectUnknown"
 	// ReasonRackUnknown: what answers at OXIDE_HOST is not a rack of release v20 or later.
 	ReasonRackUnknown Reason = "RackUnknown"
 	// ReasonRackError: the rack failed. Give its operator the request id.

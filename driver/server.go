@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,6 +23,7 @@ type Server struct {
 	Log        *slog.Logger
 
 	metrics *metrics
+	hidden  *hidden // nil: no token is known
 }
 
 // Serve serves until ctx ends; then it takes no new calls, finishes those at work, removes the
@@ -32,8 +32,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if s.metrics == nil {
 		s.metrics = newMetrics()
 	}
+	if s.hidden == nil {
+		s.hidden = &hidden{}
+	}
 	server := grpc.NewServer(
-		grpc.ChainUnaryInterceptor(interceptors(s.Log, s.metrics)...),
+		grpc.ChainUnaryInterceptor(s.interceptors()...),
 		// A client that connects and says nothing must not hold up the end for long.
 		grpc.ConnectionTimeout(5*time.Second),
 		grpc.WaitForHandlers(true),
@@ -46,7 +49,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		csi.RegisterNodeServer(server, s.Node)
 	}
 	drained := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
+	stop := afterwards(ctx, s.Log, "the end of the server", func() {
 		defer close(drained)
 		s.Log.Info("finishing the calls at work")
 		server.GracefulStop()
@@ -64,10 +67,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
 // before serving is a misconfiguration, on one line, with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
-	log := newLog(c, logTo)
+	secrets := &hidden{}
+	log := newLog(c, secrets, logTo)
 	quietLibraries()
 	m := newMetrics()
-	p := plugin{config: c, log: log, metrics: m}
+	p := plugin{config: c, log: log, metrics: m, hidden: secrets}
 	defer p.close()
 	server, err := p.assemble()
 	if err != nil {
@@ -89,6 +93,11 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
 	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	if c.Mode.controller() {
+		for _, warning := range c.rackWarnings() {
+			log.Warn(warning)
+		}
+	}
 	if c.Mode.node() {
 		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
 		if err := toolsHealth(); err != nil {
@@ -103,6 +112,7 @@ type plugin struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
+	hidden  *hidden
 
 	health *rackHealth // nil without a controller
 	stop   func()      // lets go the calls that wait for what takes long; nil without a node
@@ -121,6 +131,7 @@ func (p *plugin) assemble() (*Server, error) {
 		Identity: &Identity{Topology: len(c.Topology) > 0, Health: p.state},
 		Log:      p.log,
 		metrics:  p.metrics,
+		hidden:   p.hidden,
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -143,8 +154,11 @@ func (p *plugin) assemble() (*Server, error) {
 
 func (p *plugin) controller() (*Controller, error) {
 	c := p.config
-	p.health = &rackHealth{Project: c.Project, Log: p.log, asked: make(chan struct{}, 1)}
-	client, closeIdle, err := newClient(c, p.metrics, p.health.lookSoon)
+	tokens := tokensOf(c, p.hidden, p.log)
+	p.health = &rackHealth{Project: c.Project, Tokens: tokens, Log: p.log,
+		asked: make(chan struct{}, 1)}
+	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokens, Metrics: p.metrics,
+		Refused: p.health.lookSoon})
 	if err != nil {
 		return nil, err
 	}
@@ -194,19 +208,22 @@ func (p *plugin) state() (ready bool, err error) {
 func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
 	// Metrics stay while the last calls finish.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var work sync.WaitGroup
+	var work crew
 	if p.health != nil {
 		work.Go(func() { p.health.run(background) })
 	}
 	if metricsAt != nil {
 		work.Go(func() {
-			if err := p.metrics.serve(background, metricsAt); err != nil {
+			err := guarded(background, p.log, "the metrics", func() error {
+				return p.metrics.serve(background, p.log, metricsAt)
+			})
+			if err != nil {
 				p.log.Error("metrics are gone", "error", err)
 			}
 		})
 	}
 	if p.stop != nil {
-		defer context.AfterFunc(ctx, p.stop)()
+		defer afterwards(ctx, p.log, "the end of its reads", p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()
@@ -215,8 +232,8 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 	return err
 }
 
-func newLog(c Config, to io.Writer) *slog.Logger {
-	options := &slog.HandlerOptions{Level: c.LogLevel}
+func newLog(c Config, secrets *hidden, to io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.LogLevel, ReplaceAttr: secrets.attribute}
 	if c.LogJSON {
 		return slog.New(slog.NewJSONHandler(to, options))
 	}

@@ -59,7 +59,7 @@ func serve(t *testing.T, s *Server) *served {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	out := &served{log: &logBook{}, path: filepath.Join(dir, "csi.sock")}
-	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, out.log)
+	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, &hidden{}, out.log)
 	if s.Identity == nil {
 		s.Identity = &Identity{}
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -75,6 +76,9 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	env["CSI_ENDPOINT"], env["OXIDE_LOG_FORMAT"] = "unix://"+filepath.Join(dir, "csi.sock"), "json"
 	env["OXIDE_STATE_DIR"] = filepath.Join(dir, "state")
+	if _, given := env["OXIDE_CLUSTER_ID"]; !given {
+		env["OXIDE_CLUSTER_ID"] = "blue"
+	}
 	config, err := ParseConfig(args, goodEnv(env), io.Discard)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -91,7 +95,8 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 	awaitCondition(t, "the log has a line of level "+level, func() bool {
 		for line := range strings.Lines(book.String()) {
 			entry := map[string]string{}
-			if err := json.Unmarshal([]byte(line), &entry); err == nil && entry["level"] == level {
+			err := json.Unmarshal([]byte(line), &entry)
+			if err == nil && entry["level"] == level && found == nil {
 				found = entry
 			}
 		}
@@ -101,6 +106,13 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 		t.Errorf("the log shows a value:\n%s", book)
 	}
 	return found
+}
+
+func TestAControllerWithoutAClusterIDSaysSoWhenItStarts(t *testing.T) {
+	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": ""})
+	if !strings.Contains(line["msg"], "OXIDE_CLUSTER_ID") {
+		t.Errorf("the warning is %q", line["msg"])
+	}
 }
 
 func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
@@ -179,13 +191,50 @@ func secureRack(t *testing.T, h http.Handler) *httptest.Server {
 	return server
 }
 
+func TestWhatAnOperatorShouldKnowOfTheSettingsIsSaidAtTheStart(t *testing.T) {
+	for _, test := range []struct {
+		host, cluster string
+		want          []string
+	}{
+		{"http://10.96.77.77", "blue", []string{"OXIDE_HOST"}},
+		{"http://rack.example.com:8080", "blue", []string{"OXIDE_HOST"}},
+		{"http://localhost.example.com", "blue", []string{"OXIDE_HOST"}},
+		{"https://rack.example.com", "blue", nil},
+		{"rack.example.com", "blue", nil},
+		{"http://localhost:12220", "blue", nil},
+		{"http://127.0.0.7", "blue", nil},
+		{"http://[::1]:80", "blue", nil},
+		{"https://rack.example.com", "", []string{"OXIDE_CLUSTER_ID"}},
+		{"http://rack.example.com", "", []string{"OXIDE_HOST", "OXIDE_CLUSTER_ID"}},
+	} {
+		c, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": test.host,
+			"OXIDE_CLUSTER_ID": test.cluster}), io.Discard)
+		must(t, err)
+		var got []string
+		for _, warning := range c.rackWarnings() {
+			name, _, _ := strings.Cut(warning, " ")
+			got = append(got, name)
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s, cluster %q: warned of %q, want %q", test.host, test.cluster, got, test.want)
+		}
+	}
+	server := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(server.Close)
+	line := started(t, "WARN", nil, map[string]string{"OXIDE_HOST": server.URL,
+		"OXIDE_CLUSTER_ID": ""})
+	if !strings.HasPrefix(line["msg"], "OXIDE_CLUSTER_ID is not set: ") {
+		t.Errorf("the log warns of %v", line)
+	}
+}
+
 func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 	rack := &moodyRack{}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	book := &logBook{}
 	h := &rackHealth{Client: controllerFor(t, server.URL).Client, Project: testProject,
-		Log: newLog(Config{}, book), asked: make(chan struct{}, 1)}
+		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
 		mood exchange
 		want int // lines in the log from the start

@@ -60,7 +60,7 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 			return content{}, err
 		}
 		if s.alone(v) && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
-			return content{Filesystem: found[0]}, nil
+			return content{Filesystem: found[0], Begun: len(s.growth(v)) > 0}, nil
 		}
 	}
 	s, err := h.survey(found)
@@ -136,7 +136,7 @@ const readers = 8
 // readAreas reads all areas. One that cannot be read is an error that names it.
 func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 	pieces, errs := make([]piece, len(areas)), make([]error, len(areas))
-	var group sync.WaitGroup
+	var group crew
 	for first := range min(readers, len(areas)) {
 		group.Go(func() {
 			room := rooms.Get().(*[]byte)

@@ -1,86 +1,12 @@
 package driver
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"sync"
 	"time"
 )
-
-// tokenSource is where the rack's token comes from: a fixed one, or a file that somebody renews.
-type tokenSource struct {
-	Fixed string
-	Path  string
-
-	mu sync.Mutex
-	// guarded by mu
-	token string
-	file  os.FileInfo
-}
-
-// current is the token to send. The file is read again when it is another one than last time; while
-// it cannot be read the token last seen serves on.
-func (s *tokenSource) current() (string, error) {
-	if s.Path == "" {
-		return s.Fixed, nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	info, err := os.Stat(s.Path)
-	if err == nil && s.file != nil && sameFile(info, s.file) {
-		return s.token, nil
-	}
-	return s.read()
-}
-
-// renewed reads the file anew, for a rack that refused the token: the file's times need not tell.
-func (s *tokenSource) renewed() (string, error) {
-	if s.Path == "" {
-		return s.Fixed, nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.read()
-}
-
-// read is called with mu held.
-func (s *tokenSource) read() (string, error) {
-	token, info, err := readToken(s.Path)
-	switch {
-	case err == nil:
-		s.token, s.file = token, info
-	case s.token == "":
-		return "", err
-	}
-	return s.token, nil
-}
-
-func readToken(path string) (string, os.FileInfo, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", nil, fmt.Errorf("open: %w", reasonOf(err))
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return "", nil, fmt.Errorf("look at: %w", reasonOf(err))
-	}
-	const most = 64 << 10
-	content, err := io.ReadAll(io.LimitReader(f, most))
-	if err != nil {
-		return "", nil, fmt.Errorf("read: %w", reasonOf(err))
-	}
-	token := string(bytes.TrimSpace(content))
-	return token, info, tokenProblem(token)
-}
-
-func sameFile(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
-}
 
 // rackTransport carries the client's requests: it puts the present token in, tries once more with a
 // fresh one when the rack refuses it, and counts.
@@ -94,7 +20,7 @@ type rackTransport struct {
 
 // RoundTrip sends one request.
 func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	token, err := t.Tokens.current()
+	token, err := t.Tokens.current(req.Context())
 	if err != nil {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
@@ -170,7 +96,7 @@ func falseDelete(req *http.Request, answer *http.Response) bool {
 
 // secondTry is the request once more and a fresher token for it; nil when there is none.
 func (t *rackTransport) secondTry(req *http.Request, token string) (*http.Request, string) {
-	fresh, err := t.Tokens.renewed()
+	fresh, err := t.Tokens.renewed(req.Context())
 	if err != nil || fresh == token {
 		return nil, ""
 	}

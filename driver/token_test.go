@@ -49,7 +49,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"Unauthorized",`+
 			`"message":"credentials missing or invalid"}`)
-	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("pvc-1")):
+	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("blue", "pvc-1")):
 		w.WriteHeader(http.StatusBadRequest) // the body did not come again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
@@ -77,7 +77,7 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	refusals := 0
-	client, closeIdle, err := newClient(Config{Host: server.URL, TokenFile: path}, newMetrics(),
+	client, closeIdle, err := newTestClient(Config{Host: server.URL, TokenFile: path},
 		func() { refusals++ })
 	if err != nil {
 		t.Fatal(err)
@@ -165,8 +165,8 @@ func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
 	if err := os.WriteFile(path, pemOf(server.Certificate().Raw), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	client, closeIdle, err := newClient(Config{Host: server.URL, Token: testToken, CAFile: path},
-		newMetrics(), nil)
+	client, closeIdle, err := newTestClient(Config{Host: server.URL, Token: testToken, CAFile: path},
+		nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 			sent.Add(1)
 		}
 	}))
-	client, closeIdle, err := newClient(Config{Host: server.URL, Token: "one"}, newMetrics(), nil)
+	client, closeIdle, err := newTestClient(Config{Host: server.URL, Token: "one"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,8 +202,9 @@ var xfsMagics = [][]byte{
 }
 
 func xfsTrace(spot []byte) bool {
+	unused := bytes.Repeat([]byte{0xFF}, 512) // what a list of free blocks holds beside its header
 	for sector := range slices.Chunk(spot, 512) {
-		if nonZero(sector) >= 0 && !slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
+		if nonZero(sector) >= 0 && !bytes.Equal(sector, unused) && !slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
 		}) {
 			return false

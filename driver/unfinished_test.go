@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -58,36 +59,49 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	for _, size := range sizes {
 		for _, fsType := range supportedFilesystems {
 			for _, options := range slotOptions(fsType, size) {
-				t.Run(fmt.Sprintf("%s of %d MiB with %q", fsType, size/mib, options), func(t *testing.T) {
-					g := newGuest(t)
-					d := g.attach(testSerial, size)
-					var err error
-					v := nodeVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
-					v.Mkfs, err = parseMkfsOptions(options)
-					must(t, err)
-					name, args, err := mkfsCommand(v)
-					must(t, err)
-					result, err := runTool(nil, name, append(args, d.Loop)...)
-					if must(t, err); result.Exit != 0 {
-						return // it takes no such disk
-					}
-					made++
-					if at := strangeBytes(t, d); at >= 0 {
-						spot := d.readAt(t, at&^(spotBytes-1), spotBytes)
-						for unit := range slices.Chunk(spot, extBytes) {
-							if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
-								t.Fatalf("at %d: %x", at, unit)
-							}
+				for _, block := range blockSizes {
+					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/mib, options,
+						block)
+					t.Run(name, func(t *testing.T) {
+						if mkfsIsKnown(t, fsType, options, size, block) {
+							made++
 						}
-						t.Fatalf("at %d: %x", at, spot)
-					}
-				})
+					})
+				}
 			}
 		}
 	}
 	if made < 20 {
 		t.Fatalf("only %d filesystems could be made", made)
 	}
+}
+
+// mkfsIsKnown makes a filesystem and fails the test for a byte that is not known as mkfs's. It
+// returns false if mkfs takes no such disk.
+func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (made bool) {
+	t.Helper()
+	g := newGuest(t)
+	d := g.attach(testSerial, size, "--sector-size", strconv.Itoa(block))
+	var err error
+	v := nodeVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
+	v.Mkfs, err = parseMkfsOptions(options)
+	must(t, err)
+	name, args, err := mkfsCommand(v)
+	must(t, err)
+	result, err := runTool(nil, name, append(args, d.Loop)...)
+	if must(t, err); result.Exit != 0 {
+		return false
+	}
+	if at := strangeBytes(t, d); at >= 0 {
+		spot := d.readAt(t, at&^(spotBytes-1), spotBytes)
+		for unit := range slices.Chunk(spot, extBytes) {
+			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
+				t.Fatalf("at %d: %x", at, unit)
+			}
+		}
+		t.Fatalf("at %d: %x", at, spot)
+	}
+	return true
 }
 
 func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {

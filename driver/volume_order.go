@@ -109,16 +109,18 @@ func snapshotNotFound(id string) error {
 		"this token none; snapshot_id is a snapshot's UUID", id)
 }
 
-func (o volumeOrder) diskName() string { return diskName(o.Name) }
+func (o volumeOrder) diskName() string { return diskName(o.Cluster, o.Name) }
 
 func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
 
-func (o volumeOrder) mark() mark {
+// mark is the tag of the disk that is made from source.
+func (o volumeOrder) mark(source volumeSource) mark {
 	m := mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String(),
 		Use: o.Use, Origin: originBlank}
 	switch {
 	case o.SnapshotID != "":
-		m.Origin = originSnapshot
+		m.Origin, m.SourceBytes = originSnapshot, source.floorBytes
+		m.FilesystemUUID = source.filesystemUUID
 	case o.Parameters.ImageID != "":
 		m.Origin = originImage
 	}
@@ -208,7 +210,7 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return "belongs to a volume of another name"
 	case m.Cluster != o.Cluster:
 		return "belongs to another cluster"
-	case m.Use != o.Use:
+	case m.Use != "" && m.Use != o.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, o.Use)
 	case !o.Range.contains(int64(d.Size)):
 		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
@@ -233,6 +235,8 @@ type volumeSource struct {
 	floorBytes int64  // 0 for a blank disk
 	projectID  string // empty for an image of the whole silo
 	gone       bool   // beside an error: the rack does not know it (any more)
+	// filesystemUUID is that of the filesystem in a snapshot of this cluster's, if it is known.
+	filesystemUUID string
 }
 
 // volumeSource reads the snapshot or image of an order. A blank disk needs no call.
@@ -262,6 +266,10 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 			"snapshot %s is %s; repeat the call when it is ready", snapshot.Id, snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
+	if foreignSnapshot(snapshot, c.ClusterID) == "" {
+		m, _ := readMark(snapshot.Description)
+		source.filesystemUUID = m.FilesystemUUID
+	}
 	want := order.Parameters.BlockSize
 	if id, ok := rackID(snapshot.DiskId); ok && want != 0 {
 		// Its disk shows the block size that the new one inherits, unless it is gone.

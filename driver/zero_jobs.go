@@ -18,7 +18,7 @@ type zeroJobs struct {
 	jobs   map[zeroRange]*zeroJob
 	closed bool
 
-	running sync.WaitGroup
+	running crew
 }
 
 // zeroRange is what a job reads: a part of one attachment of a disk.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
-	"sync"
 	"sync/atomic"
 )
 
@@ -37,10 +35,10 @@ func (h *heldDevice) foreignIn(ctx context.Context, from, to int64, foreign fore
 	s.next.Store(from &^ (spotBytes - 1))
 	s.found.Store(to)
 	errs := make([]error, zeroReaders)
-	var group sync.WaitGroup
+	var group crew
 	for i := range errs {
 		group.Go(func() {
-			errs[i] = withoutPanic(func() error { return s.run(ctx) })
+			errs[i] = s.run(ctx)
 			if errs[i] != nil {
 				cancel()
 			}
@@ -115,15 +113,4 @@ func lower(to *atomic.Int64, n int64) {
 			return
 		}
 	}
-}
-
-// withoutPanic runs what a goroutine of its own does: a panic there would end the process, and with
-// it the calls of all other volumes.
-func withoutPanic(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("the driver has a bug: panic %T at %s", p, debug.Stack())
-		}
-	}()
-	return f()
 }

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -77,7 +76,7 @@ func create(ctx context.Context, kubeconfig string) {
 	rackDir := filepath.Join(config.work, "rack")
 	// What a run that was killed left would be in the way of this one.
 	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
-	DeferCleanup(takeDown, rackDir, kubeconfig)
+	DeferCleanup(takeDown, kubeconfig)
 	By("creating the cluster", func() {
 		Expect(newCluster(provider, config, rackDir, kubeconfig)).To(Succeed())
 		var err error
@@ -105,15 +104,15 @@ func install(ctx context.Context) {
 	}
 }
 
-// takeDown removes the cluster, and the loop devices that live longer than any cluster.
-func takeDown(rackDir, kubeconfig string) {
+// takeDown removes the cluster. Loop devices that live longer are released by whoever runs the
+// suite and removes the rack's files, however the suite ends.
+func takeDown(kubeconfig string) {
 	if config.keep {
 		GinkgoWriter.Printf("The cluster %s is kept. Look at it with KUBECONFIG=%s kubectl get pods -A\n",
 			clusterName, kubeconfig)
 		return
 	}
-	Expect(errors.Join(provider.Delete(clusterName, kubeconfig), releaseDisks(rackDir))).
-		To(Succeed())
+	Expect(provider.Delete(clusterName, kubeconfig)).To(Succeed())
 }
 
 var _ = BeforeEach(func(ctx SpecContext) {

@@ -43,27 +43,18 @@ func newFile(t *testing.T, size int64) string {
 	if err := os.Truncate(path, size); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { releaseUnder(t, filepath.Dir(path)) })
+	t.Cleanup(func() { releaseBelow(t, filepath.Dir(path)) })
 	return path
 }
 
-// releaseUnder detaches the devices of files in dir and says how many there were.
-func releaseUnder(t *testing.T, dir string) int {
+// releaseBelow detaches the devices of files below dir and says how many there were.
+func releaseBelow(t *testing.T, dir string) int {
 	t.Helper()
-	devices, err := loopdev.List()
+	devices, err := loopdev.DetachBelow(context.Background(), dir)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
-	n := 0
-	for _, d := range devices {
-		if strings.HasPrefix(d.BackingFile, dir+"/") {
-			n++
-			if err := d.Detach(context.Background()); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	return n
+	return len(devices)
 }
 
 func attach(t *testing.T, c loopdev.Config) loopdev.Device {
@@ -268,7 +259,7 @@ func TestWhatTheKernelWouldMisreadIsRefused(t *testing.T) {
 			}
 		})
 	}
-	if n := releaseUnder(t, filepath.Dir(file)); n != 0 {
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
 		t.Errorf("%d refused devices were left attached", n)
 	}
 }
@@ -393,7 +384,7 @@ func TestMoreDevicesThanTheKernelMadeAtBoot(t *testing.T) {
 	if got := len(mustFind(t, sn)); got != n {
 		t.Errorf("%d devices attached, want %d", got, n)
 	}
-	if got := releaseUnder(t, filepath.Dir(file)); got != n {
+	if got := releaseBelow(t, filepath.Dir(file)); got != n {
 		t.Errorf("%d devices detached, want %d", got, n)
 	}
 }
@@ -439,8 +430,8 @@ func TestKilledProcessesLeaveOnlyWhatListShows(t *testing.T) {
 		}
 		_ = child.Wait() // It was killed; that is no news.
 	}
-	releaseUnder(t, filepath.Dir(file))
-	if n := releaseUnder(t, filepath.Dir(file)); n != 0 {
+	releaseBelow(t, filepath.Dir(file))
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
 		t.Errorf("%d devices cannot be released", n)
 	}
 	attach(t, loopdev.Config{Path: file, Serial: serial(t)})

@@ -2,7 +2,6 @@ package sanity
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -24,8 +22,6 @@ import (
 // An aim is what the driver should reach. Missing one does not fail a benchmark: a figure is to be
 // read, and another machine has another one.
 const (
-	aimBlank      = 1.2
-	aimFormatted  = 1.5
 	aimController = 1.3
 	aimListMS     = 1000
 )
@@ -133,79 +129,6 @@ func inTurns(round int, one, other func() error) error {
 	return other()
 }
 
-const benchDisk = 10 * gib
-
-// BenchmarkNode compares NodeStageVolume and NodePublishVolume with mkfs.ext4, mount and a bind
-// mount by hand, on equal disks of the same instance.
-func BenchmarkNode(b *testing.B) {
-	bn := openBench(b)
-	blank := duel{name: "stage-publish-blank-ext4", aim: aimBlank, theirs: "by_hand"}
-	stageBlank := duel{name: "stage-blank-ext4", aim: aimBlank, theirs: "by_hand"}
-	formatted := duel{name: "stage-publish-formatted-ext4", aim: aimFormatted, theirs: "by_hand"}
-	stageFormatted := duel{name: "stage-formatted-ext4", aim: aimFormatted, theirs: "by_hand"}
-	for round := 0; b.Loop(); round++ {
-		disks, err := bn.twoDisks(b.Context(), round)
-		must(b, err)
-		for _, d := range []struct{ both, stage *duel }{
-			{&blank, &stageBlank}, {&formatted, &stageFormatted},
-		} {
-			must(b, inTurns(round,
-				func() error { return disks.byDriver(b.Context(), d.both, d.stage) },
-				func() error { return disks.byHand(d.both, d.stage, d.both == &blank) },
-			))
-		}
-		must(b, disks.gone(b.Context()))
-	}
-	for _, d := range []*duel{&blank, &stageBlank, &formatted, &stageFormatted} {
-		d.report()
-	}
-}
-
-// twoDisks are two blank disks, attached to one instance: one for the driver, one for the hand.
-type twoDisks struct {
-	*bench
-	volume    *csi.Volume
-	published map[string]string
-	disk      *oxide.Disk
-	device    string
-	// staging and target are the driver's; mount and bind the hand's.
-	staging, target, mount, bind string
-}
-
-func (bn *bench) twoDisks(ctx context.Context, round int) (*twoDisks, error) {
-	t := &twoDisks{bench: bn}
-	created, err := bn.driver.Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: fmt.Sprint("bench-", round), CapacityRange: &csi.CapacityRange{RequiredBytes: benchDisk},
-		VolumeCapabilities: []*csi.VolumeCapability{mounted()},
-	})
-	if err != nil {
-		return nil, err
-	}
-	t.volume = created.GetVolume()
-	published, err := bn.driver.Controller().ControllerPublishVolume(ctx,
-		publishRequest(t.volume, bn.rack.Instance("").ID))
-	if err != nil {
-		return nil, err
-	}
-	t.published = published.GetPublishContext()
-	name := fmt.Sprint("by-hand-", round)
-	if t.disk, err = bn.createByHand(ctx, name, benchDisk); err != nil {
-		return nil, err
-	}
-	if err := bn.attachByHand(ctx, t.disk.Id); err != nil {
-		return nil, err
-	}
-	for _, serial := range []string{t.volume.GetVolumeContext()["diskName"], name} {
-		if t.device, err = bn.awaitDevice(ctx, serial); err != nil {
-			return nil, err
-		}
-	}
-	dir := filepath.Join(bn.dir, fmt.Sprint(round))
-	t.staging, t.target = filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	t.mount, t.bind = filepath.Join(dir, "mount"), filepath.Join(dir, "bind")
-	return t, errors.Join(os.MkdirAll(t.staging, 0o750), os.MkdirAll(t.mount, 0o750))
-}
-
 func (bn *bench) createByHand(ctx context.Context, name string, size int64) (*oxide.Disk, error) {
 	return bn.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(bn.rack.Project),
@@ -248,87 +171,6 @@ func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string,
 		return exists(device)
 	})
 	return device, err
-}
-
-// byDriver times the driver's two calls, and undoes them.
-func (t *twoDisks) byDriver(ctx context.Context, both, stage *duel) error {
-	node := t.driver.Node()
-	staged, err := timed(func() error {
-		_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: t.volume.GetVolumeId(), StagingTargetPath: t.staging,
-			VolumeCapability: mounted(), PublishContext: t.published,
-			VolumeContext: t.volume.GetVolumeContext(),
-		})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	published, err := timed(func() error {
-		_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: t.volume.GetVolumeId(), StagingTargetPath: t.staging, TargetPath: t.target,
-			VolumeCapability: mounted(), PublishContext: t.published,
-			VolumeContext: t.volume.GetVolumeContext(),
-		})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	stage.driver = append(stage.driver, staged)
-	both.driver = append(both.driver, staged+published)
-	if _, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-		VolumeId: t.volume.GetVolumeId(), TargetPath: t.target,
-	}); err != nil {
-		return err
-	}
-	_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-		VolumeId: t.volume.GetVolumeId(), StagingTargetPath: t.staging,
-	})
-	return err
-}
-
-// byHand times what an administrator types, and undoes it. The options of mkfs are the driver's:
-// with its own, mkfs would discard the disk first and take longer.
-func (t *twoDisks) byHand(both, stage *duel, format bool) error {
-	staged, err := timed(func() error {
-		if format {
-			if err := command("mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", t.device); err != nil {
-				return err
-			}
-		}
-		return command("mount", t.device, t.mount)
-	})
-	if err != nil {
-		return err
-	}
-	published, err := timed(func() error {
-		return errors.Join(command("mkdir", t.bind), command("mount", "--bind", t.mount, t.bind))
-	})
-	if err != nil {
-		return err
-	}
-	stage.byHand = append(stage.byHand, staged)
-	both.byHand = append(both.byHand, staged+published)
-	return errors.Join(command("umount", t.bind), os.Remove(t.bind), command("umount", t.mount))
-}
-
-// gone detaches and deletes both disks.
-func (t *twoDisks) gone(ctx context.Context) error {
-	_, err := t.driver.Controller().ControllerUnpublishVolume(ctx,
-		unpublishRequest(t.volume, t.rack.Instance("").ID))
-	if err != nil {
-		return err
-	}
-	_, err = t.driver.Controller().DeleteVolume(ctx,
-		&csi.DeleteVolumeRequest{VolumeId: t.volume.GetVolumeId()})
-	if err != nil {
-		return err
-	}
-	if err := t.detachByHand(ctx, t.disk.Id); err != nil {
-		return err
-	}
-	return t.deleteByHand(ctx, t.disk.Id)
 }
 
 // command runs a program as a shell does.

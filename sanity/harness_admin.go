@@ -33,7 +33,8 @@ type Request struct {
 }
 
 // Fault is a rule by which the rack misbehaves. See the simulator's documentation for what the
-// fields mean together; the zero value of a field does not restrict or change anything.
+// fields mean together; the zero value of a field does not restrict or change anything. The phases
+// are before, after, instead, twice, late, unwind and reread.
 type Fault struct {
 	Operation   string       `json:"operation,omitempty"`
 	Object      string       `json:"object,omitempty"`
@@ -42,7 +43,7 @@ type Fault struct {
 	Times       int          `json:"times"` // 0 = always
 	Probability float64      `json:"probability,omitempty"`
 	Seed        uint64       `json:"seed,omitempty"`
-	Phase       string       `json:"phase,omitempty"` // before, after, instead, twice, late, unwind
+	Phase       string       `json:"phase,omitempty"`
 	Answer      *FaultAnswer `json:"answer,omitempty"`
 	Cut         bool         `json:"cut,omitempty"`
 	Hang        string       `json:"hang,omitempty"`
@@ -110,7 +111,8 @@ func (a Admin) Fired(ctx context.Context, id string) (int, error) {
 	return 0, fmt.Errorf("the rack has no fault %s", id)
 }
 
-// CarryOut carries out now what faults of the phase late hold back, and waits until it is done.
+// CarryOut carries out now what faults of the phase late hold back, frees what was deleted, and
+// waits until it is done.
 func (a Admin) CarryOut(ctx context.Context) error {
 	return a.call(ctx, http.MethodPost, "/late", nil, nil)
 }
@@ -121,7 +123,7 @@ func (a Admin) ClearFaults(ctx context.Context) error {
 }
 
 // Switch changes switches of the running rack: hotplug (bool), device_delay, create_hold,
-// snapshot_hold, instance_delay (durations as "1s"), quota_bytes, disk_limit.
+// snapshot_hold, free_delay, instance_delay (durations as "1s"), quota_bytes, disk_limit.
 func (a Admin) Switch(ctx context.Context, switches map[string]any) error {
 	return a.call(ctx, http.MethodPatch, "/switches", switches, nil)
 }

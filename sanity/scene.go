@@ -123,10 +123,15 @@ func (s *scene) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.
 	return resp.GetVolume()
 }
 
-// volume makes a volume of 1 GiB that ends with the spec.
-func (s *scene) volume(ctx context.Context) *csi.Volume {
+// volume makes a volume of 1 GiB for these ways to have it, or for filesystems, that ends with the
+// spec.
+func (s *scene) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
 	GinkgoHelper()
-	return s.created(ctx, createRequest(fresh("volume")))
+	req := createRequest(fresh("volume"))
+	if len(uses) > 0 {
+		req.VolumeCapabilities = uses
+	}
+	return s.created(ctx, req)
 }
 
 func (s *scene) deletedLater(id string) {
@@ -225,14 +230,15 @@ func blankBackend() oxide.DiskBackend {
 	}}
 }
 
-// fault makes the rack misbehave until the spec ends.
-func (s *scene) fault(ctx context.Context, fault Fault) {
+// fault makes the rack misbehave until the spec ends, and returns the rule's ID.
+func (s *scene) fault(ctx context.Context, fault Fault) (id string) {
 	GinkgoHelper()
-	_, err := s.rack.Admin.AddFault(ctx, fault)
+	id, err := s.rack.Admin.AddFault(ctx, fault)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
 	}, NodeTimeout(callTimeout))
+	return id
 }
 
 // switched changes a switch of the rack until the spec ends.

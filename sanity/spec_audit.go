@@ -178,7 +178,8 @@ func describeAuditRefusals(s *scene) {
 	},
 		Entry("D-69 an empty list", 2, spoiled(`{"kind":"List","items":[]}`)),
 		Entry("D-69 a list that is cut off", 1, spoiled(`{"kind":"List","items":[`)),
-		Entry("D-69 a list of volumes that are not here", 2, spoiled(someUUID+"\n")),
+		Entry("D-69 a list of volumes that are not here", 2, spoiled(someUUID+"\n# end\n")),
+		Entry("D-69 lines that may be cut short", 1, spoiled(someUUID+"\n")),
 		Entry("D-69 an old list", 2, func(_ context.Context, dir string) (map[string]string,
 			[]string) {
 			old := time.Now().Add(-71 * time.Hour)

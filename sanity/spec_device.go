@@ -41,7 +41,7 @@ func (n *node) shows(diskName string) error {
 }
 
 // attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
-func (s *nodeScene) attachedByHand(ctx context.Context, disk, instance string) {
+func (s *scene) attachedByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
 	id := oxide.NameOrId(s.rack.Instance(instance).ID)
 	_, err := s.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
@@ -54,7 +54,7 @@ func (s *nodeScene) attachedByHand(ctx context.Context, disk, instance string) {
 
 // detachByHand takes a disk away from an instance without asking who uses it. One that is already
 // detached stays so.
-func (s *nodeScene) detachByHand(ctx context.Context, disk, instance string) {
+func (s *scene) detachByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
 	_, err := s.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(s.rack.Instance(instance).ID),
@@ -186,7 +186,7 @@ func (n *node) showTwin(device, name string) {
 func describeYank(s *nodeScene) {
 	DescribeTable("UP-5 B-38 yanked from under a pod can be cleaned away, and takes nothing with it",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
 			// A pod that has a raw volume has it open. That keeps the device's number from going
 			// to another disk, as a mount does.
@@ -226,7 +226,7 @@ func describeYank(s *nodeScene) {
 
 	It("NP-8 yanked from a pod that has it not open is free for another instance, although the "+
 		"first still shows what was there", func(ctx SpecContext) {
-		p := s.settled(ctx, s.volume(ctx), s.a, raw())
+		p := s.settled(ctx, s.volume(ctx, raw()), s.a, raw())
 		Expect(p.writeThrough(0)).To(Succeed())
 		s.detachByHand(ctx, p.volume.GetVolumeId(), "a")
 		moved := s.settled(ctx, p.volume, s.b, raw())

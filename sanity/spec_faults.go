@@ -38,7 +38,9 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 			answered(http.StatusGone, "Gone", "Gone"), codes.Internal),
 		Entry("OX-8 an error of the rack's own",
 			answered(http.StatusInternalServerError, "Internal", "Internal Server Error"),
-			codes.Internal),
+			codes.Unavailable),
+		Entry("OX-8 a proxy that does not understand the rack's answer", Fault{Answer: &FaultAnswer{
+			Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}, codes.Unavailable),
 		Entry("OX-9 a service that is away",
 			answered(http.StatusServiceUnavailable, "ServiceNotAvailable", "Service Unavailable"),
 			codes.Unavailable),
@@ -90,7 +92,7 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 		}})
 		_, err := s.ctl.ControllerGetVolume(ctx,
 			&csi.ControllerGetVolumeRequest{VolumeId: "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"})
-		expectRefusal(err, codes.Internal, someUUID)
+		expectRefusal(err, codes.Unavailable, someUUID)
 	})
 
 	It("OX-11 a caller that gives up, or whose time is over, is told that", func(ctx SpecContext) {
@@ -146,10 +148,38 @@ var lostAnswers = []struct {
 	fault Fault
 }{
 	{"an error in its place", answered(http.StatusInternalServerError, "Internal", "oh")},
+	{"a proxy's 520 in its place", Fault{Answer: &FaultAnswer{
+		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}},
+	{"a proxy's 408 in its place", Fault{Answer: &FaultAnswer{
+		Status: http.StatusRequestTimeout, ContentType: "text/html", Body: "<html>late</html>"}}},
 	{"a proxy's page in its place", Fault{Answer: &FaultAnswer{
 		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
 	{"the connection cut", Fault{Cut: true}},
 	{"the answer torn", Fault{TornBody: 20}},
+}
+
+// decided are the operations whose lost answers are found out in the same call, where there is an
+// answer at all.
+var decided = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
+
+// describeDecided registers specs in which the call itself finds out what was done.
+func describeDecided(s *scene) {
+	for _, lost := range lostAnswers {
+		if lost.fault.Answer == nil {
+			continue
+		}
+		It("OX-8 of a create, a snapshot and an attach is found out in the same call: "+lost.text,
+			func(ctx SpecContext) {
+				for _, operation := range decided {
+					fault := lost.fault
+					fault.Operation, fault.Phase, fault.Times = operation, "after", 1
+					s.fault(ctx, fault)
+				}
+				volume := s.volume(ctx)
+				s.snapshotted(ctx, volume)
+				s.published(ctx, volume, "a")
+			})
+	}
 }
 
 // describeLost registers a spec for each way in which an answer can be lost.
@@ -179,7 +209,10 @@ func converge[T any](ctx context.Context, call func() (T, error)) T {
 	return result
 }
 
-var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
+var _ = onStage("an answer that is lost", sceneOptions{}, lostAnswerSpecs)
+
+func lostAnswerSpecs(s *scene) {
+	describeDecided(s)
 	describeLost(s, "B-42 a create is found again", "disk_create",
 		func(ctx SpecContext, lose func()) {
 			req := createRequest(fresh("lost"))
@@ -213,6 +246,34 @@ var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
 					unpublishRequest(volume, s.rack.Instance("a").ID))
 			})
 			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+		})
+
+	It("B-10 an attach and a detach converge when the rack cannot read the disk again",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			node := s.rack.Instance("a").ID
+			unread := func(operation string, call func() error) {
+				rule := s.fault(ctx, Fault{Operation: operation, Phase: "reread", Times: 1})
+				err := call()
+				Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted),
+					"%v", err)
+				Expect(s.rack.Admin.Fired(ctx, rule)).To(Equal(1))
+			}
+			unread("instance_disk_attach", func() error {
+				_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+				return err
+			})
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+			s.published(ctx, volume, "a")
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+
+			unread("instance_disk_detach", func() error {
+				_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+				return err
+			})
+			Expect(stateOf(s.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+			_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
 		})
 
 	describeLost(s, "B-10 a delete goes on where it was", "disk_delete",
@@ -276,4 +337,4 @@ var _ = onStage("an answer that is lost", sceneOptions{}, func(s *scene) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
 		})
-})
+}

@@ -44,8 +44,7 @@ var _ = onStage("what a refused call leaves", sceneOptions{}, func(s *scene) {
 			req := fromSnapshot(createRequest(fresh("blocks")), snapshot.GetSnapshotId())
 			withParameter("blockSize", "512")(req)
 			s.fault(ctx, Fault{Operation: "disk_delete", Phase: "instead", Times: 1,
-				Answer: &FaultAnswer{Status: http.StatusInternalServerError, ErrorCode: "Internal",
-					Message: "Internal Server Error"}})
+				Answer: &FaultAnswer{Status: http.StatusGone, ErrorCode: "Gone", Message: "Gone"}})
 			_, err = s.ctl.CreateVolume(ctx, req)
 			expectReason(err, codes.Aborted, "DiskBusy")
 			Expect(s.disks(ctx)).To(HaveLen(1))

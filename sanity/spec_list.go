@@ -153,6 +153,34 @@ var _ = onStage("ListVolumes", sceneOptions{}, func(s *scene) {
 			Expect(s.listed(ctx, two.Controller())).NotTo(HaveKey(id))
 		})
 
+	It("E-17 two clusters in one project may use the same names for their own",
+		func(ctx SpecContext) {
+			one := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "one"}})
+			two := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+			name := fresh("db")
+			var ids, snapshots []string
+			for _, p := range []*Plugin{s.plugin, one, two, one, two} {
+				resp, err := p.Controller().CreateVolume(ctx, createRequest(name))
+				Expect(err).NotTo(HaveOccurred())
+				ids = append(ids, resp.GetVolume().GetVolumeId())
+				taken, err := p.Controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+					Name: name, SourceVolumeId: resp.GetVolume().GetVolumeId()})
+				Expect(err).NotTo(HaveOccurred())
+				snapshots = append(snapshots, taken.GetSnapshot().GetSnapshotId())
+			}
+			Expect(ids[3:]).To(Equal(ids[1:3]), "the repeated creates")
+			Expect(snapshots[3:]).To(Equal(snapshots[1:3]), "the repeated snapshots")
+			Expect(s.disks(ctx)).To(HaveLen(3))
+			for i, p := range []*Plugin{s.plugin, one, two} {
+				_, err := p.Controller().DeleteSnapshot(ctx,
+					&csi.DeleteSnapshotRequest{SnapshotId: snapshots[i]})
+				Expect(err).NotTo(HaveOccurred())
+				_, err = p.Controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: ids[i]})
+				Expect(err).NotTo(HaveOccurred())
+				Expect(s.disks(ctx)).To(HaveLen(2 - i))
+			}
+		})
+
 	It("B-6 a volume's context is the same wherever it is told", func(ctx SpecContext) {
 		req := createRequest(fresh("context"))
 		req.Parameters = map[string]string{

@@ -96,7 +96,7 @@ func describeRefusedTargets(s *nodeScene) {
 func describeSecondTargets(s *nodeScene) {
 	DescribeTable("NP-7 what is published otherwise at the target is not taken for the same",
 		func(ctx SpecContext, capability *csi.VolumeCapability, change func(*placement)) {
-			p := s.settled(ctx, s.volume(ctx), s.a, capability)
+			p := s.settled(ctx, s.volume(ctx, capability), s.a, capability)
 			other := *p
 			change(&other)
 			expectRefusal(other.publish(ctx), codes.AlreadyExists, p.target)
@@ -113,7 +113,7 @@ func describeSecondTargets(s *nodeScene) {
 	DescribeTable("NP-8 whether a second pod may have it is for the access mode to say",
 		func(ctx SpecContext, mode csi.VolumeCapability_AccessMode_Mode, want codes.Code) {
 			for _, capability := range []*csi.VolumeCapability{mounted(), raw()} {
-				p := s.settled(ctx, s.volume(ctx), s.a, inMode(mode, capability))
+				p := s.settled(ctx, s.volume(ctx, capability), s.a, inMode(mode, capability))
 				second := p.another()
 				err := second.publish(ctx)
 				Expect(codeOf(err)).To(Equal(want), "%v", err)
@@ -149,7 +149,7 @@ func describeSecondTargets(s *nodeScene) {
 func describeReadOnlyTargets(s *nodeScene) {
 	DescribeTable("NP-9 a read-only volume cannot be written",
 		func(ctx SpecContext, name string) {
-			volume := s.volume(ctx)
+			volume := s.volume(ctx, access(name))
 			p := s.settled(ctx, volume, s.a, access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
 			Expect(p.unpublish(ctx)).To(Succeed())
@@ -180,7 +180,7 @@ func describeReadOnlyTargets(s *nodeScene) {
 	})
 
 	It("NP-9 a read-only pod and one that writes cannot share a device", func(ctx SpecContext) {
-		p := s.settled(ctx, s.volume(ctx), s.a, inMode(multiWriter, raw()))
+		p := s.settled(ctx, s.volume(ctx, inMode(multiWriter, raw())), s.a, inMode(multiWriter, raw()))
 		reader := p.another()
 		reader.readOnly = true
 		expectRefusal(reader.publish(ctx), codes.FailedPrecondition, p.target)
@@ -198,7 +198,7 @@ func describeTakenTargets(s *nodeScene) {
 
 	DescribeTable("UP-3 UP-2 removes what publishing made, and has then nothing left to do",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 			info, err := os.Stat(p.target)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(info.IsDir()).To(Equal(name != "block"))

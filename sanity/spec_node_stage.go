@@ -87,7 +87,7 @@ func describeBadStages(s *nodeScene) {
 func describeRepeatedStages(s *nodeScene) {
 	DescribeTable("NS-7 a second stage of the same finds that nothing is left to do",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 			Expect(p.write(0)).To(Succeed())
 			Expect(p.stage(ctx)).To(Succeed())
 			Expect(mountsAt(p.staging)).To(HaveLen(map[bool]int{true: 0, false: 1}[name == "block"]))
@@ -110,7 +110,7 @@ func describeRepeatedStages(s *nodeScene) {
 
 	DescribeTable("NS-8 what is staged otherwise is not taken for the same",
 		func(ctx SpecContext, capability *csi.VolumeCapability) {
-			p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4", "noatime"))
+			p := s.placed(ctx, s.volume(ctx, mounted(), raw()), s.a, filesystem("ext4", "noatime"))
 			Expect(p.stage(ctx)).To(Succeed())
 			other := *p
 			other.capability = capability

@@ -47,7 +47,7 @@ func describeStats(s *nodeScene) {
 	})
 
 	DescribeTable("VS-3 tells how full a filesystem is", func(ctx SpecContext, name string) {
-		p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+		p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 		before, err := p.stats(ctx, p.target)
 		Expect(err).NotTo(HaveOccurred())
 		for seed := range uint64(4) {
@@ -74,6 +74,7 @@ func describeStats(s *nodeScene) {
 	It("VS-4 tells how large a raw volume is", func(ctx SpecContext) {
 		req := createRequest(fresh("raw"))
 		req.CapacityRange.RequiredBytes = 2 * gib
+		req.VolumeCapabilities[0] = raw()
 		p := s.settled(ctx, s.created(ctx, req), s.a, raw())
 		usage, err := p.stats(ctx, p.target)
 		Expect(err).NotTo(HaveOccurred())
@@ -125,6 +126,11 @@ func describeNodeInfo(s *nodeScene) {
 		s.attachedByHand(ctx, byHand.Id, "a")
 		eventually(ctx, func() error { return s.a.shows(string(byHand.Name)) })
 		Expect(info(ctx, s.a).GetMaxVolumesPerNode()).To(Equal(before - 1))
+
+		// Staged as a static volume it is one of those that the CO counts.
+		p := s.placed(ctx, &csi.Volume{VolumeId: byHand.Id}, s.a, mounted())
+		p.settle(ctx)
+		Expect(info(ctx, s.a).GetMaxVolumesPerNode()).To(Equal(before))
 	})
 
 	It("NI-2 it never says 0, which would mean that there is no limit", func(ctx SpecContext) {

@@ -77,7 +77,7 @@ func describeUnstage(s *nodeScene) {
 		})
 
 	It("NU-5 does not let go of a raw volume while a pod has it", func(ctx SpecContext) {
-		p := s.settled(ctx, s.volume(ctx), s.a, raw())
+		p := s.settled(ctx, s.volume(ctx, raw()), s.a, raw())
 		expectRefusal(p.unstage(ctx), codes.Internal, p.target)
 		Expect(p.write(0)).To(Succeed())
 		Expect(p.holds(0)).To(Succeed())

@@ -296,6 +296,27 @@ var _ = Simulated("the driver's process", func() {
 		Expect(inDir(dir)).To(ConsistOf("csi.sock"))
 	})
 
+	It("B-19 lets one serve of many that start at once", func(ctx SpecContext) {
+		dir := workDir()
+		killed := started(ctx, dir, nodeEnv(dir))
+		Expect(killed.Process.Kill()).To(Succeed())
+		Expect(killed.Wait()).NotTo(Succeed())
+		const many = 8
+		ended := make(chan error, many)
+		for range many {
+			cmd := driverCommand(context.WithoutCancel(ctx), nodeEnv(dir))
+			Expect(cmd.Start()).To(Succeed())
+			DeferCleanup(func() { _ = cmd.Process.Kill() })
+			go func() { ended <- cmd.Wait() }()
+		}
+		for range many - 1 {
+			Eventually(ctx, ended).WithTimeout(20 * time.Second).Should(Receive(HaveOccurred()))
+		}
+		Expect(answers(ctx, filepath.Join(dir, "csi.sock"))).To(Succeed())
+		Expect(inDir(dir)).To(ConsistOf("csi.sock"))
+		Expect(ended).NotTo(Receive(), "the one that answers serves on")
+	})
+
 	It("B-19 leaves a socket alone at which somebody answers", func(ctx SpecContext) {
 		dir := workDir()
 		started(ctx, dir, nodeEnv(dir))

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"time"
 	"unsafe"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -90,6 +91,47 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 		elsewhere.published = p.published
 		expectReason(elsewhere.stage(ctx), codes.FailedPrecondition, "DeviceHeld")
 	})
+
+	It("NS-6 DeviceDiffers: the device's blocks are not the disk's", func(ctx SpecContext) {
+		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+		p.volume = &csi.Volume{VolumeId: p.volume.GetVolumeId()}
+		p.published["blockSize"] = "512"
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceDiffers")
+	})
+
+	It("NS-8 DeviceLocked: another process of the driver works on the device",
+		func(ctx SpecContext) {
+			p := s.placed(ctx, s.volume(ctx), s.a, mounted())
+			device, err := os.Open(p.device())
+			Expect(err).NotTo(HaveOccurred())
+			defer device.Close()
+			Expect(unix.Flock(int(device.Fd()), unix.LOCK_EX)).To(Succeed())
+			expectReason(p.stage(ctx), codes.Aborted, "DeviceLocked")
+			Expect(device.Close()).To(Succeed())
+			Expect(p.stage(ctx)).To(Succeed())
+		})
+
+	DescribeTable("NS-8 UseDiffers: the volume was created for another use",
+		func(ctx SpecContext, created, wanted *csi.VolumeCapability) {
+			p := s.placed(ctx, s.volume(ctx, created), s.a, wanted)
+			expectReason(p.stage(ctx), codes.FailedPrecondition, "UseDiffers")
+			expectReason(p.publish(ctx), codes.FailedPrecondition, "UseDiffers")
+			Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+		},
+		Entry("UseDiffers for filesystems", mounted(), raw()),
+		Entry("UseDiffers for raw use", raw(), mounted()))
+
+	It("NS-10 DiskProofPending: reading the disk whole takes longer than the call waits",
+		func(ctx SpecContext) {
+			req := createRequest(fresh("large"))
+			req.CapacityRange.RequiredBytes = 200 * gib
+			req.VolumeCapabilities = append(req.VolumeCapabilities, raw())
+			p := s.placed(ctx, s.created(ctx, req), s.a, mounted())
+			brief, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			expectReason(p.stage(brief), codes.Aborted, "DiskProofPending")
+			Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+		})
 
 	It("NP-9 DeviceReadOnly: a blank disk that cannot be written", func(ctx SpecContext) {
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())

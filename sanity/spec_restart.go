@@ -16,7 +16,7 @@ var _ = onNodes("the rack's API goes away under volumes in use", func(s *nodeSce
 
 	DescribeTable("B-38 killed, and the volumes do not notice",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 			Expect(p.write(0)).To(Succeed())
 
 			s.rack.Kill()
@@ -42,7 +42,7 @@ var _ = onNodes("the rack's API goes away under volumes in use", func(s *nodeSce
 	DescribeTable("B-38 stopped, which says what it could not take away, and what was on the disks "+
 		"is there again",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), s.a, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), s.a, access(name))
 			Expect(p.writeThrough(0)).To(Succeed())
 
 			ended := s.rack.proc.stop()

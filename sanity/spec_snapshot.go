@@ -154,7 +154,9 @@ var _ = onStage("a volume from a snapshot", sceneOptions{rack: withOtherProject}
 		})
 	})
 
-var _ = onStage("snapshots", sceneOptions{rack: withOtherProject}, func(s *scene) {
+var _ = onStage("snapshots", sceneOptions{rack: withOtherProject}, snapshotSpecs)
+
+func snapshotSpecs(s *scene) {
 	create := func(volume, name string) *csi.CreateSnapshotRequest {
 		return &csi.CreateSnapshotRequest{SourceVolumeId: volume, Name: name}
 	}
@@ -285,4 +287,4 @@ var _ = onStage("snapshots", sceneOptions{rack: withOtherProject}, func(s *scene
 		s.published(ctx, volume, "a")
 		Expect(s.snapshotted(ctx, volume).GetReadyToUse()).To(BeTrue())
 	})
-})
+}

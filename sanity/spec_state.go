@@ -26,7 +26,7 @@ var _ = onNodes("the node's driver is killed and started again", func(s *nodeSce
 	BeforeEach(func(ctx SpecContext) { n = s.node(ctx, "a", PluginOptions{}) })
 
 	It("NU-5 and does not let go of a raw volume that a pod has", func(ctx SpecContext) {
-		p := s.settled(ctx, s.volume(ctx), n, raw())
+		p := s.settled(ctx, s.volume(ctx, raw()), n, raw())
 		Expect(p.write(0)).To(Succeed())
 		n.dieAndReturn(ctx)
 		expectReason(p.unstage(ctx), codes.Internal, "StillMounted")
@@ -39,8 +39,8 @@ var _ = onNodes("the node's driver is killed and started again", func(s *nodeSce
 
 	DescribeTable("VS-5 and knows a path that shows another volume",
 		func(ctx SpecContext, name string) {
-			p := s.settled(ctx, s.volume(ctx), n, access(name))
-			other := s.settled(ctx, s.volume(ctx), n, access(name))
+			p := s.settled(ctx, s.volume(ctx, access(name)), n, access(name))
+			other := s.settled(ctx, s.volume(ctx, access(name)), n, access(name))
 			n.dieAndReturn(ctx)
 			_, err := n.Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 				VolumeId: p.volume.GetVolumeId(), VolumePath: other.target,
@@ -55,7 +55,7 @@ var _ = onNodes("the node's driver is killed and started again", func(s *nodeSce
 
 	DescribeTable("B-10 and its state directory is lost before any call, and the life goes on",
 		func(ctx SpecContext, name string) {
-			p := s.placed(ctx, s.volume(ctx), n, access(name))
+			p := s.placed(ctx, s.volume(ctx, access(name)), n, access(name))
 			for i, step := range []func(context.Context) error{
 				p.stage, p.stage, p.publish, p.publish,
 				func(context.Context) error { return p.writeThrough(0) },
@@ -73,7 +73,7 @@ var _ = onNodes("the node's driver is killed and started again", func(s *nodeSce
 
 	It("B-10 and a record that is torn is named in the log and keeps nothing from going on",
 		func(ctx SpecContext) {
-			p := s.settled(ctx, s.volume(ctx), n, raw())
+			p := s.settled(ctx, s.volume(ctx, raw()), n, raw())
 			record := filepath.Join(n.stateDir(), p.volume.GetVolumeId()+".json")
 			Expect(os.Truncate(record, 20)).To(Succeed())
 			n.dieAndReturn(ctx)

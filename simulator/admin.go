@@ -24,8 +24,8 @@ import (
 //	GET    /faults                 the rules in force, with how often each fired
 //	POST   /faults                 adds a Rule; answers {"id":…}
 //	DELETE /faults[/ID]            removes all rules, or one
-//	POST   /late                   carries out now what rules of the phase late hold back; answers
-//	                               when it is done
+//	POST   /late                   carries out now what rules of the phase late hold back, and frees
+//	                               what was deleted; answers when it is done
 //	GET    /switches               the Switches
 //	PATCH  /switches               changes those that are named
 //	GET    /state                  disks, snapshots, instances, attachments, loop devices

@@ -22,7 +22,7 @@ func (s *Server) instanceDiskList(r *request) (int, any, error) {
 }
 
 // pair finds the instance and then the disk of an attach or a detach; a disk's name is looked up
-// in the instance's project (A30).
+// in the instance's project, its ID anywhere (A30).
 func (s *Server) pair(r *request, tx *tx) (instance, disk, error) {
 	i, err := lookup(s, r, tx, instances, r.path.Get("instance"))
 	if err != nil {
@@ -33,9 +33,6 @@ func (s *Server) pair(r *request, tx *tx) (instance, disk, error) {
 		return i, d, err
 	}
 	r.about(d.identity)
-	if d.ProjectID != i.ProjectID {
-		return i, d, invalidRequest("disk must be in the same project as the instance")
-	}
 	return i, d, nil
 }
 
@@ -57,11 +54,19 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 	if d, err = work(i, d); err != nil {
 		return 0, nil, err
 	}
+	if r.struck(Reread) {
+		return 0, nil, errUnavailable // A67
+	}
 	return http.StatusAccepted, d, nil
 }
 
 func (s *Server) instanceDiskAttach(r *request) (int, any, error) {
-	return s.locked(r, func(i instance, d disk) (disk, error) { return s.attach(r, i.ID, d.ID) })
+	return s.locked(r, func(i instance, d disk) (disk, error) {
+		if d.ProjectID != i.ProjectID {
+			return d, invalidRequest("disk must be in the same project as the instance")
+		}
+		return s.attach(r, i.ID, d.ID)
+	})
 }
 
 // attach decides and records in one transaction (A31), and then shows the device to a guest that
@@ -182,19 +187,14 @@ func detachProblem(i instance, d disk, now Switches) error {
 	}
 	boot := value(i.BootDiskID) == d.ID
 	switch {
-	case i.active() && !now.Hotplug:
+	case i.active() && (!now.Hotplug || d.DiskType == typeLocal): // A35: nor can it lose a local one
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
-	case i.active() && d.DiskType == typeLocal:
-		// A35: nor can it lose one.
-		return invalidRequest("cannot detach disk: instance is not fully stopped")
-	case boot:
-		return conflict("boot disk cannot be detached")
-	}
-	switch i.RunState {
-	case stateCreating, runStopped, runFailed:
+	case i.active(), i.RunState == stateCreating, i.RunState == runStopped:
+		if boot {
+			return conflict("boot disk cannot be detached")
+		}
 		return nil
-	}
-	if i.active() {
+	case i.RunState == runFailed && !boot:
 		return nil
 	}
 	return invalidRequest("cannot detach disk from instance in %s state", i.RunState)

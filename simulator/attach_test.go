@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -123,6 +124,39 @@ func TestA30DiskAndInstanceBelongToOneProject(t *testing.T) {
 	refusedAs(400, "InvalidRequest", "disk must be in the same project as the instance").check(t, err)
 	_, err = r.doAttach("a", "d")
 	gone("disk", "d").check(t, err) // a name is one in the instance's project
+
+	detached := must[*oxide.Disk](t)(r.doDetach("a", d.Id)) // A36, wherever it is
+	if detached.State.State() != "detached" {
+		t.Errorf("got state %q", detached.State.State())
+	}
+	body := r.instanceBody("theirs")
+	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("d")}
+	must[*oxide.Instance](t)(r.InstanceCreate(t.Context(),
+		oxide.InstanceCreateParams{Project: "other", Body: body}))
+	_, err = r.doDetach("a", d.Id)
+	refusedAs(400, "InvalidRequest",
+		`cannot detach disk "d": disk is attached to another instance`).check(t, err)
+}
+
+func TestA37TheBootDiskStays(t *testing.T) {
+	for run, want := range map[string]refused{
+		"":        refusedAs(409, "Conflict", "boot disk cannot be detached"),
+		runFailed: refusedAs(400, "InvalidRequest", "cannot detach disk from instance in failed state"),
+	} {
+		r := situation(t, true, "idle", "idle", run)
+		id := r.instance("idle").Id
+		need(t, r.store.update(func(tx *tx) error {
+			i, err := find(tx, instances, "", selector{id: id})
+			if err != nil {
+				return err
+			}
+			attached, err := tx.disksOf(id)
+			i.BootDiskID = &attached[0].ID
+			return errors.Join(err, instances.put(tx, i))
+		}))
+		_, err := r.doDetach("idle", "d")
+		want.check(t, err)
+	}
 }
 
 func TestA16TwelveDisks(t *testing.T) {

@@ -48,10 +48,11 @@ const (
 func parseDiskCreate(f *fields) any { return readDiskCreate(f) }
 
 func readDiskCreate(f *fields) diskCreate {
-	c := diskCreate{name: f.name("name"), description: f.text("description")}
+	var c diskCreate
+	c.name, c.description = f.identity()
 	c.size = f.byteCount("size")
 	backend := f.object("disk_backend")
-	c.backend = backend.variant(typeDistributed, typeLocal)
+	c.backend = backend.variant(typeLocal, typeDistributed)
 	if c.backend == typeLocal {
 		c.source.blockSize = localBlockSize
 		return c
@@ -76,7 +77,6 @@ const (
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
 	// A26: a local disk is a volume on one sled's NVMe drive, with blocks of 4096 bytes.
-	maxLocal       = 10 << 50
 	localBlockSize = 4096
 )
 
@@ -248,8 +248,6 @@ func checkDiskSize(d *disk) error {
 		return invalidValue("size", "total size must be a multiple of 1 GiB")
 	case d.DiskType == typeDistributed && d.Size > maxDistributed:
 		return invalidValue("size", "total size must be less than 1023 GiB")
-	case d.DiskType == typeLocal && d.Size > maxLocal:
-		return invalidValue("size", "requested size is too large to fit on any physical disk")
 	}
 	return nil
 }
@@ -291,6 +289,7 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 		return 0, nil, err
 	}
 	defer s.locks.lock(d.ID)()
+	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if d, err = find(tx, disks, "", selector{id: d.ID}); err != nil {
 			return err
@@ -301,14 +300,17 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 		if err := disks.delete(tx, d); err != nil {
 			return err
 		}
-		return tx.addStorage(-d.Size)
+		return tx.release(d.ID, d.Size, delay)
 	})
 	if err != nil {
 		return 0, nil, err
 	}
-	if r.unwinds() {
+	switch {
+	case r.unwinds():
 		err = errInternal
-	} else {
+	case delay > 0:
+		s.freeLater(r, d.ID, s.plane.removeDisk, delay)
+	default:
 		err = s.plane.removeDisk(d.ID)
 	}
 	if err != nil {
@@ -323,7 +325,7 @@ func (s *Server) undelete(d disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, stateFaulted
 	d.DevicePath = devicePath(d.Name)
 	err := s.store.update(func(tx *tx) error {
-		if err := tx.addStorage(d.Size); err != nil {
+		if err := tx.reclaim(d.ID, d.Size); err != nil {
 			return err
 		}
 		return tx.putDisk(d)

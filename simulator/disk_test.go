@@ -89,8 +89,8 @@ func TestSituationsOfCreate(t *testing.T) {
 		{"A25 more", r.blank("x", 1024), refusedAs(400, "InvalidValue",
 			`unsupported value for "size": total size must be less than 1023 GiB`)},
 		{"A26 local", r.local("local", 1), refused{}},
-		{"A26 local beyond a drive", r.local("x", 11<<20), refusedAs(400, "InvalidValue",
-			`unsupported value for "size": requested size is too large to fit on any physical disk`)},
+		{"A26 local beyond any drive, and so beyond the quota", r.local("x", 11<<20),
+			refusedAs(507, "InsufficientCapacity", quotaText)},
 		{"from a snapshot", r.from(snapshotSource(two, false), "restored", 3), refused{}},
 		{"from a snapshot, smaller", r.from(snapshotSource(two, false), "x", 1), refusedAs(400,
 			"InvalidRequest",
@@ -142,6 +142,9 @@ func TestA29TheQuotaIsChargedBeforeTheNameIsLookedAt(t *testing.T) {
 	full.check(t, err)
 	_, err = r.doSnapshot("s2", "a")
 	full.check(t, err)
+	r.force("b", diskState{State: stateImportReady})
+	_, err = r.doSnapshot("s2", "b")
+	full.check(t, err) // A41: also where the disk is in no state for it
 	_, err = r.doSnapshot("s", "a")
 	refusedAs(400, "ObjectAlreadyExists", `already exists: snapshot "s"`).check(t, err) // A41
 

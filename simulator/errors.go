@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"syscall"
 )
 
@@ -81,9 +82,24 @@ func badQuery(format string, args ...any) error {
 	return badRequest("unable to parse query string: "+format, args...)
 }
 
-func badPath(format string, args ...any) error {
-	return badRequest("bad parameter in URL path: "+format, args...)
+func badPath(problem string) error { return badRequest("bad parameter in URL path: %s", problem) }
+
+// unknownVariant refuses a word that is none of those allowed.
+func unknownVariant(word string, allowed []string) string {
+	expected := "`" + strings.Join(allowed, "`, `") + "`"
+	switch len(allowed) {
+	case 1:
+	case 2:
+		expected = strings.Replace(expected, ", ", " or ", 1)
+	default:
+		expected = "one of " + expected
+	}
+	return fmt.Sprintf("unknown variant `%s`, expected %s", word, expected)
 }
+
+func duplicateField(name string) string { return fmt.Sprintf("duplicate field `%s`", name) }
+
+func missingField(name string) string { return fmt.Sprintf("missing field `%s`", name) }
 
 // refusal finds what the caller is told about err. Whatever no rule of the rack explains is a 500
 // that keeps its reason to itself (A01); a full host is the rack's "no space" (A27).
@@ -94,7 +110,8 @@ func refusal(err error) *apiError {
 		return known
 	case errors.Is(err, errWritersNotHeld):
 		return errUnavailable
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
+		errors.Is(err, syscall.EFBIG):
 		return insufficientCapacity("Not enough storage")
 	}
 	return errInternal

@@ -31,6 +31,9 @@ const (
 	// Unwind lets the rack fail in the middle and take back what it began: a create leaves
 	// nothing, a delete leaves the disk faulted under another name (A24).
 	Unwind Phase = "unwind"
+	// Reread strikes when a disk was attached or detached and the rack reads it again for its answer:
+	// it is done, and the caller is told that the service is not available (A67).
+	Reread Phase = "reread"
 )
 
 // Rule makes the rack misbehave on purpose. Which requests it strikes: those of Operation (as the
@@ -201,6 +204,8 @@ func (r *request) device(delay Duration) deviceFault {
 }
 
 // unwinds says that the rack shall fail in the middle of this request.
-func (r *request) unwinds() bool {
-	return slices.ContainsFunc(r.faults, func(f *firing) bool { return f.Phase == Unwind })
+func (r *request) unwinds() bool { return r.struck(Unwind) }
+
+func (r *request) struck(phase Phase) bool {
+	return slices.ContainsFunc(r.faults, func(f *firing) bool { return f.Phase == phase })
 }

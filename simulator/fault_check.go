@@ -6,11 +6,13 @@ import (
 	"slices"
 )
 
-var phases = []Phase{Before, Instead, After, Twice, Late, Unwind}
+var phases = []Phase{Before, Instead, After, Twice, Late, Unwind, Reread}
 
-// The operations in which the rack can fail in the middle, and those that show devices to a guest.
+// The operations in which the rack can fail in the middle, those that read a disk again for their
+// answer, and those that show devices to a guest.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "instance_create", "snapshot_create"}
+	rereading = []string{"instance_disk_attach", "instance_disk_detach"}
 	plugging  = []string{
 		"instance_create", "instance_disk_attach", "instance_reboot", "instance_start",
 	}
@@ -47,7 +49,8 @@ func (r Rule) check() error {
 
 func (r Rule) effective() bool {
 	return r.ends() || r.Delay > 0 || r.SlowBody > 0 || r.SlowByte > 0 || r.TornBody > 0 ||
-		len(r.DropFields) > 0 || r.Device != nil || r.Phase == Twice || r.Phase == Unwind
+		len(r.DropFields) > 0 || r.Device != nil ||
+		slices.Contains([]Phase{Twice, Unwind, Reread}, r.Phase)
 }
 
 // ends says whether the rule gives the caller an end of its own.
@@ -75,6 +78,9 @@ func (r Rule) checkPlace() error {
 	case r.Phase == Unwind && elsewhere(unwinding):
 		return fmt.Errorf("fault rule: %s cannot fail in the middle; unwind is for %q",
 			r.Operation, unwinding)
+	case r.Phase == Reread && elsewhere(rereading):
+		return fmt.Errorf("fault rule: %s does not read a disk again; reread is for %q",
+			r.Operation, rereading)
 	case r.Device != nil && elsewhere(plugging):
 		return fmt.Errorf("fault rule: %s shows no device to a guest; device is for %q",
 			r.Operation, plugging)

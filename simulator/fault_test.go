@@ -81,6 +81,47 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 	}
 }
 
+func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	for _, step := range []struct {
+		operation, state string
+		do               func(instance, disk string) (*oxide.Disk, error)
+		devices          int
+	}{
+		{"instance_disk_attach", "attached", r.doAttach, 1},
+		{"instance_disk_detach", "detached", r.doDetach, 0},
+	} {
+		t.Run(step.operation, func(t *testing.T) {
+			r.fault(Rule{Operation: step.operation, Phase: Reread, Times: 2})
+			for _, when := range []string{"at first", "when it is so already"} {
+				_, err := step.do("a", "d")
+				t.Log(when)
+				refusedAs(503, "ServiceNotAvailable", "Service Unavailable").check(t, err)
+				if got := r.state("d"); got != step.state {
+					t.Errorf("the disk is %s, want %s", got, step.state)
+				}
+				if got := r.guestDevices("a"); len(got) != step.devices {
+					t.Errorf("the guest sees %v, want %d devices", got, step.devices)
+				}
+			}
+			if d := must[*oxide.Disk](t)(step.do("a", "d")); string(d.State.State()) != step.state {
+				t.Errorf("the repeated call answers %s, want %s", d.State.State(), step.state)
+			}
+		})
+	}
+}
+
+func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
+	r := newRack(t, &Server{})
+	r.disk("d")
+	must[*oxide.Disk](t)(r.doAttach("b", "d"))
+	r.fault(Rule{Phase: Reread})
+	_, err := r.doAttach("a", "d")
+	refusedAs(400, "InvalidRequest",
+		`cannot attach disk "d": disk is attached to another instance`).check(t, err)
+}
+
 func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.fault(Rule{Operation: "disk_create", Phase: Before, Delay: Duration(200 * time.Millisecond)})
@@ -200,6 +241,7 @@ func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
 		"cannot be negative":           {Cut: true, Times: -1},
 		"pad_bytes is -1":              {Answer: &Answer{Status: 200, PadBytes: -1}},
 		"cannot fail in the middle":    {Operation: "disk_view", Phase: Unwind},
+		"does not read a disk again":   {Operation: "disk_create", Phase: Reread},
 		"shows no device to a guest":   {Operation: "disk_create", Device: &DeviceFault{Never: true}},
 		"late needs what the caller":   {Operation: "disk_create", Phase: Late, Delay: 1},
 	} {

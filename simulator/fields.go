@@ -1,32 +1,97 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 )
 
 // fields reads a JSON object the way the rack does: what must be there must be there, what is
-// unknown is ignored, and the first mistake is named by its path (A06).
+// unknown is ignored, what is known is given once, and the first mistake is named by its path
+// (A06).
 type fields struct {
-	raw  map[string]json.RawMessage
-	path string
-	err  *error
+	raw map[string]json.RawMessage
+	// repeated are the keys that the object has more than once.
+	repeated map[string]bool
+	path     string
+	err      *error
 }
 
 func parseFields(body []byte) (*fields, error) {
 	var err error
 	f := &fields{err: &err}
-	if jsonErr := json.Unmarshal(body, &f.raw); jsonErr != nil {
-		return f, badBody("%s", jsonErr)
+	f.decode(body)
+	return f, err
+}
+
+// decode reads an object, and nothing of what is behind it.
+func (f *fields) decode(data []byte) {
+	f.raw, f.repeated = map[string]json.RawMessage{}, map[string]bool{}
+	data = bytes.TrimSpace(data)
+	if len(data) == 0 {
+		f.fail("", "EOF while parsing a value")
+		return
 	}
-	if f.raw == nil {
-		return f, badBody("invalid type: null, expected an object")
+	if data[0] != '{' && json.Valid(data) {
+		f.fail("", unexpected(data, "an object"))
+		return
 	}
-	return f, nil
+	if err := f.decodeMembers(json.NewDecoder(bytes.NewReader(data))); errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) {
+		f.fail("", "EOF while parsing an object")
+	} else if err != nil {
+		f.fail("", "expected value")
+	}
+}
+
+func (f *fields) decodeMembers(d *json.Decoder) error {
+	_, err := d.Token()
+	for err == nil && d.More() {
+		var key json.Token
+		if key, err = d.Token(); err != nil {
+			return err
+		}
+		var value json.RawMessage
+		err = d.Decode(&value)
+		name, _ := key.(string)
+		_, f.repeated[name] = f.raw[name]
+		f.raw[name] = value
+	}
+	if err == nil {
+		_, err = d.Token()
+	}
+	return err
+}
+
+// unexpected says what was found in place of what was expected, in serde's words.
+func unexpected(raw json.RawMessage, expected string) string {
+	found, what := string(raw), "type"
+	switch {
+	case found[0] == 'n':
+	case found[0] == '"':
+		found = "string " + found
+	case found[0] == '{':
+		found = "map"
+	case found[0] == '[':
+		found = "sequence"
+	case found[0] == 't' || found[0] == 'f':
+		found = "boolean `" + found + "`"
+	case strings.ContainsAny(found, ".eE"):
+		found = "floating point `" + found + "`"
+	default:
+		found = "integer `" + found + "`"
+		if strings.HasPrefix(expected, "u") {
+			what = "value"
+		}
+	}
+	return fmt.Sprintf("invalid %s: %s, expected %s", what, found, expected)
 }
 
 // fail keeps the first mistake.
@@ -47,24 +112,42 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
+// get finds a field by a name that the rack knows, and so refuses it twice (A63).
+func (f *fields) get(name string) (json.RawMessage, bool) {
+	if f.repeated[name] {
+		f.fail("", duplicateField(name))
+	}
+	raw, ok := f.raw[name]
+	return raw, ok
+}
+
 // has says that a field is there and not null.
 func (f *fields) has(name string) bool {
-	raw, ok := f.raw[name]
+	raw, ok := f.get(name)
 	return ok && string(raw) != "null"
 }
 
 // read decodes a required field.
 func (f *fields) read(name, expected string, into any) bool {
-	raw, ok := f.raw[name]
+	raw, ok := f.get(name)
 	if !ok {
-		f.fail("", fmt.Sprintf("missing field `%s`", name))
+		f.fail("", missingField(name))
 		return false
 	}
 	if string(raw) == "null" || json.Unmarshal(raw, into) != nil {
-		f.fail(name, fmt.Sprintf("invalid value: %.40s, expected %s", raw, expected))
+		f.fail(name, unexpected(raw, expected))
 		return false
 	}
 	return true
+}
+
+// identity reads what names an object. A bad name is the one mistake without a path (A06).
+func (f *fields) identity() (name, description string) {
+	name = f.text("name")
+	if problem := nameProblem(name); problem != "" {
+		f.fail("", problem)
+	}
+	return name, f.text("description")
 }
 
 func (f *fields) text(name string) (s string) {
@@ -73,7 +156,7 @@ func (f *fields) text(name string) (s string) {
 }
 
 func (f *fields) flag(name string, absent bool) bool {
-	if _, ok := f.raw[name]; !ok {
+	if _, ok := f.get(name); !ok {
 		return absent
 	}
 	f.read(name, "a boolean", &absent)
@@ -121,30 +204,34 @@ func (f *fields) cpus(name string) int {
 
 // blockSize is checked while the body is read, which is why its error has no code (A08).
 func (f *fields) blockSize(name string) int {
-	var size int
-	if f.read(name, "an integer", &size) && size != 512 && size != 2048 && size != 4096 {
+	var size uint32
+	if f.read(name, "u32", &size) && size != 512 && size != 2048 && size != 4096 {
 		f.fail(name, fmt.Sprintf("invalid block size %d", size))
 	}
-	return size
+	return int(size)
 }
 
 // object reads a nested object.
 func (f *fields) object(name string) *fields {
-	nested := &fields{raw: map[string]json.RawMessage{}, path: f.at(name), err: f.err}
-	f.read(name, "an object", &nested.raw)
+	nested := &fields{path: f.at(name), err: f.err}
+	var raw json.RawMessage
+	if f.read(name, "an object", &raw) {
+		nested.decode(raw)
+	}
 	return nested
 }
 
 // list reads an optional list of objects.
 func (f *fields) list(name string) []*fields {
-	if _, ok := f.raw[name]; !ok {
+	if _, ok := f.get(name); !ok {
 		return nil
 	}
-	var raw []map[string]json.RawMessage
-	f.read(name, "a sequence of objects", &raw)
+	var raw []json.RawMessage
+	f.read(name, "a sequence", &raw)
 	list := make([]*fields, len(raw))
 	for i := range raw {
-		list[i] = &fields{raw: raw[i], path: fmt.Sprintf("%s[%d]", f.at(name), i), err: f.err}
+		list[i] = &fields{path: fmt.Sprintf("%s[%d]", f.at(name), i), err: f.err}
+		list[i].decode(raw[i])
 	}
 	return list
 }
@@ -152,19 +239,16 @@ func (f *fields) list(name string) []*fields {
 // variant reads the tag of a tagged object.
 func (f *fields) variant(allowed ...string) string {
 	tag := f.text("type")
-	for _, a := range allowed {
-		if tag == a {
-			return tag
-		}
+	if !slices.Contains(allowed, tag) {
+		f.fail("", unknownVariant(tag, allowed))
 	}
-	f.fail("", fmt.Sprintf("unknown variant `%s`, expected one of %q", tag, allowed))
 	return tag
 }
 
 // nullable says that a field, which must be there, is not null.
 func (f *fields) nullable(name string) bool {
-	if _, ok := f.raw[name]; !ok {
-		f.fail("", fmt.Sprintf("missing field `%s`", name))
+	if _, ok := f.get(name); !ok {
+		f.fail("", missingField(name))
 	}
 	return f.has(name)
 }
@@ -172,7 +256,7 @@ func (f *fields) nullable(name string) bool {
 func (f *fields) oneOf(name string, allowed []string) *string {
 	s := f.text(name)
 	if !slices.Contains(allowed, s) {
-		f.fail(name, fmt.Sprintf("unknown variant `%s`, expected one of %q", s, allowed))
+		f.fail(name, unknownVariant(s, allowed))
 	}
 	return &s
 }

@@ -67,22 +67,20 @@ func (p *plane) addGuest(g guestSpec) error {
 
 // removeGuest takes the guest's devices away, and its tree. One that is gone already is a success.
 func (p *plane) removeGuest(id string) error {
-	var diskIDs []string
-	p.mu.Lock()
-	if g := p.guests[id]; g != nil {
-		for diskID := range g.plugged {
-			diskIDs = append(diskIDs, diskID)
+	if g := p.allGuests()[id]; g != nil {
+		for _, d := range p.devices(g) {
+			if err := p.unplug(id, d.spec.DiskID); err != nil {
+				return fmt.Errorf("remove the guest of instance %s: %w", id, err)
+			}
 		}
 	}
-	p.mu.Unlock()
-	for _, diskID := range diskIDs {
-		if err := p.unplug(id, diskID); err != nil {
-			return fmt.Errorf("remove the guest of instance %s: %w", id, err)
-		}
+	if g := p.lockGuest(id); g != nil {
+		defer g.mu.Unlock()
+		g.removed = true
+		p.mu.Lock()
+		delete(p.guests, id)
+		p.mu.Unlock()
 	}
-	p.mu.Lock()
-	delete(p.guests, id)
-	p.mu.Unlock()
 	if err := os.RemoveAll(p.guestDir(id)); err != nil {
 		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 	}
@@ -120,7 +118,8 @@ func (p *plane) show(spec deviceSpec, loop loopdev.Device, name string) error {
 
 // writeBlockDevice writes what Linux shows of an NVMe namespace. The controller's fields are
 // written with their padding of NULs (A56: a rack leaves the model empty): Linux itself stops at
-// the first, other tools pass them on, and who reads a serial must cope with both.
+// the first, other tools pass them on, and who reads a serial must cope with both. There is no
+// queue/write_cache, as no value of it would be every rack's (A69).
 func writeBlockDevice(dir string, spec deviceSpec, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -149,8 +148,8 @@ func writeBlockDevice(dir string, spec deviceSpec, loop loopdev.Device) error {
 
 // hide makes a device invisible, in the opposite order.
 func (p *plane) hide(d *plugged) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	d.guest.mu.Lock()
+	defer d.guest.mu.Unlock()
 	if err := p.removeHidden(d.spec); err != nil || d.node == "" {
 		return err
 	}
@@ -180,7 +179,7 @@ func (p *plane) removeHidden(spec deviceSpec) error {
 }
 
 // freeName chooses a name that no device of the guest has. Its number says nothing of the order in
-// which the disks were attached (A57).
+// which the disks were attached (A57). The caller holds the guest.
 func (p *plane) freeName(instanceID string, g *guest) (string, error) {
 	for span := 16; ; span *= 2 {
 		for _, n := range g.random.Perm(span) {

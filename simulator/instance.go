@@ -292,7 +292,7 @@ var (
 )
 
 // instanceUpdate replaces all that can be changed; what changes boot disk, size or processor needs
-// the instance stopped (A49).
+// the instance stopped, and the time of its last change stays (A49).
 func (s *Server) instanceUpdate(r *request) (int, any, error) {
 	u := r.body.(instanceUpdate)
 	if u.unsupported != "" {
@@ -301,6 +301,10 @@ func (s *Server) instanceUpdate(r *request) (int, any, error) {
 	i, err := s.onInstance(r, func(tx *tx, i *instance) error {
 		if err := checkSize(u.ncpus, u.memory); err != nil {
 			return err
+		}
+		if u.jumboFrames {
+			return invalidRequest("enable_jumbo_frames may only be set to true when the " +
+				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
 		}
 		resized := u.ncpus != i.NCPUs || u.memory != i.Memory ||
 			value(u.cpuPlatform) != value(i.CPUPlatform)
@@ -314,10 +318,9 @@ func (s *Server) instanceUpdate(r *request) (int, any, error) {
 		if value(boot) != value(i.BootDiskID) && i.active() {
 			return conflict("instance must be stopped to set boot disk")
 		}
-		i.NCPUs, i.Memory, i.BootDiskID, i.TimeModified = u.ncpus, u.memory, boot, now()
+		i.NCPUs, i.Memory, i.BootDiskID = u.ncpus, u.memory, boot
 		i.AutoRestartPolicy, i.CPUPlatform = u.autoRestartPolicy, u.cpuPlatform
 		i.AutoRestartEnabled = value(u.autoRestartPolicy) != "never"
-		i.EnableJumboFrames = u.jumboFrames
 		return nil
 	}, func(_, _ instance) error { return nil })
 	return http.StatusOK, i, err

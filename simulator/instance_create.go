@@ -1,121 +1,14 @@
 package simulator
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"regexp"
 
 	"github.com/google/uuid"
 )
-
-type instanceCreate struct {
-	name, description, hostname string
-	ncpus                       int
-	memory                      int64
-	boot                        *diskAttachment
-	disks                       []diskAttachment
-	interfaces                  []interfaceCreate
-	start                       bool
-	autoRestartPolicy           *string
-	cpuPlatform                 *string
-	jumboFrames                 bool
-	// unsupported names a part of the request that this simulator does not have.
-	unsupported string
-}
-
-// diskAttachment is a disk that an instance is created with: a new one, or one that is there.
-type diskAttachment struct {
-	create *diskCreate
-	attach string
-}
-
-const maxUserData = 32 << 10
-
-var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
-	`(\.[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?)*$`)
-
-func parseInstanceCreate(f *fields) any {
-	c := instanceCreate{
-		name: f.name("name"), description: f.text("description"), hostname: f.text("hostname"),
-		ncpus: f.cpus("ncpus"), memory: f.byteCount("memory"), start: f.flag("start", true),
-		jumboFrames: f.flag("enable_jumbo_frames", false),
-	}
-	if len(c.hostname) > 253 || !hostnames.MatchString(c.hostname) {
-		f.fail("hostname", "invalid hostname")
-	}
-	if f.has("user_data") {
-		data, err := base64.StdEncoding.DecodeString(f.text("user_data"))
-		if err != nil {
-			f.fail("user_data", "invalid base64: "+err.Error())
-		}
-		if len(data) > maxUserData {
-			f.fail("user_data", fmt.Sprintf("user data is larger than %d bytes", maxUserData))
-		}
-	}
-	if f.has("auto_restart_policy") {
-		c.autoRestartPolicy = f.oneOf("auto_restart_policy", restartPolicies)
-	}
-	if f.has("cpu_platform") {
-		c.cpuPlatform = f.oneOf("cpu_platform", cpuPlatforms)
-	}
-	if f.has("boot_disk") {
-		boot := readAttachment(f.object("boot_disk"))
-		c.boot = &boot
-	}
-	for _, d := range f.list("disks") {
-		c.disks = append(c.disks, readAttachment(d))
-	}
-	c.interfaces = readInterfaces(f)
-	c.unsupported = f.unsupported(
-		"anti_affinity_groups", "external_ips", "multicast_groups", "ssh_public_keys")
-	return c
-}
-
-// unsupported names the first of some lists in which there is something.
-func (f *fields) unsupported(names ...string) string {
-	for _, name := range names {
-		var wanted []json.RawMessage
-		if f.has(name) && f.read(name, "a sequence", &wanted) && len(wanted) > 0 {
-			return name
-		}
-	}
-	return ""
-}
-
-// lacking is never the rack's answer: it says what this simulator does not give an instance.
-func lacking(part string) error {
-	return &apiError{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
-		"the simulator does not have an instance's %s, which the rack has", part)}
-}
-
-func readAttachment(f *fields) diskAttachment {
-	if f.variant("create", "attach") == "attach" {
-		return diskAttachment{attach: f.name("name")}
-	}
-	create := readDiskCreate(f)
-	create.id = uuid.NewString()
-	return diskAttachment{create: &create}
-}
-
-// checkSize are the rack's limits for an instance (A50).
-func checkSize(ncpus int, memory int64) error {
-	const maxCPUs, maxMemory = 254, 1536 * gibibyte
-	switch {
-	case ncpus < 1 || ncpus > maxCPUs:
-		return invalidValue("ncpus", "instance must have between 1 and %d vCPUs", maxCPUs)
-	case memory < gibibyte:
-		return invalidValue("size", "memory must be at least 1 GiB")
-	case memory%gibibyte != 0:
-		return invalidValue("size", "memory must be divisible by 1 GiB")
-	case memory > maxMemory:
-		return invalidValue("size", "memory must be less than or equal to 1.5 TiB")
-	}
-	return nil
-}
 
 // instanceCreate is the rack's saga: the instance, its disks, their attachment, and the start; what
 // fails takes everything back (A51).
@@ -126,22 +19,16 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 	}
 	// Who may not do this is told so before what is wrong with it (A28).
 	err := s.store.view(func(tx *tx) error {
-		_, err := s.queryProject(r, tx)
-		return err
+		owner, err := s.queryProject(r, tx)
+		if err != nil {
+			return err
+		}
+		return s.instanceProblem(tx, owner, c)
 	})
 	if err != nil {
 		return 0, nil, err
 	}
-	attachments := c.disks
-	if c.boot != nil {
-		attachments = append([]diskAttachment{*c.boot}, c.disks...)
-	}
-	if limit := s.switches.get().DiskLimit; len(attachments) > limit {
-		return 0, nil, invalidRequest("cannot attach more than %d disks to instance", limit)
-	}
-	if err := checkSize(c.ncpus, c.memory); err != nil {
-		return 0, nil, err
-	}
+	attachments := c.attachments()
 	i, owner, err := s.insertInstance(r, c, attachments)
 	if err != nil {
 		return 0, nil, err
@@ -166,7 +53,6 @@ func (s *Server) insertInstance(r *request, c instanceCreate, attachments []disk
 		NCPUs:    c.ncpus, Memory: c.memory, Hostname: c.hostname,
 		AutoRestartEnabled: value(c.autoRestartPolicy) != "never",
 		AutoRestartPolicy:  c.autoRestartPolicy, CPUPlatform: c.cpuPlatform,
-		EnableJumboFrames: c.jumboFrames,
 	}
 	i.become(stateCreating)
 	created := []string{}

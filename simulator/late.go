@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// later are the requests whose callers had an answer, and whose effect is still to come.
+// later are the requests whose callers had an answer, and whose effect, or the rest of it, is still
+// to come.
 type later struct {
 	mu sync.Mutex
 	// mu guards held.
@@ -59,11 +60,20 @@ func (r *request) late() *firing {
 }
 
 // carryOutLater carries a request out when its caller has had his answer, or is gone, and the delay
-// is over. A rack that closes meanwhile forgets it.
+// is over.
 func (s *Server) carryOutLater(r *request, delay time.Duration) {
 	// The answer under way writes into the request.
 	late := *r
 	late.entry.Late = true
+	s.holdBack(r.Context(), delay, func() {
+		late.started = time.Now()
+		s.record(&late, s.serve(&late))
+	})
+}
+
+// holdBack does something when ctx and then the delay are over. A rack that closes meanwhile
+// forgets it.
+func (s *Server) holdBack(ctx context.Context, delay time.Duration, do func()) {
 	h := s.later.add()
 	forget := func() { close(h.done) }
 	if !s.begin() {
@@ -74,7 +84,7 @@ func (s *Server) carryOutLater(r *request, delay time.Duration) {
 		defer s.work.Done()
 		defer forget()
 		select {
-		case <-late.Context().Done():
+		case <-ctx.Done():
 		case <-s.life.Done():
 		}
 		timer := time.NewTimer(delay)
@@ -85,14 +95,13 @@ func (s *Server) carryOutLater(r *request, delay time.Duration) {
 		case <-s.life.Done():
 		}
 		if s.life.Err() == nil {
-			late.started = time.Now()
-			s.record(&late, s.serve(&late))
+			do()
 		}
 	}()
 }
 
-// CarryOut carries out now what rules of the phase Late hold back, and returns when all of it is
-// done, also what was under way already.
+// CarryOut carries out now what rules of the phase Late hold back, frees what FreeDelay does, and
+// returns when all of it is done, also what was under way already.
 func (s *Server) CarryOut(ctx context.Context) error {
 	for _, h := range s.later.release() {
 		select {

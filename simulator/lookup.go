@@ -84,7 +84,7 @@ func lookupSelector[T any](s *Server, r *request, tx *tx, t table[T], param stri
 	if t.parent(object) == "" && r.Method == http.MethodGet {
 		return object, nil // what belongs to the silo may be read by everybody in it
 	}
-	return object, s.allow(r, t.name, sel)
+	return object, s.allow(r, t.kind(parent, sel), sel)
 }
 
 // owner is the project in which a name is to be looked up.
@@ -120,7 +120,19 @@ func find[T any](tx *tx, t table[T], parent string, sel selector) (T, error) {
 		object, ok, err = t.byName(tx, parent, sel.name)
 	}
 	if err == nil && !ok {
-		err = notFound(t.name, sel)
+		err = notFound(t.kind(parent, sel), sel)
 	}
 	return object, err
+}
+
+// kind is what the rack calls an object that it does not find: an image by its name is one of the
+// project or of the silo (A44).
+func (t table[T]) kind(parent string, sel selector) string {
+	switch {
+	case t.name != images.name || sel.id != "":
+		return t.name
+	case parent == "":
+		return "silo-image"
+	}
+	return "project-image"
 }

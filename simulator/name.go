@@ -43,11 +43,17 @@ func nameCharacter(c rune) bool {
 // (A05). The zero value is one that was not given.
 type selector struct{ id, name string }
 
+// notNameOrID is the rack's only word against what is neither a name nor an ID (A05).
+const notNameOrID = "data did not match any variant of untagged enum NameOrId"
+
 func parseSelector(s string) (sel selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return selector{id: id.String()}, ""
 	}
-	return selector{name: s}, nameProblem(s)
+	if nameProblem(s) != "" {
+		problem = notNameOrID
+	}
+	return selector{name: s}, problem
 }
 
 func (s selector) String() string {

@@ -31,7 +31,11 @@ type dualStack struct {
 	V6 address `json:"v6"`
 }
 
-type interfaceCreate struct{ name, description, stack, vpc, subnet string }
+type interfaceCreate struct {
+	name, description, stack, vpc, subnet string
+	// unsupported names a part of it that this simulator does not have.
+	unsupported string
+}
 
 // The IP stacks that an interface can have.
 const (
@@ -43,9 +47,17 @@ const (
 // defaultInterface is what the rack gives an instance that asks for nothing else (A52).
 var defaultInterface = interfaceCreate{
 	name: "net0", description: "default primary interface", stack: stackDual,
-	vpc: "default", subnet: "default",
+	vpc: defaultNetwork, subnet: defaultNetwork,
 }
 
+const (
+	// defaultNetwork is a project's only VPC, and that one's only subnet (A64).
+	defaultNetwork = "default"
+	maxInterfaces  = 8
+)
+
+// readInterfaces reads what interfaces an instance shall have. None at all is nil, unlike a list of
+// none.
 func readInterfaces(f *fields) []interfaceCreate {
 	if !f.has("network_interfaces") {
 		return []interfaceCreate{defaultInterface}
@@ -60,21 +72,76 @@ func readInterfaces(f *fields) []interfaceCreate {
 	case "default_ipv6":
 		nic.stack = stackV6
 	case "create":
-		var list []interfaceCreate
+		list := []interfaceCreate{}
 		for _, p := range nics.list("params") {
-			list = append(list, interfaceCreate{p.name("name"), p.text("description"), stackDual,
-				p.name("vpc_name"), p.name("subnet_name")})
+			list = append(list, readInterface(p))
 		}
 		return list
 	}
 	return []interfaceCreate{nic}
 }
 
+func readInterface(f *fields) interfaceCreate {
+	c := interfaceCreate{stack: stackDual, vpc: f.name("vpc_name"), subnet: f.name("subnet_name")}
+	c.name, c.description = f.identity()
+	if _, ok := f.get("ip_config"); !ok {
+		return c
+	}
+	config := f.object("ip_config")
+	c.stack = config.variant(stackV4, stackV6, stackDual)
+	value := config.object("value")
+	versions := []*fields{value}
+	if c.stack == stackDual {
+		versions = []*fields{value.object("v4"), value.object("v6")}
+	}
+	for _, version := range versions {
+		if version.object("ip").variant("auto", "explicit") == "explicit" {
+			c.unsupported = "explicit ip_config"
+		}
+		c.unsupported = orDefault(version.unsupported("transit_ips"), c.unsupported)
+	}
+	return c
+}
+
+// interfacesProblem is what the rack says before it makes anything of an instance (A64).
+func interfacesProblem(create []interfaceCreate) error {
+	if len(create) > maxInterfaces {
+		return invalidRequest("An instance may not have more than %d network interfaces",
+			maxInterfaces)
+	}
+	vpcs := map[string]bool{}
+	for _, c := range create {
+		vpcs[c.vpc] = true
+	}
+	if create != nil && len(vpcs) != 1 {
+		return invalidRequest("All interfaces must be in the same VPC")
+	}
+	return nil
+}
+
+// interfaceProblem is why an interface cannot be added to those that its instance has (A64).
+func interfaceProblem(c interfaceCreate, others int) error {
+	switch {
+	case c.vpc != defaultNetwork:
+		return notFound("vpc", selector{name: c.vpc})
+	case c.subnet != defaultNetwork:
+		return notFound("vpc-subnet", selector{name: c.subnet})
+	case others > 0:
+		return invalidRequest("Each interface must be in a distinct VPC Subnet")
+	}
+	return nil
+}
+
+const macFormat = "A8:40:25:F0:%02X:%02X"
+
 // putInterfaces gives an instance its interfaces, each with an address of its own.
 func (tx *tx) putInterfaces(i instance, create []interfaceCreate) error {
 	bucket := tx.Bucket(bucketInterfaces)
 	nics := []networkInterface{}
 	for n, c := range create {
+		if err := interfaceProblem(c, n); err != nil {
+			return err
+		}
 		host, err := bucket.NextSequence()
 		if err != nil {
 			return err
@@ -84,7 +151,7 @@ func (tx *tx) putInterfaces(i instance, create []interfaceCreate) error {
 			InstanceID: i.ID, Primary: n == 0,
 			VPCID:    derivedID("vpc", i.ProjectID, c.vpc),
 			SubnetID: derivedID("subnet", i.ProjectID, c.vpc, c.subnet),
-			MAC:      fmt.Sprintf("A8:40:25:F0:%02X:%02X", byte(host>>8), byte(host)),
+			MAC:      fmt.Sprintf(macFormat, byte(host>>8), byte(host)),
 			IPStack:  newStack(c.stack, host),
 		})
 	}
@@ -114,17 +181,55 @@ func (s *Server) queryInstance(r *request, tx *tx) (instance, error) {
 	return lookup(s, r, tx, instances, orDefault(r.path.Get("instance"), r.query.Get("instance")))
 }
 
-func (s *Server) interfaceList(r *request) (int, any, error) {
-	var nics []networkInterface
-	err := s.store.view(func(tx *tx) error {
+func (s *Server) queryInterfaces(r *request) (nics []networkInterface, err error) {
+	err = s.store.view(func(tx *tx) error {
 		i, err := s.queryInstance(r, tx)
 		if err != nil {
 			return err
 		}
 		return json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(i.ID)), &nics)
 	})
+	return nics, err
+}
+
+func (s *Server) interfaceList(r *request) (int, any, error) {
+	nics, err := s.queryInterfaces(r)
 	return http.StatusOK, slice(r.scan, nics,
 		func(n networkInterface) identity { return n.identity }), err
+}
+
+// sourceNAT is the address and the ports with which an instance reaches what is outside.
+type sourceNAT struct {
+	Kind      string `json:"kind"`
+	IP        string `json:"ip"`
+	IPPoolID  string `json:"ip_pool_id"`
+	FirstPort int    `json:"first_port"`
+	LastPort  int    `json:"last_port"`
+}
+
+// externalIPList has the one address of an instance whose primary interface speaks IPv4 (A65).
+func (s *Server) externalIPList(r *request) (int, any, error) {
+	ips := page[sourceNAT]{Items: []sourceNAT{}}
+	nics, err := s.queryInterfaces(r)
+	for _, n := range nics {
+		if n.Primary && n.IPStack.Type != stackV6 {
+			ips.Items = append(ips.Items, n.sourceNAT())
+		}
+	}
+	return http.StatusOK, ips, err
+}
+
+// sourceNAT gives every four instances an address, and each its quarter of the ports (A65).
+func (n networkInterface) sourceNAT() sourceNAT {
+	var high, low byte
+	if _, err := fmt.Sscanf(n.MAC, macFormat, &high, &low); err != nil {
+		panic(err) // it is as putInterfaces wrote it
+	}
+	const ports = 1 << 14
+	host := int(high)<<8 | int(low)
+	first := host % 4 * ports
+	return sourceNAT{Kind: "snat", IP: fmt.Sprintf("198.18.%d.%d", host>>10, byte(host>>2)),
+		IPPoolID: derivedID("ip-pool", "default"), FirstPort: first, LastPort: first + ports - 1}
 }
 
 // instanceNothing lists what no instance of this rack has.

@@ -225,7 +225,7 @@ func schemaStory(t *testing.T, r *rack) {
 	policy := oxide.InstanceAutoRestartPolicyNever
 	must[*oxide.Instance](t)(r.InstanceUpdate(ctx, oxide.InstanceUpdateParams{
 		Instance: oxide.NameOrId(new.Id), Body: &oxide.InstanceUpdate{Ncpus: 4, Memory: 8 << 30,
-			AutoRestartPolicy: &policy, EnableJumboFrames: oxide.NewPointer(true)}}))
+			AutoRestartPolicy: &policy, EnableJumboFrames: oxide.NewPointer(false)}}))
 	r.instance("new")
 	r.doStart("new")
 	r.doStop("new")

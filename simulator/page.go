@@ -3,6 +3,7 @@ package simulator
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"net/url"
 	"slices"
 	"strconv"
@@ -18,6 +19,9 @@ const (
 	maxLimit     = 10000
 	maxToken     = 512
 )
+
+// orders are all that a list may have, as the rack names them.
+var orders = []string{byName, byNameDescending, byID}
 
 // scan says which part of a list is asked for: by the query of its first page, or by the token
 // of a later one, in which the query rides along (A09).
@@ -42,44 +46,52 @@ type page[T any] struct {
 }
 
 // parseScan reads a list's query. With a token the other parameters but limit are not looked at.
-func parseScan(query url.Values, required []string) (scan, error) {
-	limit, err := parseLimit(query.Get("limit"))
+func parseScan(query url.Values) (scan, error) {
+	limit, err := parseLimit(query)
 	if err != nil {
 		return scan{}, err
 	}
-	if token := query.Get("page_token"); token != "" {
-		s, err := parseToken(token)
+	if query.Has("page_token") {
+		s, err := parseToken(query.Get("page_token"))
 		s.limit = limit
 		return s, err
 	}
-	s := scan{SortBy: query.Get("sort_by"), Project: query.Get("project"),
-		Instance: query.Get("instance"), limit: limit}
-	switch s.SortBy {
-	case "":
-		s.SortBy = byName
-	case byName, byNameDescending, byID:
-	default:
-		return s, badQuery("unknown variant `%s`, expected one of `name_ascending`, "+
-			"`name_descending`, `id_ascending`", s.SortBy)
+	s := scan{SortBy: byName, limit: limit,
+		Project: query.Get("project"), Instance: query.Get("instance")}
+	if query.Has("sort_by") {
+		s.SortBy = query.Get("sort_by")
 	}
-	for _, name := range required {
-		if query.Get(name) == "" {
-			return s, badQuery("missing field `%s`", name)
-		}
+	if !slices.Contains(orders, s.SortBy) {
+		return s, badQuery("%s", unknownVariant(s.SortBy, orders))
 	}
 	return s, nil
 }
 
-func parseLimit(s string) (int, error) {
-	if s == "" {
+// selectors are the parameters of the scan's first page that say where to look.
+func (s scan) selectors() url.Values {
+	given := url.Values{}
+	for name, value := range map[string]string{"project": s.Project, "instance": s.Instance} {
+		if value != "" {
+			given.Set(name, value)
+		}
+	}
+	return given
+}
+
+func parseLimit(query url.Values) (int, error) {
+	given := query.Get("limit")
+	limit, err := strconv.ParseUint(given, 10, 32)
+	switch {
+	case !query.Has("limit"):
 		return defaultLimit, nil
-	}
-	limit, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
+	case given == "":
+		return 0, badQuery("cannot parse integer from empty string")
+	case errors.Is(err, strconv.ErrRange):
+		return 0, badQuery("number too large to fit in target type")
+	case err != nil:
 		return 0, badQuery("invalid digit found in string")
-	}
-	if limit == 0 {
-		return 0, badQuery("expected a non-zero value")
+	case limit == 0:
+		return 0, badQuery("invalid value: integer `0`, expected a nonzero u32")
 	}
 	return int(min(limit, maxLimit)), nil
 }
@@ -97,9 +109,7 @@ func parseToken(token string) (scan, error) {
 	if json.Unmarshal(data, &t) != nil || t.Start.LastSeen == nil {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
-	switch t.Start.SortBy {
-	case byName, byNameDescending, byID:
-	default:
+	if !slices.Contains(orders, t.Start.SortBy) {
 		return scan{}, badQuery(failed + "corrupted token")
 	}
 	if t.V != "v1" {

@@ -40,9 +40,6 @@ func TestA09QueriesOfLists(t *testing.T) {
 	r := newRack(t, &Server{})
 	long := strings.Repeat("QUJD", 200)
 	for query, want := range map[string]string{
-		"project=default&limit=0":  "expected a non-zero value",
-		"project=default&limit=x":  "invalid digit found in string",
-		"project=default&limit=-1": "invalid digit found in string",
 		"project=default&sort_by=created": "unknown variant `created`, expected one of " +
 			"`name_ascending`, `name_descending`, `id_ascending`",
 		"limit=5":            "missing field `project`",

@@ -45,12 +45,12 @@ func FuzzListQuery(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s, err := parseScan(query, []string{"project"})
+		s, err := parseScan(query)
 		switch {
 		case err != nil:
 		case s.limit < 1 || s.limit > maxLimit,
 			s.SortBy != byName && s.SortBy != byNameDescending && s.SortBy != byID,
-			query.Get("page_token") == "" && query.Get("project") == "":
+			query.Has("page_token") != (s.LastSeen != nil):
 			t.Fatalf("%q is the scan %+v", text, s)
 		}
 	})

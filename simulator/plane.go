@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,21 +53,29 @@ type plane struct {
 	// disks holds a disk's bytes still while its device is made, taken away or copied.
 	disks locks
 
-	// mu guards guests and what is in it.
-	mu     sync.Mutex
+	mu sync.Mutex
+	// mu guards guests and the plugged of each. It is never held while files are written.
 	guests map[string]*guest
 }
 
 // guest is what the plane knows of one instance.
 type guest struct {
-	// random chooses the numbers of its devices.
-	random  *rand.Rand
 	plugged map[string]*plugged
+
+	mu sync.Mutex
+	// mu guards the guest's tree, the nodes of its devices, and what follows. It comes before the
+	// plane's.
+	//
+	// random chooses the numbers of its devices.
+	random *rand.Rand
+	// removed says that the guest is no longer one of the plane's.
+	removed bool
 }
 
 // plugged is a disk that a guest has, whether it sees it or not.
 type plugged struct {
-	spec deviceSpec
+	spec  deviceSpec
+	guest *guest
 	// loop is nil for a device that never appears.
 	loop *loopdev.Device
 	// node is the device's name in the guest, "" while it is not visible.
@@ -159,13 +169,9 @@ func (p *plane) leave() {
 func (p *plane) close() error {
 	p.leave()
 	var devices []*plugged
-	p.mu.Lock()
-	for _, g := range p.guests {
-		for _, d := range g.plugged {
-			devices = append(devices, d)
-		}
+	for _, g := range p.allGuests() {
+		devices = append(devices, p.devices(g)...)
 	}
-	p.mu.Unlock()
 	// One wait for all that are held, not one for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -180,4 +186,32 @@ func (p *plane) close() error {
 		return fmt.Errorf("close the data plane: %w", err)
 	}
 	return nil
+}
+
+// allGuests are the guests by their instances.
+func (p *plane) allGuests() map[string]*guest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.guests)
+}
+
+// devices are the disks that a guest has.
+func (p *plane) devices(g *guest) []*plugged {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(g.plugged))
+}
+
+// lockGuest holds an instance's guest, until its mu is unlocked. There may be none.
+func (p *plane) lockGuest(instanceID string) *guest {
+	g := p.allGuests()[instanceID]
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	if g.removed {
+		g.mu.Unlock()
+		return nil
+	}
+	return g
 }

@@ -106,18 +106,18 @@ func (p *plane) trimLocked(diskID string, size int64) error {
 // enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
 // more, so that devices do not appear in the order in which they were attached (A57).
 func (p *plane) enter(d *plugged, delay time.Duration) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g := p.guests[d.spec.InstanceID]
+	g := p.lockGuest(d.spec.InstanceID)
 	if g == nil {
 		return errors.New("the instance has no guest")
 	}
+	defer g.mu.Unlock()
+	d.guest = g
 	if d.loop != nil && delay <= 0 {
-		if err := p.appear(g, d); err != nil {
+		if err := p.appear(d); err != nil {
 			return err
 		}
 	}
-	g.plugged[d.spec.DiskID] = d
+	p.note(d)
 	if d.loop == nil || delay <= 0 {
 		return nil
 	}
@@ -127,12 +127,19 @@ func (p *plane) enter(d *plugged, delay time.Duration) error {
 	p.working.Go(func() {
 		defer close(d.appeared)
 		defer cancel()
-		p.appearLater(ctx, g, d, delay)
+		p.appearLater(ctx, d, delay)
 	})
 	return nil
 }
 
-func (p *plane) appearLater(ctx context.Context, g *guest, d *plugged, delay time.Duration) {
+// note makes the disk one that its guest has.
+func (p *plane) note(d *plugged) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.guest.plugged[d.spec.DiskID] = d
+}
+
+func (p *plane) appearLater(ctx context.Context, d *plugged, delay time.Duration) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	select {
@@ -140,13 +147,13 @@ func (p *plane) appearLater(ctx context.Context, g *guest, d *plugged, delay tim
 		return
 	case <-timer.C:
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	d.guest.mu.Lock()
+	defer d.guest.mu.Unlock()
 	if ctx.Err() != nil {
 		return
 	}
 	// Nobody waits for the result: whoever attached the disk has had his answer.
-	if err := p.appear(g, d); err != nil {
+	if err := p.appear(d); err != nil {
 		p.log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
 			slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
 	}
@@ -154,9 +161,9 @@ func (p *plane) appearLater(ctx context.Context, g *guest, d *plugged, delay tim
 
 // appear shows a device in its guest. A second one with a serial that is visible stays hidden until
 // the guest starts again: the guest's driver takes both for one controller and refuses it (A54).
-// The caller holds mu.
-func (p *plane) appear(g *guest, d *plugged) error {
-	for _, other := range g.plugged {
+// The caller holds the guest.
+func (p *plane) appear(d *plugged) error {
+	for _, other := range p.devices(d.guest) {
 		if other == d || other.node == "" || other.spec.serial() != d.spec.serial() {
 			continue
 		}
@@ -165,7 +172,7 @@ func (p *plane) appear(g *guest, d *plugged) error {
 			slog.String("hidden", d.spec.DiskID), slog.String("visible", other.spec.DiskID))
 		return os.WriteFile(p.hiddenPath(d.spec.InstanceID, d.spec.DiskID), nil, 0o600)
 	}
-	name, err := p.freeName(d.spec.InstanceID, g)
+	name, err := p.freeName(d.spec.InstanceID, d.guest)
 	if err != nil {
 		return err
 	}
@@ -207,7 +214,7 @@ func (p *plane) unplug(instanceID, diskID string) error {
 func (p *plane) forget(d *plugged) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.guests[d.spec.InstanceID].plugged, d.spec.DiskID)
+	delete(d.guest.plugged, d.spec.DiskID)
 }
 
 // yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,

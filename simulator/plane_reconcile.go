@@ -134,32 +134,41 @@ func (p *plane) carries(loop loopdev.Device, spec deviceSpec) bool {
 // restoreViews lets guests keep what they rightly see, and takes everything else out of their
 // trees. A disk that was hidden stays so: its guest has not restarted.
 func (p *plane) restoreViews(adopted map[string]*plugged) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id, g := range p.guests {
+	for id, g := range p.allGuests() {
 		var own []*plugged
 		for _, d := range adopted {
 			if d.spec.InstanceID == id {
+				d.guest = g
 				own = append(own, d)
 			}
 		}
-		if err := p.restoreView(id, own); err != nil {
+		if err := p.restoreGuest(g, id, own); err != nil {
 			return fmt.Errorf("restore what instance %s sees: %w", id, err)
 		}
-		for _, d := range own {
-			if d.node != "" || exists(p.hiddenPath(id, d.spec.DiskID)) {
-				g.plugged[d.spec.DiskID] = d
-			}
+	}
+	return nil
+}
+
+func (p *plane) restoreGuest(g *guest, id string, own []*plugged) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := p.restoreView(id, own); err != nil {
+		return err
+	}
+	// The visible ones first, which decide what they hide.
+	var others []*plugged
+	for _, d := range own {
+		if d.node == "" && !exists(p.hiddenPath(id, d.spec.DiskID)) {
+			others = append(others, d)
+			continue
 		}
-		// The visible ones are known now, which decides what they hide.
-		for _, d := range own {
-			if g.plugged[d.spec.DiskID] == nil {
-				if err := p.appear(g, d); err != nil {
-					return err
-				}
-				g.plugged[d.spec.DiskID] = d
-			}
+		p.note(d)
+	}
+	for _, d := range others {
+		if err := p.appear(d); err != nil {
+			return err
 		}
+		p.note(d)
 	}
 	return nil
 }
@@ -241,11 +250,10 @@ func (p *plane) removeOrphanGuests() error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	guests := p.allGuests()
 	var errs []error
 	for _, e := range entries {
-		if p.guests[e.Name()] == nil {
+		if guests[e.Name()] == nil {
 			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -230,6 +231,16 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
 			}
 		})
+	}
+}
+
+func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	need(t, p.plug(newDisk(t, p, id, "data"), deviceFault{}))
+	path := filepath.Join(p.blockDir(id), filepath.Base(nodeOf(t, p, id)), "queue", "write_cache")
+	if says, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s says %q (%v), want no such file", path, says, err)
 	}
 }
 

@@ -59,7 +59,9 @@ func (r *request) find() error {
 	return nil
 }
 
-// checkVersion accepts every version up to the rack's own; none means the newest (A13).
+// checkVersion accepts the rack's own version; none means the newest (A13). A rack answers an older
+// one in that version's shape, which this simulator does not have: it says so (501), for the shape
+// of the newest is nobody else's.
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -69,8 +71,13 @@ func checkVersion(version string) error {
 		return badRequest("bad value for header \"api-version\": %s: %s", err, version)
 	}
 	newest, _ := parseVersion(apiVersion)
-	if slices.Compare(want, newest) > 0 {
+	switch order := slices.Compare(want, newest); {
+	case order > 0:
 		return badRequest("server does not support this API version: %s", version)
+	case order < 0:
+		return &apiError{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
+			"the simulator emulates API version %s alone; a rack answers %s in its older shape. "+
+				"Send api-version %s, or none", apiVersion, version, apiVersion)}
 	}
 	return nil
 }
@@ -97,7 +104,7 @@ func (r *request) parse() error {
 	r.identify(body)
 	for name := range r.path {
 		if _, problem := parseSelector(r.path.Get(name)); problem != "" {
-			return badPath("%s: %s", name, problem)
+			return badPath(problem)
 		}
 	}
 	if err := r.parseQuery(); err != nil {
@@ -118,26 +125,46 @@ func (r *request) parse() error {
 }
 
 func (r *request) parseQuery() error {
+	if err := r.readRepeated(); err != nil {
+		return err
+	}
 	if r.op.list {
 		var err error
-		if r.scan, err = parseScan(r.query, r.op.required); err != nil {
+		if r.scan, err = parseScan(r.query); err != nil {
 			return err
 		}
-		// Selectors ride along in the token, so everything behind this looks for them in scan.
-		r.query.Set("project", r.scan.Project)
-		r.query.Set("instance", r.scan.Instance)
+		if r.query.Has("page_token") {
+			r.query = r.scan.selectors()
+		}
 	}
 	for _, name := range r.op.required {
-		if r.query.Get(name) == "" {
-			return badQuery("missing field `%s`", name)
+		if !r.query.Has(name) {
+			return badQuery("%s", missingField(name))
 		}
 	}
 	for _, name := range []string{"project", "instance"} {
-		if s := r.query.Get(name); s != "" {
-			if _, problem := parseSelector(s); problem != "" {
-				return badQuery("%s: %s", name, problem)
-			}
+		_, problem := parseSelector(r.query.Get(name))
+		if r.query.Has(name) && problem != "" {
+			return badQuery("%s", problem)
 		}
+	}
+	return nil
+}
+
+// readRepeated decides what a parameter means that is given more than once: on a list its last
+// value, but for the limit, which is refused as anything known is elsewhere (A62).
+func (r *request) readRepeated() error {
+	once := []string{"project", "instance"}
+	if r.op.list {
+		once = []string{"limit"}
+	}
+	for _, name := range once {
+		if len(r.query[name]) > 1 {
+			return badQuery("%s", duplicateField(name))
+		}
+	}
+	for name, values := range r.query {
+		r.query[name] = values[len(values)-1:]
 	}
 	return nil
 }

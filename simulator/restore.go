@@ -15,7 +15,7 @@ import (
 func (s *Server) restore(ctx context.Context) error {
 	err := s.store.update(func(t *tx) error {
 		for _, step := range []func(*tx) error{
-			createBuckets, settleSagas, settleDisks, settleSnapshots, settleInstances,
+			createBuckets, settleSagas, settleDeleted, settleDisks, settleSnapshots, settleInstances,
 			s.seedProjects,
 		} {
 			if err := step(t); err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // operation is one of the rack's: where it lies, what it takes and who serves it.
@@ -52,7 +53,10 @@ func parseOperations(text string) []*operation {
 // route finds a request's operation and the parameters in its path. Another method of a path that
 // exists is 405 with Allow, an unknown path the rack's own 404 (A01).
 func route(method, escapedPath string) (*operation, url.Values, error) {
-	segments := strings.Split(escapedPath, "/")[1:]
+	segments, err := parsePath(escapedPath)
+	if err != nil {
+		return nil, nil, err
+	}
 	var allowed []string
 	for _, op := range routes {
 		params, ok := match(op.path, segments)
@@ -72,19 +76,32 @@ func route(method, escapedPath string) (*operation, url.Values, error) {
 		Header: http.Header{"Allow": {strings.Join(slices.Compact(allowed), ", ")}}}
 }
 
+// parsePath reads a path's segments, of which the empty ones do not count (A61).
+func parsePath(escaped string) ([]string, error) {
+	var segments []string
+	for segment := range strings.SplitSeq(escaped, "/") {
+		text, err := url.PathUnescape(segment)
+		switch {
+		case segment == "":
+			continue
+		case segment == ".", segment == "..", err != nil, !utf8.ValidString(text):
+			return nil, badRequest("invalid path encoding")
+		}
+		segments = append(segments, text)
+	}
+	return segments, nil
+}
+
 func match(path, segments []string) (url.Values, bool) {
 	if len(path) != len(segments) {
 		return nil, false
 	}
 	params := url.Values{}
 	for i, want := range path {
-		got, err := url.PathUnescape(segments[i])
 		switch {
-		case err != nil || got == "":
-			return nil, false
 		case strings.HasPrefix(want, "{"):
-			params.Set(strings.Trim(want, "{}"), got)
-		case want != got:
+			params.Set(strings.Trim(want, "{}"), segments[i])
+		case want != segments[i]:
 			return nil, false
 		}
 	}

@@ -35,6 +35,10 @@ type Server struct {
 	// SnapshotHold hold those requests open, as the rack's sagas do. InstanceDelay is how long an
 	// instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
+	// FreeDelay makes deletion soft, as it will be in a coming release: a disk or a snapshot is gone
+	// when its DELETE is answered, and its bytes and its share of the quota are freed that much
+	// later. With 0 they are freed first, as on the racks of today (A68).
+	FreeDelay time.Duration
 	// Seed decides in which order and under which numbers devices appear.
 	Seed uint64
 	// Log tells what the rack does; nil is slog.Default.
@@ -260,7 +264,7 @@ func (s *Server) handle(r *request) answer {
 			a = r.dropped(s.serve(r))
 		}
 	}
-	for _, phase := range []Phase{Unwind, Twice, After} {
+	for _, phase := range []Phase{Unwind, Reread, Twice, After} {
 		if lie, ended := s.interfere(r, phase); ended {
 			return lie
 		}

@@ -43,7 +43,7 @@ var served = map[string]*operation{
 
 	"instance_network_interface_list": {list: true, required: []string{"instance"},
 		serve: (*Server).interfaceList},
-	"instance_external_ip_list":         {serve: (*Server).instanceNothing},
+	"instance_external_ip_list":         {serve: (*Server).externalIPList},
 	"instance_external_subnet_list":     {serve: (*Server).instanceNothing},
 	"instance_ssh_public_key_list":      {list: true, serve: (*Server).instanceNothing},
 	"instance_affinity_group_list":      {list: true, serve: (*Server).instanceNothing},

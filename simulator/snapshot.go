@@ -69,7 +69,8 @@ type snapshotCreate struct {
 }
 
 func parseSnapshotCreate(f *fields) any {
-	return snapshotCreate{f.name("name"), f.text("description"), f.nameOrID("disk")}
+	name, description := f.identity()
+	return snapshotCreate{name, description, f.nameOrID("disk")}
 }
 
 // snapshotCreate is the rack's saga: it answers when the snapshot is ready; meanwhile others see it
@@ -122,7 +123,8 @@ func snapshotProblem(owner project, d disk) error {
 }
 
 // beginSnapshot inserts the record, charges its full size, and takes a detached disk into
-// maintenance (A38). A name that is taken is heard of before the quota (A41).
+// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in
+// no state for it (A41).
 func (s *Server) beginSnapshot(record snapshotRecord) error {
 	return s.store.update(func(tx *tx) error {
 		d, err := find(tx, disks, "", selector{id: record.DiskID})
@@ -131,6 +133,9 @@ func (s *Server) beginSnapshot(record snapshotRecord) error {
 		}
 		if snapshots.taken(tx, record.ProjectID, record.Name) {
 			return alreadyExists("snapshot", record.Name)
+		}
+		if err := s.takeStorage(tx, record.Size); err != nil {
+			return err
 		}
 		switch d.State.State {
 		case stateAttached:
@@ -142,9 +147,6 @@ func (s *Server) beginSnapshot(record snapshotRecord) error {
 		default:
 			// A42: the disk's state changed underneath, or does not allow it yet.
 			return errUnavailable
-		}
-		if err := s.takeStorage(tx, record.Size); err != nil {
-			return err
 		}
 		return snapshots.put(tx, record)
 	})
@@ -199,7 +201,8 @@ func (s *Server) endSnapshot(record snapshotRecord, change func(*tx) error) erro
 	})
 }
 
-// snapshotDelete frees the snapshot's share of the quota. Disks made from it do not mind (A43).
+// snapshotDelete frees the snapshot's share of the quota, now or later. Disks made from it do not
+// mind (A43).
 func (s *Server) snapshotDelete(r *request) (int, any, error) {
 	var record snapshotRecord
 	err := s.store.view(func(tx *tx) error {
@@ -211,6 +214,7 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 		return 0, nil, err
 	}
 	defer s.locks.lock(record.ID)()
+	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if record, err = find(tx, snapshots, "", selector{id: record.ID}); err != nil {
 			return err
@@ -218,13 +222,17 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 		if record.State == snapshotCreating {
 			return invalidRequest("snapshot cannot be deleted in state Creating")
 		}
-		if err := tx.addStorage(-record.Size); err != nil {
+		if err := tx.release(record.ID, record.Size, delay); err != nil {
 			return err
 		}
 		return snapshots.delete(tx, record)
 	})
 	if err != nil {
 		return 0, nil, err
+	}
+	if delay > 0 {
+		s.freeLater(r, record.ID, s.plane.removeSnapshot, delay)
+		return http.StatusNoContent, nil, nil
 	}
 	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
 	return http.StatusNoContent, nil, s.plane.removeSnapshot(record.ID)

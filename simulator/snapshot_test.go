@@ -153,5 +153,11 @@ func TestA44Images(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	_, err := r.ImageView(t.Context(), oxide.ImageViewParams{Image: "project-image"})
-	gone("image", "project-image").check(t, err)
+	gone("silo-image", "project-image").check(t, err)
+	_, err = r.ImageView(t.Context(),
+		oxide.ImageViewParams{Image: "silo-image", Project: "default"})
+	gone("project-image", "silo-image").check(t, err)
+	nobody := uuid.NewString()
+	_, err = r.ImageView(t.Context(), oxide.ImageViewParams{Image: oxide.NameOrId(nobody)})
+	refusedAs(404, "ObjectNotFound", "not found: image with id %q", nobody).check(t, err)
 }

@@ -11,7 +11,7 @@ type State struct {
 	Images      []image          `json:"images"`
 	Attachments []attachment     `json:"attachments"`
 	LoopDevices []loopDevice     `json:"loop_devices"`
-	// StorageBytes is what disks and snapshots take of the quota.
+	// StorageBytes is what disks and snapshots take of the quota, deleted ones until they are freed.
 	StorageBytes int64 `json:"storage_bytes"`
 }
 

@@ -249,12 +249,14 @@ var (
 	// bucketSagas has, for an instance that is being created, the IDs of the disks that are
 	// created for it.
 	bucketSagas = []byte("sagas")
+	// bucketUnfreed has the sizes of deleted disks and snapshots that the quota still counts.
+	bucketUnfreed = []byte("unfreed")
 )
 
 // createBuckets makes what an empty directory lacks.
 func createBuckets(tx *tx) error {
 	for _, name := range [][]byte{
-		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas,
+		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 	} {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 			return err

@@ -15,6 +15,9 @@ type Switches struct {
 	// CreateHold and SnapshotHold are how long those requests are held, done or not.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
+	// FreeDelay is how long after the deletion of a disk or a snapshot its bytes and its share of the
+	// quota are freed; 0 is within the request (A68).
+	FreeDelay Duration `json:"free_delay"`
 	// InstanceDelay is how long an instance takes to start, stop or reboot.
 	InstanceDelay Duration `json:"instance_delay"`
 	// QuotaBytes is the silo's quota of storage.
@@ -80,6 +83,7 @@ func (s *Server) initialSwitches() Switches {
 		DeviceDelay:   Duration(s.DeviceDelay),
 		CreateHold:    Duration(s.CreateHold),
 		SnapshotHold:  Duration(s.SnapshotHold),
+		FreeDelay:     Duration(s.FreeDelay),
 		InstanceDelay: Duration(s.InstanceDelay),
 		QuotaBytes:    orDefault(s.QuotaBytes, defaultQuota),
 		DiskLimit:     orDefault(s.DiskLimit, defaultDiskLimit),

@@ -101,6 +101,8 @@ func (o *options) flags() *flag.FlagSet {
 	f.DurationVar(&r.DeviceDelay, "device-delay", 0, "how long after an attach its device shows")
 	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long a disk's creation is held")
 	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0, "how long a snapshot's creation is held")
+	f.DurationVar(&r.FreeDelay, "free-delay", 0, "how long after its deletion the bytes and the "+
+		"quota of a disk or snapshot are freed;\na coming release frees them behind the answer")
 	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance starts or stops")
 	f.Uint64Var(&r.Seed, "seed", 0, "decides order and numbers of devices")
 	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device that is taken")

@@ -4,7 +4,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -101,17 +100,6 @@ func TestTheRackLiesWhereDeviceNodesWork(t *testing.T) {
 	}
 	if _, err := mountFlags(t.TempDir()); err != nil {
 		t.Errorf("mountFlags: %v", err)
-	}
-}
-
-func TestOnlyTheSuitesLoopDevicesAreReleased(t *testing.T) {
-	const list = "/dev/loop0    /var/lib/other.img\n" +
-		"/dev/loop1000 /tmp/oxide-csi-e2e-1/rack/disks/a b\n" +
-		"/dev/loop1001 /tmp/oxide-csi-e2e-12/rack/disks/c\n" +
-		"/dev/loop1002 /tmp/oxide-csi-e2e-1/rack/disks/d (deleted)\n\n"
-	want := []string{"/dev/loop1000", "/dev/loop1002"}
-	if got := devicesOf(list, "/tmp/oxide-csi-e2e-1"); !slices.Equal(got, want) {
-		t.Errorf("devicesOf = %q, want %q", got, want)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -16,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
 // session is one run with an engine that answers.
@@ -91,22 +92,21 @@ func (s *session) workDir(ctx context.Context) (string, error) {
 // note is the file that names the work directory of the cluster that there is.
 func (s *session) note() string { return filepath.Join(s.cache, "kept-work") }
 
-// removeKept removes the cluster that there is, and then its rack. Without an engine there is no
-// cluster.
+// removeKept removes the cluster that there is, and then its rack.
 func (s *session) removeKept(ctx context.Context) error {
-	var problems []error
-	if s.engine != nil {
-		problems = append(problems, s.removeCluster())
-	}
+	clusterErr := s.removeCluster()
 	work, err := os.ReadFile(s.note())
 	switch {
-	case err == nil:
-		problems = append(problems, s.detach(ctx, string(work)), os.RemoveAll(string(work)),
-			os.Remove(s.note()))
-	case !errors.Is(err, os.ErrNotExist):
-		problems = append(problems, fmt.Errorf("find the rack that was kept: %w", err))
+	case errors.Is(err, os.ErrNotExist):
+		return clusterErr
+	case err != nil:
+		return errors.Join(clusterErr, fmt.Errorf("find the rack that was kept: %w", err))
 	}
-	return errors.Join(problems...)
+	// Only its files tell which loop devices are the rack's, so they stay until none is.
+	if err := errors.Join(clusterErr, s.detach(ctx, string(work))); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(string(work)), os.Remove(s.note()))
 }
 
 func mountFlags(dir string) (int64, error) {
@@ -129,21 +129,32 @@ func (s *session) test(ctx context.Context, environment []string) error {
 	if err := build.Run(); err != nil {
 		return fmt.Errorf("build the suite: %w", err)
 	}
-	suite := exec.CommandContext(ctx, program, suiteArgs(s.options)...)
-	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
-	suite.Env = append(s.engine.Environment(), environment...)
-	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
-	// the suite runs to clean up not at all.
-	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
-	suite.WaitDelay = suiteEnd
 	began := time.Now()
-	err := suite.Run()
+	err := s.suite(ctx, environment, program, suiteArgs(s.options)...)
 	fmt.Fprintf(s.stdout, "FIGURE e2e suite-seconds=%.0f\n", time.Since(began).Seconds())
 	if err != nil {
 		return fmt.Errorf("the suite: %w", err)
 	}
 	return nil
+}
+
+// suite runs the suite's program to its end.
+func (s *session) suite(
+	ctx context.Context, environment []string, program string, args ...string,
+) error {
+	suite := exec.CommandContext(ctx, program, args...)
+	suite.Dir, suite.Stdout, suite.Stderr = filepath.Join(s.root, "e2e"), s.stdout, os.Stderr
+	suite.Env = append(s.engine.Environment(), environment...)
+	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
+	// the suite runs to clean up not at all. If we are killed the suite is, too: it would use, and in
+	// the end remove, a cluster that the next run has made.
+	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
+	suite.WaitDelay = suiteEnd
+	// Pdeathsig comes with the end of the thread that started the process.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return suite.Run()
 }
 
 // suiteArgs are the suite's own flags. It gets less time than the process has, to clean up.
@@ -177,14 +188,21 @@ func (s *session) tidy(ctx context.Context, work, evidence string, green bool) e
 	}
 	fmt.Fprintf(s.stdout, "e2e: the rack's disks are left in %s; remove it when you have seen them\n",
 		work)
-	return errors.Join(s.removeCluster(), s.detach(ctx, work), os.Remove(s.note()))
+	if err := errors.Join(s.removeCluster(), s.detach(ctx, work)); err != nil {
+		return err
+	}
+	return os.Remove(s.note())
 }
 
 // clusterName is the suite's cluster.
 const clusterName = "oxide-csi"
 
-// removeCluster removes the cluster if the suite has not: one that was ended hard cannot.
+// removeCluster removes the cluster if the suite has not: one that was ended hard cannot. Without
+// an engine there is no cluster.
 func (s *session) removeCluster() error {
+	if s.engine == nil {
+		return nil
+	}
 	// kind has docker look for its engine in our own environment.
 	if s.engine.Host != "" {
 		if err := os.Setenv("DOCKER_HOST", s.engine.Host); err != nil {
@@ -197,32 +215,16 @@ func (s *session) removeCluster() error {
 	return nil
 }
 
-// detach releases loop devices whose files lie in the work directory: they outlive every cluster.
+// detach releases the loop devices whose files lie in the work directory, before the files go: they
+// outlive every cluster.
 func (s *session) detach(ctx context.Context, work string) error {
-	out, err := exec.CommandContext(ctx, "losetup", "--list", "--noheadings", "--output",
-		"NAME,BACK-FILE").Output()
+	released, err := loopdev.DetachBelow(ctx, work)
 	if err != nil {
-		return fmt.Errorf("look for loop devices: %w", err)
+		return fmt.Errorf("expected to release the loop devices of the rack in %s, and found: %w; "+
+			"its files stay: end what holds the devices, then run make e2e-down", work, err)
 	}
-	var problems []error
-	for _, device := range devicesOf(string(out), work) {
-		fmt.Fprintf(s.stdout, "e2e: releasing %s, which the suite has left\n", device)
-		release := exec.CommandContext(ctx, "losetup", "--detach", device)
-		if out, err := release.CombinedOutput(); err != nil {
-			problems = append(problems, fmt.Errorf("release %s: %w: %s", device, err, out))
-		}
+	for _, d := range released {
+		fmt.Fprintf(s.stdout, "e2e: released %s, which the suite has left\n", d.Path)
 	}
-	return errors.Join(problems...)
-}
-
-// devicesOf finds the loop devices on files below a directory in losetup's list.
-func devicesOf(list, dir string) []string {
-	var devices []string
-	for line := range strings.Lines(list) {
-		device, file, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(strings.TrimSpace(file), dir+"/") {
-			devices = append(devices, device)
-		}
-	}
-	return devices
+	return nil
 }

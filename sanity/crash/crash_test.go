@@ -57,6 +57,7 @@ type campaign struct {
 	starts    map[string]int
 	trials    int
 	kills     int
+	overlaps  int
 	converged int
 	said      time.Time
 }
@@ -90,7 +91,8 @@ func (c *campaign) conduct() {
 		c.round(ctx, sample(c.points, c.short, c.Rand()))
 	}
 	c.Figure("points", len(c.points), "tried", len(c.tried), "trials", c.trials,
-		"converged", c.converged, "kills", c.kills, "rpcs", len(c.rpcs))
+		"converged", c.converged, "kills", c.kills, "overlaps", c.overlaps,
+		"rpcs", len(c.rpcs))
 }
 
 // count finds the points: those that two dry runs have in common. What only one has is due to
@@ -197,9 +199,10 @@ func named(points []trace.Point, name string) *trace.Point {
 // attempt makes a trial. After a failure the site is left as it is, and another one is opened.
 func (c *campaign) attempt(ctx context.Context, tr trial) {
 	seed := c.Rand().Uint64()
-	before := c.site.kills
+	kills, overlaps := c.site.kills, c.site.overlaps
 	err := c.site.try(ctx, tr, seed)
-	c.kills += c.site.kills - before
+	c.kills += c.site.kills - kills
+	c.overlaps += c.site.overlaps - overlaps
 	c.trials++
 	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
 	if err == nil {

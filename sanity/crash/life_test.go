@@ -208,11 +208,11 @@ func (l *life) undo() []step {
 func (v *volume) undo(node string) []step {
 	p, down := v.at[node], unwatched(v.down(node))
 	switch {
-	case p.shown:
+	case p.shown.Load():
 		return down
-	case p.staged:
+	case p.staged.Load():
 		return down[1:]
-	case p.attached:
+	case p.attached.Load():
 		return down[2:]
 	}
 	return nil

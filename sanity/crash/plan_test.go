@@ -29,6 +29,8 @@ const (
 	again     = "the CO repeats the call"
 	giveUp    = "the CO gives up and takes everything back"
 	elsewhere = "the CO moves the volume to the other node"
+	// This one kills nobody.
+	overlap = "the CO asks a second process while the first one stands still"
 )
 
 // trial is a run: a point, whom to kill there, and what the CO does then.
@@ -132,7 +134,21 @@ func trials(p point) []trial {
 			all = append(all, t)
 		}
 	}
+	if p.overlaps() {
+		t := trial{point: p, then: overlap}
+		t.trace.Pause = true
+		all = append(all, t)
+	}
 	return all
+}
+
+// overlaps says that a second node driver can be asked for the same.
+func (p point) overlaps() bool {
+	switch p.rpc {
+	case "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume":
+		return p.process == driverA
+	}
+	return false
 }
 
 // goingUp says that the CO has something to give up. On the way down it can only go on.
@@ -150,6 +166,9 @@ func (p point) goingUp() bool {
 func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 	all := trials(p)
 	t := all[rng.IntN(len(all))]
+	if t.then == overlap {
+		return t
+	}
 	switch rng.IntN(4) {
 	case 0:
 		more := inStepOf(p, points)

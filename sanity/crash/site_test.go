@@ -29,6 +29,9 @@ const (
 	driverA = "a"
 	driverB = "b"
 	theRack = "rack"
+	// beside is a second node driver in instance a, with the state directory of the first one, as a
+	// surge update or a forced deletion of a pod makes it.
+	beside = "beside"
 )
 
 // site is a rack with a driver in two instances, and a tracer. One life is lived there at a time.
@@ -45,8 +48,8 @@ type site struct {
 	lives  int
 	// killed are the processes that were killed in this life, each the leader of a group.
 	killed map[int]bool
-	// kills is how often one was.
-	kills int
+	// kills is how often one was, and overlaps how often a second driver was asked beside the first.
+	kills, overlaps int
 }
 
 // openSite starts everything and takes stock.
@@ -57,9 +60,17 @@ func openSite(ctx context.Context, run *sanity.Run, name string) (*site, error) 
 	}
 	s := &site{name: name, run: run, rack: rack, plugins: map[string]*sanity.Plugin{},
 		killed: map[int]bool{}}
-	for name, options := range map[string]sanity.PluginOptions{
-		driverA: {Instance: "a"}, driverB: {Mode: sanity.ModeNode, Instance: "b"},
-	} {
+	for _, name := range []string{driverA, driverB, beside} {
+		options := sanity.PluginOptions{Mode: sanity.ModeNode, Instance: name}
+		switch name {
+		case driverA:
+			options.Mode = sanity.ModeAll
+		case beside:
+			options.Instance = driverA
+			options.Env = map[string]string{
+				"OXIDE_STATE_DIR": filepath.Join(s.plugins[driverA].Dir, "volumes"),
+			}
+		}
 		if s.plugins[name], err = rack.StartPlugin(ctx, options); err != nil {
 			return s, err
 		}
@@ -81,7 +92,7 @@ func openSite(ctx context.Context, run *sanity.Run, name string) (*site, error) 
 }
 
 func (s *site) drivers() []*sanity.Plugin {
-	return []*sanity.Plugin{s.plugins[driverA], s.plugins[driverB]}
+	return []*sanity.Plugin{s.plugins[driverA], s.plugins[driverB], s.plugins[beside]}
 }
 
 // close ends everything in good order and demands that nothing is left.

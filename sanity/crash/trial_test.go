@@ -65,13 +65,17 @@ func (s *site) live(ctx context.Context, t trial, seed uint64) (last int, err er
 	return last, nil
 }
 
-// interrupted takes the steps of a life, in one of which the process is killed.
+// interrupted takes the steps of a life, in one of which the process is killed, or paused.
 func (l *life) interrupted(ctx context.Context, t trial) (killed bool, told []string, err error) {
 	told, err = walk(ctx, l.steps[:t.step])
 	if err != nil {
 		return false, told, fmt.Errorf("before the kill: %w", err)
 	}
 	st := l.steps[t.step]
+	if t.then == overlap {
+		paused, more, err := l.overlapped(ctx, t)
+		return paused, append(told, more...), err
+	}
 	killed, what, err := l.strike(ctx, st, t.trace)
 	told = append(told, what)
 	switch {

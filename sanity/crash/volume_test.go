@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
@@ -39,8 +40,9 @@ type place struct {
 	staging, target string
 	published       map[string]string
 	readOnly        bool // for its workload
-	// asked are the calls that the CO has made and not taken back.
-	attached, staged, shown bool
+	// These are the calls that the CO has made and not taken back. A call may still be under way
+	// when another process of the driver is asked.
+	attached, staged, shown atomic.Bool
 }
 
 // snapshot is a snapshot as its CO knows it.
@@ -134,7 +136,7 @@ func (v *volume) delete(ctx context.Context) error {
 
 func (v *volume) attach(ctx context.Context, node string) error {
 	p := v.at[node]
-	p.attached = true
+	p.attached.Store(true)
 	resp, err := v.plugins[driverA].Controller().ControllerPublishVolume(ctx,
 		&csi.ControllerPublishVolumeRequest{
 			VolumeId: v.id, NodeId: v.rack.Instance(node).ID,
@@ -148,15 +150,15 @@ func (v *volume) detach(ctx context.Context, node string) error {
 	_, err := v.plugins[driverA].Controller().ControllerUnpublishVolume(ctx,
 		&csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: v.rack.Instance(node).ID})
 	if err == nil {
-		v.at[node].attached = false
+		v.at[node].attached.Store(false)
 	}
 	return err
 }
 
 func (v *volume) stage(ctx context.Context, node string) error {
 	p := v.at[node]
-	p.staged = true
-	_, err := v.plugins[node].Node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+	p.staged.Store(true)
+	_, err := v.driver(ctx, node).Node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: p.staging, VolumeCapability: v.capability(),
 		PublishContext: p.published, VolumeContext: v.context,
 	})
@@ -165,19 +167,19 @@ func (v *volume) stage(ctx context.Context, node string) error {
 
 func (v *volume) unstage(ctx context.Context, node string) error {
 	p := v.at[node]
-	_, err := v.plugins[node].Node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
+	_, err := v.driver(ctx, node).Node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: p.staging,
 	})
 	if err == nil {
-		p.staged = false
+		p.staged.Store(false)
 	}
 	return err
 }
 
 func (v *volume) show(ctx context.Context, node string) error {
 	p := v.at[node]
-	p.shown = true
-	_, err := v.plugins[node].Node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+	p.shown.Store(true)
+	_, err := v.driver(ctx, node).Node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: p.staging, TargetPath: p.target,
 		VolumeCapability: v.capability(), PublishContext: p.published, VolumeContext: v.context,
 		Readonly: p.readOnly,
@@ -187,18 +189,18 @@ func (v *volume) show(ctx context.Context, node string) error {
 
 func (v *volume) hide(ctx context.Context, node string) error {
 	p := v.at[node]
-	_, err := v.plugins[node].Node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
+	_, err := v.driver(ctx, node).Node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
 		VolumeId: v.id, TargetPath: p.target,
 	})
 	if err == nil {
-		p.shown = false
+		p.shown.Store(false)
 	}
 	return err
 }
 
 func (v *volume) stats(ctx context.Context, node string) error {
 	p := v.at[node]
-	_, err := v.plugins[node].Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+	_, err := v.driver(ctx, node).Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 		VolumeId: v.id, VolumePath: p.target, StagingTargetPath: p.staging,
 	})
 	return err

@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -52,6 +53,28 @@ type answer struct {
 	natural bool
 	// success says that it comes with the operation's own status, or 200 for one without a body.
 	success bool
+	// pages makes the nth answer to a list, for an answer that lists alone have, in place of set.
+	pages func(c *cast, operation string, n int) string
+}
+
+// suits says whether an operation can be answered so, in a phase.
+func (a answer) suits(operation string, ph phase) bool {
+	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
+		(a.pages == nil || strings.HasSuffix(operation, "_list"))
+}
+
+// endless is a list whose pages do not come to an end. The rack is not asked: it would not know the
+// tokens.
+func endless(name string, pages func(c *cast, operation string, n int) string) answer {
+	return answer{name: name, code: codes.Internal, phases: []phase{before}, pages: pages}
+}
+
+// mostPages is how many pages of an endless list are ready. No driver should ask for the last one.
+const mostPages = 64
+
+// pageOf is a page of a list.
+func pageOf(next string, items ...string) string {
+	return fmt.Sprintf(`{"items":[%s],"next_page":%q}`, strings.Join(items, ","), next)
 }
 
 // refusal is an answer in the rack's form.
@@ -91,7 +114,7 @@ var answers = []answer{
 	refusal("no-route", 404, "", "Not Found", codes.Internal),
 	refusal("Conflict", 409, "Conflict", "in use", codes.FailedPrecondition),
 	refusal("Gone", 410, "Gone", "Gone", codes.Internal),
-	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Internal),
+	refusal("Internal", 500, "Internal", "Internal Server Error", codes.Unavailable),
 	refusal("ServiceNotAvailable", 503, "ServiceNotAvailable", "Service Unavailable",
 		codes.Unavailable),
 	refusal("too-many", 429, "", "slow down", codes.Unavailable),
@@ -100,8 +123,10 @@ var answers = []answer{
 	refusal("unknown-code", 418, "Teapot", "short and stout", codes.Internal),
 	refusal("other-version", 400, "",
 		"server does not support this API version: 2026060800.0.0", codes.Internal),
+	page("proxy-408", 408, codes.Unavailable),
 	page("proxy-502", 502, codes.Unavailable),
 	page("proxy-504", 504, codes.Unavailable),
+	page("proxy-520", 520, codes.Unavailable),
 	{name: "redirect", code: codes.Internal, set: func(f *sanity.Fault, _ *cast, _ phase) {
 		f.Answer = &sanity.FaultAnswer{Status: http.StatusFound, ContentType: "text/html",
 			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
@@ -137,6 +162,15 @@ var answers = []answer{
 		}},
 	{name: "other-release", code: codes.Internal, natural: true, success: true,
 		set: setOtherRelease},
+	endless("pages-in-a-circle", func(c *cast, operation string, n int) string {
+		return pageOf([]string{"A", "B"}[n%2], numbered(c.other(operation), n))
+	}),
+	endless("objects-in-a-circle", func(c *cast, operation string, n int) string {
+		return pageOf(fmt.Sprint("page-", n), numbered(c.other(operation), n%3))
+	}),
+	endless("empty-pages", func(_ *cast, _ string, n int) string {
+		return pageOf(fmt.Sprint("page-", n))
+	}),
 	{name: "new-token", natural: true, set: func(f *sanity.Fault, c *cast, _ phase) {
 		f.Bearer = c.rotate()
 		f.Answer = &sanity.FaultAnswer{Status: http.StatusUnauthorized,
@@ -208,6 +242,16 @@ func nulls(object string) string {
 	for name := range fields {
 		fields[name] = json.RawMessage("null")
 	}
+	return text(fields)
+}
+
+// numbered is the object as another one of its kind.
+func numbered(object string, n int) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal([]byte(object), &fields) != nil {
+		panic("no object: " + object)
+	}
+	fields["id"] = fmt.Appendf(nil, `"5e1a9c0e-0c53-4a1c-8f0e-%012d"`, n)
 	return text(fields)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 )
 
 // cell is one of the matrix.
@@ -126,22 +129,50 @@ func (w world) changed(change func(*world)) world {
 
 // struck makes the call with the fault in force.
 func (p *performance) struck(ctx context.Context, limit time.Duration) error {
-	fault := p.phase.rule(p.operation)
-	p.cell.answer.set(&fault, p.on, p.phase)
 	admin := p.on.rack.Admin
-	id, err := admin.AddFault(ctx, fault)
-	if err != nil {
-		return err
+	var first, last string
+	for _, fault := range p.faults() {
+		id, err := admin.AddFault(ctx, fault)
+		if err != nil {
+			return err
+		}
+		if last = id; first == "" {
+			first = id
+		}
 	}
 	p.answer, p.err = p.called(ctx, limit)
-	fired, err := admin.Fired(ctx, id)
-	if err = errors.Join(err, admin.ClearFaults(ctx)); err != nil {
+	fired, err := admin.Fired(ctx, first)
+	ended, endErr := admin.Fired(ctx, last)
+	if err = errors.Join(err, endErr, admin.ClearFaults(ctx)); err != nil {
 		return err
 	}
-	if fired == 0 {
+	switch {
+	case fired == 0:
 		return fmt.Errorf("%w; the call %s", errNotStruck, said(p.err))
+	case first != last && ended > 0:
+		return fmt.Errorf("the driver asked for %d pages of a list without an end; the call %s",
+			mostPages, said(p.err))
 	}
 	return nil
+}
+
+// faults are the rules of a cell: one, or one for each page of a list.
+func (p *performance) faults() []sanity.Fault {
+	fault := p.phase.rule(p.operation)
+	a := p.cell.answer
+	if a.pages == nil {
+		a.set(&fault, p.on, p.phase)
+		return []sanity.Fault{fault}
+	}
+	var faults []sanity.Fault
+	for n := range mostPages {
+		page := fault
+		page.Skip, page.Times = n, 1
+		page.Answer = &sanity.FaultAnswer{Status: http.StatusOK,
+			Body: a.pages(p.on, p.operation, n)}
+		faults = append(faults, page)
+	}
+	return faults
 }
 
 func (p *performance) called(ctx context.Context, limit time.Duration) (proto.Message, error) {

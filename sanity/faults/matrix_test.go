@@ -137,7 +137,7 @@ func (m *matrix) choose() {
 	for _, pair := range m.pairs {
 		for _, ph := range phases {
 			for _, a := range answers {
-				if a.phases != nil && !slices.Contains(a.phases, ph) {
+				if !a.suits(pair.operation, ph) {
 					continue
 				}
 				m.all++

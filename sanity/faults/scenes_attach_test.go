@@ -39,6 +39,12 @@ var attachScenes = []scene{
 		return act{call: calling(s.ctl.ControllerPublishVolume,
 			publishRequest(static(other), s.down))}
 	}},
+	{"publish-beside-its-serial", codes.FailedPrecondition, func(s *stage) act {
+		volume := s.volume(s.name("publish"))
+		backup := s.handmade(volume.GetVolumeContext()["diskName"]+"-backup", rackProject, blank())
+		s.attach(backup.Id, s.down)
+		return act{call: calling(s.ctl.ControllerPublishVolume, publishRequest(volume, s.down))}
+	}},
 	{"publish-elsewhere", codes.FailedPrecondition, func(s *stage) act {
 		volume := s.volume(s.name("publish"))
 		s.attach(volume.GetVolumeId(), s.down)

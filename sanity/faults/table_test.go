@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -57,6 +58,9 @@ func (c cell) allowed() []codes.Code {
 		// The rack's success has no body to tell it by. What has one is somebody else's.
 		return []codes.Code{codes.Unavailable}
 	}
+	if c.open() {
+		return []codes.Code{codes.Unavailable, c.scene.want}
+	}
 	var all []codes.Code
 	if !c.answer.natural || c.answer.code != codes.OK {
 		all = append(all, c.answer.code)
@@ -72,6 +76,20 @@ func (c cell) allowed() []codes.Code {
 		all = append(all, codes.Unavailable, codes.Aborted)
 	}
 	return all
+}
+
+// open are the answers that leave open whether a change was made. To a create, a snapshot or an
+// attach the driver looks in the same call, and what it finds decides; while nothing is found the
+// CO has to come again. No such call ends with INTERNAL, after which the CO would forget the
+// object.
+var (
+	open = []string{"Internal", "ServiceNotAvailable", "proxy-408", "proxy-502", "proxy-504",
+		"proxy-520", "redirect", "other-object", "nulls", "other-release"}
+	making = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
+)
+
+func (c cell) open() bool {
+	return slices.Contains(making, c.operation) && slices.Contains(open, c.answer.name)
 }
 
 // undoing says that the operation may be one to take back what the call itself has made. Whatever

@@ -53,11 +53,17 @@ type Point struct {
 	// Group kills the tools that the process runs at the same instant, as the end of a container
 	// or of a machine does. Otherwise only the process itself is killed.
 	Group bool `json:"group"`
+	// Pause lets the process stand still at the point, with its tools, instead of killing it, until
+	// the watcher resumes it.
+	Pause bool `json:"pause,omitempty"`
 }
 
 func (p Point) String() string {
 	whom := "alone"
-	if p.Group {
+	switch {
+	case p.Pause:
+		whom = "paused"
+	case p.Group:
 		whom = "with its tools"
 	}
 	return fmt.Sprintf("%s %q #%d, %s", p.Phase, p.Name, p.N, whom)
@@ -66,14 +72,18 @@ func (p Point) String() string {
 // Report is what a watched process did between Watch and Release.
 type Report struct {
 	Effects []Effect `json:"effects"`
-	// Killed says that the point was reached.
+	// Killed says that the point was reached, and the process killed there.
 	Killed bool `json:"killed"`
+	// Paused says that the point was reached, and the process stood still there.
+	Paused bool `json:"paused,omitempty"`
 	// Orphans are programs that went on when the process they worked for was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
+	// Over says that nothing follows: the process is released, or dead.
+	Over bool `json:"over,omitempty"`
 }
 
-// Order says whom to watch and where to kill it.
+// Order says whom to watch and where to kill or pause it.
 type Order struct {
 	PID int `json:"pid"`
 	// As is what the process is called in the names of effects.

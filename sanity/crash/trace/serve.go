@@ -41,11 +41,18 @@ func watch(order Order, orders *json.Decoder, reports *json.Encoder) error {
 	if err := reports.Encode(Report{}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
+	s.paused = func() error { return reports.Encode(Report{Paused: true}) }
 	released := make(chan error, 1)
 	go func() {
 		var m message
 		err := orders.Decode(&m)
+		if err == nil && m.Resume {
+			s.resume()
+			m = message{}
+			err = orders.Decode(&m)
+		}
 		s.release()
+		s.resume()
 		released <- err
 	}()
 	failed := s.run()
@@ -55,6 +62,7 @@ func watch(order Order, orders *json.Decoder, reports *json.Encoder) error {
 	if failed != nil {
 		s.report.Error = failed.Error()
 	}
+	s.report.Over = true
 	if err := reports.Encode(s.report); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -37,6 +38,10 @@ type session struct {
 	held []int
 	// dead says that the process has ended; its tools may not have.
 	dead bool
+	// paused tells the watcher that the process stands still; goOn then ends that.
+	paused  func() error
+	goOn    chan struct{}
+	resumed sync.Once
 	// letGo is set by release: everything is to be left alone.
 	letGo    atomic.Bool
 	detached bool
@@ -54,7 +59,7 @@ func begin(order Order) (*session, error) {
 	s := &session{
 		order: order, threads: map[int]*thread{}, known: map[int]bool{},
 		programs: map[int]string{}, counts: map[string]int{},
-		sockets: map[string]socketKind{}, answers: -1,
+		sockets: map[string]socketKind{}, answers: -1, goOn: make(chan struct{}),
 	}
 	for {
 		tids, err := threads(order.PID)
@@ -288,28 +293,28 @@ func (s *session) atSyscall(tid int, t *thread) error {
 	case err != nil:
 		return err
 	case info.entry():
-		s.enter(call{session: s, syscallInfo: info, tid: tid}, t)
+		return s.enter(call{session: s, syscallInfo: info, tid: tid}, t)
 	case info.exit():
-		s.leaveCall(tid, t, info)
+		return s.leaveCall(t, info)
 	}
 	return nil
 }
 
 // enter notes an effect that is about to happen.
-func (s *session) enter(c call, t *thread) {
+func (s *session) enter(c call, t *thread) error {
 	t.doing = -1
 	if s.answers >= 0 && t.pid == s.order.PID && c.descriptor() == s.answers &&
 		slices.Contains(readCalls, c.number()) {
 		t.doing = reading
-		return
+		return nil
 	}
 	r, known := rules[c.number()]
 	if !known || s.report.Killed {
-		return
+		return nil
 	}
 	e, ok := r.effect(c)
 	if !ok {
-		return
+		return nil
 	}
 	e.Program = s.program(t.pid)
 	if e.Call == "" {
@@ -319,12 +324,13 @@ func (s *session) enter(c call, t *thread) {
 	e.N = s.counts[e.Name()]
 	t.doing = len(s.report.Effects)
 	s.report.Effects = append(s.report.Effects, e)
-	if s.here(e, Before) {
-		s.kill()
-	}
 	if e.Request && s.here(e, After) {
 		s.answers = c.descriptor()
 	}
+	if s.here(e, Before) {
+		return s.strike()
+	}
+	return nil
 }
 
 // readCalls are those in which an answer comes.
@@ -334,22 +340,23 @@ var readCalls = []uint64{unix.SYS_READ, unix.SYS_READV, unix.SYS_RECVFROM}
 const reading = -2
 
 // leaveCall notes how an effect ended.
-func (s *session) leaveCall(_ int, t *thread, info syscallInfo) {
+func (s *session) leaveCall(t *thread, info syscallInfo) error {
 	doing := t.doing
 	t.doing = -1
 	switch {
 	case s.report.Killed:
 	case doing == reading:
 		if info.result() > 0 {
-			s.kill()
+			return s.strike()
 		}
 	case doing >= 0:
 		e := &s.report.Effects[doing]
 		e.Failed = info.result() < 0
 		if e.Request && s.here(*e, Sent) || !e.Request && s.here(*e, After) {
-			s.kill()
+			return s.strike()
 		}
 	}
+	return nil
 }
 
 func (s *session) here(e Effect, phase Phase) bool {
@@ -361,6 +368,25 @@ func (s *session) here(e Effect, phase Phase) bool {
 		return k.N == len(s.report.Effects)
 	}
 	return k.N == e.N && k.Name == e.Name()
+}
+
+// resume ends a pause, or a later one; the second time it does nothing.
+func (s *session) resume() { s.resumed.Do(func() { close(s.goOn) }) }
+
+// strike does at the point what the order says.
+func (s *session) strike() error {
+	if !s.order.Kill.Pause {
+		s.kill()
+		return nil
+	}
+	if s.report.Paused {
+		return nil
+	}
+	// Threads that still run stop at their next system call, and nobody lets them go on.
+	s.report.Paused = true
+	err := s.paused()
+	<-s.goOn
+	return err
 }
 
 // kill ends the process while the thread that reached the point stands still. A system call that it

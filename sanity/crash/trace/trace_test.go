@@ -55,6 +55,36 @@ func start(t *testing.T, text string) *script {
 	return s
 }
 
+func TestAPausedProcessStandsStillAtItsPoint(t *testing.T) {
+	s := start(t, "echo first >first; echo second >second")
+	w, err := trace.NewWatcher(tracer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	err = w.Watch(trace.Order{PID: s.cmd.Process.Pid, As: "script", Root: s.dir,
+		Kill: &trace.Point{N: 3, Phase: trace.Before, Pause: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	during := map[string]bool{}
+	report, err := w.ReleaseAtPause(func() {
+		_ = s.stdin.Close()
+		_ = s.cmd.Wait() // its state says how it ended
+	}, func() { during["first"], during["second"] = s.has("first"), s.has("second") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.Paused || !during["first"] || during["second"] || !s.has("second") {
+		t.Fatalf("paused %t, files during the pause %v, second file in the end %t, effects %v",
+			report.Paused, during, s.has("second"), report.Effects)
+	}
+}
+
 // watch lets the script go while it is watched, and waits for its end.
 func (s *script) watch(t *testing.T, kill *trace.Point) trace.Report {
 	t.Helper()

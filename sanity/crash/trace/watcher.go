@@ -44,9 +44,10 @@ func NewWatcher(variable string) (*Watcher, error) {
 		said: json.NewDecoder(stdout)}, nil
 }
 
-// message is what goes to a tracer; one without an order is a release.
+// message is what goes to a tracer; one without an order is a release, or ends a pause.
 type message struct {
-	Watch *Order `json:"watch,omitempty"`
+	Watch  *Order `json:"watch,omitempty"`
+	Resume bool   `json:"resume,omitempty"`
 }
 
 // Watch begins to watch a process, whose every thread is followed when it returns. Release must
@@ -63,8 +64,52 @@ func (w *Watcher) Watch(order Order) error {
 }
 
 // Release lets the process go, if it lives, and says what it did.
-func (w *Watcher) Release() (Report, error) {
-	report, err := w.ask(message{})
+func (w *Watcher) Release() (Report, error) { return w.finish(w.ask(message{})) }
+
+// ReleaseAtPause is Release for an order that pauses. It calls do, which makes the process work,
+// and meanwhile while the process stands still at its point, if it comes there before do returns.
+func (w *Watcher) ReleaseAtPause(do, meanwhile func()) (Report, error) {
+	paused, done := make(chan answer, 1), make(chan struct{})
+	go func() {
+		var a answer
+		a.err = w.said.Decode(&a.report)
+		paused <- a
+	}()
+	go func() {
+		defer close(done)
+		do()
+	}()
+	var first answer
+	select {
+	case <-done:
+		// It may come to the point late, or never: a release ends a pause, too.
+		err := w.orders.Encode(message{})
+		if first = <-paused; err != nil || !first.report.Paused || first.report.Over {
+			return w.finish(first.report, errors.Join(err, first.err))
+		}
+		var last answer
+		last.err = w.said.Decode(&last.report)
+		return w.finish(last.report, last.err)
+	case first = <-paused:
+	}
+	if first.err == nil && first.report.Error == "" {
+		meanwhile()
+	}
+	err := errors.Join(first.err, w.orders.Encode(message{Resume: true}))
+	<-done
+	if err != nil {
+		return w.finish(first.report, err)
+	}
+	return w.Release()
+}
+
+// answer is what a tracer says, or why it cannot be heard.
+type answer struct {
+	report Report
+	err    error
+}
+
+func (w *Watcher) finish(report Report, err error) (Report, error) {
 	if err == nil && report.Error != "" {
 		err = errors.New(report.Error)
 	}

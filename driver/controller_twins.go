@@ -1,0 +1,164 @@
+package driver
+
+import (
+	"context"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// neighbours are the disks of an instance: the one that is being published, nil when the instance
+// does not have it, and the others.
+type neighbours struct {
+	Own    *oxide.Disk
+	Others []oxide.Disk
+}
+
+func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, error) {
+	disks, err := c.instanceDisks(ctx, a.Instance)
+	var n neighbours
+	for i := range disks {
+		if disks[i].Id == string(a.Disk) {
+			n.Own = &disks[i]
+		} else {
+			n.Others = append(n.Others, disks[i])
+		}
+	}
+	return n, err
+}
+
+// differ reports whether other disks are beside the published one than there were before.
+func (n neighbours) differ(before neighbours) bool {
+	ids := func(disks []oxide.Disk) []string {
+		var all []string
+		for _, d := range disks {
+			all = append(all, d.Id)
+		}
+		slices.Sort(all)
+		return all
+	}
+	return !slices.Equal(ids(n.Others), ids(before.Others))
+}
+
+// twin is a disk whose serial number the guest could not tell from that of a disk with this name.
+func (n neighbours) twin(name string) *oxide.Disk {
+	for i := range n.Others {
+		if diskSerial(string(n.Others[i].Name)) == diskSerial(name) {
+			return &n.Others[i]
+		}
+	}
+	return nil
+}
+
+// lookBefore refuses an attach that would have to be undone. A disk without a context of this
+// driver is read first, because the list does not show a disk that is not attached.
+func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
+	name := a.DiskName
+	if !a.named() {
+		disk, err := c.diskByID(ctx, a.Disk)
+		if err != nil {
+			return neighbours{}, err
+		}
+		if err := c.checkDisk(a, disk); err != nil {
+			return neighbours{}, err
+		}
+		name = string(disk.Name)
+	}
+	before, err := c.neighbours(ctx, a)
+	if isNotFound(err) && a.named() {
+		// CP-4: an unknown disk is told before an unknown instance.
+		if _, diskErr := c.diskByID(ctx, a.Disk); diskErr != nil {
+			return before, diskErr
+		}
+	}
+	if err == nil {
+		err = a.checkTwin(name, before)
+	}
+	return before, err
+}
+
+// lookAfter lists what the instance has once the disk is attached. The attach has been done, so
+// every failure brings the caller back.
+func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Disk) (neighbours,
+	error) {
+	after, err := c.neighbours(ctx, a)
+	switch {
+	case err != nil:
+		return after, comeBack(err)
+	case after.Own == nil:
+		return after, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was attached to the instance "+
+			"%s and is not among its disks now; repeat the call", disk.Name, a.Instance)
+	}
+	return after, nil
+}
+
+// checkDisk holds the request to what the rack shows of the disk.
+func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
+	if err := a.checkContext(disk); err != nil {
+		return err
+	}
+	if problem := c.useProblem(disk, a.Capability); problem != "" {
+		return fail(codes.FailedPrecondition, ReasonUseDiffers, "%s", problem)
+	}
+	return nil
+}
+
+// objection says why a disk that is attached must not be used: it is not the one that the request
+// tells of, or the guest cannot tell it from another one.
+func (c *Controller) objection(a attachment, disk *oxide.Disk, n neighbours) error {
+	if err := c.checkDisk(a, disk); err != nil {
+		return err
+	}
+	return a.checkTwin(string(disk.Name), n)
+}
+
+func (a attachment) checkTwin(name string, n neighbours) error {
+	twin := n.twin(name)
+	if twin == nil {
+		return nil
+	}
+	return fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks %s and %s, "+
+		"which is attached to the instance %s, begin with the same %d bytes, and the guest would show "+
+		"only one of them; detach that one", name, twin.Name, a.Instance, ownNameBytes)
+}
+
+// undoAttach detaches the disk that this call attached. The caller has to come back unless the disk
+// is seen to be detached.
+func (c *Controller) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
+	why error) error {
+	if _, err := c.detachDisk(ctx, a.Disk, a.Instance); err != nil {
+		return fail(codes.Unavailable, ReasonEffectUnknown, "the disk %s, which this call attached to "+
+			"the instance %s, is to be detached again (%s), and may still be attached: %s; repeat the "+
+			"call", disk.Name, a.Instance, status.Convert(why).Message(), status.Convert(err).Message())
+	}
+	return why
+}
+
+func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
+	error) {
+	const doing = "list the instance's disks"
+	var disks []oxide.Disk
+	var inside error
+	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
+		page, err := c.Client.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
+			Instance: instance, Limit: oxide.NewPointer(rackPage), PageToken: token,
+		})
+		switch {
+		case unknown(err):
+			return nil, "", instanceNotFound(string(instance))
+		case err != nil:
+			return nil, "", statusError(ctx, doing, err)
+		}
+		return page.Items, page.NextPage, nil
+	}, func(disk *oxide.Disk) (enough bool) {
+		disks = append(disks, *disk)
+		inside = believable(doing, disk)
+		return inside != nil
+	})
+	if inside != nil {
+		return nil, inside
+	}
+	return disks, err
+}

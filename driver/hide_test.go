@@ -1,0 +1,109 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"pgregory.net/rapid"
+)
+
+func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
+	for _, token := range []string{"x", "hunter2", "tweetytweety", "tweetytweety-without-a-prefix",
+		`tweety"tweety\tweety`, "tweety<tweety>&tweety", "tweety***tweety", "a.b+c(d)e[f]$tweety",
+		strings.Repeat("tweety", 600)} {
+		h := &hidden{}
+		h.add(token)
+		asJSON, err := json.Marshal(token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, shown := range []string{token, "Bearer " + token, token + token,
+			fmt.Sprintf("%q", token), string(asJSON), fmt.Sprintf("%.80q", token),
+			plain("no such project " + token)} {
+			clean := h.text("1: " + shown + " :2")
+			if strings.Contains(clean, token) || strings.Contains(clean, "tweetytweety") ||
+				!strings.HasPrefix(clean, "1: ") || !strings.HasSuffix(clean, " :2") {
+				t.Errorf("%.80q is shown as %.80q", shown, clean)
+			}
+		}
+	}
+}
+
+func TestB15TokensThatWereRotatedOutAreHiddenToo(t *testing.T) {
+	h := &hidden{}
+	for n := range mostHidden {
+		h.add(fmt.Sprintf("tweety-%d", n))
+	}
+	for n := range mostHidden {
+		if got := h.text(fmt.Sprintf("the token tweety-%d.", n)); strings.Contains(got, "tweety") {
+			t.Errorf("the token %d of %d is shown: %s", n, mostHidden, got)
+		}
+	}
+	h.add("tweety-0")
+	if got := len(h.tokens); got != mostHidden {
+		t.Errorf("%d tokens are kept", got)
+	}
+	h.add("another")
+	if got := len(h.tokens); got != mostHidden || h.text("another") != "***" {
+		t.Errorf("%d tokens are kept: %q", got, h.tokens)
+	}
+}
+
+func TestB15NoTokenIsLeftInAnyText(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := &hidden{}
+		word := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\<é")), 1, 30, -1)
+		tokens := rapid.SliceOfN(word, 1, 3).Draw(t, "tokens")
+		for _, token := range tokens {
+			h.add(token)
+		}
+		text := rapid.SliceOf(rapid.OneOf(word, rapid.SampledFrom(tokens))).Draw(t, "text")
+		clean := h.text(strings.Join(text, " "))
+		for _, token := range tokens {
+			if strings.Contains(clean, token) {
+				t.Fatalf("%q of %q is left in %q", token, tokens, clean)
+			}
+		}
+	})
+}
+
+func TestB16ATokenThatComesBackIsInNoStatus(t *testing.T) {
+	h := &hidden{}
+	h.add("Internal")
+	s := serve(t, &Server{hidden: h, Controller: oddController{create: func(context.Context) (
+		*csi.CreateVolumeResponse, error) {
+		return nil, fail(codes.Internal, ReasonInternal, "the rack says Internal")
+	}}})
+	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
+	wantFailure(t, err, codes.Internal, ReasonInternal)
+	if strings.Contains(err.Error(), "says Internal") {
+		t.Errorf("the token is shown: %v", err)
+	}
+}
+
+type showsToken struct{ token string }
+
+func (s showsToken) LogValue() slog.Value { return slog.StringValue("a value with " + s.token) }
+
+func TestB15ATokenIsInNoLineOfTheLog(t *testing.T) {
+	const token = "tweetytweety-without-a-prefix"
+	for _, asJSON := range []bool{false, true} {
+		book := &logBook{}
+		h := &hidden{}
+		h.add(token)
+		log := newLog(Config{LogJSON: asJSON}, h, book)
+		log.With("with", token).Info("message "+token, "error", errors.New("error "+token),
+			"text", token, "value", showsToken{token}, "list", []string{token},
+			slog.Group("group", "inner", token), "visible", 1984)
+		if text := book.String(); strings.Contains(text, "tweety") || !strings.Contains(text, "1984") {
+			t.Errorf("the log has %s", text)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
+	for name, call := range map[string]func() (any, error){
+		"in the background": func() (any, error) { return inBackground(panicking)() },
+		"in a crew": func() (any, error) {
+			var group crew
+			for range 3 {
+				group.Go(func() { _, _ = panicking() })
+			}
+			group.Wait()
+			return nil, errors.New("it went on")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			book := &logBook{}
+			_, err := recoverPanics(newLog(Config{}, &hidden{}, book))(t.Context(), nil,
+				&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"},
+				func(context.Context, any) (any, error) { return call() })
+			wantFailure(t, err, codes.Internal, ReasonInternal)
+			if log := book.String(); !strings.Contains(log, "driver.panicking") ||
+				!strings.Contains(log, "NodeStageVolume") || strings.Contains(log, canary) {
+				t.Errorf("the log has to hold the goroutine's stack and not the panic's text:\n%s", log)
+			}
+		})
+	}
+}
+
+func panicking() (any, error) { panic("the secret is " + canary) }
+
+func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
+	book := &logBook{}
+	// Without a client every look panics.
+	h := &rackHealth{Project: testProject, Log: newLog(Config{}, &hidden{}, book),
+		asked: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.run(ctx)
+	}()
+	awaitCondition(t, "Probe says so", func() bool {
+		_, err := h.state()
+		return err != nil
+	})
+	cancel()
+	<-ended
+	_, err := h.state()
+	wantFailure(t, err, codes.Internal, ReasonInternal)
+	if !strings.Contains(book.String(), "ProjectView") {
+		t.Errorf("the log lacks the stack:\n%s", book)
+	}
+}
+
+func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
+	paths, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked := 0
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") || path == "panics.go" {
+			continue
+		}
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		looked++
+		ast.Inspect(file, func(n ast.Node) bool {
+			starts := ""
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				starts = "a go statement"
+			case *ast.SelectorExpr:
+				if n.Sel.Name == "WaitGroup" || n.Sel.Name == "AfterFunc" {
+					starts = n.Sel.Name
+				}
+			case *ast.ImportSpec:
+				if strings.Contains(n.Path.Value, "errgroup") {
+					starts = "errgroup"
+				}
+			}
+			if starts != "" {
+				t.Errorf("%s: %s; start goroutines by what panics.go has", files.Position(n.Pos()),
+					starts)
+			}
+			return true
+		})
+	}
+	if looked < 50 {
+		t.Errorf("only %d files were looked at", looked)
+	}
+}

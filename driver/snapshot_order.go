@@ -1,0 +1,89 @@
+package driver
+
+import (
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+)
+
+// snapshotOrder is a CreateSnapshot request that was understood.
+type snapshotOrder struct {
+	Name    string // the CO's
+	Cluster string
+	Disk    oxide.NameOrId
+}
+
+// snapshotOrder checks a request; it asks nobody.
+func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrder, error) {
+	order := snapshotOrder{Name: req.GetName(), Cluster: c.ClusterID}
+	if err := checkName(req.GetName()); err != nil {
+		return order, err
+	}
+	if req.GetSourceVolumeId() == "" {
+		return order, fail(codes.InvalidArgument, ReasonFieldMissing, "source_volume_id is missing")
+	}
+	for key := range req.GetParameters() {
+		if !foreignKey(key) {
+			return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q "+
+				"is unknown; snapshots have none", key)
+		}
+	}
+	if req.GetAccessibilityRequirements() != nil {
+		return order, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements "+
+			"are not supported for snapshots; a snapshot is where its volume is")
+	}
+	var ok bool
+	if order.Disk, ok = rackID(req.GetSourceVolumeId()); !ok {
+		return order, volumeNotFound(req.GetSourceVolumeId())
+	}
+	return order, nil
+}
+
+func (o snapshotOrder) rackName() string { return snapshotName(o.Cluster, o.Name) }
+
+// mark is the tag of the snapshot. Of a disk that this driver made for this cluster it is known
+// which filesystem it holds, and so which one a volume has that is restored from the snapshot.
+func (o snapshotOrder) mark(source *oxide.Disk) mark {
+	m := mark{Name: o.Name, Cluster: o.Cluster}
+	if foreignDisk(source, o.Cluster) == "" {
+		tag, _ := readMark(source.Description)
+		m.FilesystemUUID = expectedUUID(source, tag)
+	}
+	return m
+}
+
+func (o snapshotOrder) checkName(doing string, s *oxide.Snapshot) error {
+	if err := believableSnapshot(doing, s); err != nil {
+		return err
+	}
+	if string(s.Name) != o.rackName() {
+		return wrongAnswer(doing, "asked for %s and got %.80q", o.rackName(), s.Name)
+	}
+	return nil
+}
+
+// checkAnswer compares the rack's answer to a create with the order.
+func (o snapshotOrder) checkAnswer(doing string, s *oxide.Snapshot) error {
+	if err := o.checkName(doing, s); err != nil {
+		return err
+	}
+	if s.DiskId != string(o.Disk) {
+		return wrongAnswer(doing, "asked for the disk %s and got %.80q", o.Disk, s.DiskId)
+	}
+	return nil
+}
+
+// difference says in what a snapshot is not the ordered one, or "". It reads as the end of "the
+// snapshot, …".
+func (o snapshotOrder) difference(s *oxide.Snapshot) string {
+	m, marked := readMark(s.Description)
+	switch {
+	case !marked || m.Name != o.Name || m.Cluster != o.Cluster:
+		return "which is not of this cluster's making or has another name there"
+	case s.DiskId != string(o.Disk):
+		return fmt.Sprintf("of the volume %.80s", s.DiskId)
+	}
+	return ""
+}

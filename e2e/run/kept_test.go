@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// kept makes what a run with KEEP=1 leaves, but for the cluster: the note, and a work directory
+// with one attached disk. As in a container the disk was opened in another mount namespace, which
+// is gone.
+func kept(t *testing.T) (s *session, work string, disk loopdev.Device) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("only root can attach loop devices: run the tests as root, as make test does")
+	}
+	s = &session{options: options{cache: t.TempDir()}, stdout: t.Output()}
+	work = filepath.Join(t.TempDir(), "work")
+	disks := filepath.Join(work, "rack", "disks")
+	file := filepath.Join(disks, "disk")
+	for _, err := range []error{
+		os.MkdirAll(disks, 0o755), os.WriteFile(file, nil, 0o600), os.Truncate(file, 1<<20),
+		os.WriteFile(s.note(), []byte(work), 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	disk, err := attachElsewhere(t, filepath.Join(work, "rack"), "disks/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Detach(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, work, disk
+}
+
+// attachElsewhere attaches a file of the directory in a mount namespace that shows the directory at
+// another path.
+func attachElsewhere(t *testing.T, dir, file string) (disk loopdev.Device, err error) {
+	mountpoint := t.TempDir()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// The thread ends with the goroutine, and the namespace with the thread.
+		runtime.LockOSThread()
+		if err = syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
+			return
+		}
+		if err = syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""); err != nil {
+			return
+		}
+		if err = syscall.Mount(dir, mountpoint, "", syscall.MS_BIND, ""); err != nil {
+			return
+		}
+		disk, err = loopdev.Attach(t.Context(), loopdev.Config{
+			Path: filepath.Join(mountpoint, file), Serial: "e2e-run-test", First: 1000,
+		})
+	}()
+	<-done
+	return disk, err
+}
+
+func attached(t *testing.T, disk loopdev.Device) bool {
+	t.Helper()
+	all, err := loopdev.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(d loopdev.Device) bool {
+		return d.Sequence == disk.Sequence
+	})
+}
+
+func TestWhatWasKeptGoesWithItsLoopDevices(t *testing.T) {
+	s, work, disk := kept(t)
+	if strings.HasPrefix(disk.BackingFile, work) {
+		t.Fatalf("the kernel tells %s, want a path outside of the work directory %s",
+			disk.BackingFile, work)
+	}
+	if err := s.removeKept(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if attached(t, disk) {
+		t.Errorf("%s is still attached", disk.Path)
+	}
+	for _, path := range []string{work, s.note()} {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s should be gone: %v", path, err)
+		}
+	}
+}
+
+func TestAFailedRunLeavesTheFilesOfDisksAndNoLoopDevice(t *testing.T) {
+	s, work, disk := kept(t)
+	if err := s.tidy(t.Context(), work, "", false); err != nil {
+		t.Fatal(err)
+	}
+	if attached(t, disk) {
+		t.Errorf("%s is still attached", disk.Path)
+	}
+	if _, err := os.Stat(filepath.Join(work, "rack", "disks", "disk")); err != nil {
+		t.Errorf("the disk's file should be left to look at: %v", err)
+	}
+	if _, err := os.Lstat(s.note()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the note should be gone, lest the next run removes the files: %v", err)
+	}
+}
+
+func TestTheFilesStayWhileALoopDeviceIsHeld(t *testing.T) {
+	s, work, disk := kept(t)
+	holder, err := os.Open(disk.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	err = s.removeKept(t.Context())
+	if !errors.Is(err, loopdev.ErrBusy) || !strings.Contains(err.Error(), "make e2e-down") {
+		t.Errorf("removeKept = %v, want that the device is held and what to do", err)
+	}
+	for _, path := range []string{filepath.Join(work, "rack", "disks", "disk"), s.note()} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("without this the next run does not find the device: %v", err)
+		}
+	}
+	holder.Close()
+	if err := s.removeKept(t.Context()); err != nil || attached(t, disk) {
+		t.Errorf("removeKept without a holder = %v, attached: %t", err, attached(t, disk))
+	}
+}

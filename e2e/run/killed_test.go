@@ -1,0 +1,47 @@
+package main
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+)
+
+// killedRun is set for the process that TestARunThatIsKilledTakesTheSuiteWithIt kills.
+const killedRun = "E2E_RUN_TEST_IS_KILLED"
+
+func TestARunThatIsKilledTakesTheSuiteWithIt(t *testing.T) {
+	if os.Getenv(killedRun) != "" {
+		s := session{engine: &engine.Engine{}, root: "../..", stdout: os.Stdout}
+		t.Fatal(s.suite(t.Context(), nil, "sh", "-c", "echo begun; exec sleep 60"))
+	}
+	output, itsOutput, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	run := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	run.Env = append(os.Environ(), killedRun+"=1")
+	run.Stdout, run.Stderr = itsOutput, itsOutput
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	itsOutput.Close()
+	if err := output.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	begun := make([]byte, len("begun\n"))
+	_, err = io.ReadFull(output, begun)
+	killErr := run.Process.Kill()
+	_ = run.Wait() // It was killed.
+	if err != nil || string(begun) != "begun\n" || killErr != nil {
+		t.Fatalf("the suite wrote %q, %v; kill: %v", begun, err, killErr)
+	}
+	// The suite has the pipe open for as long as it lives.
+	if rest, err := io.ReadAll(output); err != nil {
+		t.Errorf("the suite lives on, and writes %q: %v", rest, err)
+	}
+}

@@ -1,0 +1,279 @@
+package sanity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	mountutils "k8s.io/mount-utils"
+	"k8s.io/utils/exec"
+)
+
+const benchDisk = 10 * gib
+
+// The ratios that the driver should not exceed: against mkfs and mount typed by hand, and against
+// what the drivers of other clouds do.
+const (
+	aimBlank          = 1.2
+	aimFormatted      = 1.5
+	aimPeersBlank     = 1.0
+	aimPeersFormatted = 0.8
+)
+
+// BenchmarkNode compares NodeStageVolume and NodePublishVolume with two other ways to the same
+// mounts, each on a disk of its own of the same instance: mkfs, mount and a bind mount by hand, and
+// k8s.io/mount-utils (FormatAndMount, NeedResize and Resize, a bind mount), which most drivers of
+// other clouds use.
+func BenchmarkNode(b *testing.B) {
+	bn := openBench(b)
+	var contests []*contest
+	for _, fsType := range []string{"ext4", "xfs"} {
+		contests = append(contests, &contest{fsType: fsType, state: "blank", aim: aimBlank,
+			aimPeers: aimPeersBlank}, &contest{fsType: fsType, state: "formatted", aim: aimFormatted,
+			aimPeers: aimPeersFormatted})
+	}
+	for round := 0; b.Loop(); round++ {
+		for i := 0; i < len(contests); i += 2 {
+			ways, err := bn.openWays(b.Context(), contests[i].fsType, round)
+			must(b, err)
+			for _, c := range contests[i : i+2] {
+				must(b, c.run(b.Context(), ways, round))
+			}
+			must(b, bn.closeWays(b.Context(), ways))
+		}
+	}
+	for _, c := range contests {
+		c.report()
+	}
+}
+
+// way is one way to bring a volume to a workload: on a disk of its own, at paths of its own.
+type way struct {
+	stage, publish func(ctx context.Context) error
+	// undo takes down the mounts, and leaves the filesystem.
+	undo func(ctx context.Context) error
+	// volume is the driver's, disk the others'.
+	volume *csi.Volume
+	disk   *oxide.Disk
+}
+
+// The ways, in the order of openWays.
+const (
+	byDriver = iota
+	byHand
+	byPeers
+	countOfWays
+)
+
+// contest is what the ways took for a filesystem that has to be made, or is there already.
+type contest struct {
+	fsType, state string
+	aim, aimPeers float64
+	staged, both  [countOfWays][]time.Duration
+}
+
+// run goes every way once, beginning with another one each round.
+func (c *contest) run(ctx context.Context, ways []*way, round int) error {
+	for i := range ways {
+		n := (round + i) % len(ways)
+		w := ways[n]
+		staged, err := timed(func() error { return w.stage(ctx) })
+		if err != nil {
+			return err
+		}
+		published, err := timed(func() error { return w.publish(ctx) })
+		if err != nil {
+			return err
+		}
+		c.staged[n] = append(c.staged[n], staged)
+		c.both[n] = append(c.both[n], staged+published)
+		if err := w.undo(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *contest) report() {
+	for _, part := range []struct {
+		name  string
+		times [countOfWays][]time.Duration
+	}{{"stage-publish", c.both}, {"stage", c.staged}} {
+		driver, hand := median(part.times[byDriver]), median(part.times[byHand])
+		peers := median(part.times[byPeers])
+		ratio, toPeers := float64(driver)/float64(hand), float64(driver)/float64(peers)
+		fmt.Printf("FIGURE %s-%s-%s driver_ms=%.2f by_hand_ms=%.2f peers_path_ms=%.2f ratio=%.2f "+
+			"aim=%.1f %s ratio_to_peers=%.2f aim_to_peers=%.1f %s rounds=%d\n", part.name, c.state,
+			c.fsType, ms(driver), ms(hand), ms(peers), ratio, c.aim, reached(ratio, c.aim), toPeers,
+			c.aimPeers, reached(toPeers, c.aimPeers), len(part.times[byDriver]))
+	}
+}
+
+// openWays makes a blank disk for each way and waits until the instance shows it.
+func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way, error) {
+	dir := filepath.Join(bn.dir, fmt.Sprint(fsType, "-", round))
+	driver, err := bn.driversWay(ctx, fsType, round, filepath.Join(dir, "driver"))
+	if err != nil {
+		return nil, err
+	}
+	ways := []*way{driver}
+	for _, open := range []func(device, fsType, staging, target string) *way{
+		handsWay, peersWay,
+	} {
+		name := fmt.Sprintf("way-%d-%s-%d", len(ways), fsType, round)
+		disk, err := bn.createByHand(ctx, name, benchDisk)
+		if err != nil {
+			return nil, err
+		}
+		if err := bn.attachByHand(ctx, disk.Id); err != nil {
+			return nil, err
+		}
+		device, err := bn.awaitDevice(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		staging, target := filepath.Join(dir, name, "staging"), filepath.Join(dir, name, "target")
+		if err := errors.Join(os.MkdirAll(staging, 0o750), os.MkdirAll(target, 0o750)); err != nil {
+			return nil, err
+		}
+		w := open(device, fsType, staging, target)
+		w.disk = disk
+		ways = append(ways, w)
+	}
+	return ways, nil
+}
+
+// driversWay is by NodeStageVolume and NodePublishVolume.
+func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir string) (*way,
+	error) {
+	created, err := bn.driver.Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name:               fmt.Sprint("bench-", fsType, "-", round),
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: benchDisk},
+		VolumeCapabilities: []*csi.VolumeCapability{mounted()},
+	})
+	if err != nil {
+		return nil, err
+	}
+	volume := created.GetVolume()
+	published, err := bn.driver.Controller().ControllerPublishVolume(ctx,
+		publishRequest(volume, bn.rack.Instance("").ID))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := bn.awaitDevice(ctx, volume.GetVolumeContext()["diskName"]); err != nil {
+		return nil, err
+	}
+	node, id := bn.driver.Node(), volume.GetVolumeId()
+	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	capability := mounted()
+	capability.GetMount().FsType = fsType
+	return &way{
+		volume: volume,
+		stage: func(ctx context.Context) error {
+			_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+				VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability,
+				PublishContext: published.GetPublishContext(), VolumeContext: volume.GetVolumeContext(),
+			})
+			return err
+		},
+		publish: func(ctx context.Context) error {
+			_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+				VolumeId: id, StagingTargetPath: staging, TargetPath: target,
+				VolumeCapability: capability, PublishContext: published.GetPublishContext(),
+				VolumeContext: volume.GetVolumeContext(),
+			})
+			return err
+		},
+		undo: func(ctx context.Context) error {
+			_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
+				VolumeId: id, TargetPath: target,
+			})
+			if err != nil {
+				return err
+			}
+			_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
+				VolumeId: id, StagingTargetPath: staging,
+			})
+			return err
+		},
+	}, os.MkdirAll(staging, 0o750)
+}
+
+// handsWay is what an administrator types. The options of mkfs are the driver's: with its own, mkfs
+// would discard the disk first and take longer.
+func handsWay(device, fsType, staging, target string) *way {
+	mkfs := map[string][]string{
+		"ext4": {"mkfs.ext4", "-q", "-E", "nodiscard", "-m", "0", device},
+		"xfs":  {"mkfs.xfs", "-q", "-K", device},
+	}[fsType]
+	return &way{
+		stage: func(context.Context) error {
+			if mkfs != nil {
+				if err := command(mkfs[0], mkfs[1:]...); err != nil {
+					return err
+				}
+				mkfs = nil
+			}
+			return command("mount", device, staging)
+		},
+		publish: func(context.Context) error { return command("mount", "--bind", staging, target) },
+		undo: func(context.Context) error {
+			return errors.Join(command("umount", target), command("umount", staging))
+		},
+	}
+}
+
+// peersWay is the library that the drivers of other clouds format and mount with, in the order in
+// which they use it, and without the way through gRPC.
+func peersWay(device, fsType, staging, target string) *way {
+	mounter := &mountutils.SafeFormatAndMount{Interface: mountutils.New(""), Exec: exec.New()}
+	return &way{
+		stage: func(context.Context) error {
+			if err := mounter.FormatAndMount(device, staging, fsType, nil); err != nil {
+				return err
+			}
+			resizer := mountutils.NewResizeFs(mounter.Exec)
+			needed, err := resizer.NeedResize(device, staging)
+			if err == nil && needed {
+				_, err = resizer.Resize(device, staging)
+			}
+			return err
+		},
+		publish: func(context.Context) error {
+			return mounter.Mount(staging, target, "", []string{"bind"})
+		},
+		undo: func(context.Context) error {
+			return errors.Join(mounter.Unmount(target), mounter.Unmount(staging))
+		},
+	}
+}
+
+// closeWays detaches and deletes the disks.
+func (bn *bench) closeWays(ctx context.Context, ways []*way) error {
+	for _, w := range ways {
+		if w.volume == nil {
+			if err := errors.Join(bn.detachByHand(ctx, w.disk.Id),
+				bn.deleteByHand(ctx, w.disk.Id)); err != nil {
+				return err
+			}
+			continue
+		}
+		_, err := bn.driver.Controller().ControllerUnpublishVolume(ctx,
+			unpublishRequest(w.volume, bn.rack.Instance("").ID))
+		if err != nil {
+			return err
+		}
+		_, err = bn.driver.Controller().DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: w.volume.GetVolumeId()})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+//go:build linux
+
+package crash_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+)
+
+// overlapTimeout is how long the CO waits for the second process, which may have to wait for the
+// first one.
+const overlapTimeout = 3 * time.Second
+
+// secondProcess is the key of a context whose calls go to the node driver beside the first one.
+type secondProcess struct{}
+
+// driver is the node driver that a call is for.
+func (s *site) driver(ctx context.Context, node string) *sanity.Plugin {
+	if ctx.Value(secondProcess{}) != nil {
+		node = beside
+	}
+	return s.plugins[node]
+}
+
+// overlapped makes a step's call, and while its process stands still at the point, has a second
+// process of the driver do what the first one was asked for, and whatever follows on the node. What
+// that one acknowledges must outlive all that the first one still does.
+func (l *life) overlapped(ctx context.Context, t trial) (paused bool, told []string, err error) {
+	st := l.steps[t.step]
+	order, err := l.order(st.watched, &t.trace)
+	if err != nil {
+		return false, nil, err
+	}
+	order.PID = l.plugins[st.watched].PID()
+	if err := l.watcher.Watch(order); err != nil {
+		return false, nil, err
+	}
+	var first, second error
+	report, err := l.watcher.ReleaseAtPause(func() { first = st.once(ctx) }, func() {
+		told, second = l.besides(context.WithValue(ctx, secondProcess{}, true), t.step)
+	})
+	told = append(told, fmt.Sprintf("%s: %v (this is the first process)", st, first))
+	switch {
+	case err != nil:
+		return report.Paused, told, err
+	case second != nil:
+		return report.Paused, told, second
+	case !report.Paused:
+		l.effects = report.Effects
+	}
+	l.overlaps++
+	more, err := walk(ctx, l.steps[l.stageBefore(t.step):])
+	return report.Paused, append(told, more...), err
+}
+
+// besides is what the CO hears from the second process. It stops at the first refusal.
+func (l *life) besides(ctx context.Context, from int) (told []string, err error) {
+	for _, st := range l.steps[from:] {
+		if st.on != driverA || st.rpc == "ControllerUnpublishVolume" {
+			return told, nil
+		}
+		short, cancel := context.WithTimeout(ctx, overlapTimeout)
+		err := st.call(short)
+		cancel()
+		told = append(told, fmt.Sprintf("%s: %v (this is the second process)", st, err))
+		switch {
+		case err != nil && !slices.Contains(passing, status.Code(err)):
+			return told, fmt.Errorf("%s: no CO would repeat after %s", st, status.Code(err))
+		case err != nil:
+			return told, nil
+		case st.then != nil:
+			if err := st.then(); err != nil {
+				return told, err
+			}
+		}
+	}
+	return told, nil
+}
+
+// stageBefore is where the CO begins again: what the second process was asked for may have taken
+// down what the step needs.
+func (l *life) stageBefore(i int) int {
+	if rpc := l.steps[i].rpc; rpc != "NodePublishVolume" {
+		return i
+	}
+	for ; l.steps[i].rpc != "NodeStageVolume"; i-- {
+	}
+	return i
+}

@@ -1,0 +1,218 @@
+package sanity
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// strangeToken is a token that does not look like one of a rack's, and is written in another way in
+// quotes and in JSON. errorRules knows the canary in it.
+const strangeToken = `a"` + canary + `<b\c`
+
+// echoing is an answer that sends the request's token back in every place that the driver reads.
+func echoing(status int, errorCode, token string) *FaultAnswer {
+	GinkgoHelper()
+	body, err := json.Marshal(map[string]any{
+		"request_id": token, "error_code": errorCode,
+		"message": "Bearer " + token + " is not what was expected" + strings.Repeat(token, 100),
+		"id":      token, "name": token, "description": token, "project_id": token, "items": []any{
+			map[string]any{"id": token, "name": token, "description": token}}, "next_page": token,
+		"state": map[string]any{"state": token},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	return &FaultAnswer{Status: status, Body: string(body), Header: map[string]string{
+		"X-Request-Id": token, "Location": "http://" + token + "/%zz"}}
+}
+
+// gate lets any token through to the rack.
+func (s *scene) gate() string {
+	GinkgoHelper()
+	rack, err := url.Parse(s.rack.URL)
+	Expect(err).NotTo(HaveOccurred())
+	transport := &http.Transport{DisableKeepAlives: true}
+	gate := httptest.NewServer(&httputil.ReverseProxy{Transport: transport,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(rack)
+			r.Out.Header.Set("Authorization", "Bearer "+s.rack.Token)
+		}})
+	DeferCleanup(gate.Close)
+	return gate.URL
+}
+
+var _ = onStage("a token that comes back", sceneOptions{}, func(s *scene) {
+	DescribeTable("B-16 is in no status and no log", func(ctx SpecContext, status int, code string) {
+		p := s.controller(ctx, PluginOptions{Env: map[string]string{"OXIDE_HOST": s.gate(),
+			"OXIDE_TOKEN": strangeToken, "OXIDE_LOG_LEVEL": "debug"}})
+		struck := 0
+		for _, operation := range []string{"", "disk_create", "disk_view", "disk_delete",
+			"disk_list", "instance_view", "instance_list", "instance_disk_attach",
+			"instance_disk_detach", "instance_disk_list", "snapshot_create", "snapshot_view",
+			"snapshot_delete", "snapshot_list", "project_view", "utilization_view"} {
+			fired := s.strayed(ctx, p, Fault{Operation: operation, Phase: "before",
+				Answer: echoing(status, code, strangeToken)})
+			if fired > 0 {
+				struck++
+			}
+		}
+		Expect(struck).To(BeNumerically(">=", 10), "so many operations are answered so")
+		log, err := os.ReadFile(p.LogFile)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(log)).NotTo(ContainSubstring(canary))
+		Expect(string(log)).To(ContainSubstring("***"))
+	},
+		Entry("B-16 of a success", 200, ""),
+		Entry("B-16 of a creation", 201, ""),
+		Entry("B-16 of an attach", 202, ""),
+		Entry("B-16 of a redirect", 302, ""),
+		Entry("B-16 of InvalidRequest", 400, "InvalidRequest"),
+		Entry("B-16 of InvalidValue", 400, "InvalidValue"),
+		Entry("B-16 of ObjectAlreadyExists", 400, "ObjectAlreadyExists"),
+		Entry("B-16 of an error code that is the token", 400, strangeToken),
+		Entry("B-16 of Unauthorized", 401, "Unauthorized"),
+		Entry("B-16 of Forbidden", 403, "Forbidden"),
+		Entry("B-16 of ObjectNotFound", 404, "ObjectNotFound"),
+		Entry("B-16 of a route that is not there", 404, ""),
+		Entry("B-16 of Conflict", 409, "Conflict"),
+		Entry("B-16 of Internal", 500, "Internal"),
+		Entry("B-16 of a proxy", 502, ""),
+		Entry("B-16 of ServiceNotAvailable", 503, "ServiceNotAvailable"),
+		Entry("B-16 of InsufficientCapacity", 507, "InsufficientCapacity"),
+	)
+
+	It("B-16 is in no status and no log when another has taken its place", func(ctx SpecContext) {
+		file := filepath.Join(workDir(), "token")
+		rotated(file, strangeToken+"-first")
+		p := s.rack.Plugin(ctx, PluginOptions{Mode: ModeController, Env: map[string]string{
+			"OXIDE_HOST": s.gate(), "OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file,
+			"OXIDE_LOG_LEVEL": "debug"}})
+		for n := range 5 {
+			s.fault(ctx, Fault{Phase: "before", Answer: echoing(500, "Internal",
+				strangeToken+"-first "+strangeToken+fmt.Sprint("-", n))})
+			rotated(file, strangeToken+fmt.Sprint("-", n))
+			_, err := p.Controller().GetCapacity(ctx, &csi.GetCapacityRequest{})
+			expectRefusal(err, codes.Internal, "***", "Bearer")
+			Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
+		}
+		log, err := os.ReadFile(p.LogFile)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(log)).NotTo(ContainSubstring(canary))
+	})
+})
+
+var _ = onStage("a token file that blocks", sceneOptions{}, func(s *scene) {
+	It("D-63 holds no call up, and is told by Probe until it is a file again", func(ctx SpecContext) {
+		file := filepath.Join(workDir(), "token")
+		rotated(file, s.rack.Token)
+		p := s.controller(ctx, PluginOptions{Env: map[string]string{
+			"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file}})
+		list := func() error {
+			short, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			_, err := p.Controller().ListVolumes(short, &csi.ListVolumesRequest{})
+			return err
+		}
+		Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
+		Expect(os.Rename(file+".new", file)).To(Succeed())
+		// Somebody has it open and writes nothing.
+		writer, err := os.OpenFile(file, os.O_RDWR, 0)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(writer.Close)
+		for range 3 {
+			Expect(list()).To(Succeed(), "the last token serves on")
+		}
+		_, err = p.Identity().Probe(ctx, &csi.ProbeRequest{})
+		expectReason(err, codes.FailedPrecondition, "TokenFileUnreadable")
+		rotated(file, s.rack.Token)
+		Expect(list()).To(Succeed())
+		awaitReady(ctx, p)
+	})
+})
+
+// rotated puts a token into a file in the way of a kubelet: a new file in the old one's place.
+func rotated(file, token string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(file+".new", []byte(token+"\n"), 0o600)).To(Succeed())
+	Expect(os.Rename(file+".new", file)).To(Succeed())
+}
+
+// strayed calls every RPC of the controller while a fault is in force, and says how often that
+// struck. What errors show is looked at by errorRules.
+func (s *scene) strayed(ctx context.Context, p *Plugin, fault Fault) int {
+	GinkgoHelper()
+	ctl := p.Controller()
+	kept, lost := s.volume(ctx), s.volume(ctx)
+	node, other := s.rack.Instance("a").ID, s.rack.Instance("b").ID
+	snapshot := s.snapshotted(ctx, kept)
+	id, err := s.rack.Admin.AddFault(ctx, fault)
+	Expect(err).NotTo(HaveOccurred())
+	call := func(err error) {
+		GinkgoHelper()
+		Expect(codeOf(err)).NotTo(Equal(codes.DataLoss), "%v", err)
+	}
+	made, err := ctl.CreateVolume(ctx, createRequest(fresh("stray")))
+	call(err)
+	_, err = ctl.ControllerPublishVolume(ctx, publishRequest(kept, node))
+	call(err)
+	_, err = ctl.ControllerPublishVolume(ctx, publishRequest(kept, other))
+	call(err)
+	_, err = ctl.ControllerUnpublishVolume(ctx, unpublishRequest(kept, node))
+	call(err)
+	_, err = ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: kept.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{mounted()}})
+	call(err)
+	_, err = ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	call(err)
+	_, err = ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+	call(err)
+	_, err = ctl.ControllerGetVolume(ctx,
+		&csi.ControllerGetVolumeRequest{VolumeId: kept.GetVolumeId()})
+	call(err)
+	taken, err := ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+		Name: fresh("stray"), SourceVolumeId: kept.GetVolumeId()})
+	call(err)
+	_, err = ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+	call(err)
+	_, err = ctl.GetSnapshot(ctx,
+		&csi.GetSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+	call(err)
+	restored := createRequest(fresh("stray"))
+	fromSnapshot(restored, snapshot.GetSnapshotId())
+	from, err := ctl.CreateVolume(ctx, restored)
+	call(err)
+	_, err = ctl.DeleteSnapshot(ctx,
+		&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+	call(err)
+	_, err = ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: lost.GetVolumeId()})
+	call(err)
+	_, err = p.Identity().Probe(ctx, &csi.ProbeRequest{})
+	call(err)
+	fired, err := s.rack.Admin.Fired(ctx, id)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
+	s.unpublishedLater(kept, node)
+	s.unpublishedLater(kept, other)
+	for _, volume := range []*csi.CreateVolumeResponse{made, from} {
+		if id := volume.GetVolume().GetVolumeId(); id != "" {
+			s.deletedLater(id)
+		}
+	}
+	if id := taken.GetSnapshot().GetSnapshotId(); id != "" {
+		s.snapshotDeletedLater(id)
+	}
+	return fired
+}

@@ -1,0 +1,135 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+)
+
+// twinRounds is how often two disks that a guest cannot tell apart are published at once.
+const twinRounds = 25
+
+var _ = onStage("CP-12 two disks whose names begin with the same 20 bytes", sceneOptions{},
+	func(s *scene) {
+		It("are never both published to one node, however close the two calls are",
+			func(ctx SpecContext) {
+				one := &csi.Volume{VolumeId: s.rackDisk(ctx, "twenty-bytes-alike-x-1", s.rack.Project).Id}
+				two := &csi.Volume{VolumeId: s.rackDisk(ctx, "twenty-bytes-alike-x-2", s.rack.Project).Id}
+				s.raceTwins(ctx, one, two)
+			})
+
+		It("are never both published when one of them is the driver's own", func(ctx SpecContext) {
+			own := s.volume(ctx)
+			s.raceTwins(ctx, own, s.backupOf(ctx, own))
+		})
+
+		It("SerialTaken: the driver's own disk is not attached beside one of somebody else's",
+			func(ctx SpecContext) {
+				own := s.volume(ctx)
+				backup := s.backupOf(ctx, own)
+				s.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				Expect(s.calls(ctx, func() {
+					_, err := s.ctl.ControllerPublishVolume(ctx,
+						publishRequest(own, s.rack.Instance("a").ID))
+					expectReason(err, codes.FailedPrecondition, "SerialTaken")
+					expectRefusal(err, codes.FailedPrecondition, own.GetVolumeContext()["diskName"]+
+						"-backup")
+				})).NotTo(ContainElement("instance_disk_attach"))
+			})
+
+		It("SerialTaken: a disk that is published already stays, for a workload may be using it",
+			func(ctx SpecContext) {
+				own := s.volume(ctx)
+				s.published(ctx, own, "a")
+				backup := s.backupOf(ctx, own)
+				s.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				_, err := s.ctl.ControllerPublishVolume(ctx,
+					publishRequest(own, s.rack.Instance("a").ID))
+				expectReason(err, codes.FailedPrecondition, "SerialTaken")
+				Expect(s.attached(ctx, "a")).To(ConsistOf(own.GetVolumeId(), backup.GetVolumeId()))
+			})
+
+		It("EffectUnknown: a disk that cannot be detached again brings the caller back",
+			func(ctx SpecContext) {
+				own := s.volume(ctx)
+				backup := s.backupOf(ctx, own)
+				node := s.rack.Instance("a").ID
+				s.unpublishedLater(own, node)
+				s.refuse(ctx, "instance_disk_detach", own.GetVolumeId(), http.StatusForbidden,
+					"Forbidden", "Forbidden")
+				s.fault(ctx, Fault{Operation: "instance_disk_attach", Object: own.GetVolumeId(),
+					Phase: "after", Delay: "1s", Times: 1})
+				publish := make(chan error, 1)
+				go func() {
+					_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(own, node))
+					publish <- err
+				}()
+				s.awaitDisk(ctx, "attached")
+				s.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				err := <-publish
+				expectReason(err, codes.Unavailable, "EffectUnknown")
+				expectRefusal(err, codes.Unavailable, "may still be attached", "-backup")
+			})
+	})
+
+// backupOf is a static volume whose disk's name begins with that of a volume of the driver.
+func (s *scene) backupOf(ctx context.Context, volume *csi.Volume) *csi.Volume {
+	GinkgoHelper()
+	name := volume.GetVolumeContext()["diskName"] + "-backup"
+	return &csi.Volume{VolumeId: s.rackDisk(ctx, name, s.rack.Project).Id}
+}
+
+// raceTwins publishes two volumes to one node at the same time, again and again, with each call
+// late at another place.
+func (s *scene) raceTwins(ctx context.Context, twins ...*csi.Volume) {
+	GinkgoHelper()
+	node := s.rack.Instance("a").ID
+	for round := range twinRounds {
+		operation := []string{"instance_disk_attach", "instance_disk_list"}[round%2]
+		phase := []string{"before", "after"}[round/2%2]
+		_, err := s.rack.Admin.AddFault(ctx, Fault{Operation: operation, Phase: phase,
+			Delay: (time.Duration(round+1) * 2 * time.Millisecond).String(), Times: 1 + round%3})
+		Expect(err).NotTo(HaveOccurred())
+		errs := make([]error, len(twins))
+		calls := make(chan int, len(twins))
+		for i := range twins {
+			calls <- i
+		}
+		atOnce(len(twins), func(ctx context.Context) error {
+			i := <-calls
+			_, errs[i] = s.ctl.ControllerPublishVolume(ctx, publishRequest(twins[i], node))
+			return errs[i]
+		})
+		Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
+		s.expectOneTwin(ctx, round, errs, twins)
+		for _, twin := range twins {
+			_, err := s.ctl.ControllerUnpublishVolume(ctx, unpublishRequest(twin, node))
+			Expect(err).NotTo(HaveOccurred())
+		}
+	}
+}
+
+// expectOneTwin demands that at most one of two volumes was published, and that just the disk of
+// that one is attached.
+func (s *scene) expectOneTwin(ctx context.Context, round int, errs []error, twins []*csi.Volume) {
+	GinkgoHelper()
+	published := []string{}
+	for i, err := range errs {
+		if err == nil {
+			published = append(published, twins[i].GetVolumeId())
+			continue
+		}
+		expectReason(err, codes.FailedPrecondition, "SerialTaken")
+	}
+	Expect(len(published)).To(BeNumerically("<=", 1), "round %d: both were published", round)
+	attached := s.attached(ctx, "a")
+	slices.Sort(attached)
+	Expect(attached).To(Equal(published), fmt.Sprintf("round %d: %v", round, errs))
+}

@@ -1,0 +1,148 @@
+package simulator
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// freesLater is a rack with room for one disk and its snapshot, which frees what is deleted in an
+// hour or when it is told to.
+func freesLater(t *testing.T) *rack {
+	return newRack(t, &Server{FreeDelay: time.Hour, QuotaBytes: 2 * gibibyte})
+}
+
+func (r *rack) provisioned() int64 {
+	r.t.Helper()
+	u := must[*oxide.Utilization](r.t)(r.UtilizationView(r.t.Context()))
+	return int64(u.Provisioned.Storage)
+}
+
+// kept are the files of a disk and its snapshot that are still there.
+func (r *rack) kept(diskID, snapshotID string) (kept []string) {
+	for _, path := range []string{r.plane.diskPath(diskID), r.plane.snapshotPath(snapshotID)} {
+		if _, err := os.Stat(path); err == nil {
+			kept = append(kept, path)
+		}
+	}
+	return kept
+}
+
+// deleteBoth deletes disk d and its snapshot s, and returns their IDs.
+func (r *rack) deleteBoth() (diskID, snapshotID string) {
+	r.t.Helper()
+	d := r.disk("d")
+	sn := must[*oxide.Snapshot](r.t)(r.doSnapshot("s", "d"))
+	for _, err := range []error{
+		r.doDelete("d"), r.SnapshotDelete(r.t.Context(),
+			oxide.SnapshotDeleteParams{Snapshot: "s", Project: "default"}),
+	} {
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return d.Id, sn.Id
+}
+
+func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
+	r := freesLater(t)
+	diskID, snapshotID := r.deleteBoth()
+
+	gone("disk", "d").check(t, r.doDelete("d"))
+	if got := r.snapshotState("s"); got != "none" {
+		t.Errorf("the snapshot is %q", got)
+	}
+	if got := r.disks(); len(got) != 0 {
+		t.Errorf("the rack lists %v", got)
+	}
+	if got := r.kept(diskID, snapshotID); len(got) != 2 {
+		t.Errorf("of the files there are %v, want both", got)
+	}
+	if got := r.provisioned(); got != 2*gibibyte {
+		t.Errorf("storage is %d, want 2 GiB until it is freed", got)
+	}
+	// The quota is looked at before the name.
+	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); !errors.Is(err, oxide.ErrHTTP507) {
+		t.Errorf("got %v, want 507", err)
+	}
+
+	if err := r.CarryOut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.kept(diskID, snapshotID); len(got) != 0 {
+		t.Errorf("the files %v are still there", got)
+	}
+	if got := r.provisioned(); got != 0 {
+		t.Errorf("storage is %d, want none", got)
+	}
+	if again := r.disk("d"); again.Id == diskID {
+		t.Error("a new disk has the ID of the one that is gone")
+	}
+}
+
+func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
+	r := newRack(t, &Server{FreeDelay: time.Hour})
+	diskID, snapshotID := r.deleteBoth()
+	again := r.disk("d")
+	must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
+	if err := r.CarryOut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.kept(diskID, snapshotID); len(got) != 0 {
+		t.Errorf("the files %v are still there", got)
+	}
+	if got := r.state("d"); got != "detached" || r.disks()[0].Id != again.Id {
+		t.Errorf("the disk that took the name is %s, %v", got, r.disks())
+	}
+	if got := r.provisioned(); got != 2*gibibyte {
+		t.Errorf("storage is %d, want the 2 GiB of disk and snapshot", got)
+	}
+}
+
+func TestA68TheDelayEndsByItself(t *testing.T) {
+	r := newRack(t, &Server{FreeDelay: time.Millisecond})
+	diskID, snapshotID := r.deleteBoth()
+	await(t, "everything to be freed", func() bool {
+		return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0
+	})
+}
+
+func TestA68ARestartFreesWhatWasDeleted(t *testing.T) {
+	r := freesLater(t)
+	diskID, snapshotID := r.deleteBoth()
+	next := r.again()
+	if got := next.provisioned(); got != 0 {
+		t.Errorf("storage is %d, want none", got)
+	}
+	if got := next.kept(diskID, snapshotID); len(got) != 0 {
+		t.Errorf("the files %v are still there", got)
+	}
+}
+
+func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
+	r := freesLater(t)
+	d := r.disk("d")
+	r.fault(Rule{Operation: "disk_delete", Phase: Unwind, Times: 1})
+	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doDelete("d"))
+	if got := r.state("deleted-" + d.Id); got != "faulted" {
+		t.Errorf("the disk is %s, want faulted", got)
+	}
+	if err := r.CarryOut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.provisioned(); got != gibibyte {
+		t.Errorf("storage is %d, want the disk's 1 GiB", got)
+	}
+	if err := r.doDelete("deleted-" + d.Id); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.CarryOut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.provisioned(); got != 0 {
+		t.Errorf("storage is %d, want none", got)
+	}
+}

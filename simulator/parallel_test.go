@@ -1,0 +1,108 @@
+package simulator
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// serials lists the serials that an instance's guest sees, in order.
+func (r *rack) serials(instance string) []string {
+	r.t.Helper()
+	files, err := filepath.Glob(filepath.Join(r.GuestDir(r.instance(instance).Id),
+		"sys/block/*/device/serial"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var serials []string
+	for _, file := range files {
+		serial, err := os.ReadFile(file)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		serials = append(serials, strings.TrimRight(string(serial), "\x00\n"))
+	}
+	slices.Sort(serials)
+	return serials
+}
+
+func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
+	var guests []string
+	wanted := map[string][]string{}
+	s := &Server{}
+	for i := range 5 {
+		name := fmt.Sprint("guest-", i)
+		guests = append(guests, name)
+		s.Instances = append(s.Instances, Instance{Name: name})
+	}
+	r := newRack(t, s)
+	for i := range 4 * len(guests) {
+		name := fmt.Sprintf("disk-%02d", i)
+		r.disk(name)
+		guest := guests[i%len(guests)]
+		wanted[guest] = append(wanted[guest], name)
+	}
+	// everybody does it to every disk, each with a caller that repeats it at the same time.
+	everybody := func(do func(instance, disk string) (*oxide.Disk, error)) {
+		t.Helper()
+		var callers sync.WaitGroup
+		for guest, disks := range wanted {
+			for _, disk := range slices.Concat(disks, disks) {
+				callers.Go(func() {
+					if _, err := do(guest, disk); err != nil {
+						t.Errorf("%s, %s: %v", guest, disk, err)
+					}
+				})
+			}
+		}
+		callers.Wait()
+	}
+	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
+		if _, err := r.switches.change(func(next *Switches) error {
+			next.DeviceDelay = Duration(delay)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		everybody(r.doAttach)
+		for guest, disks := range wanted {
+			await(t, fmt.Sprintf("%s to see %v", guest, disks),
+				func() bool { return slices.Equal(r.serials(guest), disks) })
+		}
+		everybody(r.doDetach)
+		for _, guest := range guests {
+			r.noDevice(guest)
+		}
+	}
+	if devices := devicesOf(t, r.plane); len(devices) != 0 {
+		t.Errorf("the rack keeps %v", devices)
+	}
+}
+
+func TestAGuestWaitsForNoOther(t *testing.T) {
+	p := newPlane(t)
+	busy, other := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, other, "data")
+	held := p.lockGuest(busy)
+	defer held.mu.Unlock()
+	done := make(chan error, 1)
+	go func() {
+		done <- p.plug(spec, deviceFault{})
+		done <- p.unplug(other, spec.DiskID)
+	}()
+	for _, what := range []string{"plug", "unplug"} {
+		select {
+		case err := <-done:
+			need(t, err)
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s waits for another guest", what)
+		}
+	}
+}
