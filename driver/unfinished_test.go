@@ -4,6 +4,7 @@ package driver
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -30,7 +31,7 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 	}}
 	for at := int64(0); ; {
 		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if err == unix.ENXIO {
+		if errors.Is(err, unix.ENXIO) {
 			return -1
 		}
 		must(t, err)
@@ -46,21 +47,37 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 	}
 }
 
+type diskKind struct {
+	size   int64
+	sector string
+}
+
+func kindsOfDisk(sizes []int64, sector string) (all []diskKind) {
+	for _, size := range sizes {
+		all = append(all, diskKind{size, sector})
+	}
+	return all
+}
+
 // TestAllThatAMkfsWritesIsKnownAsItsOwn holds what the repetition of a format relies on: a disk
-// that is refused although nothing but our mkfs has written there would stay refused. The long form,
-// with PROOF_DURATION set, tries every size.
+// that is refused although nothing but our mkfs has written there would stay refused. The long
+// form, with PROOF_DURATION set, tries every size.
 func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	sizes := []int64{64 * mib, 300 * mib, gib, 10 * gib}
 	if os.Getenv("PROOF_DURATION") != "" {
 		sizes = append(sizes, 128*mib, 3*gib, 100*gib, 1023*gib)
 	}
 	made := 0
-	for _, size := range sizes {
+	for _, c := range slices.Concat(kindsOfDisk(sizes, "512"), kindsOfDisk(sizes, "4096")) {
+		size, sector := c.size, c.sector
 		for _, fsType := range supportedFilesystems {
 			for _, options := range slotOptions(fsType, size) {
-				t.Run(fmt.Sprintf("%s of %d MiB with %q", fsType, size/mib, options), func(t *testing.T) {
-					g := newGuest(t)
-					d := g.attach(testSerial, size)
+				name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/mib, sector, options)
+				t.Run(name, func(t *testing.T) {
+					file := filepath.Join(t.TempDir(), "disk.img")
+					must(t, os.WriteFile(file, nil, 0o600))
+					must(t, os.Truncate(file, size))
+					d := newGuest(t).attachFile(testSerial, file, "--sector-size", sector)
 					parsed, err := parseMkfsOptions(options)
 					must(t, err)
 					name, args, err := mkfsCommand(nodeVolume{FSType: fsType, Mkfs: parsed})
