@@ -94,7 +94,9 @@ func TestAFurtherVariableReachesTheDriver(t *testing.T) {
 	}
 }
 
-func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
+// notesOf are the notes that the chart shows in a namespace.
+func notesOf(t *testing.T, namespace string, args ...string) string {
+	t.Helper()
 	// Helm shows the notes of an installation only. A template beside them shows them here.
 	dir := filepath.Join(t.TempDir(), "chart")
 	if err := os.CopyFS(dir, os.DirFS("chart")); err != nil {
@@ -109,24 +111,25 @@ func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(templates, "notes.yaml"), show, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	notes := func(args ...string) string {
-		out, complaints, err := run(t, nil, tool(t, "helm"), append([]string{"template", "oxide-csi",
-			dir, "--namespace", "there", "--kube-version", kubernetes, "--show-only",
-			"templates/notes.yaml"}, args...)...)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, complaints)
-		}
-		return out
+	out, complaints, err := run(t, nil, tool(t, "helm"), append([]string{"template", "oxide-csi",
+		dir, "--namespace", namespace, "--kube-version", kubernetes, "--show-only",
+		"templates/notes.yaml"}, args...)...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, complaints)
 	}
-	const secret, cluster = "kubectl create secret generic", "clusterId is empty"
-	got := notes()
+	return out
+}
+
+func TestHelmsNotesSayWhatIsLeftToDo(t *testing.T) {
+	const secret, cluster = "kubectl create secret generic", "no cluster was asked"
+	got := notesOf(t, "there")
 	for _, want := range []string{secret + " oxide-secret --namespace there", "--from-literal=host=",
 		cluster, "Snapshots are off: the cluster does not have the snapshot CRDs"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the notes lack %q:\n%s", want, got)
 		}
 	}
-	got = notes(with("clusterId=a", "snapshots.enabled=true", "secret.create=true",
+	got = notesOf(t, "there", with("clusterId=a", "snapshots.enabled=true", "secret.create=true",
 		"secret.host=https://a", "secret.token=hush", "secret.project=p")...)
 	for _, not := range []string{secret, cluster, "Snapshots are off", "hush"} {
 		if strings.Contains(got, not) {

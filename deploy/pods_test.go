@@ -115,8 +115,8 @@ func TestTheRackIsNamedByTheSecret(t *testing.T) { // D-45, D-63, E-31
 				}
 			}
 			id := variable(t, plugin, "OXIDE_CLUSTER_ID").ValueFrom.SecretKeyRef
-			if id.Key != "cluster-id" || id.Optional == nil || !*id.Optional {
-				t.Errorf("OXIDE_CLUSTER_ID is of %v; want an optional cluster-id", id)
+			if id.Key != "cluster-id" || id.Name != c.secret {
+				t.Errorf("OXIDE_CLUSTER_ID is of %v; want the key cluster-id", id)
 			}
 			file := variable(t, plugin, "OXIDE_TOKEN_FILE").Value
 			secret := volume(t, pod, mountedAt(plugin, "/etc/oxide").Name).Secret

@@ -92,6 +92,17 @@ func listEdges(sizeBytes int64) *areaList {
 	return l
 }
 
+// tailAreas are the samples of what lies behind an offset, with its first MiB and the disk's last.
+func tailAreas(sizeBytes, from int64) []area {
+	l := &areaList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+	l.span(from, min(from+headBytes, sizeBytes), "the first MiB behind the filesystem")
+	for i := range int64(sampleCount) {
+		l.spot(from+(sizeBytes-from)/(2*sampleCount)*(2*i+1), "a sample")
+	}
+	l.span(max(from, (sizeBytes-tailBytes)&^(spotBytes-1)), sizeBytes, "the last 2 MiB")
+	return l.areas
+}
+
 type areaList struct {
 	sizeBytes int64
 	edges     [2]int64 // before the first and behind the second everything is read

@@ -74,13 +74,13 @@ func (c *Controller) takeStock(ctx context.Context) (stock, error) {
 		}
 		return inside != nil
 	}
-	err := c.eachDisk(ctx, func(d *oxide.Disk) bool {
+	err := c.eachDisk(ctx, &pager{}, func(d *oxide.Disk) bool {
 		return add(c.diskObject(d), believable("list disks", d))
 	})
 	if err = cmp.Or(inside, err); err != nil {
 		return stock{}, err
 	}
-	err = c.eachSnapshot(ctx, func(snapshot *oxide.Snapshot) bool {
+	err = c.eachSnapshot(ctx, &pager{}, func(snapshot *oxide.Snapshot) bool {
 		return add(c.snapshotObject(snapshot), believableSnapshot("list snapshots", snapshot))
 	})
 	return s, cmp.Or(inside, err)

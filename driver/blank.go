@@ -25,6 +25,7 @@ import (
 //   - a filesystem is whole, and nobody else's marks are around it: alone, filesystem
 //   - it is the volume's own: isOf; of the type that is asked for: mountVolume; and not larger than
 //     its disk: prepare
+//   - nothing is behind it where it is about to grow: mayGrow
 
 // content is what a disk holds: nothing, a filesystem that can be mounted, or a format of this
 // volume that was cut off. Everything else is refused.
@@ -35,6 +36,9 @@ type content struct {
 	// Growing says that the filesystem was being grown when the driver was killed, and Checked that
 	// it had been found in order before.
 	Growing, Checked bool
+	// Begun says that the growth of the filesystem had begun, of whatever type: nothing had been
+	// behind it then. Grow says that it may grow now.
+	Begun, Grow bool
 	// Doubtful says that a power failure may have cut off mkfs after it had written the superblock
 	// and before the rest was on the disk: only a check of the filesystem tells.
 	Doubtful bool
@@ -45,17 +49,17 @@ func (s survey) judge(v nodeVolume) (content, error) {
 	fs, whole := s.filesystem(v)
 	switch {
 	case s.growing(v):
-		return content{Filesystem: s.Found[0], Growing: true, Checked: s.checked(v)}, nil
+		return content{Filesystem: s.Found[0], Growing: true, Begun: true, Checked: s.checked(v)}, nil
 	case whole && !fs.Fresh:
 		// It has been in use. What a mark's place holds now is some file's: never a reason to format.
-		return content{Filesystem: fs, Doubtful: s.doubtful(v)}, nil
+		return content{Filesystem: fs, Begun: len(s.growth(v)) > 0, Doubtful: s.doubtful(v)}, nil
 	case len(s.wholeMarks()) > 0:
 		if err := s.checkUnfinished(v); err != nil {
 			return content{}, err
 		}
 		return content{Unfinished: true}, nil
 	case whole:
-		return content{Filesystem: fs}, nil
+		return content{Filesystem: fs, Begun: len(s.growth(v)) > 0}, nil
 	}
 	if err := s.checkBlank(); err != nil {
 		return content{}, err
@@ -105,20 +109,26 @@ func (s survey) filesystem(v nodeVolume) (superblock, bool) {
 
 // growing says that the driver was killed while it grew the disk's ext3 or ext4 for this volume,
 // and nobody has mounted it since. Whatever else looks like a mark there is some file's.
-func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 }
+func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 && s.Found[0].isExt() }
 
 // checked says that the check before the growth had come to its end.
 func (s survey) checked(v nodeVolume) bool {
 	return slices.ContainsFunc(s.growth(v), func(m formatMark) bool { return m.Checked })
 }
 
-// growth are the marks of a growth of this volume's filesystem.
+// growth are the marks of a growth of this volume's filesystem that has not ended. An ext grows
+// before it is mounted; the others when they are, and then have another size at once.
 func (s survey) growth(v nodeVolume) []formatMark {
-	if len(s.Found) != 1 || (s.Found[0].Type != fsExt3 && s.Found[0].Type != fsExt4) {
+	if len(s.Growth) == 0 || len(s.Found) != 1 {
 		return nil
 	}
+	sb := s.Found[0]
 	return slices.DeleteFunc(slices.Clone(s.Growth), func(m formatMark) bool {
-		return !m.of(v, s.SizeBytes) || m.Mounted != s.Found[0].Mounted
+		begun := m.GrowFrom == sb.SizeBytes
+		if sb.isExt() {
+			begun = m.Mounted == sb.Mounted
+		}
+		return !begun || !m.of(v, s.SizeBytes)
 	})
 }
 

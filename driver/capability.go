@@ -97,5 +97,9 @@ func checkCapability(c *csi.VolumeCapability) error {
 	case p.unsupported:
 		return fail(codes.InvalidArgument, ReasonCapabilityUnsupported, "%s", p.message)
 	}
+	// A node would refuse them when the volume is there.
+	if _, err := parseMountFlags(c.GetMount().GetMountFlags()); err != nil {
+		return fail(codes.InvalidArgument, ReasonMountFlags, "%s", err)
+	}
 	return nil
 }

@@ -90,6 +90,10 @@ func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
 	wantFailure(t, checkCapabilities(nil), codes.InvalidArgument, ReasonFieldMissing)
 	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, mountable("ntfs")}),
 		codes.InvalidArgument, ReasonCapabilityUnsupported)
+	loop := mountable("ext4")
+	loop.GetMount().MountFlags = []string{"noatime", "loop=/tweety"}
+	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, loop}),
+		codes.InvalidArgument, ReasonMountFlags)
 	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, nil}),
 		codes.InvalidArgument, ReasonCapabilityInvalid)
 }

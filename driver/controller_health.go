@@ -10,14 +10,14 @@ import (
 // ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
 func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
 	answer := &csi.ControllerListVolumeHealthResponse{}
-	err = c.eachVolume(ctx, func(disk *oxide.Disk) (enough bool) {
+	err = c.eachVolume(ctx, pages, func(disk *oxide.Disk) (enough bool) {
 		if health := volumeHealth(disk); len(health.GetHealthStatuses()) > 0 &&
-			pages.take(disk.Id) {
+			pages.take(disk.Id, health) {
 			answer.Entries = append(answer.Entries, health)
 		}
 		return pages.full()

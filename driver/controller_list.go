@@ -11,19 +11,20 @@ import (
 // are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
 func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
-	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
 	answer := &csi.ListVolumesResponse{}
-	err = c.eachVolume(ctx, func(disk *oxide.Disk) (enough bool) {
-		if pages.take(disk.Id) {
-			answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{
-				Volume: c.volume(disk),
-				Status: &csi.ListVolumesResponse_VolumeStatus{
-					PublishedNodeIds: publishedNodes(disk),
-				},
-			})
+	err = c.eachVolume(ctx, pages, func(disk *oxide.Disk) (enough bool) {
+		entry := &csi.ListVolumesResponse_Entry{
+			Volume: c.volume(disk),
+			Status: &csi.ListVolumesResponse_VolumeStatus{
+				PublishedNodeIds: publishedNodes(disk),
+			},
+		}
+		if pages.take(disk.Id, entry) {
+			answer.Entries = append(answer.Entries, entry)
 		}
 		return pages.full()
 	})
@@ -50,10 +51,11 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 }
 
 // eachVolume visits the disks that are volumes of this cluster.
-func (c *Controller) eachVolume(ctx context.Context, visit func(*oxide.Disk) (enough bool)) error {
+func (c *Controller) eachVolume(ctx context.Context, pages *pager,
+	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
 	var inside error
-	err := c.eachDisk(ctx, func(disk *oxide.Disk) bool {
+	err := c.eachDisk(ctx, pages, func(disk *oxide.Disk) bool {
 		m, marked := readMark(disk.Description)
 		switch {
 		case marked && m.Cluster != c.ClusterID, !marked && holder(disk) == "":

@@ -3,6 +3,7 @@ package driver
 import (
 	"fmt"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 )
@@ -43,6 +44,22 @@ func foreign(description, cluster string, named func(mark) bool) string {
 		return fmt.Sprintf("carries the mark of %.80q, and another name", m.Name)
 	}
 	return ""
+}
+
+// useProblem says why a disk that this driver made is not for these capabilities, or "". A disk
+// that workloads write as a raw device could later be taken for blank, or for one of the driver's
+// filesystems.
+func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
+	if foreignDisk(d, c.ClusterID) != "" {
+		return ""
+	}
+	m, _ := readMark(d.Description)
+	if use := useOf(wanted); m.Use == "" || m.Use == useBoth || m.Use == use {
+		return ""
+	}
+	words := map[string]string{useFilesystem: "filesystems (mount)", useBlock: "raw access (block)"}
+	return fmt.Sprintf("the volume of the disk %s was created for %s only; create one with the "+
+		"access type that the workload needs, and copy the data", d.Name, words[m.Use])
 }
 
 // checkOwnDisk refuses a disk that this driver did not make: what it did not make it does not

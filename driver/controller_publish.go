@@ -30,6 +30,7 @@ type attachment struct {
 	Disk, Instance oxide.NameOrId
 	DiskName       string // what volume_context says, empty for most static volumes
 	ContextID      string // whose volume_context it is, as volume_context says
+	Capability     *csi.VolumeCapability
 }
 
 // named reports whether the context is the one that this driver gave the volume. Its name then need
@@ -40,8 +41,9 @@ func (a attachment) named() bool {
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
-		DiskName:  req.GetVolumeContext()[ctxDiskName],
-		ContextID: req.GetVolumeContext()[ctxDiskID],
+		DiskName:   req.GetVolumeContext()[ctxDiskName],
+		ContextID:  req.GetVolumeContext()[ctxDiskID],
+		Capability: req.GetVolumeCapability(),
 	}
 	switch {
 	case req.GetVolumeId() == "":
@@ -82,9 +84,9 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	}
 	if disk := before.Own; disk != nil && holder(disk) == string(a.Instance) &&
 		disk.State.State() == oxide.DiskStateStateAttached {
-		return disk, a.objection(disk, before)
+		return disk, c.objection(a, disk, before)
 	}
-	disk, mine, err := c.requestAttach(ctx, a)
+	disk, mine, err := c.requestAttach(ctx, a, before)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +94,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	if err != nil {
 		return nil, err
 	}
-	why := a.objection(disk, after)
+	why := c.objection(a, disk, after)
 	if why != nil && mine && before.Own == nil {
 		why = c.undoAttach(ctx, a, disk, why)
 	}
@@ -101,8 +103,8 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 
 // requestAttach asks the rack to attach, and returns the disk as it is attached. mine reports
 // whether this request can have done it.
-func (c *Controller) requestAttach(ctx context.Context, a attachment) (disk *oxide.Disk, mine bool,
-	err error) {
+func (c *Controller) requestAttach(ctx context.Context, a attachment, before neighbours) (
+	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
 	disk, err = c.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
@@ -117,7 +119,7 @@ func (c *Controller) requestAttach(ctx context.Context, a attachment) (disk *oxi
 	case mine:
 		disk, err = c.attachedAfterAll(ctx, a, statusError(ctx, doing, err))
 	case unknown(err), refused(err):
-		disk, err = c.refusedAttach(ctx, a, err)
+		disk, err = c.refusedAttach(ctx, a, before, err)
 	default:
 		err = statusError(ctx, doing, err)
 	}
@@ -196,14 +198,14 @@ func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why err
 
 // refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
 // back when it is attached as wanted after all.
-func (c *Controller) refusedAttach(ctx context.Context, a attachment, why error) (*oxide.Disk,
-	error) {
+func (c *Controller) refusedAttach(ctx context.Context, a attachment, before neighbours,
+	why error) (*oxide.Disk, error) {
 	disk, err := c.diskByID(ctx, a.Disk)
 	switch {
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetached:
-		return nil, c.refusedByInstance(ctx, a, disk, why)
+		return nil, c.refusedByInstance(ctx, a, disk, before, why)
 	}
 	return disk, a.stateProblem(disk)
 }
@@ -226,9 +228,10 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// refusedByInstance is for a disk that could be attached: the instance is the reason.
+// refusedByInstance is for a disk that could be attached: the instance is the reason. Nothing can
+// be said of one whose disks came and went meanwhile.
 func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
-	why error) error {
+	before neighbours, why error) error {
 	instance, err := c.instanceByID(ctx, a.Instance)
 	if err != nil {
 		return err
@@ -237,16 +240,20 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s and the instance %s "+
 			"are in different projects", disk.Name, instance.Name)
 	}
-	beside, err := c.instanceDisks(ctx, a.Instance)
+	now, err := c.neighbours(ctx, a)
 	switch {
 	case err != nil:
 		return err
-	case len(beside) >= c.maxDisks():
+	case len(now.Others) >= c.maxDisks():
 		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, "+
-			"the boot disk included, and the rack allows %d", instance.Name, len(beside),
+			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
 			c.maxDisks())
+	case now.differ(before):
+		return fail(codes.Aborted, ReasonOperationPending, "the rack did not attach the disk %s, and "+
+			"the disks of the instance %s have changed meanwhile; repeat the call", disk.Name,
+			instance.Name)
 	}
-	return instanceRefusal("attach", instance, why)
+	return instanceRefusal("attach", disk, instance, why)
 }
 
 func (c *Controller) instanceByID(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
@@ -274,18 +281,23 @@ var activeStates = []oxide.InstanceState{
 
 // instanceRefusal says what of the instance's state forbids an attach or detach (CP-10, CU-7). The
 // driver never stops an instance: what runs on it is not its own.
-func instanceRefusal(verb string, instance *oxide.Instance, why error) error {
+func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, why error) error {
 	words := "no explanation"
 	var answer *oxide.HTTPError
 	if errors.As(why, &answer) {
 		words = answerText(answer)
 	}
 	if slices.Contains(activeStates, instance.RunState) {
+		cause := "this rack has no hot-plug"
+		if disk.DiskType == oxide.DiskTypeLocal {
+			// A running zone cannot gain a volume of its sled, and will not with hot-plug either.
+			cause = "a local disk is only attached and detached while the instance is stopped"
+		}
 		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
-			"and must be stopped to %s a disk: this rack has no hot-plug; see "+
+			"and must be stopped to %s a disk: %s; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s; if that is "+
 			"about the disk, it was busy a moment ago, and a repeated call succeeds)",
-			instance.Name, instance.RunState, verb, words)
+			instance.Name, instance.RunState, verb, cause, words)
 	}
 	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
 		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)

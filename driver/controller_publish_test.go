@@ -65,8 +65,7 @@ var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = diskOf(here, with("id", fmt.Sprintf("%s%02d", testImage[:34], i)),
-			with("name", fmt.Sprint("other-", i)))
+		manyDisks[i] = diskOf(here, with("id", numbered(i)), with("name", fmt.Sprint("other-", i)))
 	}
 	full := ok(beside, pageOf("", manyDisks...))
 	gateway := rackError(http.StatusInternalServerError, "Internal", "oops")
@@ -98,6 +97,14 @@ func TestPublishing(t *testing.T) {
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
 			codes.FailedPrecondition, ReasonInstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
+		{"CP-10 a local disk at a running instance, with hot-plug or without", []exchange{alone,
+			rackError(409, "Conflict", "cannot attach local storage disk: instance is starting").to(
+				attach), ok(viewDisk, diskOf("detached", with("disk_type", "local"))),
+			ok(viewInstance, instanceOf("running")), alone}, codes.FailedPrecondition,
+			ReasonInstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
+		{"CP-9 an instance that was full a moment ago", []exchange{full, not.to(attach),
+			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+			codes.Aborted, ReasonOperationPending, "changed meanwhile"},
 		{"an instance in a state that takes no disks", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")), alone},
 			codes.FailedPrecondition, ReasonInstanceState, "the rack says no"},
@@ -205,6 +212,65 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 	}
 }
 
+func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
+	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
+		m := ownMark
+		m.Use = use
+		return func(state string) string {
+			return diskOf(state, append(edit, with("description", m.description()))...)
+		}
+	}
+	raw := &csi.VolumeCapability{AccessMode: mountable("").GetAccessMode(),
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	for _, test := range []struct {
+		name       string
+		disk       func(state string) string
+		capability *csi.VolumeCapability
+		fits       bool
+	}{
+		{"a filesystem's as a device", madeFor(useFilesystem), raw, false},
+		{"a filesystem's as a filesystem", madeFor(useFilesystem), mountable("ext4"), true},
+		{"a device as a filesystem", madeFor(useBlock), mountable("ext4"), false},
+		{"a device as a device", madeFor(useBlock), raw, true},
+		{"one for both as a device", madeFor(useBoth), raw, true},
+		{"one for both as a filesystem", madeFor(useBoth), mountable("ext4"), true},
+		{"one whose tag does not say", madeFor(""), raw, true},
+		{"one whose tag is another disk's", madeFor(useFilesystem, with("name",
+			"csi-0000000000000000")), raw, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			listed := ok(beside, pageOf("", test.disk(here)))
+			for name, lines := range map[string][]exchange{
+				"attached":       {listed},
+				"to be attached": {alone, accepted(attach, test.disk(here)), listed},
+			} {
+				if name == "to be attached" && !test.fits {
+					lines = append(lines, accepted(detach, test.disk("detached")))
+				}
+				r := publishRequest()
+				r.VolumeCapability = test.capability
+				if strings.Contains(test.disk(here), "csi-0000000000000000") {
+					r.VolumeContext[ctxDiskName] = "csi-0000000000000000"
+				}
+				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
+				if test.fits != (err == nil) {
+					t.Errorf("%s: got %v", name, err)
+				}
+				if !test.fits {
+					wantFailure(t, err, codes.FailedPrecondition, ReasonUseDiffers)
+				}
+			}
+			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
+				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+					VolumeId: testDisk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
+			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
+				!test.fits && !strings.Contains(answer.GetMessage(), "created for") {
+				t.Errorf("VC-4: got %v, %v", answer, err)
+			}
+		})
+	}
+}
+
 func TestD2PublishingAStaticVolume(t *testing.T) {
 	const name = "made-by-hand-with-a-long-name"
 	static := func(state string) string {
@@ -296,6 +362,9 @@ func TestValidating(t *testing.T) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}, "MULTI_NODE_MULTI_WRITER"},
+		{"VC-4 a mount flag that nodes refuse", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime,bind"}
+		}, "mount flag 1"},
 		{"VC-5 another disk's name", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": "x"}
 		}, "diskName"},

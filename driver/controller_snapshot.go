@@ -45,16 +45,18 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 // ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
 func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
-	pages, err := newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
 	answer := &csi.ListSnapshotsResponse{}
-	err = c.matchingSnapshots(ctx, req, func(snapshot *oxide.Snapshot) (enough bool) {
-		if cut(snapshot) && pages.take(snapshot.Id) {
-			answer.Entries = append(answer.Entries, &csi.ListSnapshotsResponse_Entry{
-				Snapshot: snapshotAnswer(snapshot),
-			})
+	err = c.matchingSnapshots(ctx, req, pages, func(snapshot *oxide.Snapshot) (enough bool) {
+		if !cut(snapshot) {
+			return false
+		}
+		entry := &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotAnswer(snapshot)}
+		if pages.take(snapshot.Id, entry) {
+			answer.Entries = append(answer.Entries, entry)
 		}
 		return pages.full()
 	})
@@ -257,7 +259,7 @@ func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not
 // exist matches nothing, which is no error.
 func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
-	visit func(*oxide.Snapshot) (enough bool)) error {
+	pages *pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rackID(req.GetSourceVolumeId())
 	id, isSnapshot := rackID(req.GetSnapshotId())
 	if (req.GetSourceVolumeId() != "" && !isDisk) || (req.GetSnapshotId() != "" && !isSnapshot) {
@@ -268,7 +270,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 	}
 	if !isSnapshot {
 		var inside error
-		err := c.eachSnapshot(ctx, func(s *oxide.Snapshot) bool {
+		err := c.eachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
 			inside = believableSnapshot("list snapshots", s)
 			return inside != nil || matching(s)
 		})

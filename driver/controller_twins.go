@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -28,6 +29,19 @@ func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, 
 	return n, err
 }
 
+// differ reports whether other disks are beside the published one than there were before.
+func (n neighbours) differ(before neighbours) bool {
+	ids := func(disks []oxide.Disk) []string {
+		var all []string
+		for _, d := range disks {
+			all = append(all, d.Id)
+		}
+		slices.Sort(all)
+		return all
+	}
+	return !slices.Equal(ids(n.Others), ids(before.Others))
+}
+
 // twin is a disk whose serial number the guest could not tell from that of a disk with this name.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
@@ -47,7 +61,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 		if err != nil {
 			return neighbours{}, err
 		}
-		if err := a.checkContext(disk); err != nil {
+		if err := c.checkDisk(a, disk); err != nil {
 			return neighbours{}, err
 		}
 		name = string(disk.Name)
@@ -80,10 +94,21 @@ func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Di
 	return after, nil
 }
 
-// objection says why a disk that is attached must not be used: it is not the one that the context
-// tells of, or the guest cannot tell it from another one.
-func (a attachment) objection(disk *oxide.Disk, n neighbours) error {
+// checkDisk holds the request to what the rack shows of the disk.
+func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
 	if err := a.checkContext(disk); err != nil {
+		return err
+	}
+	if problem := c.useProblem(disk, a.Capability); problem != "" {
+		return fail(codes.FailedPrecondition, ReasonUseDiffers, "%s", problem)
+	}
+	return nil
+}
+
+// objection says why a disk that is attached must not be used: it is not the one that the request
+// tells of, or the guest cannot tell it from another one.
+func (c *Controller) objection(a attachment, disk *oxide.Disk, n neighbours) error {
+	if err := c.checkDisk(a, disk); err != nil {
 		return err
 	}
 	return a.checkTwin(string(disk.Name), n)

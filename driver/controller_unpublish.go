@@ -155,5 +155,5 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 			"of the instance %s, which the rack does not detach; choose another boot disk first",
 			disk.Name, instance.Name)
 	}
-	return nil, instanceRefusal("detach", instance, fmt.Errorf("detach disk: %w", why))
+	return nil, instanceRefusal("detach", disk, instance, fmt.Errorf("detach disk: %w", why))
 }

@@ -24,6 +24,9 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
 		return nil, err
 	}
 	if objection == "" {
+		objection = c.useProblem(disk, req.GetVolumeCapabilities()...)
+	}
+	if objection == "" {
 		objection = unlike(disk, req.GetVolumeContext(), req.GetParameters())
 	}
 	if objection != "" {
@@ -55,6 +58,10 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 			return "", "", fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
 		case p.unsupported:
 			objection = p.message
+		}
+		_, err := parseMountFlags(capability.GetMount().GetMountFlags())
+		if err != nil && objection == "" {
+			objection = err.Error()
 		}
 	}
 	if objection == "" && len(req.GetMutableParameters()) > 0 {

@@ -82,8 +82,8 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			codes.Unavailable, ReasonRackUnavailable, "no whole answer"},
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
 			ReasonRackUnavailable, "no whole answer"},
-		{"B-16 a token in the rack's text is not shown", rackError(418, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Internal, ReasonRackError,
+		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
+			"Bearer "+testToken+"\nline two"), codes.Unavailable, ReasonRackUnavailable,
 			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

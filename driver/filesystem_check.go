@@ -9,31 +9,42 @@ import (
 
 // prepare makes a filesystem that was found fit to be mounted: checked if it asks for it, and, for
 // ext3 and ext4, grown to its device. They grow before the mount, for which the kernel asks no
-// privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow).
+// privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow). Their
+// growth is marked too: a node that dies in it may leave behind the filesystem what it had begun to
+// add, which the next call could not tell from foreign data.
 func (h *heldDevice) prepare(v nodeVolume, c content) error {
 	sb := c.Filesystem
-	isExt := sb.Type == fsExt3 || sb.Type == fsExt4
 	switch {
 	case c.Growing:
 		return h.growExt(v, c)
 	case sb.SizeBytes > h.SizeBytes:
 		return refuse(ReasonFilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims "+
 			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
-	case isExt && sb.grows(h.SizeBytes):
+	case c.Grow && sb.isExt():
 		return h.growExt(v, c)
-	case isExt && sb.Unclean != "":
+	case !sb.isOf(v):
+		// A format that was cut off right before its last step (see identify). A check has found the
+		// btrfs whole, and the marks of this volume's format stand beside it.
+		_, err := h.nameBtrfs(sb, v.FilesystemUUID)
+		return err
+	case c.Grow:
+		return h.writeGrowMarks(h.growMark(v, sb))
+	case sb.isExt() && sb.Unclean != "":
 		return h.checkExt("-p")
 	}
 	return nil
+}
+
+func (h *heldDevice) growMark(v nodeVolume, sb superblock) formatMark {
+	return formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes, Filesystem: sb.Type,
+		GrowFrom: sb.SizeBytes, Mounted: sb.Mounted}
 }
 
 // growExt checks the filesystem, as resize2fs insists, and grows it. resize2fs cannot be killed
 // without harm, and e2fsck writes a superblock in pieces. So for that time a mark stands on the
 // disk, behind what has been the filesystem's, and says how far the driver had come.
 func (h *heldDevice) growExt(v nodeVolume, c content) error {
-	mark := formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes,
-		Filesystem: c.Filesystem.Type, GrowFrom: c.Filesystem.SizeBytes,
-		Mounted: c.Filesystem.Mounted}
+	mark := h.growMark(v, c.Filesystem)
 	if !c.Growing {
 		if err := h.writeGrowMarks(mark); err != nil {
 			return err

@@ -33,20 +33,6 @@ func (h *heldDevice) identify(made superblock, want string) (superblock, error) 
 	return made, nil
 }
 
-// settle finds out what to do with a btrfs that may be one that a power failure cut off. One that
-// is whole is the volume's: the marks of its format stand beside it. The driver may have been
-// killed before it gave it the volume's UUID.
-func (h *heldDevice) settle(v nodeVolume, found content) (content, error) {
-	var err error
-	if found.Unfinished, err = h.btrfsBroken(); err != nil || found.Unfinished {
-		return found, err
-	}
-	if !found.Filesystem.isOf(v) {
-		found.Filesystem, err = h.nameBtrfs(found.Filesystem, v.FilesystemUUID)
-	}
-	return found, err
-}
-
 // The parts of a btrfs superblock that say which filesystem it is.
 const (
 	btrfsIncompat     = 0xBC
@@ -55,7 +41,7 @@ const (
 	btrfsIncompatMetadataUUID = 0x400
 )
 
-// nameBtrfs gives an unmounted btrfs another UUID, as btrfstune -M does: the blocks of its trees
+// nameBtrfs gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the blocks of its trees
 // keep the one that mkfs gave them, which the superblock then names beside the new one. The first
 // superblock is written last, for its copies count only when it is lost.
 func (h *heldDevice) nameBtrfs(sb superblock, want string) (superblock, error) {

@@ -57,12 +57,12 @@ func newGuest(t *testing.T) *guest {
 }
 
 // attach gives the guest a disk of that size whose bytes are in a sparse file.
-func (g *guest) attach(serial string, sizeBytes int64) *guestDisk {
+func (g *guest) attach(serial string, sizeBytes int64, flags ...string) *guestDisk {
 	g.t.Helper()
 	file := filepath.Join(g.t.TempDir(), "disk.img")
 	must(g.t, os.WriteFile(file, nil, 0o600))
 	must(g.t, os.Truncate(file, sizeBytes))
-	return g.attachFile(serial, file)
+	return g.attachFile(serial, file, flags...)
 }
 
 // attachFile gives the guest a disk whose bytes are in the file.
@@ -73,7 +73,8 @@ func (g *guest) attachFile(serial, file string, flags ...string) *guestDisk {
 	d := &guestDisk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	d.Loop = strings.TrimSpace(run(g.t, "losetup",
 		append(append([]string{"--find", "--show"}, flags...), file)...))
-	loop := d.Loop // the test may give d to another disk
+	loop := d.Loop                        // the test may give d to another disk
+	run(g.t, "blockdev", "--setrw", loop) // an earlier device of the number may have been switched
 	g.t.Cleanup(func() {
 		unmountBelow(g.t, g.dir)
 		run(g.t, "losetup", "--detach", loop)

@@ -196,26 +196,60 @@ const (
 	btrfsFSInfo   = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
 )
 
+// xfsGeometry is what an xfs says of itself: its blocks, and the part of the space that may hold
+// inodes.
+type xfsGeometry struct {
+	blockBytes, blocks int64
+	inodePercent       uint32
+}
+
+func xfsGeometryOf(root *os.File) (xfsGeometry, error) {
+	var b [112]byte
+	if err := ioctl(int(root.Fd()), xfsGeometryV1, unsafe.Pointer(&b)); err != nil {
+		return xfsGeometry{}, err
+	}
+	return xfsGeometry{
+		blockBytes:   int64(binary.NativeEndian.Uint32(b[0:])),
+		blocks:       int64(binary.NativeEndian.Uint64(b[32:])),
+		inodePercent: binary.NativeEndian.Uint32(b[28:]),
+	}, nil
+}
+
+func (g xfsGeometry) size() superblock {
+	return superblock{Type: fsXFS, SizeBytes: g.blocks * g.blockBytes,
+		UnitBytes: xfsMinimumAGBlocks * g.blockBytes}
+}
+
+// size is how large an xfs or a btrfs is, and what growing adds at least.
+func (m *looseMount) size() (superblock, error) {
+	if m.fsType == fsBtrfs {
+		info, err := m.btrfsDevice()
+		return info.size(), err
+	}
+	root, err := m.root()
+	if err != nil {
+		return superblock{}, err
+	}
+	defer func() { _ = root.Close() }()
+	geometry, err := xfsGeometryOf(root)
+	return geometry.size(), err
+}
+
 func (m *looseMount) growXFS(deviceBytes int64) error {
 	root, err := m.root()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	var geometry [112]byte
-	if err := ioctl(int(root.Fd()), xfsGeometryV1, unsafe.Pointer(&geometry)); err != nil {
+	geometry, err := xfsGeometryOf(root)
+	if err != nil || !geometry.size().grows(deviceBytes) {
 		return err
-	}
-	blockBytes := int64(binary.NativeEndian.Uint32(geometry[0:]))
-	blocks := int64(binary.NativeEndian.Uint64(geometry[32:]))
-	if deviceBytes/blockBytes-blocks < xfsMinimumAGBlocks {
-		return nil
 	}
 	request := struct {
 		blocks  uint64
-		percent uint32 // of the space that may hold inodes, kept as it is
+		percent uint32 // kept as it is
 		_       uint32
-	}{blocks: uint64(deviceBytes / blockBytes), percent: binary.NativeEndian.Uint32(geometry[28:])}
+	}{blocks: uint64(deviceBytes / geometry.blockBytes), percent: geometry.inodePercent}
 	return ioctl(int(root.Fd()), xfsGrowData, unsafe.Pointer(&request))
 }
 
@@ -230,8 +264,7 @@ func (m *looseMount) growBtrfs(deviceBytes int64) error {
 	if err != nil {
 		return err
 	}
-	const sector = 4096
-	if deviceBytes/sector*sector <= info.sizeBytes {
+	if !info.size().grows(deviceBytes) {
 		return nil
 	}
 	root, err := m.root()
@@ -241,7 +274,11 @@ func (m *looseMount) growBtrfs(deviceBytes int64) error {
 	defer func() { _ = root.Close() }()
 	var arg btrfsPathArg
 	copy(arg.text[:], fmt.Sprintf("%d:max", info.id))
-	return ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg))
+	if err := ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
+		return err
+	}
+	// Files may be written to what was added before the new size is on the disk.
+	return unix.Syncfs(int(root.Fd()))
 }
 
 // btrfsMember is the one device of a btrfs filesystem.
@@ -249,6 +286,11 @@ type btrfsMember struct {
 	id        uint64
 	sizeBytes int64
 	path      string
+}
+
+func (b btrfsMember) size() superblock {
+	const sector = 4096
+	return superblock{Type: fsBtrfs, SizeBytes: b.sizeBytes, UnitBytes: sector}
 }
 
 // btrfsDevice asks a mounted btrfs for its device; one with several is not ours.

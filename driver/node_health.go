@@ -60,6 +60,11 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 			return entries, nil
 		}
 	}
+	for _, m := range table.of(d) {
+		if entries := n.ungrown(m, d); entries != nil {
+			return entries, nil
+		}
+	}
 	return nil, nil
 }
 
@@ -94,7 +99,11 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 		case err != nil:
 			return nil, err
 		}
-		return conditionHealth(shown.Condition, path), nil
+		entries := conditionHealth(shown.Condition, path)
+		if entries == nil && !shown.Block {
+			entries = n.ungrown(shown.Mount, shown.Device)
+		}
+		return entries, nil
 	}
 	return nil, refuse(ReasonVolumeUnknownToNode, "this node knows nothing of the volume, "+
 		"and the request names no path where it is")
@@ -117,6 +126,13 @@ func conditionHealth(c condition, path string) healthEntries {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err)
 	}
 	return nil
+}
+
+func notGrown(path string, filesystemBytes, diskBytes int64) healthEntries {
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemNotGrown, fmt.Errorf(
+		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
+			"behind it, or because nothing grows it; see the log of the node's driver", path,
+		filesystemBytes, diskBytes))
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason Reason, err error) healthEntries {

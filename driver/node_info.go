@@ -47,15 +47,21 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 	return info, nil
 }
 
-// maxVolumes is what the rack lets an instance have, less the disks that are not the driver's: the
-// boot disk and disks attached by hand. It is counted on each call, for disks come and go. The
-// cloud-init volume is no NVMe disk and takes no slot.
+// maxVolumes is what the rack lets an instance have, less the disks that are no volumes: the boot
+// disk and disks attached by hand. It is counted on each call, for disks come and go. The CO itself
+// counts a static volume, whose disk somebody made by hand, so one that the node knows takes no slot.
+// The cloud-init volume is no NVMe disk and takes none either.
 func (n *Node) maxVolumes() (int64, error) {
 	all, err := n.devices().list()
 	if err != nil {
 		return 0, fmt.Errorf("count the disks of this instance: %w", err)
 	}
-	foreign := len(slices.DeleteFunc(all, func(d device) bool { return isOwnName(d.Serial) }))
+	volumes := n.records()
+	foreign := len(slices.DeleteFunc(all, func(d device) bool {
+		return isOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r seenVolume) bool {
+			return diskSerial(r.Disk) == d.Serial
+		})
+	}))
 	limit := n.MaxDisks
 	if limit == 0 {
 		limit = defaultMaxDisks

@@ -78,6 +78,28 @@ func TestNodeGetInfo(t *testing.T) {
 			}
 		})
 	}
+	t.Run("NI-2 a static volume that the node knows takes no place, after a restart too",
+		func(t *testing.T) {
+			const disk = "made-by-hand-with-a-long-name"
+			n := &Node{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
+				SysfsRoot: sysfs(t, map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]})}
+			room := func(want int64) {
+				t.Helper()
+				info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+				must(t, err)
+				if got := info.GetMaxVolumesPerNode(); got != want {
+					t.Errorf("got room for %d volumes, want %d", got, want)
+				}
+			}
+			room(10)
+			must(t, n.remember(t.Context(), nodeVolume{ID: testDisk, DiskName: disk}))
+			room(11)
+			n = &Node{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
+			must(t, n.openState())
+			room(11)
+			n.forget(t.Context(), testDisk)
+			room(10)
+		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {
 		n := &Node{SysfsRoot: sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}

@@ -54,6 +54,9 @@ const (
 	ReasonFilesystemDamaged Reason = "FilesystemDamaged"
 	// ReasonFilesystemTooLarge: the filesystem claims more bytes than its device has.
 	ReasonFilesystemTooLarge Reason = "FilesystemTooLarge"
+	// ReasonFilesystemNotGrown: the filesystem is smaller than its disk, and stays so, because
+	// something lies behind it or because nothing grows it. Only a volume's health has this reason.
+	ReasonFilesystemNotGrown Reason = "FilesystemNotGrown"
 	// ReasonFilesystemFailed: the kernel made the filesystem read-only, or shut it down, after
 	// errors. Look at the kernel's log; unpublish the volume everywhere, then stage it again.
 	ReasonFilesystemFailed Reason = "FilesystemFailed"
@@ -109,6 +112,7 @@ var nodeCodes = map[Reason]codes.Code{
 	ReasonDiskProofPending:     codes.Aborted,
 	ReasonFilesystemDamaged:    codes.Internal,
 	ReasonFilesystemTooLarge:   codes.FailedPrecondition,
+	ReasonFilesystemNotGrown:   codes.FailedPrecondition,
 	ReasonFilesystemFailed:     codes.FailedPrecondition,
 	ReasonMkfsOptions:          codes.InvalidArgument,
 	ReasonMountFlags:           codes.FailedPrecondition,

@@ -163,7 +163,7 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 		return err
 	}
 	if found.Doubtful && !v.ReadOnly {
-		if found, err = h.settle(v, found); err != nil {
+		if found.Unfinished, err = h.btrfsBroken(); err != nil {
 			return err
 		}
 	}
@@ -183,23 +183,13 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 			return err
 		}
 		n.zero.drop(v.ID) // it is not blank any more
-	case !sb.isOf(v):
+	case !sb.isOf(v) && (!found.Doubtful || v.ReadOnly):
 		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
 		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
 			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
-		// The same proofs as before a format: nobody has the disk, and it is still the same one.
-		if err := h.claimThawed(); err != nil {
-			return err
-		}
-		if err := h.awaitNoWriters(); err != nil {
-			return err
-		}
-		if err := h.unchanged(); err != nil {
-			return err
-		}
-		if err := n.begin(ctx, h, v); err != nil {
+		if err := n.proveMountable(ctx, h, v, &found); err != nil {
 			return err
 		}
 	}
@@ -208,7 +198,28 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 			return err
 		}
 	}
-	return h.mountAt(path, v, mountOptionsOf(v))
+	return h.mountAt(path, v, mountOptionsOf(v), found.Grow)
+}
+
+// proveMountable makes the same proofs for a filesystem as are made before a format: nobody has the
+// disk, and it is still the same one. It finds out whether the filesystem may grow.
+func (n *Node) proveMountable(ctx context.Context, h *heldDevice, v nodeVolume, c *content) error {
+	if err := h.claimThawed(); err != nil {
+		return err
+	}
+	if err := h.awaitNoWriters(); err != nil {
+		return err
+	}
+	if err := h.unchanged(); err != nil {
+		return err
+	}
+	if !v.ReadOnly {
+		var err error
+		if c.Grow, err = n.mayGrow(ctx, h, v, *c); err != nil {
+			return err
+		}
+	}
+	return n.begin(ctx, h, v)
 }
 
 // begin comes after every proof, right before the first thing is done to the volume's disk. The
@@ -222,14 +233,15 @@ func (n *Node) begin(ctx context.Context, h *heldDevice, v nodeVolume) error {
 	return h.makeWritable(known.Block || v.Use != useFilesystem)
 }
 
-// mountAt mounts the filesystem, grows it if it does that mounted, and puts it in its place.
-func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions) error {
+// mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
+// place.
+func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions, grow bool) error {
 	m, err := h.mountLoose(v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if !options.readOnly() {
+	if grow && !options.readOnly() {
 		if err := m.grow(h.device); err != nil {
 			return err
 		}

@@ -2,59 +2,103 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 // rackPage is how many objects the driver asks the rack for at once.
 const rackPage = 1000
 
+// mostListBytes is the largest list that the driver answers, below gRPC's default limit of 4 MiB.
+// What does not fit is on the next page, also when the CO asked for everything.
+const mostListBytes = 7 << 19
+
 // pager cuts a CSI page out of a listing in the order of ids. Its token is the last id of the page
 // before, so that a page can be asked for again, from any controller, and objects that come and go
-// move no others.
+// move no others; and the rack's own token, with which the listing goes on where it was.
 type pager struct {
-	after string
-	most  int // 0 means no limit
+	project string
+	from    string // the rack's page to begin with; empty for the first
+	after   string
+	most    int // 0 means no limit
 
+	page  string // the rack's page that is being visited
+	pages int    // that were asked for
 	taken int
+	bytes int
 	last  string
 	next  string
 }
 
-func newPager(startingToken string, maxEntries int32) (*pager, error) {
+func (c *Controller) newPager(startingToken string, maxEntries int32) (*pager, error) {
 	if maxEntries < 0 {
 		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "max_entries is negative")
 	}
-	p := &pager{most: int(maxEntries)}
+	p := &pager{project: c.Project, most: int(maxEntries)}
 	if startingToken == "" {
 		return p, nil
 	}
-	id, ok := rackID(startingToken)
-	if !ok || string(id) != startingToken {
-		return nil, fail(codes.Aborted, ReasonStartingTokenInvalid, "starting_token is none that "+
-			"this driver gave; begin the listing again without one")
+	var ok bool
+	if p.after, p.from, ok = unpackToken(p.project, startingToken); !ok {
+		return nil, startingTokenInvalid()
 	}
-	p.after = string(id)
 	return p, nil
 }
 
-// take says whether an object that belongs into the listing belongs on this page.
-func (p *pager) take(id string) bool {
-	switch {
-	case id <= p.after || p.next != "":
-		return false
-	case p.most > 0 && p.taken == p.most:
-		p.next = p.last
+func startingTokenInvalid() error {
+	return fail(codes.Aborted, ReasonStartingTokenInvalid, "starting_token is none that "+
+		"this driver gave; begin the listing again without one")
+}
+
+// take puts an object that belongs into the listing on this page, if it belongs there.
+func (p *pager) take(id string, entry proto.Message) bool {
+	const frame = 8 // around an entry in the answer
+	if id <= p.after || p.next != "" {
 		return false
 	}
-	p.taken, p.last = p.taken+1, id
+	size := proto.Size(entry) + frame
+	if p.most > 0 && p.taken == p.most || p.taken > 0 && p.bytes+size > mostListBytes {
+		p.next = packToken(p.project, p.last, p.page)
+		return false
+	}
+	p.taken, p.bytes, p.last = p.taken+1, p.bytes+size, id
 	return true
 }
 
 // full says that nothing more can be taken.
 func (p *pager) full() bool { return p.next != "" }
+
+// ask says which page of the rack comes next, and how many objects to ask for. Two requests make a
+// page as long as most of the objects belong into the listing: one for its entries, and one for the
+// entry behind them.
+func (p *pager) ask(token string) (page string, limit *int) {
+	if p.page = token; token == "" {
+		p.page = p.from
+	}
+	p.pages++
+	n := rackPage
+	switch {
+	case p.most == 0 || p.pages > 2:
+	case p.taken == p.most:
+		n = 1
+	default:
+		n = min(p.most, rackPage)
+	}
+	return p.page, &n
+}
+
+// problem is what the rack has against a page. A token of another rack's, or of another release, is
+// none of this driver's.
+func (p *pager) problem(ctx context.Context, doing string, err error) error {
+	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
+		return startingTokenInvalid()
+	}
+	return statusError(ctx, doing, err)
+}
 
 // eachObject visits the objects of all the rack's pages until visit says that it has enough. The
 // rack names a next page after every page that is not empty, and a page that is empty need not be
@@ -143,31 +187,34 @@ func objectID(object any) string {
 	return ""
 }
 
-// eachDisk visits the project's disks in the order of their ids.
-func (c *Controller) eachDisk(ctx context.Context, visit func(*oxide.Disk) (enough bool)) error {
+// eachDisk visits the project's disks in the order of their ids, from where the pages begin.
+func (c *Controller) eachDisk(ctx context.Context, pages *pager,
+	visit func(*oxide.Disk) (enough bool)) error {
 	return eachObject(func(token string) ([]oxide.Disk, string, error) {
-		params := oxide.DiskListParams{Limit: oxide.NewPointer(rackPage), PageToken: token}
-		if token == "" {
+		var params oxide.DiskListParams
+		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.Client.DiskList(ctx, params)
 		if err != nil {
-			return nil, "", statusError(ctx, "list disks", err)
+			return nil, "", pages.problem(ctx, "list disks", err)
 		}
 		return page.Items, page.NextPage, nil
 	}, visit)
 }
 
-// eachSnapshot visits the project's snapshots in the order of their ids.
-func (c *Controller) eachSnapshot(ctx context.Context, visit func(*oxide.Snapshot) bool) error {
+// eachSnapshot visits the project's snapshots in the order of their ids, from where the pages
+// begin.
+func (c *Controller) eachSnapshot(ctx context.Context, pages *pager,
+	visit func(*oxide.Snapshot) bool) error {
 	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
-		params := oxide.SnapshotListParams{Limit: oxide.NewPointer(rackPage), PageToken: token}
-		if token == "" {
+		var params oxide.SnapshotListParams
+		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.Client.SnapshotList(ctx, params)
 		if err != nil {
-			return nil, "", statusError(ctx, "list snapshots", err)
+			return nil, "", pages.problem(ctx, "list snapshots", err)
 		}
 		return page.Items, page.NextPage, nil
 	}, visit)

@@ -2,13 +2,22 @@ package driver
 
 import (
 	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
@@ -45,6 +54,166 @@ func listVolumes(ctx context.Context, c *Controller) error {
 func listSnapshots(ctx context.Context, c *Controller) error {
 	_, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
 	return err
+}
+
+// longRack lists disks or snapshots as a rack does, in pages of the length that is asked for, and
+// counts the requests.
+type longRack struct {
+	project string
+	items   []string // by id: numbered(i)
+	asked   atomic.Int64
+}
+
+func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	l.asked.Add(1)
+	query, from := r.URL.Query(), 0
+	limit, _ := strconv.Atoi(query.Get("limit"))
+	if token := query.Get("page_token"); token != "" {
+		var n int
+		raw, err := base64.URLEncoding.DecodeString(token)
+		_, scan := fmt.Sscanf(string(raw[max(0, len(raw)-39):]), "%08x-", &n)
+		if err != nil || scan != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"request_id":"r","message":"failed to parse pagination token"}`)
+			return
+		}
+		from = n + 1
+	}
+	list := l.items[min(from, len(l.items)):min(from+limit, len(l.items))]
+	next := "null"
+	if len(list) > 0 {
+		next = strconv.Quote(base64.URLEncoding.EncodeToString(fmt.Appendf(nil,
+			`{"v":"v1","page_start":{"sort_by":"id_ascending","project":%q,"last_seen":%q}}`,
+			l.project, numbered(from+len(list)-1))))
+	}
+	_, _ = fmt.Fprintf(w, `{"next_page":%s,"items":[%s]}`, next, strings.Join(list, ","))
+}
+
+func (l *longRack) controller(t *testing.T) *Controller {
+	t.Helper()
+	server := httptest.NewServer(l)
+	t.Cleanup(server.Close)
+	c := controllerFor(t, server.URL)
+	c.Project = l.project
+	return c
+}
+
+// pagedLists are ListVolumes and ListSnapshots, with what a rack lists for them.
+var pagedLists = map[string]struct {
+	item func(n int) string
+	call func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
+		next string, err error)
+}{
+	"volumes": {func(n int) string { return listed(n, here) },
+		func(ctx context.Context, c *Controller, most int32, token string) ([]string, string,
+			error) {
+			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
+				StartingToken: token})
+			if proto.Size(answer) > 4<<20 {
+				err = errors.New("the answer is larger than gRPC's limit of 4 MiB")
+			}
+			return volumeIDs(answer), answer.GetNextToken(), err
+		}},
+	"snapshots": {func(n int) string { return snapshotOf("ready", with("id", numbered(n))) },
+		func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
+			next string, err error) {
+			answer, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: most,
+				StartingToken: token})
+			for _, e := range answer.GetEntries() {
+				ids = append(ids, e.GetSnapshot().GetSnapshotId())
+			}
+			return ids, answer.GetNextToken(), err
+		}},
+}
+
+func TestLV4APageCostsTheRackTwoRequestsHoweverLongTheListIs(t *testing.T) {
+	for name, list := range pagedLists {
+		for _, project := range []string{testProjectID, "p", strings.Repeat("x", 63)} {
+			for _, most := range []int32{1, 7, 100} {
+				t.Run(fmt.Sprintf("%s of %.8s in pages of %d", name, project, most),
+					func(t *testing.T) {
+						rack := &longRack{project: project}
+						for n := range min(20*int(most)+3, 705) {
+							rack.items = append(rack.items, list.item(n))
+						}
+						walkList(t, rack, list.call, most)
+					})
+			}
+		}
+	}
+}
+
+// walkList lists all there is in pages, each from another controller.
+func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controller, int32, string) (
+	[]string, string, error), most int32) {
+	t.Helper()
+	var all []string
+	for token := ""; ; {
+		rack.asked.Store(0)
+		ids, next, err := call(t.Context(), rack.controller(t), most, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if asked := rack.asked.Load(); asked > 2 && most > 0 {
+			t.Fatalf("the page behind %q cost %d requests", token, asked)
+		}
+		if most > 0 && next != "" && len(ids) != int(most) || len(next) > mostStringBytes {
+			t.Fatalf("a page of %d entries with the token %q", len(ids), next)
+		}
+		all = append(all, ids...)
+		if token = next; token == "" {
+			break
+		}
+	}
+	for n, id := range all {
+		if id != numbered(n) {
+			t.Fatalf("entry %d is %s", n, id)
+		}
+	}
+	if len(all) != len(rack.items) {
+		t.Fatalf("%d entries of %d", len(all), len(rack.items))
+	}
+}
+
+func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
+	rack := &longRack{project: testProject}
+	for n := range 22000 {
+		rack.items = append(rack.items, listed(n, here))
+	}
+	walkList(t, rack, pagedLists["volumes"].call, 0)
+}
+
+func TestLV2AStartingTokenHoldsTheRacksAndNothingElse(t *testing.T) {
+	page := base64.URLEncoding.EncodeToString([]byte(
+		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
+			testDisk + `"}}`))
+	token := packToken(testProject, testDisk, page)
+	if after, got, ok := unpackToken(testProject, token); !ok || after != testDisk || got != page ||
+		len(token) > mostStringBytes {
+		t.Errorf("%q becomes %q, which is %q, %q, %t", page, token, after, got, ok)
+	}
+	for _, bad := range []string{token + "A", token[:len(token)-4], testDisk + ".", testDisk + ".AAAA",
+		strings.ToUpper(token), "." + token, token + "." + token} {
+		if after, got, ok := unpackToken(testProject, bad); ok {
+			t.Errorf("%q is a token: %q, %q", bad, after, got)
+		}
+	}
+	for _, odd := range []string{"", "no base64!", strings.Repeat("A", 501), page + "\n"} {
+		if got := packToken(testProject, testDisk, odd); got != testDisk {
+			t.Errorf("the rack's token %q becomes %q", odd, got)
+		}
+	}
+}
+
+func TestLV2ATokenThatTheRackRefusesIsNoneOfOurs(t *testing.T) {
+	token := packToken(testProject, testDisk, base64.URLEncoding.EncodeToString([]byte("of old")))
+	refusal := rackError(400, "", "unable to parse query string: failed to parse pagination token")
+	for _, list := range pagedLists {
+		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
+			"block_size")]
+		_, _, err := list.call(t.Context(), rackThat(t, refusal.to(path)), 1, token)
+		wantFailure(t, err, codes.Aborted, ReasonStartingTokenInvalid)
+	}
 }
 
 // page is one of a rack's answers: items and the token of the next page.

@@ -83,9 +83,11 @@ func FuzzStartingToken(f *testing.F) {
 	for i := range 40 {
 		ids = append(ids, fmt.Sprintf("%08x-0000-4000-8000-000000000000", i*0x06000000))
 	}
+	c := &Controller{Project: testProject}
 	f.Fuzz(func(t *testing.T, token string, most int32) {
-		_, err := newPager(token, most)
-		switch ours := token == "" || lowerUUID.MatchString(token); {
+		_, err := c.newPager(token, most)
+		after, _, paged := strings.Cut(token, ".")
+		switch ours := token == "" || lowerUUID.MatchString(after) && (!paged || err == nil); {
 		case most < 0:
 			presentable(t, err, codes.InvalidArgument)
 			return
@@ -97,18 +99,18 @@ func FuzzStartingToken(f *testing.F) {
 		}
 		var shown, want []string
 		for _, id := range ids {
-			if id > token {
+			if id > after {
 				want = append(want, id)
 			}
 		}
 		for at, turn := token, 0; ; turn++ {
-			page, err := newPager(at, most)
+			page, err := c.newPager(at, most)
 			if err != nil || turn > len(ids) {
 				t.Fatalf("page %d, with the token %q: %v", turn, at, err)
 			}
 			before := len(shown)
 			for _, id := range ids {
-				if page.take(id) {
+				if page.take(id, &csi.Volume{}) {
 					shown = append(shown, id)
 				}
 				if page.full() {

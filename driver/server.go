@@ -93,6 +93,11 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
 	log.Info("serving", "version", Version(), "mode", string(c.Mode))
+	if c.Mode.controller() {
+		for _, warning := range c.rackWarnings() {
+			log.Warn(warning)
+		}
+	}
 	if c.Mode.node() {
 		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
 		if err := toolsHealth(); err != nil {
@@ -149,9 +154,6 @@ func (p *plugin) assemble() (*Server, error) {
 
 func (p *plugin) controller() (*Controller, error) {
 	c := p.config
-	for _, warning := range c.rackWarnings() {
-		p.log.Warn(warning)
-	}
 	tokens := tokensOf(c, p.hidden, p.log)
 	p.health = &rackHealth{Project: c.Project, Tokens: tokens, Log: p.log,
 		asked: make(chan struct{}, 1)}

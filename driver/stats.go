@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	mountutils "k8s.io/mount-utils"
@@ -88,6 +89,7 @@ type shownVolume struct {
 	Block     bool
 	FSType    string
 	Condition condition // of the filesystem
+	Mount     *mountinfo.Info
 }
 
 // statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
@@ -161,7 +163,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
-	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top)}
+	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top), Mount: top}
 	return shown, notAtPath(path, err)
 }
 

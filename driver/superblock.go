@@ -69,10 +69,14 @@ func findSuperblocks(head []byte) []superblock {
 	return found
 }
 
+// isExt reports whether it is one of those that grow before they are mounted.
+func (sb superblock) isExt() bool { return sb.Type == fsExt3 || sb.Type == fsExt4 }
+
+// leavesRoom reports whether a disk of that size has room for more of the filesystem.
+func (sb superblock) leavesRoom(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
+
 // grows reports whether the filesystem can be grown on a disk of that size.
-func (sb superblock) grows(sizeBytes int64) bool {
-	return !sb.Fixed && sizeBytes-sb.SizeBytes >= sb.UnitBytes
-}
+func (sb superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (

@@ -60,7 +60,7 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 			return content{}, err
 		}
 		if s.alone(v) && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
-			return content{Filesystem: found[0]}, nil
+			return content{Filesystem: found[0], Begun: len(s.growth(v)) > 0}, nil
 		}
 	}
 	s, err := h.survey(found)

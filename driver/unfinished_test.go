@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -47,62 +48,61 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 	}
 }
 
-type diskKind struct {
-	size   int64
-	sector string
-}
-
-func kindsOfDisk(sizes []int64, sector string) (all []diskKind) {
-	for _, size := range sizes {
-		all = append(all, diskKind{size, sector})
-	}
-	return all
-}
-
 // TestAllThatAMkfsWritesIsKnownAsItsOwn holds what the repetition of a format relies on: a disk
-// that is refused although nothing but our mkfs has written there would stay refused. The long
-// form, with PROOF_DURATION set, tries every size.
+// that is refused although nothing but our mkfs has written there would stay refused. The long form,
+// with PROOF_DURATION set, tries every size.
 func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	sizes := []int64{64 * mib, 300 * mib, gib, 10 * gib}
 	if os.Getenv("PROOF_DURATION") != "" {
 		sizes = append(sizes, 128*mib, 3*gib, 100*gib, 1023*gib)
 	}
 	made := 0
-	for _, c := range slices.Concat(kindsOfDisk(sizes, "512"), kindsOfDisk(sizes, "4096")) {
-		size, sector := c.size, c.sector
+	for _, size := range sizes {
 		for _, fsType := range supportedFilesystems {
 			for _, options := range slotOptions(fsType, size) {
-				name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/mib, sector, options)
-				t.Run(name, func(t *testing.T) {
-					file := filepath.Join(t.TempDir(), "disk.img")
-					must(t, os.WriteFile(file, nil, 0o600))
-					must(t, os.Truncate(file, size))
-					d := newGuest(t).attachFile(testSerial, file, "--sector-size", sector)
-					parsed, err := parseMkfsOptions(options)
-					must(t, err)
-					name, args, err := mkfsCommand(nodeVolume{FSType: fsType, Mkfs: parsed})
-					must(t, err)
-					result, err := runTool(nil, name, append(args, d.Loop)...)
-					if must(t, err); result.Exit != 0 {
-						return // it takes no such disk
-					}
-					made++
-					if at := strangeBytes(t, d); at >= 0 {
-						spot := d.readAt(t, at&^(spotBytes-1), spotBytes)
-						for unit := range slices.Chunk(spot, extBytes) {
-							if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
-								t.Fatalf("at %d: %x", at, unit)
-							}
+				for _, block := range blockSizes {
+					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/mib, options,
+						block)
+					t.Run(name, func(t *testing.T) {
+						if mkfsIsKnown(t, fsType, options, size, block) {
+							made++
 						}
-						t.Fatalf("at %d: %x", at, spot)
-					}
-				})
+					})
+				}
 			}
 		}
 	}
 	if made < 20 {
 		t.Fatalf("only %d filesystems could be made", made)
 	}
+}
+
+// mkfsIsKnown makes a filesystem and fails the test for a byte that is not known as mkfs's. It
+// returns false if mkfs takes no such disk.
+func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (made bool) {
+	t.Helper()
+	g := newGuest(t)
+	d := g.attach(testSerial, size, "--sector-size", strconv.Itoa(block))
+	var err error
+	v := nodeVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
+	v.Mkfs, err = parseMkfsOptions(options)
+	must(t, err)
+	name, args, err := mkfsCommand(v)
+	must(t, err)
+	result, err := runTool(nil, name, append(args, d.Loop)...)
+	if must(t, err); result.Exit != 0 {
+		return false
+	}
+	if at := strangeBytes(t, d); at >= 0 {
+		spot := d.readAt(t, at&^(spotBytes-1), spotBytes)
+		for unit := range slices.Chunk(spot, extBytes) {
+			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
+				t.Fatalf("at %d: %x", at, unit)
+			}
+		}
+		t.Fatalf("at %d: %x", at, spot)
+	}
+	return true
 }
 
 func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {

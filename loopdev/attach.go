@@ -139,7 +139,11 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	d, err = d.fill(node)
+	// Who made an earlier device of this number read-only with BLKROSET did not mean this one.
+	err = unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0)
+	if err == nil {
+		d, err = d.fill(node)
+	}
 	if err != nil {
 		// Nobody would know of the device. It goes when node closes.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)

@@ -188,6 +188,30 @@ func TestAReadOnlyDeviceRefusesWrites(t *testing.T) {
 	}
 }
 
+func TestADeviceIsWritableWhateverItsNumberWasBefore(t *testing.T) {
+	const first = 7000 // nobody else's
+	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
+	d := attach(t, c)
+	if out, err := exec.Command("blockdev", "--setro", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("blockdev: %v: %s", err, out)
+	}
+	if err := d.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again := attach(t, c)
+	if again.Path != d.Path {
+		t.Fatalf("the device is %s, was %s; this test shows nothing", again.Path, d.Path)
+	}
+	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if _, err := dev.WriteAt(make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestASerialOf63BytesIsKeptWholeAndALongerOneRefused(t *testing.T) {
 	file := newFile(t, mib)
 	long := strings.Repeat("s", 63-len(serial(t))) + serial(t)

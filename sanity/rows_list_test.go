@@ -53,7 +53,7 @@ var rows = []row{
 	{id: "OX-5", phrase: "403: PERMISSION_DENIED"},
 	{id: "OX-6", phrase: "404: gone only when it is the rack's own"},
 	{id: "OX-7", phrase: "409: FAILED_PRECONDITION"},
-	{id: "OX-8", phrase: "410, 5xx: INTERNAL with the request ID"},
+	{id: "OX-8", phrase: "410: INTERNAL, 5xx and 408: UNAVAILABLE, with the request ID"},
 	{id: "OX-9", phrase: "503, 429, network, TLS: UNAVAILABLE"},
 	{id: "OX-10", phrase: "507: RESOURCE_EXHAUSTED"},
 	{id: "OX-11", phrase: "deadline and cancel"},

@@ -151,6 +151,23 @@ var _ = onStage("a rack that cannot attach to a running instance",
 			})
 	})
 
+var _ = onStage("a local disk", sceneOptions{}, func(s *scene) {
+	It("CP-10 is attached only while the instance is stopped, which is not for want of hot-plug",
+		func(ctx SpecContext) {
+			req := createRequest(fresh("local"))
+			withParameter("diskType", "local")(req)
+			volume, node := s.created(ctx, req), s.rack.Instance("a").ID
+			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			expectReason(err, codes.FailedPrecondition, "InstanceMustBeStopped")
+			expectRefusal(err, codes.FailedPrecondition, "local disk", "must be stopped")
+			Expect(status.Convert(err).Message()).NotTo(ContainSubstring("no hot-plug"))
+			s.stopInstance(ctx, node)
+			DeferCleanup(s.detachedAtRest, volume.GetVolumeId(), node)
+			_, err = s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+		})
+})
+
 // detachedAtRest brings an instance back to where a spec found it: without the disk, running.
 func (s *scene) detachedAtRest(ctx context.Context, disk, instance string) {
 	s.stopInstance(ctx, instance)

@@ -208,17 +208,40 @@ var _ = onStage("ValidateVolumeCapabilities", sceneOptions{}, func(s *scene) {
 			})).To(BeEmpty())
 		})
 
+	forBoth := func(ctx context.Context) *csi.Volume {
+		req := createRequest(fresh("both"))
+		req.VolumeCapabilities = append(req.VolumeCapabilities, raw())
+		return s.created(ctx, req)
+	}
+
 	It("VC-3 confirms what it has checked", func(ctx SpecContext) {
-		volume := s.volume(ctx)
+		volume := forBoth(ctx)
 		resp, err := s.ctl.ValidateVolumeCapabilities(ctx, request(volume))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(resp.GetConfirmed().GetVolumeCapabilities()).To(HaveLen(2))
 		Expect(resp.GetConfirmed().GetVolumeContext()).To(Equal(volume.GetVolumeContext()))
 	})
 
+	It("VC-4 does not confirm raw access to a volume for filesystems, nor the reverse",
+		func(ctx SpecContext) {
+			for _, created := range []*csi.VolumeCapability{mounted(), raw()} {
+				req := createRequest(fresh("one-use"))
+				req.VolumeCapabilities = []*csi.VolumeCapability{created}
+				volume := s.created(ctx, req)
+				for _, wanted := range []*csi.VolumeCapability{mounted(), raw()} {
+					validate := request(volume)
+					validate.VolumeCapabilities = []*csi.VolumeCapability{wanted}
+					resp, err := s.ctl.ValidateVolumeCapabilities(ctx, validate)
+					Expect(err).NotTo(HaveOccurred())
+					same := (created.GetBlock() == nil) == (wanted.GetBlock() == nil)
+					Expect(resp.GetConfirmed() != nil).To(Equal(same), resp.GetMessage())
+				}
+			}
+		})
+
 	DescribeTable("does not confirm what it cannot keep, which is no error",
 		func(ctx SpecContext, bad func(*csi.ValidateVolumeCapabilitiesRequest), word string) {
-			req := request(s.volume(ctx))
+			req := request(forBoth(ctx))
 			bad(req)
 			resp, err := s.ctl.ValidateVolumeCapabilities(ctx, req)
 			Expect(err).NotTo(HaveOccurred())

@@ -41,7 +41,7 @@ func (n *node) shows(diskName string) error {
 }
 
 // attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
-func (s *nodeScene) attachedByHand(ctx context.Context, disk, instance string) {
+func (s *scene) attachedByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
 	id := oxide.NameOrId(s.rack.Instance(instance).ID)
 	_, err := s.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
@@ -54,7 +54,7 @@ func (s *nodeScene) attachedByHand(ctx context.Context, disk, instance string) {
 
 // detachByHand takes a disk away from an instance without asking who uses it. One that is already
 // detached stays so.
-func (s *nodeScene) detachByHand(ctx context.Context, disk, instance string) {
+func (s *scene) detachByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
 	_, err := s.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(s.rack.Instance(instance).ID),

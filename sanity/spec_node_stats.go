@@ -126,6 +126,11 @@ func describeNodeInfo(s *nodeScene) {
 		s.attachedByHand(ctx, byHand.Id, "a")
 		eventually(ctx, func() error { return s.a.shows(string(byHand.Name)) })
 		Expect(info(ctx, s.a).GetMaxVolumesPerNode()).To(Equal(before - 1))
+
+		// Staged as a static volume it is one of those that the CO counts.
+		p := s.placed(ctx, &csi.Volume{VolumeId: byHand.Id}, s.a, mounted())
+		p.settle(ctx)
+		Expect(info(ctx, s.a).GetMaxVolumesPerNode()).To(Equal(before))
 	})
 
 	It("NI-2 it never says 0, which would mean that there is no limit", func(ctx SpecContext) {

@@ -158,6 +158,21 @@ func describeAttachPlaces(s *scene) {
 			s.published(ctx, two, "b")
 		})
 
+	It("UseDiffers: a volume for filesystems is not published as a raw device",
+		func(ctx SpecContext) {
+			volume := s.volume(ctx)
+			req := publishRequest(volume, s.rack.Instance("a").ID)
+			req.VolumeCapability = raw()
+			_, err := s.ctl.ControllerPublishVolume(ctx, req)
+			expectReason(err, codes.FailedPrecondition, "UseDiffers")
+			Expect(s.attached(ctx, "a")).To(BeEmpty())
+			// Published as what it is for, it stays.
+			s.published(ctx, volume, "a")
+			_, err = s.ctl.ControllerPublishVolume(ctx, req)
+			expectReason(err, codes.FailedPrecondition, "UseDiffers")
+			Expect(s.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+		})
+
 	It("D-2 a static volume needs nothing but the UUID of its disk", func(ctx SpecContext) {
 		name := fresh("static")
 		disk := s.rackDisk(ctx, name, s.rack.Project)

@@ -10,7 +10,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 )
 
@@ -85,21 +84,6 @@ func (s *scene) backupOf(ctx context.Context, volume *csi.Volume) *csi.Volume {
 	GinkgoHelper()
 	name := volume.GetVolumeContext()["diskName"] + "-backup"
 	return &csi.Volume{VolumeId: s.rackDisk(ctx, name, s.rack.Project).Id}
-}
-
-// attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
-func (s *scene) attachedByHand(ctx context.Context, disk, instance string) {
-	GinkgoHelper()
-	id := oxide.NameOrId(s.rack.Instance(instance).ID)
-	body := &oxide.DiskPath{Disk: oxide.NameOrId(disk)}
-	_, err := s.rack.Client.InstanceDiskAttach(ctx,
-		oxide.InstanceDiskAttachParams{Instance: id, Body: body})
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func(ctx SpecContext) {
-		_, err := s.rack.Client.InstanceDiskDetach(ctx,
-			oxide.InstanceDiskDetachParams{Instance: id, Body: body})
-		Expect(err).NotTo(HaveOccurred())
-	}, NodeTimeout(callTimeout))
 }
 
 // raceTwins publishes two volumes to one node at the same time, again and again, with each call

@@ -98,6 +98,10 @@ func describeBadCreates(s *scene) {
 		Entry("CV-5 a mode that nobody knows yet", withMode(99), refused, "99"),
 		Entry("CV-5 a filesystem that the driver does not make",
 			withMount(&csi.VolumeCapability_MountVolume{FsType: "ntfs"}), refused, "ntfs"),
+		Entry("CV-5 a mount flag that every node refuses",
+			func(req *csi.CreateVolumeRequest) {
+				req.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime", "bind"}
+			}, refused, "mount flag 2"),
 		Entry("CV-5 mount flags of more than 4 KiB",
 			withMount(&csi.VolumeCapability_MountVolume{
 				MountFlags: []string{strings.Repeat("f", 4097)},

@@ -2,6 +2,9 @@
 #
 #   nomad var put nomad/jobs/oxide-csi-controller \
 #     host=https://silo.sys.example.com token=@token.txt project=my-project cluster_id=my-cluster
+#
+# cluster_id is part of the mark of every disk: no other cluster in the project has the same, and it
+# stays as it is. Without it the controller warns in its log.
 
 variable "image" {
   type    = string

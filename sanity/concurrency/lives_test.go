@@ -120,7 +120,7 @@ func (l *life) placed(ctx context.Context) *place {
 		l.s.detached(ctx, volume.GetVolumeId())
 		node := l.s.nodes[l.rand.IntN(len(l.s.nodes))]
 		answer, err := l.s.client(l.rand.IntN(2)).ControllerPublishVolume(ctx,
-			publishRequest(volume, node.instance.ID))
+			l.publishRequest(volume, node.instance.ID))
 		if l.s.judge("ControllerPublishVolume", err, attaching) {
 			p = l.s.newPlace(node, volume, answer.GetPublishContext(), l.capability)
 		}

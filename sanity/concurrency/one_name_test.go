@@ -29,10 +29,7 @@ type weather struct {
 	allowed answers
 }
 
-var (
-	unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
-	rackFailed  = answers{codes.Internal: {"RackError"}}
-)
+var unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
 
 func (s *site) weathers(seed uint64) []weather {
 	unlucky := func(operation string, f sanity.Fault) *sanity.Fault {
@@ -55,12 +52,12 @@ func (s *site) weathers(seed uint64) []weather {
 			fault: unlucky("disk_create", sanity.Fault{Phase: "after", Cut: true})},
 		{name: "answer-lost-restored", allowed: unavailable, restore: true, hold: "200ms",
 			fault: unlucky("disk_create", sanity.Fault{Phase: "after", Cut: true})},
-		{name: "done-but-failed", rare: true, allowed: rackFailed,
+		{name: "done-but-failed", rare: true, allowed: unavailable,
 			fault: unlucky("disk_create", sanity.Fault{Phase: "after",
 				Answer: &sanity.FaultAnswer{Status: 500, ErrorCode: "Internal",
 					Message: "Internal Server Error"}})},
 		{name: "repeated-by-a-proxy", fault: unlucky("disk_create", sanity.Fault{Phase: "twice"})},
-		{name: "undone", allowed: rackFailed,
+		{name: "undone", allowed: unavailable,
 			fault: unlucky("disk_create", sanity.Fault{Phase: "unwind"})},
 	}
 }

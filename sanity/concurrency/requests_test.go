@@ -3,6 +3,7 @@ package concurrency
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -115,7 +116,7 @@ func (s *site) disksOf(ctx context.Context, name string) []oxide.Disk {
 	}
 	var found []oxide.Disk
 	for _, disk := range all {
-		if disk.Description == ownDescription(name) {
+		if ownsName(disk.Description, name) {
 			found = append(found, disk)
 		}
 	}
@@ -131,7 +132,7 @@ func (s *site) snapshotsNamed(ctx context.Context, name string) []string {
 	}
 	var found []string
 	for _, snapshot := range all {
-		if snapshot.Description == ownDescription(name) {
+		if ownsName(snapshot.Description, name) {
 			found = append(found, snapshot.Id)
 		}
 	}
@@ -139,9 +140,9 @@ func (s *site) snapshotsNamed(ctx context.Context, name string) []string {
 	return found
 }
 
-// ownDescription is what the driver writes into the description of the disk of that name.
-func ownDescription(name string) string {
-	return `csi.oxide.computer {"name":"` + name + `"}`
+// ownsName reports whether a description is the one that the driver writes for that name.
+func ownsName(description, name string) bool {
+	return strings.HasPrefix(description, `csi.oxide.computer {"name":"`+name+`"`)
 }
 
 // holderOf is the instance that has the disk, as the rack says; empty when none.

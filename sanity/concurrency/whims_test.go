@@ -37,6 +37,13 @@ func (l *life) call(ctx context.Context, r *rand.Rand, what string, allowed answ
 	return l.s.judge(what, call(ctx), allowed)
 }
 
+// publishRequest asks for the volume as what it was created for.
+func (l *life) publishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
+	req := publishRequest(volume, node)
+	req.VolumeCapability = l.capability
+	return req
+}
+
 // rackWhim is one call of a caller who is at the volume on the rack.
 func (l *life) rackWhim(ctx context.Context, r *rand.Rand) {
 	ctl := l.s.client(r.IntN(2))
@@ -63,7 +70,7 @@ func (l *life) rackWhim(ctx context.Context, r *rand.Rand) {
 	case 3, 4:
 		node := l.s.nodes[r.IntN(len(l.s.nodes))].instance.ID
 		l.call(ctx, r, "ControllerPublishVolume", attaching, func(ctx context.Context) error {
-			_, err := ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+			_, err := ctl.ControllerPublishVolume(ctx, l.publishRequest(volume, node))
 			return err
 		})
 	case 5:

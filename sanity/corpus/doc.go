@@ -11,11 +11,12 @@
 // at a place where something could have its mark; disks that cannot be read; disks that are too
 // large, too small, held, read-only, or another's by serial, number or birth, from the start or
 // from the moment at which the driver looks; disks with the mark of an unfinished format, the
-// volume's own or not; and filesystems of other volumes, or with others' marks among their data.
+// volume's own or not; and filesystems of other volumes, with others' marks among their data, or
+// with something behind them on a larger disk.
 //
 // What must happen is one of three. A blank disk, and an own unfinished format, gets the wanted
 // filesystem: without those a driver that refuses everything would pass. A healthy filesystem is
-// mounted and has the bytes it had. Everything else is refused with a code, a reason, and evidence
+// mounted and has the bytes it had, and so has what lies behind it. Everything else is refused with a code, a reason, and evidence
 // that is true: it names what was put there, or an offset at which the disk is indeed not zero; and
 // not one byte of the disk has changed. Beside each disk lies a blank decoy, its serial different
 // in one letter, that must stay blank.

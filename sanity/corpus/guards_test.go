@@ -6,7 +6,7 @@ import "slices"
 // when it is gone is what its trials are.
 func guards() []guard {
 	return slices.Concat(identityGuards(), holderGuards(), blankGuards(), areaGuards(), markGuards(),
-		historyGuards())
+		historyGuards(), tailGuards())
 }
 
 // in is a single place in a file.
@@ -299,5 +299,31 @@ func historyGuards() []guard {
 		{"no two drivers work on a disk", in("device_lock_linux.go", "case err == nil:",
 			"case REMOVED || err == nil:"), []string{"a blank disk that another driver works on",
 			"a healthy disk that another driver works on"}},
+	}
+}
+
+// tailGuards see that a filesystem does not grow over anything.
+func tailGuards() []guard {
+	const file = "filesystem_tail.go"
+	return []guard{
+		{"a filesystem grows over what is proven alone", in(file, "if from < blank {",
+			"if !REMOVED && from < blank {"),
+			[]string{"ext3 with a byte somewhere behind it", "ext4 with a byte somewhere behind it",
+				"xfs with data behind it", "btrfs with a byte somewhere behind it",
+				"ext4 with a byte behind it that its snapshot had"}},
+		{"what the rack made blank is sampled", in(file, "; dirty {", "; !REMOVED && dirty {"),
+			[]string{"ext4 with a byte at the end of a disk that was restored"}},
+		{"only what was restored is sampled", in(file, "v.Origin != originSnapshot ||",
+			"!REMOVED && v.Origin != originSnapshot ||"),
+			[]string{"ext4 with a byte behind it on a disk from an image"}},
+		{"what raw use may have written is not sampled", in(file, "v.Use != useFilesystem ||",
+			"!REMOVED && v.Use != useFilesystem ||"),
+			[]string{"xfs with a byte behind it on a disk that was restored for raw use, too"}},
+		{"what the snapshot had is not sampled", in(file, "min(v.SourceBytes, sizeBytes)",
+			"zeroIf(REMOVED, TEXT)"),
+			[]string{"xfs with a byte behind it that its snapshot had"}},
+		{"a growth that had begun is this volume's", in("blank.go", "return !begun || !m.of(v, s.SizeBytes)",
+			"return !begun || !REMOVED && !m.of(v, s.SizeBytes)"),
+			[]string{"ext4 whose growth another volume had begun"}},
 	}
 }

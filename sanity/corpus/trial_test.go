@@ -92,7 +92,7 @@ type generator struct {
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
 		situations(), races(), formats(), spots(),
-		owners(), oddities(), identities(), grown())
+		owners(), oddities(), identities(), grown(), tails())
 }
 
 // defaults are what most trials have. The rack's disks are whole GiB.

@@ -10,7 +10,7 @@ import (
 // What is not here disturbs no answer.
 var faultCodes = map[string]codes.Code{
 	"503": codes.Unavailable, "429": codes.Unavailable, "cut": codes.Unavailable,
-	"500": codes.Internal, "403": codes.PermissionDenied,
+	"500": codes.Unavailable, "403": codes.PermissionDenied,
 }
 
 // codes are the answers that the model allows a call that is made in this state. They come from
@@ -172,6 +172,8 @@ func (w *world) stageCodes(s step, f facts, here, lost bool) []codes.Code {
 // stageOtherCodes never has OK: what holds something is not formatted.
 func stageOtherCodes(s step, f facts, here, lost bool) []codes.Code {
 	switch {
+	case kinds[s.vol].block():
+		return []codes.Code{codes.FailedPrecondition} // it was not created for filesystems
 	case !here:
 		return []codes.Code{codes.NotFound}
 	case lost:

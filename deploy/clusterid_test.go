@@ -1,0 +1,186 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// systemUID is that of the cluster's namespace kube-system.
+const systemUID = "9f3f1c52-0d1c-4b1e-8a41-6c7f4d1a2b3c"
+
+// answering is an API server that has these objects, by their paths, and the namespace kube-system.
+// helm asks one for what `lookup` looks up.
+func answering(t *testing.T, objects map[string]any) []string {
+	t.Helper()
+	resources := func(group string, names ...string) any {
+		var list []any
+		for _, name := range names {
+			kind, plural, _ := strings.Cut(name, "/")
+			list = append(list, map[string]any{"name": plural, "kind": kind,
+				"namespaced": kind != "Namespace", "verbs": []string{"get", "list"}})
+		}
+		return map[string]any{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group,
+			"resources": list}
+	}
+	version := map[string]any{"groupVersion": "apps/v1", "version": "v1"}
+	all := map[string]any{
+		"/version": map[string]any{"major": "1", "minor": "35", "gitVersion": "v" + kubernetes},
+		"/api":     map[string]any{"kind": "APIVersions", "versions": []string{"v1"}},
+		"/apis": map[string]any{"kind": "APIGroupList", "apiVersion": "v1", "groups": []any{
+			map[string]any{"name": "apps", "versions": []any{version}, "preferredVersion": version}}},
+		"/api/v1":       resources("v1", "Namespace/namespaces", "Secret/secrets"),
+		"/apis/apps/v1": resources("apps/v1", "Deployment/deployments"),
+		"/api/v1/namespaces/kube-system": map[string]any{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": map[string]any{"name": "kube-system", "uid": systemUID}},
+	}
+	for path, object := range objects {
+		all[path] = object
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer := all[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		if answer == nil {
+			w.WriteHeader(http.StatusNotFound)
+			answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure",
+				"reason": "NotFound", "code": http.StatusNotFound}
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return []string{"--dry-run=server", "--kube-apiserver", server.URL, "--kubeconfig", "/dev/null"}
+}
+
+const (
+	secretPath     = "/api/v1/namespaces/oxide-csi/secrets/oxide-secret"
+	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments/oxide-csi-controller"
+)
+
+// secretWith is the Secret as it lies in the cluster.
+func secretWith(keys ...string) any {
+	data := map[string]any{"host": "eA=="}
+	for _, key := range keys {
+		data[key] = "eA=="
+	}
+	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data,
+		"metadata": map[string]any{"name": "oxide-secret", "namespace": "oxide-csi"}}
+}
+
+// deployed is the controller of an earlier release, with its cluster's id.
+func deployed(id map[string]any) any {
+	id["name"] = "OXIDE_CLUSTER_ID"
+	return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment",
+		"metadata": map[string]any{"name": "oxide-csi-controller", "namespace": "oxide-csi"},
+		"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
+			"containers": []any{
+				map[string]any{"name": "csi-attacher"},
+				map[string]any{"name": pluginName, "env": []any{
+					map[string]any{"name": "OXIDE_HOST", "value": ""}, id}},
+			}}}}}
+}
+
+func fromSecret(optional bool) map[string]any {
+	ref := map[string]any{"name": "oxide-secret", "key": "cluster-id"}
+	if optional {
+		ref["optional"] = true
+	}
+	return map[string]any{"valueFrom": map[string]any{"secretKeyRef": ref}}
+}
+
+// The id is part of the mark of every disk. One that changes makes every disk somebody else's.
+func TestTheClustersIDIsStable(t *testing.T) { // A2.1
+	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
+	for _, c := range []struct {
+		name    string
+		objects map[string]any
+		args    []string
+		want    string
+		notes   string
+	}{
+		{"a new installation has kube-system's UID", map[string]any{secretPath: secretWith()}, nil,
+			systemUID, "The cluster's id is " + systemUID},
+		{"also before its Secret is made", nil, nil, systemUID, systemUID},
+		{"the Secret's key comes first", map[string]any{secretPath: secretWith("cluster-id")}, nil,
+			required, ""},
+		{"under its own name, too", map[string]any{secretPath: secretWith("oxide-cluster")},
+			with("secret.keys.clusterId=oxide-cluster"), required, ""},
+		{"what the value says comes before all", map[string]any{
+			secretPath:     secretWith("cluster-id"),
+			deploymentPath: deployed(map[string]any{"value": "old"})}, with("clusterId=blue"), "blue",
+			"The cluster's id is blue"},
+		{"an upgrade keeps what was there", map[string]any{
+			deploymentPath: deployed(map[string]any{"value": "from-before"})}, nil, "from-before",
+			"from-before"},
+		{"also when the Secret has got a key meanwhile", map[string]any{
+			secretPath:     secretWith("cluster-id"),
+			deploymentPath: deployed(map[string]any{"value": "from-before"})}, nil, "from-before",
+			"from-before"},
+		{"an upgrade keeps the Secret's", map[string]any{secretPath: secretWith("cluster-id"),
+			deploymentPath: deployed(fromSecret(true))}, nil, required, ""},
+		{"an upgrade of what had none goes on without, and is warned of", map[string]any{
+			secretPath: secretWith(), deploymentPath: deployed(fromSecret(true))}, nil, optional,
+			warning + ": there is no cluster id"},
+		{"one that never started without a key has the UID", map[string]any{
+			secretPath: secretWith(), deploymentPath: deployed(fromSecret(false))}, nil, systemUID,
+			systemUID},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cluster := answering(t, c.objects)
+			args := append(cluster, c.args...)
+			got := clusterIDOf(t, objects(t, args...))
+			if got != c.want {
+				t.Errorf("OXIDE_CLUSTER_ID is %s, want %s", got, c.want)
+			}
+			notes := notesOf(t, "oxide-csi", args...)
+			if !strings.Contains(notes, c.notes) ||
+				strings.Contains(notes, warning) != strings.Contains(c.notes, warning) {
+				t.Errorf("the notes do not say %q:\n%s", c.notes, notes)
+			}
+		})
+	}
+}
+
+// clusterIDOf says what the controller's OXIDE_CLUSTER_ID is, or where it comes from.
+func clusterIDOf(t *testing.T, all manifests) string {
+	t.Helper()
+	pod := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec
+	id := variable(t, container(t, pod, pluginName), "OXIDE_CLUSTER_ID")
+	if id.ValueFrom == nil {
+		return id.Value
+	}
+	return "of the Secret" + map[bool]string{true: ", if it is there"}[isOptional(id)]
+}
+
+func isOptional(v corev1.EnvVar) bool {
+	ref := v.ValueFrom.SecretKeyRef
+	return ref.Optional != nil && *ref.Optional
+}
+
+func TestAClustersIDIsDemandedWhereNoClusterWasAsked(t *testing.T) { // A2.1
+	if got := clusterIDOf(t, objects(t)); got != "of the Secret" {
+		t.Errorf("helm template takes the cluster's id %s", got)
+	}
+	for _, dir := range []string{"kustomize/base", "kustomize/snapshots", "kustomize/e2e"} {
+		if got := clusterIDOf(t, build(t, dir)); got != "of the Secret" {
+			t.Errorf("%s takes the cluster's id %s", dir, got)
+		}
+	}
+	if secret := find[corev1.Secret](t, build(t, "kustomize/e2e"), "Secret",
+		"oxide-secret"); secret.StringData["cluster-id"] == "" {
+		t.Error("the suite's Secret has no cluster id, without which the controller does not start")
+	}
+	const said = "No cluster was asked for its id"
+	if text := render(t)["controller.yaml"]; !strings.Contains(text, said) {
+		t.Errorf("the manifest does not say %q:\n%s", said, text)
+	}
+	if text := render(t, with("clusterId=blue")...)["controller.yaml"]; strings.Contains(text, said) {
+		t.Errorf("the manifest with an id says %q", said)
+	}
+}

@@ -1,0 +1,130 @@
+package corpus_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// tails are filesystems on larger disks with something behind them: they are mounted and not grown,
+// and not one byte there changes.
+func tails() []generator {
+	var all []generator
+	for _, fs := range ours {
+		all = append(all, tail(fs+" with a byte somewhere behind it", fs, anywhere, nil),
+			tail(fs+" with data behind it", fs, func(t *trial, im *image) {
+				at := fsBytes + t.Rand.Int64N((im.Size-fsBytes)/2)
+				im.write(at, randomBytes(t.Rand, 1+t.Rand.Int64N(4*mib))...)
+			}, nil),
+			tail(fs+" with a byte behind it that its snapshot had", fs, func(t *trial, im *image) {
+				im.write(fsBytes+t.Rand.Int64N(gib/2), 1)
+			}, restoredFrom("snapshot", "filesystem", fsBytes+gib/2)),
+			nothingBehind(fs+" with nothing behind it", fs, nil),
+			nothingBehind(fs+" with nothing behind it on a disk that was restored", fs,
+				restoredFrom("snapshot", "filesystem", fsBytes)))
+	}
+	return append(all,
+		tail("ext4 with a byte behind it on a disk from an image", ext4, anywhere,
+			restoredFrom("image", "filesystem", fsBytes)),
+		tail("xfs with a byte behind it on a disk that was restored for raw use, too", xfs, anywhere,
+			restoredFrom("snapshot", "both", fsBytes)),
+		tail("ext4 with a byte at the end of a disk that was restored", ext4,
+			func(t *trial, im *image) { im.write(-1-t.Rand.Int64N(mib), 1) },
+			restoredFrom("snapshot", "filesystem", fsBytes)),
+		tail("ext4 whose growth another volume had begun", ext4, func(*trial, *image) {},
+			(*scene).growthOfAnother))
+}
+
+// anywhere puts a byte somewhere behind the filesystem.
+func anywhere(t *trial, im *image) {
+	im.write(fsBytes+t.Rand.Int64N(im.Size-fsBytes), 1)
+}
+
+// restoredFrom is what the controller tells of a disk's history.
+func restoredFrom(origin, use string, sourceBytes int64) func(s *scene) error {
+	return func(s *scene) error {
+		s.Publish["origin"], s.Publish["use"] = origin, use
+		s.Publish["sourceBytes"] = fmt.Sprint(sourceBytes)
+		return nil
+	}
+}
+
+// tail is a filesystem with something behind it.
+func tail(name, fs string, fill func(*trial, *image), set func(*scene) error) generator {
+	return generator{name, func(t *trial) {
+		var before string
+		kindOf(fs).of(t)
+		t.Size += gib
+		t.Fill = func(im *image) {
+			im.filesystem(kindOf(fs))
+			fill(t, im)
+		}
+		t.Set = func(s *scene) error {
+			var err error
+			if set != nil {
+				err = set(s)
+			}
+			before = s.image.behind(fsBytes)
+			return errors.Join(err, s.image.err)
+		}
+		t.Want.Outcome = mounted
+		t.Check = func(s *scene) error {
+			if err := s.loop.Sync(); err != nil {
+				return err
+			}
+			if now := s.image.behind(fsBytes); now != before {
+				return fmt.Errorf("what lies behind the filesystem was %s and is %s", before, now)
+			}
+			return s.image.err
+		}
+	}}
+}
+
+// nothingBehind is a filesystem that grows: without it a driver that grows none would pass.
+func nothingBehind(name, fs string, set func(*scene) error) generator {
+	g := tail(name, fs, func(*trial, *image) {}, set)
+	return generator{name, func(t *trial) {
+		g.make(t)
+		same := t.Check
+		t.Check = func(s *scene) error {
+			if same(s) == nil {
+				return errors.New("nothing has grown over what lies behind the filesystem")
+			}
+			return nil
+		}
+	}}
+}
+
+// growthOfAnother lets the driver begin to grow the filesystem for another volume, and then writes
+// a byte behind it.
+func (s *scene) growthOfAnother() error {
+	volume := s.VolumeID
+	s.VolumeID = randomUUID(s.trial)
+	unwrap, err := s.wrap("resize2fs", "exit 1")
+	if err != nil {
+		return err
+	}
+	if err := s.stage(context.Background()); err == nil {
+		return misdeed("the driver took a growth that failed for a good one")
+	}
+	s.VolumeID = volume
+	return errors.Join(unwrap(), s.poke(fsBytes+s.Rand.Int64N(gib/2), 1), s.loop.Sync())
+}
+
+// behind is a picture of an image's bytes from an offset on.
+func (im *image) behind(offset int64) string {
+	if im.err != nil {
+		return ""
+	}
+	sum := sha256.New()
+	im.err = eachPage(im.Path, func(at int64, page []byte) error {
+		if at >= offset {
+			sum.Write(binary.LittleEndian.AppendUint64(nil, uint64(at)))
+			sum.Write(page)
+		}
+		return nil
+	})
+	return fmt.Sprintf(digestFormat, im.Size-offset, sum.Sum(nil)[:8])
+}
