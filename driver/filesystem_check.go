@@ -22,7 +22,7 @@ func (h *heldDevice) prepare(v nodeVolume, c content) error {
 			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
 	case c.Grow && sb.isExt():
 		return h.growExt(v, c)
-	case !sb.isOf(v):
+	case c.Doubtful && !sb.isOf(v):
 		// A format that was cut off right before its last step (see identify). A check has found the
 		// btrfs whole, and the marks of this volume's format stand beside it.
 		_, err := h.nameBtrfs(sb, v.FilesystemUUID)

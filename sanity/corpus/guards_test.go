@@ -84,7 +84,7 @@ func holderGuards() []guard {
 			"flags|zeroIf(REMOVED, os.O_EXCL)|unix.O_CLOEXEC"),
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
-		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claim()", notCalled),
+		{"a disk is claimed before it is mounted", in("node_stage.go", "h.claimThawed()", notCalled),
 			[]string{"a disk that is mounted in another mount namespace"}},
 		{"a disk that is mounted is refused by where", in("node_stage.go", "len(mounts) > 0",
 			notAsked), []string{"a disk that is mounted elsewhere"}},
@@ -94,6 +94,9 @@ func holderGuards() []guard {
 		{"a disk that stays read-only is refused", in("node_stage.go",
 			`return refuse(ReasonDeviceReadOnly, "%s with serial`, "if REMOVED {\nreturn nil\n}\nTEXT"),
 			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
+		{"a read-only switch of somebody else's stays", in("node_stage.go",
+			"known.Block || v.Use != useFilesystem", "REMOVED || TEXT"),
+			[]string{"a healthy disk that somebody has switched read-only"}},
 	}
 }
 
