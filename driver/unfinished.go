@@ -202,14 +202,15 @@ var xfsMagics = [][]byte{
 }
 
 func xfsTrace(spot []byte) bool {
+	list := false
 	for sector := range slices.Chunk(spot, 512) {
 		known := slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
 		})
 		// A list of free blocks is filled to the end of the device's block.
-		listed := bytes.HasPrefix(spot, []byte("XAFL")) && !slices.ContainsFunc(sector,
-			func(c byte) bool { return c != 0xFF })
-		if nonZero(sector) >= 0 && !known && !listed {
+		list = list || bytes.HasPrefix(sector, []byte("XAFL"))
+		filled := list && !slices.ContainsFunc(sector, func(c byte) bool { return c != 0xFF })
+		if nonZero(sector) >= 0 && !known && !filled {
 			return false
 		}
 	}
