@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,8 +133,7 @@ func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 			systemUID},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cluster := answering(t, c.objects)
-			args := append(cluster, c.args...)
+			args := slices.Concat(answering(t, c.objects), c.args)
 			got := clusterIDOf(t, objects(t, args...))
 			if got != c.want {
 				t.Errorf("OXIDE_CLUSTER_ID is %s, want %s", got, c.want)

@@ -15,7 +15,8 @@ import (
 //     openExclusive; mkfs opens it by the open descriptor: inherited
 //   - it is mounted nowhere and held by nobody: stage, openExclusive
 //   - every area was read: readAreas; is zero: checkBlank; and blkid knows nothing: checkBlank
-//   - a disk that was not made blank is read whole: proveBlank; as nobody writes to it: awaitNoWriters
+//   - a disk that was not made blank is read whole: proveBlank
+//   - nobody writes to it: awaitNoWriters
 //   - no other process of the driver works on it: lock
 //   - where the areas are: markAreas, one line for each kind of owner
 //   - a mark adds up: parseMark; is of this volume, its disk and size, and nobody else has put

@@ -59,7 +59,8 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 		b.Run(kind, func(b *testing.B) {
 			h := openLoop(b, sizeBytes, "--direct-io=on")
 			if kind == "allocated" {
-				if _, err := runTool(nil, "dd", "if=/dev/zero", "of="+h.Path, "bs=4M", "oflag=direct"); err != nil {
+				_, err := runTool(nil, "dd", "if=/dev/zero", "of="+h.Path, "bs=4M", "oflag=direct")
+				if err != nil {
 					b.Fatal(err)
 				}
 			}

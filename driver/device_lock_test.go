@@ -15,7 +15,7 @@ import (
 )
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
-	t.Run("while one makes the filesystem the other is refused, then it converges", func(t *testing.T) {
+	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
 		g := rememberingGuest(t)
 		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
@@ -136,7 +136,8 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 		attached []string
 		refused  bool
 	}{
-		{"blocks of 4096 bytes where the disk's have 512", "512", []string{"--sector-size", "4096"}, true},
+		{"blocks of 4096 bytes where the disk's have 512", "512",
+			[]string{"--sector-size", "4096"}, true},
 		{"blocks of 512 bytes where the disk's have 4096", "4096", nil, true},
 		{"the disk's blocks", "4096", []string{"--sector-size", "4096"}, false},
 		{"blocks of which nobody says anything", "", []string{"--sector-size", "4096"}, false},

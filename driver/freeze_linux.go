@@ -11,7 +11,8 @@ import (
 
 // A filesystem that is frozen (fsfreeze, a backup that was killed) and then unmounted lives on
 // without a mount and keeps its device for ever. So NodeUnstageVolume, where nobody has the volume
-// any more, ends a freeze. No other call does: who has frozen the filesystem may rely on it.
+// any more, ends a freeze, and NodeStageVolume that of what nothing shows. No other call does: who
+// has frozen the filesystem may rely on it.
 
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878

@@ -60,7 +60,7 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 	for _, mode := range []Mode{ModeController, ModeNode, ModeAll} {
 		p := plugin{config: Config{Mode: mode, Host: "http://127.0.0.1:1", Token: "x", Project: "p",
 			InstanceID: testInstance, SysfsRoot: t.TempDir(), Topology: places(t, "rack=a")},
-			log: slog.New(slog.DiscardHandler), metrics: newMetrics(), hidden: &hidden{}}
+			log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
 		server, err := p.assemble()
 		if err != nil {
 			t.Fatal(err)

@@ -48,18 +48,18 @@ const (
 
 var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding)
 
-// diskName is the name of the disk of the volume that the CO of a cluster calls csiName. It is a pure
-// function, so that two controllers that create the same volume meet in the rack's rule that names
-// are unique; and it is exactly as long as the serial a guest sees, so that the serial is the whole
-// name.
+// diskName is the name of the disk of the volume that the CO of a cluster calls csiName. It is a
+// pure function, so that two controllers that create the same volume meet in the rack's rule that
+// names are unique; and it is exactly as long as the serial a guest sees, so that the serial is the
+// whole name.
 func diskName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
 // snapshotName is the name of the snapshot that the CO calls csiName. Snapshots have names of their
 // own on the rack, so this may equal a disk's.
 func snapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id too, so that the volumes of two clusters may have the same name. No
-// id contains a NUL, so no two pairs are the same text.
+// ownName hashes the cluster's id too, so that the volumes of two clusters may have the same name.
+// No id contains a NUL, so no two pairs are the same text.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:ownNameBytes-len(ownPrefix)]

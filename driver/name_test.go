@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"pgregory.net/rapid"
 )
 
@@ -78,5 +79,37 @@ func TestADescriptionIsReadBack(t *testing.T) {
 		if m, ok := readMark(foreign); ok {
 			t.Errorf("readMark(%q) = %+v", foreign, m)
 		}
+	}
+}
+
+func TestE17ANameBelongsToOneCluster(t *testing.T) {
+	disk := func(cluster, name string) *oxide.Disk {
+		return &oxide.Disk{Name: oxide.Name(name), Description: mark{Name: "db",
+			Cluster: cluster}.description()}
+	}
+	for _, test := range []struct {
+		name  string
+		disk  *oxide.Disk
+		words string // of why it is foreign; empty: it is the cluster blue's
+	}{
+		{"the cluster's own", disk("blue", diskName("blue", "db")), ""},
+		{"another cluster's of the same volume name", disk("red", diskName("red", "db")), `"red"`},
+		{"one without a cluster", disk("", diskName("", "db")), `""`},
+		{"a tag of ours on another cluster's name", disk("blue", diskName("red", "db")),
+			"another name"},
+		{"a tag of ours on a name without a cluster", disk("blue", diskName("", "db")),
+			"another name"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if why := foreignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
+				!strings.Contains(why, test.words) {
+				t.Errorf("foreignDisk says %q, want %q", why, test.words)
+			}
+			// An audit owns, and deletes, what its own cluster made, and nothing else.
+			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
+			if why := foreignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
+				t.Errorf("foreignSnapshot says %q, want %q", why, test.words)
+			}
+		})
 	}
 }

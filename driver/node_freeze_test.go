@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with or without a
-// mount, is thawed.
+// freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with
+// or without a mount, is thawed.
 func (v volume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()

@@ -5,14 +5,13 @@ package driver
 import (
 	"context"
 
-	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
 )
 
-// NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what is
-// not the volume's. Another volume that is there is left alone, and the call is a success: CSI wants
-// OK of a volume that is not at the path, and an orchestrator has to be able to go on. What no
-// volume has is an error: nothing tells what it hides, and no orchestrator puts it there.
+// NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what
+// is not the volume's. Another volume that is there is left alone, and the call is a success: CSI
+// wants OK of a volume that is not at the path, and an orchestrator has to be able to go on. What
+// no volume has is an error: nothing tells what it hides, and no orchestrator puts it there.
 
 // ownMounts are those of the mounts at a path of the CO's that are the volume's. None is when
 // another volume has the path.
@@ -73,12 +72,12 @@ func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
 }
 
 // namedDisks are the disks whose filesystem has the volume's id as its UUID, which the driver gives
-// to what it makes: the disk of a volume whose record is lost, unless it is raw, static, restored or
-// was formatted by others. A disk that was restored from it has the same UUID, but a record of its
-// own as long as it is in use.
+// to what it makes: the disk of a volume whose record is lost, unless it is raw, static, restored
+// or was formatted by others. A disk that was restored from it has the same UUID, but a record of
+// its own as long as it is in use.
 func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
-	id, err := uuid.Parse(volumeID)
-	if err != nil {
+	id, ok := rackID(volumeID)
+	if !ok {
 		return nil, nil
 	}
 	all, err := n.devices().list()
@@ -95,7 +94,7 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
 				"volume", volumeID, "serial", d.Serial, "error", err)
 		}
-		if len(found) == 1 && found[0].UUID == id {
+		if len(found) == 1 && found[0].UUID.String() == string(id) {
 			named = append(named, stagedDisk{device: d})
 		}
 	}

@@ -42,8 +42,8 @@ const (
 	// ReasonDiskSizeUnknown: the disk is blank, but nobody has told the node how large it is to be, so
 	// it is not formatted. Let a controller publish the volume, or make the filesystem by hand.
 	ReasonDiskSizeUnknown Reason = "DiskSizeUnknown"
-	// ReasonWrongFilesystem: the disk holds a filesystem, but not the volume's own: its UUID is another
-	// one. Another disk may have taken the volume's place; the message names both UUIDs.
+	// ReasonWrongFilesystem: the disk holds a filesystem, but not the volume's own: its UUID is
+	// another one. Another disk may have taken the volume's place; the message names both UUIDs.
 	ReasonWrongFilesystem Reason = "WrongFilesystem"
 	// ReasonDeviceLocked: another process of the driver, or a program it started, works on the device.
 	// Repeat the call later.

@@ -274,8 +274,8 @@ func mountOptionsOf(v nodeVolume) mountOptions {
 }
 
 // makeWritable takes back a read-only switch that a read-only block publication left on the device
-// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk that
-// the rack made read-only stays so, and is refused.
+// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk
+// that the rack made read-only stays so, and is refused.
 func (h *heldDevice) makeWritable(ours bool) error {
 	for range 2 {
 		readOnly, err := h.readOnly()

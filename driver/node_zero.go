@@ -95,8 +95,8 @@ func awaitZero(ctx context.Context, h *heldDevice, job *zeroJob) error {
 }
 
 func zeroPending(h *heldDevice, how string) error {
-	return refuse(ReasonDiskProofPending, "%s is being read whole, to prove that nothing is on it: %s; "+
-		"the reading goes on, and the repeated call waits for it", h.Path, how)
+	return refuse(ReasonDiskProofPending, "%s is being read whole, to prove that nothing is on it: "+
+		"%s; the reading goes on, and the repeated call waits for it", h.Path, how)
 }
 
 // judgeZero decides what the result of a job is worth now; again asks for another read. joined says
@@ -104,9 +104,11 @@ func zeroPending(h *heldDevice, how string) error {
 func (h *heldDevice) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.Sequence == 0):
-		return true, nil
+		return true, nil //nolint:nilerr // an old failure says nothing of now
 	case errors.Is(job.err, context.Canceled):
 		return false, zeroPending(h, "the driver is about to end")
+	case errors.As(job.err, new(*refusal)):
+		return false, job.err
 	case job.err != nil:
 		return false, unreadable(job.err)
 	case job.found >= 0:
@@ -141,8 +143,8 @@ func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) 
 	if job.Unfinished {
 		what = "no mkfs of the driver has written"
 	}
-	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte from %d to %d "+
-		"that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
+	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte from %d to "+
+		"%d that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
 }
 
 // readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the

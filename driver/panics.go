@@ -42,6 +42,11 @@ type raisedPanic struct {
 	stack []byte
 }
 
+// String is what the runtime prints of one that nobody recovers.
+func (p *raisedPanic) String() string {
+	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.value, p.stack)
+}
+
 // crew are goroutines that one caller waits for. A panic in one of them is raised again in the
 // caller, where it is recovered as the caller's own.
 type crew struct {

@@ -67,11 +67,11 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
 // before serving is a misconfiguration, on one line, with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
-	secrets := &hidden{}
-	log := newLog(c, secrets, logTo)
 	quietLibraries()
 	m := newMetrics()
-	p := plugin{config: c, log: log, metrics: m, hidden: secrets}
+	p := plugin{config: c, metrics: m}
+	log := newLog(c, &p.hidden, logTo)
+	p.log = log
 	defer p.close()
 	server, err := p.assemble()
 	if err != nil {
@@ -112,7 +112,7 @@ type plugin struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	hidden  *hidden
+	hidden  hidden
 
 	health *rackHealth // nil without a controller
 	stop   func()      // lets go the calls that wait for what takes long; nil without a node
@@ -131,7 +131,7 @@ func (p *plugin) assemble() (*Server, error) {
 		Identity: &Identity{Topology: len(c.Topology) > 0, Health: p.state},
 		Log:      p.log,
 		metrics:  p.metrics,
-		hidden:   p.hidden,
+		hidden:   &p.hidden,
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -154,7 +154,7 @@ func (p *plugin) assemble() (*Server, error) {
 
 func (p *plugin) controller() (*Controller, error) {
 	c := p.config
-	tokens := tokensOf(c, p.hidden, p.log)
+	tokens := tokensOf(c, &p.hidden, p.log)
 	p.health = &rackHealth{Project: c.Project, Tokens: tokens, Log: p.log,
 		asked: make(chan struct{}, 1)}
 	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokens, Metrics: p.metrics,

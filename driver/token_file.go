@@ -83,9 +83,9 @@ func (s *tokenSource) ask(ctx context.Context, force bool) (string, error) {
 	return s.token, nil
 }
 
-// begin begins a reading, or joins the one under way: a file that blocks has one reader, for as long
-// as it takes. Nobody can end a system call on a mount that hangs. wait says whether to wait for it:
-// when the one before was slow and failed, only who has no other token does.
+// begin begins a reading, or joins the one under way: a file that blocks has one reader, for as
+// long as it takes. Nobody can end a system call on a mount that hangs. wait says whether to wait
+// for it: when the one before was slow and failed, only who has no other token does.
 func (s *tokenSource) begin(force bool) (r *tokenReading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

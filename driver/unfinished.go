@@ -202,11 +202,15 @@ var xfsMagics = [][]byte{
 }
 
 func xfsTrace(spot []byte) bool {
-	unused := bytes.Repeat([]byte{0xFF}, 512) // what a list of free blocks holds beside its header
+	list := false
 	for sector := range slices.Chunk(spot, 512) {
-		if nonZero(sector) >= 0 && !bytes.Equal(sector, unused) && !slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
+		known := slices.ContainsFunc(xfsMagics, func(magic []byte) bool {
 			return bytes.HasPrefix(sector, magic)
-		}) {
+		})
+		// A list of free blocks is filled to the end of the device's block.
+		list = list || bytes.HasPrefix(sector, []byte("XAFL"))
+		filled := list && !slices.ContainsFunc(sector, func(c byte) bool { return c != 0xFF })
+		if nonZero(sector) >= 0 && !known && !filled {
 			return false
 		}
 	}
@@ -245,8 +249,8 @@ func btrfsHeader(b []byte) bool {
 
 // endUnfinished erases, durably, the marks of a format of this volume that was cut off, before the
 // device is shown as one. From then on what is on it is a workload's, and a mark would say that it
-// is not. A device that is mounted anywhere is in use already, and a filesystem that has been in use
-// keeps its bytes: beside it a mark is worth nothing.
+// is not. A device that is mounted anywhere is in use already, and a filesystem that has been in
+// use keeps its bytes: beside it a mark is worth nothing.
 func (h *heldDevice) endUnfinished(v nodeVolume, table mountTable) error {
 	if v.ReadOnly || len(table.of(h.device)) > 0 {
 		return nil

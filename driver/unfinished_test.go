@@ -4,6 +4,7 @@ package driver
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,7 +32,7 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 	}}
 	for at := int64(0); ; {
 		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-		if err == unix.ENXIO {
+		if errors.Is(err, unix.ENXIO) {
 			return -1
 		}
 		must(t, err)

@@ -10,8 +10,8 @@ import (
 )
 
 // zeroJobs are the reads of whole disks that are under way, and the results of those that have
-// ended. A read goes on when the call that began it gives up; the next call joins it. The zero value
-// is ready for use.
+// ended. A read goes on when the call that began it gives up; the next call joins it. The zero
+// value is ready for use.
 type zeroJobs struct {
 	mu sync.Mutex
 	// guarded by mu

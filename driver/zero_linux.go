@@ -14,8 +14,8 @@ const (
 	zeroChunk   = 1 << 20
 )
 
-// foreignBytes returns the index of the first byte in b, read at that offset, that may not be there,
-// or -1.
+// foreignBytes returns the index of the first byte in b, read at that offset, that may not be
+// there, or -1.
 type foreignBytes func(b []byte, at int64) (int, error)
 
 // allZero allows nothing but zeroes.

@@ -65,13 +65,17 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 	})
-	t.Run("a panic in a reader is an error, and no reader is left", func(t *testing.T) {
+	t.Run("a panic in a reader is raised in the caller, and no reader is left", func(t *testing.T) {
 		before := goleak.IgnoreCurrent()
+		defer func() {
+			raised, ok := recover().(*raisedPanic)
+			if !ok || raised.value != "a bug" {
+				t.Errorf("raised is %v", raised)
+			}
+			goleak.VerifyNone(t, before)
+		}()
 		_, err := openLoop(t, gib).foreignIn(t.Context(), 0, gib, allZero, func(int64) { panic("a bug") })
-		if err == nil || !strings.Contains(err.Error(), "panic") {
-			t.Fatalf("got %v", err)
-		}
-		goleak.VerifyNone(t, before)
+		t.Errorf("got %v", err)
 	})
 }
 
@@ -96,7 +100,7 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 }
 
 // prove is a call that asks for the proof.
-func (z zeroDisk) prove(t *testing.T, ctx context.Context) error {
+func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	t.Helper()
 	nv, err := volumeOf(z.v.ID, z.v.capability(), z.v.published(), nil)
 	must(t, err)
@@ -129,10 +133,10 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 	const size = 64 * mib
 	t.Run("and the result holds for the next call", func(t *testing.T) {
 		z := newZeroDisk(t, size)
-		if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n < size {
+		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
 		}
-		if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n > mib {
+		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n > mib {
 			t.Errorf("%d bytes were read again", n)
 		}
 	})
@@ -161,9 +165,9 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 	} {
 		t.Run("but again when "+name, func(t *testing.T) {
 			z := newZeroDisk(t, size)
-			must(t, z.prove(t, t.Context()))
+			must(t, z.prove(t.Context(), t))
 			between(t, z)
-			if n := z.reads(t, func() { must(t, z.prove(t, t.Context())) }); n < size {
+			if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n < size {
 				t.Errorf("%d bytes were read of %d", n, size)
 			}
 		})
@@ -173,7 +177,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		z.writeAt(t, size-5000, []byte{7})
 		for i := range 2 {
 			var err error
-			n := z.reads(t, func() { err = z.prove(t, t.Context()) })
+			n := z.reads(t, func() { err = z.prove(t.Context(), t) })
 			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
 			if !strings.Contains(err.Error(), fmt.Sprint("offset ", size-5000)) {
 				t.Errorf("the message does not name the offset: %v", err)
@@ -183,7 +187,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			}
 		}
 		z.writeAt(t, size-5000, []byte{0})
-		must(t, z.prove(t, t.Context()))
+		must(t, z.prove(t.Context(), t))
 	})
 }
 
@@ -193,7 +197,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		err := z.prove(t, ctx)
+		err := z.prove(ctx, t)
 		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
 		if !strings.Contains(err.Error(), "of 4096 MiB") {
 			t.Errorf("the message does not say how far it is: %v", err)
@@ -204,7 +208,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		if n := z.reads(t, func() {
 			giveUp(t, z)
 			giveUp(t, z)
-			must(t, z.prove(t, t.Context()))
+			must(t, z.prove(t.Context(), t))
 		}); n < size || n > size+size/8 {
 			t.Errorf("%d bytes were read of %d", n, int64(size))
 		}
@@ -234,7 +238,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.writeAt(t, 0, []byte{1}) // behind the reader's back
-		mustFail(t, z.prove(t, t.Context()), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, z.prove(t.Context(), t), codes.FailedPrecondition, ReasonDiskNotBlank)
 	})
 	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -247,18 +251,18 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 	t.Run("and ends with the driver, which lets waiting calls go", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t, t.Context()) })
+		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
 		z.n.Close()
 		_, err := waiting()
 		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
-		mustFail(t, z.prove(t, t.Context()), codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, z.prove(t.Context(), t), codes.Aborted, ReasonDiskProofPending)
 	})
 	t.Run("and ends when the disk is detached", func(t *testing.T) {
 		z := newZeroDisk(t, 64*gib)
 		giveUp := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
-			return z.prove(t, ctx)
+			return z.prove(ctx, t)
 		}
 		mustFail(t, giveUp(), codes.Aborted, ReasonDiskProofPending)
 		z.v.guest.unplug(z.guestDisk)
@@ -273,9 +277,11 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 }
 
 func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
-	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260 49908 28 0" +
-		" 9568286 1 2595 4488\n   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
-		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
+	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
+		" 49908 28 0 9568286 1 2595 4488\n" +
+		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
+		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n" +
+		"   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
 	for _, c := range []struct {
 		major, minor uint32
 		want         ioCounters

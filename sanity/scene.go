@@ -153,12 +153,17 @@ func unpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishV
 }
 
 // published attaches the volume to the instance of that name, and detaches it when the spec ends.
+// The capability is mounted() unless another is given.
 func (s *scene) published(
-	ctx context.Context, volume *csi.Volume, instance string,
+	ctx context.Context, volume *csi.Volume, instance string, as ...*csi.VolumeCapability,
 ) map[string]string {
 	GinkgoHelper()
 	node := s.rack.Instance(instance).ID
-	resp, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
+	req := publishRequest(volume, node)
+	for _, capability := range as {
+		req.VolumeCapability = capability
+	}
+	resp, err := s.ctl.ControllerPublishVolume(ctx, req)
 	Expect(err).NotTo(HaveOccurred())
 	s.unpublishedLater(volume, node)
 	return resp.GetPublishContext()

@@ -135,7 +135,7 @@ func (s *nodeScene) placed(
 ) *placement {
 	GinkgoHelper()
 	p := n.hold(volume, capability)
-	p.published = s.published(ctx, volume, n.instance.Name)
+	p.published = s.published(ctx, volume, n.instance.Name, capability)
 	DeferCleanup(func(ctx SpecContext) { p.leave(ctx) }, NodeTimeout(callTimeout))
 	return p
 }

@@ -208,7 +208,8 @@ func describeStagesOfUsedDisks(s *nodeScene) {
 		Entry("NS-10 a byte of nobody knows what at the end", "btrfs", at(-700_000, "x")),
 	)
 
-	It("E-1 a filesystem that is made by hand for the volume is used", func(ctx SpecContext) {
+	It("E-1 a filesystem that an administrator made by hand, with the volume's UUID, is used", func(
+		ctx SpecContext) {
 		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4"))
 		tool("mkfs.ext4", "-q", "-L", "by-hand", "-U", p.volume.GetVolumeId())(p.device())
 		p.settle(ctx)

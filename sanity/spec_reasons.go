@@ -113,7 +113,8 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 
 	DescribeTable("NS-8 UseDiffers: the volume was created for another use",
 		func(ctx SpecContext, created, wanted *csi.VolumeCapability) {
-			p := s.placed(ctx, s.volume(ctx, created), s.a, wanted)
+			p := s.placed(ctx, s.volume(ctx, created), s.a, created)
+			p.capability = wanted
 			expectReason(p.stage(ctx), codes.FailedPrecondition, "UseDiffers")
 			expectReason(p.publish(ctx), codes.FailedPrecondition, "UseDiffers")
 			Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
@@ -201,7 +202,8 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 	})
 
 	It("NS-15 MountFlagsUnsupported: a flag that no volume may have", func(ctx SpecContext) {
-		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4", "bind"))
+		p := s.placed(ctx, s.volume(ctx), s.a, filesystem("ext4"))
+		p.capability = filesystem("ext4", "bind")
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "MountFlagsUnsupported")
 	})
 })

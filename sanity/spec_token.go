@@ -105,7 +105,7 @@ var _ = onStage("a token that comes back", sceneOptions{}, func(s *scene) {
 				strangeToken+"-first "+strangeToken+fmt.Sprint("-", n))})
 			rotated(file, strangeToken+fmt.Sprint("-", n))
 			_, err := p.Controller().GetCapacity(ctx, &csi.GetCapacityRequest{})
-			expectRefusal(err, codes.Internal, "***", "Bearer")
+			expectRefusal(err, codes.Unavailable, "***", "Bearer")
 			Expect(s.rack.Admin.ClearFaults(ctx)).To(Succeed())
 		}
 		log, err := os.ReadFile(p.LogFile)

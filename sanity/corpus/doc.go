@@ -10,9 +10,9 @@
 // with partition tables, volume managers, RAIDs, encryption, swap and databases; with a single byte
 // at a place where something could have its mark; disks that cannot be read; disks that are too
 // large, too small, held, read-only, or another's by serial, number or birth, from the start or
-// from the moment at which the driver looks; disks with the mark of an unfinished format, the volume's
-// own or not; and filesystems of other volumes, with others' marks among their data, or with
-// something behind them on a larger disk.
+// from the moment at which the driver looks; disks with the mark of an unfinished format, the
+// volume's own or not; and filesystems of other volumes, with others' marks among their data, or
+// with something behind them on a larger disk.
 //
 // What must happen is one of three. A blank disk, and an own unfinished format, gets the wanted
 // filesystem: without those a driver that refuses everything would pass. A healthy filesystem is

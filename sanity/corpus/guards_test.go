@@ -94,6 +94,9 @@ func holderGuards() []guard {
 		{"a disk that stays read-only is refused", in("node_stage.go",
 			`return refuse(ReasonDeviceReadOnly, "%s with serial`, "if REMOVED {\nreturn nil\n}\nTEXT"),
 			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
+		{"a read-only switch of somebody else's stays", in("node_stage.go",
+			"known.Block || v.Use != useFilesystem", "REMOVED || TEXT"),
+			[]string{"a healthy disk that somebody has switched read-only"}},
 	}
 }
 

@@ -164,9 +164,9 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 
 // someOfIt lets a format come to its end and then takes back some of what it wrote, as a power cut
 // does with what was not flushed. The marks were. Of btrfs the first superblock is always lost, for
-// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt); and its blocks
-// are lost whole, each is one write: of the rest of one whose head is lost nobody can tell whose it
-// is.
+// the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt); and its
+// blocks are lost whole, each is one write: of the rest of one whose head is lost nobody can tell
+// whose it is.
 func (s *scene) someOfIt() error {
 	pieces, err := s.learnMark()
 	if err != nil {

@@ -102,6 +102,8 @@ func holders() []generator {
 		onHealthy("a healthy disk that is read-only", refuse(readOnly), func(s *scene) error {
 			return s.replaceLoop(true)
 		}),
+		onHealthy("a healthy disk that somebody has switched read-only", refuse(readOnly),
+			func(s *scene) error { return runTool("blockdev", "--setro", s.loop.Path) }),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// Behind its head lie pages of whoever runs, when memory is short.

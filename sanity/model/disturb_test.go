@@ -110,9 +110,9 @@ func (h *history) dropAll() error {
 // sensible says whether a mistaken call is one whose answer the model knows: what it takes for
 // something else is there, and nothing else is at work on it.
 func (h *history) sensible(s step) bool {
-	w, here := h.world, at(s.vol, s.node)
-	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[at(s.other, s.node)] ||
-		w.half[at(s.other, s.node)] || s.op != publishOther && s.other == s.vol {
+	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
+	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||
+		w.half[there] || s.op != publishOther && s.other == s.vol {
 		return false
 	}
 	staged := w.seen[stagedField(s.vol, s.node)] != ""
