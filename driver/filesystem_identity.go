@@ -41,9 +41,9 @@ const (
 	btrfsIncompatMetadataUUID = 0x400
 )
 
-// nameBtrfs gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the blocks of its trees
-// keep the one that mkfs gave them, which the superblock then names beside the new one. The first
-// superblock is written last, for its copies count only when it is lost.
+// nameBtrfs gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the blocks of its
+// trees keep the one that mkfs gave them, which the superblock then names beside the new one. The
+// first superblock is written last, for its copies count only when it is lost.
 func (h *heldDevice) nameBtrfs(sb superblock, want string) (superblock, error) {
 	id, err := uuid.Parse(want)
 	if err != nil || !sb.Checked {

@@ -74,7 +74,8 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			v := newVolume(t).expecting(inheritedUUID)
 			tools(t, map[string]string{ // the last UUID counts
 				"mke2fs":   `"$real" -U random "$@" -U random`,
-				"mkfs.xfs": `for a; do shift; case $a in uuid=*) a=crc=1;; esac; set -- "$@" "$a"; done; exec "$real" "$@"`,
+				"mkfs.xfs": `for a; do shift; case $a in uuid=*) a=crc=1;; esac; set -- "$@" "$a"; done
+					exec "$real" "$@"`,
 			})
 			if fsType == fsBtrfs {
 				return // the driver itself gives it its UUID

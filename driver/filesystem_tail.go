@@ -45,8 +45,8 @@ func (n *Node) proveTail(ctx context.Context, h *heldDevice, v nodeVolume, from 
 		return err
 	}
 	if offset, owner, dirty := s.firstNonZero(); dirty {
-		return refuse(ReasonDiskNotBlank, "%s is not blank behind its filesystem: the first byte that is "+
-			"not zero is at offset %d (%s)", h.Path, offset, owner)
+		return refuse(ReasonDiskNotBlank, "%s is not blank behind its filesystem: the first byte that "+
+			"is not zero is at offset %d (%s)", h.Path, offset, owner)
 	}
 	return nil
 }

@@ -73,7 +73,9 @@ func findSuperblocks(head []byte) []superblock {
 func (sb superblock) isExt() bool { return sb.Type == fsExt3 || sb.Type == fsExt4 }
 
 // leavesRoom reports whether a disk of that size has room for more of the filesystem.
-func (sb superblock) leavesRoom(sizeBytes int64) bool { return sizeBytes-sb.SizeBytes >= sb.UnitBytes }
+func (sb superblock) leavesRoom(sizeBytes int64) bool {
+	return sizeBytes-sb.SizeBytes >= sb.UnitBytes
+}
 
 // grows reports whether the filesystem can be grown on a disk of that size.
 func (sb superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }

@@ -16,10 +16,10 @@
 //
 // What must happen is one of three. A blank disk, and an own unfinished format, gets the wanted
 // filesystem: without those a driver that refuses everything would pass. A healthy filesystem is
-// mounted and has the bytes it had, and so has what lies behind it. Everything else is refused with a code, a reason, and evidence
-// that is true: it names what was put there, or an offset at which the disk is indeed not zero; and
-// not one byte of the disk has changed. Beside each disk lies a blank decoy, its serial different
-// in one letter, that must stay blank.
+// mounted and has the bytes it had, and so has what lies behind it. Everything else is refused with
+// a code, a reason, and evidence that is true: it names what was put there, or an offset at which
+// the disk is indeed not zero; and not one byte of the disk has changed. Beside each disk lies a
+// blank decoy, its serial different in one letter, that must stay blank.
 //
 // Chance is seeded for every disk by itself, so that each can be made again alone. The short form
 // tries every generator once, the long one goes through all of them with one seed after another.

@@ -325,8 +325,8 @@ func tailGuards() []guard {
 		{"what the snapshot had is not sampled", in(file, "min(v.SourceBytes, sizeBytes)",
 			"zeroIf(REMOVED, TEXT)"),
 			[]string{"xfs with a byte behind it that its snapshot had"}},
-		{"a growth that had begun is this volume's", in("blank.go", "return !begun || !m.of(v, s.SizeBytes)",
-			"return !begun || !REMOVED && !m.of(v, s.SizeBytes)"),
+		{"a growth that had begun is this volume's", in("blank.go",
+			"return !begun || !m.of(v, s.SizeBytes)", "return !begun || !REMOVED && !m.of(v, s.SizeBytes)"),
 			[]string{"ext4 whose growth another volume had begun"}},
 	}
 }
