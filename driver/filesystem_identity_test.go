@@ -73,7 +73,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 		t.Run("a "+fsType+" that mkfs made with another UUID is not mounted", func(t *testing.T) {
 			v := newVolume(t).expecting(inheritedUUID)
 			tools(t, map[string]string{ // the last UUID counts
-				"mke2fs":   `"$real" -U random "$@" -U random`,
+				"mke2fs": `"$real" -U random "$@" -U random`,
 				"mkfs.xfs": `for a; do shift; case $a in uuid=*) a=crc=1;; esac; set -- "$@" "$a"; done
 					exec "$real" "$@"`,
 			})

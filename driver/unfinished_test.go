@@ -49,8 +49,8 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 }
 
 // TestAllThatAMkfsWritesIsKnownAsItsOwn holds what the repetition of a format relies on: a disk
-// that is refused although nothing but our mkfs has written there would stay refused. The long form,
-// with PROOF_DURATION set, tries every size.
+// that is refused although nothing but our mkfs has written there would stay refused. The long
+// form, with PROOF_DURATION set, tries every size.
 func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	sizes := []int64{64 * mib, 300 * mib, gib, 10 * gib}
 	if os.Getenv("PROOF_DURATION") != "" {

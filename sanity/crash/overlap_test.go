@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
@@ -66,13 +67,13 @@ func (l *life) besides(ctx context.Context, from int) (told []string, err error)
 			return told, nil
 		}
 		short, cancel := context.WithTimeout(ctx, overlapTimeout)
-		err := st.call(short)
+		answer := st.call(short)
 		cancel()
-		told = append(told, fmt.Sprintf("%s: %v (this is the second process)", st, err))
-		switch {
-		case err != nil && !slices.Contains(passing, status.Code(err)):
-			return told, fmt.Errorf("%s: no CO would repeat after %s", st, status.Code(err))
-		case err != nil:
+		told = append(told, fmt.Sprintf("%s: %v (this is the second process)", st, answer))
+		switch code := status.Code(answer); {
+		case code != codes.OK && !slices.Contains(passing, code):
+			return told, fmt.Errorf("%s: no CO would repeat after %s", st, code)
+		case code != codes.OK:
 			return told, nil
 		case st.then != nil:
 			if err := st.then(); err != nil {
