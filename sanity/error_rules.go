@@ -23,7 +23,9 @@ func errorRules(
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// A server's error is a trailer and nothing before it. An error without one was made on this
 	// side: a lost connection, or a deadline, which may strike in the midst of a good answer.
-	if err == nil || len(trailer) == 0 {
+	// The deadline may strike between the server's error and its reading, too.
+	if err == nil || len(trailer) == 0 ||
+		ctx.Err() != nil && status.Convert(err).Message() == ctx.Err().Error() {
 		return err
 	}
 	if err := noteReason(status.Convert(err)); err != nil {
