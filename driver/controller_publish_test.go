@@ -169,8 +169,11 @@ func TestPublishing(t *testing.T) {
 func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 	mine := accepted(attach, diskOf(here))
 	for _, s := range []scene{
-		{"one that is there already saves the attach", []exchange{ok(beside, pageOf("", serialTwin))},
-			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"one that is there already saves the attach", []exchange{ok(beside, pageOf("", serialTwin)),
+			ok(viewDisk, diskOf("detached"))}, codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+		{"CP-4: that the own disk is gone is told before", []exchange{
+			ok(beside, pageOf("", serialTwin)), lost.to(viewDisk)},
+			codes.NotFound, ReasonVolumeNotFound, testDisk},
 		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
 			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
 			ReasonSerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},

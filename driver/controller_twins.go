@@ -67,14 +67,16 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 		name = string(disk.Name)
 	}
 	before, err := c.neighbours(ctx, a)
-	if isNotFound(err) && a.named() {
-		// CP-4: an unknown disk is told before an unknown instance.
+	refused := isNotFound(err)
+	if err == nil {
+		err = a.checkTwin(name, before)
+		refused = err != nil
+	}
+	if refused && a.named() && before.Own == nil {
+		// CP-4: a disk that is unknown is told before anything else.
 		if _, diskErr := c.diskByID(ctx, a.Disk); diskErr != nil {
 			return before, diskErr
 		}
-	}
-	if err == nil {
-		err = a.checkTwin(name, before)
 	}
 	return before, err
 }

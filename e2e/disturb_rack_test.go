@@ -145,8 +145,8 @@ var _ = Describe("a rack", func() {
 })
 
 // doneAndFailed are faults by which the rack does what the second request of each operation asks,
-// and answers that it failed. Not the first, which is throttled: what was done need not be asked for
-// a second time.
+// and answers that it failed. The first is throttled instead, for what was done need not be asked
+// for a second time.
 func doneAndFailed(operations ...string) []sanity.Fault {
 	var rules []sanity.Fault
 	for _, operation := range operations {

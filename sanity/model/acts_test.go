@@ -18,6 +18,10 @@ func (h *history) act(ctx context.Context, s step) (string, error) {
 		return h.freeze(s)
 	case hold, letGo:
 		return h.hold(s)
+	case makeNamesake:
+		return h.makeNamesake(ctx, s)
+	case takeNamesake:
+		return h.takeNamesake(ctx, s)
 	case wait:
 		return "", h.wait(ctx)
 	case fault:

@@ -294,7 +294,7 @@ func (h *history) believe(j *joint) {
 			h.contents[v].torn = true // what was not flushed went with the device
 		}
 	}
-	w.seen = j.facts
+	w.seen, w.shown = j.facts, j.shown
 }
 
 // checkData reads every volume that a pod can read.

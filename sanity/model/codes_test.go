@@ -35,6 +35,9 @@ func (w *world) codes(s step, f facts) []codes.Code {
 
 func (w *world) controllerCodes(s step, f facts) []codes.Code {
 	list := calmCodes(s, f)
+	if s.op == attach && list[0] == codes.OK && w.namesakes[at(s.vol, s.node)] {
+		list = []codes.Code{codes.FailedPrecondition} // CP-12
+	}
 	if w.rackDown {
 		return []codes.Code{codes.Unavailable}
 	}
@@ -138,12 +141,28 @@ func (w *world) nodeCodes(s step, f facts) []codes.Code {
 	if len(list) == 0 {
 		list = []codes.Code{codes.OK}
 	}
+	if w.shown[at(s.vol, s.node)] {
+		list = namesakeCodes(s, f, list)
+	}
 	if w.half[at(s.vol, s.node)] && s.op != stageOther {
 		list = append(list, codes.OK, codes.NotFound, codes.FailedPrecondition,
 			codes.AlreadyExists, codes.Internal)
 	}
 	if s.op != unpublish && s.op != stats && w.shadowed(s.vol, s.node) {
 		list = append(list, codes.FailedPrecondition, codes.Internal)
+	}
+	return list
+}
+
+// namesakeCodes are the answers where the guest shows another device with the volume's serial
+// instead. What is in use already stays so, and can be taken down.
+func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
+	switch {
+	case s.op == stage && f[stagedField(s.vol, s.node)] != "",
+		s.op == publish && (f[publishedField(s.vol, s.node, s.pod)] != "" || !kinds[s.vol].block()):
+		return append(list, codes.FailedPrecondition)
+	case s.op == stage, s.op == stageOther, s.op == publish:
+		return []codes.Code{codes.FailedPrecondition}
 	}
 	return list
 }

@@ -58,7 +58,7 @@ func (h *history) hold(s step) (string, error) {
 		return "", h.drop(key)
 	}
 	if !kinds[s.vol].block() || h.world.seen[publishedField(s.vol, s.node, s.pod)] == "" ||
-		h.world.lost[key] || h.world.held[key] {
+		h.world.lost[key] || h.world.held[key] || h.world.namesakes[key] {
 		return impossible, nil
 	}
 	for _, d := range h.site.mustDevices(s.node) {
@@ -112,7 +112,8 @@ func (h *history) dropAll() error {
 func (h *history) sensible(s step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)
 	if len(w.doubts) > 0 || w.rackDown || w.lost[here] || w.half[here] || w.lost[there] ||
-		w.half[there] || s.op != publishOther && s.other == s.vol {
+		w.half[there] || w.namesakes[here] || w.namesakes[there] ||
+		s.op != publishOther && s.other == s.vol {
 		return false
 	}
 	staged := w.seen[stagedField(s.vol, s.node)] != ""

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -16,6 +18,8 @@ import (
 // foreignDisk is a disk that an administrator made by hand. Nothing of it may ever change.
 type foreignDisk struct {
 	name, id, node string // node is the instance that has it, "" for none
+	of             int    // the volume whose namesake it is, 0 for none
+	gib            int64
 	path           string // its bytes
 	sum            [sha256.Size]byte
 	modified       time.Time
@@ -25,23 +29,70 @@ type foreignDisk struct {
 // under a name like the driver's own, another one in use by node a, and random bytes at node b.
 func (s *site) makeForeign(ctx context.Context) error {
 	for _, d := range []*foreignDisk{
-		{name: "csi-0123456789abcdef"},
-		{name: "database", node: "a"},
-		{name: "csi-random", node: "b"},
+		{name: "csi-0123456789abcdef", gib: 1},
+		{name: "database", node: "a", gib: 1},
+		{name: "csi-random", node: "b", gib: 1},
 	} {
 		if err := s.makeForeignDisk(ctx, d); err != nil {
 			return fmt.Errorf("make the foreign disk %s: %w", d.name, err)
 		}
-		s.foreign = append(s.foreign, d)
 	}
 	return nil
 }
 
+// makeNamesake attaches a disk whose name begins as the volume's: its device has the same serial.
+// One has a filesystem, as a backup has. The other is blank, as one that waits to be restored to,
+// and larger: a blank one of the same size cannot be told from the volume's own new disk once that
+// one is not there.
+func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
+	if h.world.rackDown || h.world.down[s.node] || len(h.world.faults) > 0 ||
+		h.serials[s.vol] == "" || h.namesake(s.vol) != nil {
+		return impossible, nil
+	}
+	d := &foreignDisk{name: h.serials[s.vol] + "-backup", node: s.node, of: s.vol, gib: 1}
+	if s.vol%2 == 0 {
+		d.name, d.gib = h.serials[s.vol]+"-restore", 2
+	}
+	h.world.namesakes[at(s.vol, s.node)] = true
+	return "", h.site.makeForeignDisk(ctx, d)
+}
+
+func (h *history) takeNamesake(ctx context.Context, s step) (string, error) {
+	d := h.namesake(s.vol)
+	if d == nil || h.world.rackDown || len(h.world.faults) > 0 {
+		return impossible, nil
+	}
+	delete(h.world.namesakes, at(s.vol, d.node))
+	return "", h.site.takeForeign(ctx, d)
+}
+
+func (h *history) namesake(v int) *foreignDisk {
+	for _, d := range h.site.foreign {
+		if v != 0 && d.of == v {
+			return d
+		}
+	}
+	return nil
+}
+
+// takeForeign holds a foreign disk to what it was, and removes it.
+func (s *site) takeForeign(ctx context.Context, d *foreignDisk) error {
+	if err := d.untouched(true); err != nil {
+		return err
+	}
+	s.foreign = slices.DeleteFunc(s.foreign, func(f *foreignDisk) bool { return f == d })
+	if err := s.attachRaw(ctx, d.id, d.node, false); err != nil {
+		return err
+	}
+	return s.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(d.id)})
+}
+
+// makeForeignDisk makes a disk with random bytes, with a filesystem, or a blank one for restores.
 func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 	disk, err := s.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(s.rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(d.name), Description: "made by hand",
-			Size: oxide.ByteCount(gib),
+			Size: oxide.ByteCount(d.gib * gib),
 			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
 				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}},
 	})
@@ -49,12 +100,13 @@ func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 		return err
 	}
 	d.id, d.path = disk.Id, s.backing(disk.Id)
-	if d.name == "csi-random" {
+	switch {
+	case d.name == "csi-random":
 		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
 		if err == nil {
 			err = os.Truncate(d.path, gib)
 		}
-	} else {
+	case !strings.HasSuffix(d.name, "-restore"):
 		err = exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run()
 	}
 	if err == nil && d.node != "" {
@@ -69,6 +121,7 @@ func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 		return err
 	}
 	d.modified, err = modified(d.path)
+	s.foreign = append(s.foreign, d)
 	return err
 }
 

@@ -54,9 +54,9 @@ func kindOf(percent int) int {
 var restarts = []op{killNode, killController, endNode, endController, killRack, restartRack,
 	stopInstance}
 
-// disturbances are what pods and mistaken calls do that no orchestrator wants.
+// disturbances are what pods, administrators and mistaken calls do that no orchestrator wants.
 var disturbances = []op{freeze, thaw, hold, letGo, stageAstray, unstageAstray, publishOther,
-	unpublishAstray}
+	unpublishAstray, makeNamesake, makeNamesake, takeNamesake}
 
 func drawWish(t *rapid.T) wish {
 	draw := func(most int, what string) int {

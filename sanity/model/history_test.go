@@ -58,7 +58,7 @@ func newHistory(s *site) *history {
 
 // do carries out a step and holds everything against the model.
 func (h *history) do(ctx context.Context, s step) error {
-	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= letGo || h.doubtSince >= 3) {
+	if len(h.world.doubts) > 0 && (s.op >= write && s.op <= takeNamesake || h.doubtSince >= 3) {
 		// What a snapshot holds must be known, and a call that was given up ends some day.
 		if err := h.step(ctx, step{op: wait}); err != nil {
 			return err

@@ -27,6 +27,8 @@ type joint struct {
 	// directory, by path.
 	devices map[string][]guestDevice
 	mounts  map[string][]*mountinfo.Info
+	// shown are the volumes in whose device's place a node shows a namesake's, by "v1 a".
+	shown map[string]bool
 	// loops are the living loop devices, by the file they carry.
 	loops map[string][]string
 }
@@ -54,7 +56,7 @@ type guestDevice struct{ name, serial, number string }
 // observe looks at everything. While the rack's API is away, it is taken for true what it showed
 // last, and what it has answered since.
 func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
-	j := &joint{facts: facts{}, serials: h.serials}
+	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
 		j.facts = h.remembered(calls)
 	} else if err := h.site.observeRack(ctx, j); err != nil {
@@ -183,7 +185,35 @@ func (s *site) observeNodes(j *joint) error {
 		}
 	}
 	j.loops, err = livingLoops(filepath.Join(s.rack.Dir, "sim"))
+	j.leaveNamesakes(s.foreign)
 	return err
+}
+
+// leaveNamesakes takes from the devices those that have a volume's serial and are not the volume's.
+func (j *joint) leaveNamesakes(foreign []*foreignDisk) {
+	for _, d := range foreign {
+		if d.of == 0 {
+			continue
+		}
+		for n := range j.devices {
+			j.devices[n] = slices.DeleteFunc(j.devices[n], func(g guestDevice) bool {
+				its := slices.ContainsFunc(j.loops[d.path], func(loop string) bool {
+					return g.number == numberOf(loop)
+				})
+				j.shown[at(d.of, n)] = j.shown[at(d.of, n)] || its
+				return its
+			})
+		}
+	}
+}
+
+// numberOf is a loop device's number, as guestDevice has it; "" for one that is gone.
+func numberOf(loop string) string {
+	text, err := os.ReadFile(filepath.Join("/sys/block", loop, "dev"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
 }
 
 // devicesOf lists what a guest sees. A device may go while it is looked at.

@@ -7,6 +7,8 @@ func (h *history) towards(v int, n string) step {
 	switch {
 	case h.world.rackDown:
 		return step{op: startRack}
+	case h.world.namesakes[at(v, n)] && len(h.lines)%3 == 0:
+		return step{op: takeNamesake, vol: v} // once the CO was refused for a while
 	case f[diskField(v)] == "" || h.book.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:

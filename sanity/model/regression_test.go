@@ -174,6 +174,47 @@ var regressions = []struct{ name, steps string }{
 		node a: NodeUnpublish v4 from pod 1
 		node a: NodeUnstage v4 at the path of v1
 		node a: NodeUnstage v4`},
+	{"namesakes of a volume's disk are neither used nor in the way of what is in use", `
+		controller 1: CreateVolume v1
+		controller 1: ControllerPublish v1 → node a
+		administrator: attach a namesake of v1 → node a
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1
+		pod 1 on a: write and fsync v1 block 2
+		controller 2: ControllerPublish v1 → node a
+		stop instance a
+		start instance a
+		node a: NodeStage v1
+		node a: NodeUnstage v1
+		controller 1: ControllerUnpublish v1 → node a
+		stop instance a
+		start instance a
+		node a: NodeStage v1
+		controller 1: ControllerPublish v1 → node a
+		controller 1: ControllerPublish v1 → node b
+		node b: NodeStage v1
+		node b: NodePublish v1 to pod 1
+		pod 1 on b: write and fsync v1 block 1
+		node b: NodeUnpublish v1 from pod 1
+		node b: NodeUnstage v1
+		controller 1: ControllerUnpublish v1 → node b
+		administrator: delete the namesake of v1
+		controller 1: ControllerPublish v1 → node a
+		node a: NodeStage v1
+		node a: NodePublish v1 to pod 1`},
+	{"a blank namesake is not taken for the new disk of a volume", `
+		controller 2: CreateVolume v2
+		controller 2: ControllerPublish v2 → node b
+		controller 2: ControllerUnpublish v2 → node b
+		administrator: attach a namesake of v2 → node b
+		node b: NodeStage v2
+		controller 2: ControllerPublish v2 → node b
+		controller 2: CreateVolume v4
+		controller 2: ControllerPublish v4 → node c
+		controller 2: ControllerUnpublish v4 → node c
+		administrator: attach a namesake of v4 → node c
+		node c: NodeStage v4
+		node c: NodePublish v4 to pod 1`},
 	{"a create that was given up is found by the next one", `
 		rack: disk_create late
 		controller 1: CreateVolume v1, abandoned after 5ms

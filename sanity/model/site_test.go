@@ -221,6 +221,14 @@ func (s *site) scrub(ctx context.Context) error {
 			return err
 		}
 	}
+	for _, d := range slices.Clone(s.foreign) {
+		if d.of == 0 {
+			continue
+		}
+		if err := s.takeForeign(ctx, d); err != nil {
+			return err
+		}
+	}
 	fake := filepath.Join(s.rack.Instance("b").Guest, "sys/block", fakeDevice)
 	if err := os.RemoveAll(fake); err != nil {
 		return err

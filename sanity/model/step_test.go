@@ -36,6 +36,8 @@ const (
 	thaw
 	hold // keep a device open, whatever becomes of the pod
 	letGo
+	makeNamesake // an administrator makes a disk whose device has the serial of the volume's
+	takeNamesake
 	fault
 	killController
 	endController
@@ -74,6 +76,8 @@ var forms = map[op]string{
 	thaw:            "pod {pod} on {node}: thaw v{vol}",
 	hold:            "pod {pod} on {node}: keep v{vol} open",
 	letGo:           "pod {pod} on {node}: close v{vol}",
+	makeNamesake:    "administrator: attach a namesake of v{vol} → node {node}",
+	takeNamesake:    "administrator: delete the namesake of v{vol}",
 	fault:           "rack: {fault}",
 	killController:  "kill -9 controller {ctl}",
 	endController:   "terminate controller {ctl}",

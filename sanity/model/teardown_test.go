@@ -101,7 +101,15 @@ func (h *history) calm(ctx context.Context) error {
 	if err := h.dropAll(); err != nil {
 		return err
 	}
-	return h.site.rack.Admin.ClearFaults(ctx)
+	if err := h.site.rack.Admin.ClearFaults(ctx); err != nil {
+		return err
+	}
+	for v := range kinds {
+		if err := h.do(ctx, step{op: takeNamesake, vol: v}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // clean demands that nothing is left of a history.

@@ -127,6 +127,20 @@ var untruths = []struct {
 	{"a refused attach is called done", deviceInUse + `
 		controller 1: ControllerPublish v4 → node b`,
 		pretend(attach, nil), "answered OK, the model allows [FailedPrecondition]"},
+	{"an attach beside a namesake is called done", `
+		controller 1: CreateVolume v1
+		administrator: attach a namesake of v1 → node a
+		controller 1: ControllerPublish v1 → node a`,
+		pretend(attach, nil), "answered OK, the model allows [FailedPrecondition]"},
+	{"a namesake is written to", `
+		controller 1: CreateVolume v2
+		controller 1: ControllerPublish v2 → node a
+		controller 1: ControllerUnpublish v2 → node a
+		administrator: attach a namesake of v2 → node a
+		node a: NodeStage v2`,
+		lie{when: "node a: NodeStage", deed: func(_ context.Context, h *history) error {
+			return overwrite(h.namesake(2).path, gib/2, []byte{1})
+		}}, "-restore was written to"},
 	{"an attach is made up", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,

@@ -155,6 +155,10 @@ type world struct {
 	// frozen are the volumes whose filesystem a pod froze, and nobody thawed for certain; held those
 	// whose device is kept open. By "v1 a".
 	frozen, held map[string]bool
+	// namesakes are the volumes whose device has the serial of another one that the node's instance
+	// has. The guest shows one of the two (A54); shown are those for which it is the other one. By
+	// "v1 a".
+	namesakes, shown map[string]bool
 	// slow are the volumes whose device may show late on their node.
 	slow map[string]bool
 	// down are the instances that are stopped.
@@ -168,7 +172,7 @@ type world struct {
 func newWorld() *world {
 	return &world{seen: facts{}, lost: map[string]bool{}, half: map[string]bool{},
 		slow: map[string]bool{}, frozen: map[string]bool{}, held: map[string]bool{},
-		down: map[string]bool{}}
+		down: map[string]bool{}, namesakes: map[string]bool{}, shown: map[string]bool{}}
 }
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
