@@ -263,13 +263,17 @@ func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 // xfsLogBytes is how much of the log tells whether it was ever used.
 const xfsLogBytes = 512 << 10
 
-// xfsLogFresh says whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1, and
-// zeroes behind it. The kernel writes there with the first mount for writing, before anything
-// else, and never writes zeroes.
+// xfsLogFresh reports whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1,
+// and zeroes behind it. The kernel writes there with the first mount for writing, before anything
+// else, and never writes zeroes. A power cut may have taken the record, or its first sector, and
+// left the rest of what mkfs.xfs wrote.
 func xfsLogFresh(log []byte) bool {
-	const record = 8 << 10
-	return len(log) > record && binary.BigEndian.Uint32(log) == 0xFEEDBABE &&
-		binary.BigEndian.Uint32(log[4:]) == 1 && nonZero(log[record:]) < 0
+	const record, sector = 8 << 10, 512
+	if len(log) <= record || nonZero(log[record:]) >= 0 {
+		return false
+	}
+	return nonZero(log[:sector]) < 0 ||
+		binary.BigEndian.Uint32(log) == 0xFEEDBABE && binary.BigEndian.Uint32(log[4:]) == 1
 }
 
 // The layout of btrfs: include/uapi/linux/btrfs_tree.h.

@@ -143,6 +143,32 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
+func TestTheLogOfAnXFSTellsWhetherItWasMounted(t *testing.T) {
+	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
+	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
+	for _, c := range []struct {
+		name   string
+		writes map[int][]byte
+		fresh  bool
+	}{
+		{"as mkfs leaves it", map[int][]byte{0: header, 512: {1}}, true},
+		{"whose record a power cut took", nil, true},
+		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
+		{"with another record behind the first", map[int][]byte{0: header, 16 << 10: header}, false},
+		{"with a record behind one that is lost", map[int][]byte{16 << 10: header}, false},
+		{"that has come round", map[int][]byte{0: later}, false},
+		{"that begins with something else", map[int][]byte{0: {1}}, false},
+	} {
+		log := make([]byte, 64<<10)
+		for at, b := range c.writes {
+			copy(log[at:], b)
+		}
+		if got := xfsLogFresh(log); got != c.fresh {
+			t.Errorf("a log %s: fresh is %t", c.name, got)
+		}
+	}
+}
+
 func TestTheChecksumIsTheOneOfTheFilesystems(t *testing.T) {
 	// The check value of CRC-32C.
 	if got := crc32.Checksum([]byte("123456789"), castagnoli); got != 0xE3069283 {

@@ -104,6 +104,7 @@ func ownFormats() []generator {
 	}
 	again("an own format for btrfs of which little but the superblock is written", btrfs,
 		(*scene).superblocksOfIt)
+	again("an own format for xfs whose log is not written", xfs, (*scene).logOfItLost)
 	again("an own format for ext4, which is to be xfs now", ext4, func(s *scene) error {
 		err := s.cutOff(`"$real" "$@"; exit 1`)
 		s.FS = xfs
@@ -210,6 +211,29 @@ func (s *scene) superblocksOfIt() error {
 		}
 		return s.poke(at, make([]byte, len(page))...)
 	})
+}
+
+// logOfItLost lets the format of an xfs come to its end and takes back what it wrote to the log.
+func (s *scene) logOfItLost() error {
+	_, err := s.learnMark()
+	if err == nil {
+		err = s.cutOff(`"$real" "$@"; exit 1`)
+	}
+	if err != nil {
+		return err
+	}
+	lost := 0
+	err = eachPage(s.image.Path, func(at int64, page []byte) error {
+		if !bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE}) {
+			return nil
+		}
+		lost++
+		return s.poke(at, make([]byte, len(page))...)
+	})
+	if err == nil && lost == 0 {
+		err = errors.New("there is no log to lose")
+	}
+	return err
 }
 
 // markGone demands that a finished format leaves no mark.
