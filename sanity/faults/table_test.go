@@ -46,6 +46,9 @@ var doubt = map[string]map[string][]codes.Code{
 		"ObjectAlreadyExists": {codes.AlreadyExists, codes.NotFound},
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
+	// The list before the attach is empty and lacks nothing. In the one behind it the disk lacks its
+	// type, and as it is attached by then the CO has to come again.
+	"instance_disk_list": {"other-release": {codes.Unavailable}},
 	// The parameter is wrong then (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
 	// A project that a token may not see is a role that is missing (OX-6).
