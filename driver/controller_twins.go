@@ -67,12 +67,12 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 		name = string(disk.Name)
 	}
 	before, err := c.neighbours(ctx, a)
-	refused := isNotFound(err)
+	hopeless := isNotFound(err)
 	if err == nil {
 		err = a.checkTwin(name, before)
-		refused = err != nil
+		hopeless = err != nil
 	}
-	if refused && a.named() && before.Own == nil {
+	if hopeless && a.named() && before.Own == nil {
 		// CP-4: a disk that is unknown is told before anything else.
 		if _, diskErr := c.diskByID(ctx, a.Disk); diskErr != nil {
 			return before, diskErr

@@ -50,8 +50,7 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 // maxVolumes is what the rack lets an instance have, less the disks that are no volumes: the boot
 // disk and disks attached by hand. It is counted on each call, for disks come and go. The CO itself
 // counts a static volume, whose disk somebody made by hand, so one that the node knows takes no
-// slot.
-// The cloud-init volume is no NVMe disk and takes none either.
+// slot. The cloud-init volume is no NVMe disk and takes none either.
 func (n *Node) maxVolumes() (int64, error) {
 	all, err := n.devices().list()
 	if err != nil {
