@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // covered says whether an offset is read before a disk of that size is formatted.
@@ -130,7 +132,7 @@ func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
 				s := survey{Path: "/dev/x", Strange: -1, SizeBytes: size, Pieces: []piece{{a, data}}}
 				err := s.checkBlank()
 				where := fmt.Sprintf("offset %d (%s)", a.Offset+at, a.Owner)
-				if !refusedFor(err, ReasonDiskNotBlank) || !strings.Contains(err.Error(), where) {
+				if !csierr.Has(err, csierr.DiskNotBlank) || !strings.Contains(err.Error(), where) {
 					t.Fatalf("byte %d of %+v: %v", at, a, err)
 				}
 			}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // AuditConfig is what an operator says to an audit. ParseAuditConfig fills it; of Config it uses
@@ -57,7 +59,7 @@ func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer)
 		printAuditHelp(help, flags)
 		return c, err
 	case err != nil:
-		return c, fmt.Errorf("audit: %s; see audit --help", plain(err.Error()))
+		return c, fmt.Errorf("audit: %s; see audit --help", csierr.Plain(err.Error()))
 	case flags.NArg() > 0:
 		return c, fmt.Errorf("audit: expected flags only, found %d other arguments; see audit --help",
 			flags.NArg())

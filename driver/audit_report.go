@@ -6,6 +6,8 @@ import (
 	"io"
 	"text/tabwriter"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // report is what an audit found.
@@ -71,8 +73,8 @@ func (r *report) writeTables(out io.Writer) error {
 		line("ORPHANS: made for this cluster, wanted by nobody")
 		line("KIND\tID\tNAME\tCSI NAME\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
 		for _, o := range r.Orphans {
-			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, plain(o.Name),
-				plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ToldAt), plain(o.State),
+			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
+				csierr.Plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ToldAt), csierr.Plain(o.State),
 				orDash(o.AttachedTo), o.fate())
 		}
 		line("")
@@ -81,7 +83,7 @@ func (r *report) writeTables(out io.Writer) error {
 		line("MISSING: wanted, and not on the rack")
 		line("KIND\tID\tTOLD BY")
 		for _, m := range r.Missing {
-			line("%s\t%s\t%s", m.Kind, plain(m.ID), plain(m.ToldBy))
+			line("%s\t%s\t%s", m.Kind, csierr.Plain(m.ID), csierr.Plain(m.ToldBy))
 		}
 		line("")
 	}
@@ -89,7 +91,8 @@ func (r *report) writeTables(out io.Writer) error {
 		line("STATIC: wanted, and made by somebody else; the driver never deletes these")
 		line("KIND\tID\tNAME\tTOLD BY\tWHY")
 		for _, s := range r.Static {
-			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, plain(s.Name), plain(s.ToldBy), plain(s.Why))
+			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.ToldBy),
+				csierr.Plain(s.Why))
 		}
 		line("")
 	}
@@ -101,9 +104,9 @@ func (o *orphan) fate() string {
 	case o.Deleted:
 		return "yes"
 	case o.Kept != "":
-		return "no: " + plain(o.Kept)
+		return "no: " + csierr.Plain(o.Kept)
 	case o.Why != "":
-		return "no: it " + plain(o.Why)
+		return "no: it " + csierr.Plain(o.Why)
 	}
 	return "no"
 }

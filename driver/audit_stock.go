@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // objectKind is what an object of the rack is.
@@ -141,7 +142,7 @@ func (c *Controller) read(ctx context.Context, kind objectKind, id oxide.NameOrI
 	var o object
 	if kind == kindDisk {
 		disk, err := c.diskByID(ctx, id)
-		if isNotFound(err) {
+		if csierr.IsNotFound(err) {
 			return nil, c.projectVisible(ctx)
 		} else if err != nil {
 			return nil, err
@@ -150,7 +151,7 @@ func (c *Controller) read(ctx context.Context, kind objectKind, id oxide.NameOrI
 		return &o, nil
 	}
 	snapshot, err := c.snapshotByID(ctx, id)
-	if isNotFound(err) {
+	if csierr.IsNotFound(err) {
 		return nil, c.projectVisible(ctx)
 	} else if err != nil {
 		return nil, err
@@ -191,7 +192,7 @@ func (c *Controller) deleteOrphan(ctx context.Context, seen object) (kept string
 		}
 		return "it is gone by now", nil
 	case refused(err):
-		return "the rack refuses: " + status.Convert(statusError(ctx, "delete", err)).Message(), nil
+		return "the rack refuses: " + csierr.Message(statusError(ctx, "delete", err)), nil
 	}
 	return "", statusError(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
 }

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // toldSource is where an audit learns which volumes somebody wants.
@@ -243,7 +245,7 @@ func runKubectl(ctx context.Context, args ...string) ([]byte, error) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, plain(stderr.String()))
+		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(stderr.String()))
 	}
 	return stdout.Bytes(), nil
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
@@ -31,7 +33,7 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			wantFailure(t, test.call(t.Context(), rackThat(t, test.lines...)), codes.Internal,
-				ReasonRackAnswerWrong)
+				csierr.RackAnswerWrong)
 		})
 	}
 }

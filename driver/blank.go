@@ -5,6 +5,8 @@ package driver
 import (
 	"bytes"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // What stands between a disk and mkfs, or a mount, each in one place:
@@ -145,7 +147,8 @@ func (s survey) checkBlank() error {
 }
 
 func (s survey) notBlank() error {
-	return refuse(ReasonDiskNotBlank, "%s is not blank: %s; %w", s.Path, s.evidence(), errNotBlank)
+	return csierr.New(csierr.DiskNotBlank, "%s is not blank: %s; %w", s.Path, s.evidence(),
+		errNotBlank)
 }
 
 // checkUnfinished refuses to do a format again unless all that the disk shows is from a format of
@@ -181,8 +184,8 @@ func (s survey) checkUnfinished(v nodeVolume) error {
 }
 
 func (s survey) notOurs(m foundMark, format string, args ...any) error {
-	return refuse(ReasonDiskNotBlank, "%s has at offset %d the mark of an unfinished format "+format+
-		"; %w", slices.Concat([]any{s.Path, m.Offset}, args, []any{errNotBlank})...)
+	return csierr.New(csierr.DiskNotBlank,
+		"%s has at offset %d the mark of an unfinished format "+format+"; %w", slices.Concat([]any{s.Path, m.Offset}, args, []any{errNotBlank})...)
 }
 
 // nonZero is the index of the first byte that is not zero, or -1. It compares whole pages, which is

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestOnlyABlankDiskIsFormatted(t *testing.T) {
@@ -77,7 +79,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 			c.fill(t, v.disk)
 			before := digest(t, v.disk)
 			err := v.stage()
-			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
@@ -101,7 +103,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 				must(t, os.Truncate(file, 400*mib))
 				v := g.volume(g.attachFile(testSerial, file), fsType)
 				before := digest(t, v.disk)
-				mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemTooLarge)
+				mustFail(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemTooLarge)
 				if digest(t, v.disk) != before {
 					t.Error("the disk was written")
 				}
@@ -112,7 +114,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		// The loop device keeps its size, and reads beyond the file's end fail.
 		must(t, os.Truncate(v.disk.File, 0))
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceUnreadable)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceUnreadable)
 	})
 	t.Run("a filesystem without a checksum is mounted when blkid knows it too",
 		func(t *testing.T) {

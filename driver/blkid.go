@@ -5,6 +5,8 @@ package driver
 import (
 	"os"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // blkidAnswer is what blkid says of a disk.
@@ -69,7 +71,7 @@ func parseBlkid(output string) (blkidAnswer, error) {
 		}
 	}
 	if !a.any() {
-		return a, refuse(ReasonNodeToolFailed, "blkid found something but names neither a type "+
+		return a, csierr.New(csierr.NodeToolFailed, "blkid found something but names neither a type "+
 			"nor a partition table")
 	}
 	return a, nil

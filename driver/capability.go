@@ -7,6 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // supportedFilesystems are those a volume may have; ext4 when the request names none.
@@ -80,7 +82,7 @@ func unsupported(message string, args ...any) capabilityFault {
 // ones that volumes have.
 func checkCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
-		return fail(codes.InvalidArgument, ReasonFieldMissing, "volume_capabilities is missing")
+		return csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
 	}
 	for _, c := range capabilities {
 		if err := checkCapability(c); err != nil {
@@ -93,13 +95,13 @@ func checkCapabilities(capabilities []*csi.VolumeCapability) error {
 func checkCapability(c *csi.VolumeCapability) error {
 	switch p := capabilityProblem(c); {
 	case p.malformed:
-		return fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+		return csierr.New(csierr.CapabilityInvalid, "%s", p.message)
 	case p.unsupported:
-		return fail(codes.InvalidArgument, ReasonCapabilityUnsupported, "%s", p.message)
+		return csierr.New(csierr.CapabilityUnsupported, "%s", p.message)
 	}
 	// A node would refuse them when the volume is there.
 	if _, err := parseMountFlags(c.GetMount().GetMountFlags()); err != nil {
-		return fail(codes.InvalidArgument, ReasonMountFlags, "%s", err)
+		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // mountable is a capability for a filesystem.
@@ -87,13 +89,13 @@ func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
 			}
 		})
 	}
-	wantFailure(t, checkCapabilities(nil), codes.InvalidArgument, ReasonFieldMissing)
+	wantFailure(t, checkCapabilities(nil), codes.InvalidArgument, csierr.FieldMissing)
 	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, mountable("ntfs")}),
-		codes.InvalidArgument, ReasonCapabilityUnsupported)
+		codes.InvalidArgument, csierr.CapabilityUnsupported)
 	loop := mountable("ext4")
 	loop.GetMount().MountFlags = []string{"noatime", "loop=/tweety"}
 	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, loop}),
-		codes.InvalidArgument, ReasonMountFlags)
+		codes.InvalidArgument, csierr.MountFlags)
 	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, nil}),
-		codes.InvalidArgument, ReasonCapabilityInvalid)
+		codes.InvalidArgument, csierr.CapabilityInvalid)
 }

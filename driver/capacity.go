@@ -4,7 +4,8 @@ import (
 	"math"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -29,15 +30,15 @@ func parseCapacityRange(r *csi.CapacityRange) (capacityRange, error) {
 	out := capacityRange{given: true, min: r.GetRequiredBytes(), max: r.GetLimitBytes()}
 	switch {
 	case out.min < 0 || out.max < 0:
-		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range is negative")
+		return out, csierr.New(csierr.CapacityInvalid, "capacity_range is negative")
 	case out.min == 0 && out.max == 0:
-		return out, fail(codes.InvalidArgument, ReasonCapacityInvalid, "capacity_range sets "+
+		return out, csierr.New(csierr.CapacityInvalid, "capacity_range sets "+
 			"neither required_bytes nor limit_bytes; leave it out for a volume of %d bytes",
 			int64(defaultSizeBytes))
 	case out.max == 0:
 		out.max = math.MaxInt64
 	case out.max < out.min:
-		return out, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "limit_bytes %d is less than "+
+		return out, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less than "+
 			"required_bytes %d", out.max, out.min)
 	}
 	return out, nil
@@ -57,16 +58,16 @@ func (r capacityRange) diskSize(floor, ceiling int64) (int64, error) {
 	}
 	size = max(size, floor, gibBytes)
 	if size > ceiling {
-		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "%d bytes are more than the "+
+		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the "+
 			"largest disk, %d", size, ceiling)
 	}
 	size = roundUp(size)
 	if size > r.max {
 		if floor > r.max {
-			return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "limit_bytes %d is less "+
+			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less "+
 				"than the source's %d bytes", r.max, floor)
 		}
-		return 0, fail(codes.OutOfRange, ReasonCapacityOutOfRange, "disks have whole GiB, at "+
+		return 0, csierr.New(csierr.CapacityOutOfRange, "disks have whole GiB, at "+
 			"least one, and the next size, %d bytes, is above limit_bytes %d", size, r.max)
 	}
 	return size, nil

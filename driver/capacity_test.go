@@ -7,6 +7,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func asked(required, limit int64) *csi.CapacityRange {
@@ -60,9 +62,9 @@ func TestCV11AndCV12SizesAreChosen(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := sizeFor(test.r, test.floor, maxDistributedBytes)
 			if test.want == 0 {
-				reason := ReasonCapacityOutOfRange
+				reason := csierr.CapacityOutOfRange
 				if test.code == codes.InvalidArgument {
-					reason = ReasonCapacityInvalid
+					reason = csierr.CapacityInvalid
 				}
 				wantFailure(t, err, test.code, reason)
 				return

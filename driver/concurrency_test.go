@@ -17,6 +17,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // crowd is how many callers there are at once.
@@ -96,7 +98,7 @@ func anyNodeCall(ctx context.Context, node csi.NodeClient, v volume, r *rand.Ran
 			VolumeId: v.ID, VolumePath: v.guest.path(target), StagingTargetPath: v.staging()})
 	}
 	if grpcCode(err) == codes.Internal {
-		return fail(codes.Unknown, ReasonInternal, "INTERNAL from another call: %s", err)
+		return csierr.Coded(codes.Unknown, csierr.Internal, "INTERNAL from another call: %s", err)
 	}
 	return err
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // Mode says which services a process serves. Identity is always among them.
@@ -182,7 +184,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
-			return plain(err.Error())
+			return csierr.Plain(err.Error())
 		}
 	}
 	return "an argument is no --flag=value"

@@ -8,6 +8,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through
@@ -65,14 +67,14 @@ func (c *Controller) ControllerGetCapabilities(context.Context,
 // ControllerExpandVolume says that it cannot be done.
 func (c *Controller) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
 	*csi.ControllerExpandVolumeResponse, error) {
-	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk's size is fixed when it is "+
+	return nil, csierr.New(csierr.NotSupported, "a disk's size is fixed when it is "+
 		"made; take a snapshot of the volume and restore it into a larger one")
 }
 
 // ControllerModifyVolume says that it cannot be done.
 func (c *Controller) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error) {
-	return nil, fail(codes.Unimplemented, ReasonNotSupported, "a disk has nothing that could be "+
+	return nil, csierr.New(csierr.NotSupported, "a disk has nothing that could be "+
 		"changed after it is made")
 }
 
@@ -98,9 +100,9 @@ func (c *Controller) projectVisible(ctx context.Context) error {
 
 func projectError(ctx context.Context, err error) error {
 	if unknown(err) {
-		return fail(codes.PermissionDenied, ReasonProjectNotFound, "the rack shows this token no "+
-			"project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in "+
-			"it; give the token's user a role on it")
+		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "the rack shows this token "+
+			"no project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in it; "+
+			"give the token's user a role on it")
 	}
 	return statusError(ctx, "read project", err)
 }

@@ -5,8 +5,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // GetCapacity says how much of the silo's quota is left. Disks of stopped instances and snapshots
@@ -42,7 +43,7 @@ func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := capabilityProblem(capability); {
 		case p.malformed:
-			return false, fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+			return false, csierr.New(csierr.CapabilityInvalid, "%s", p.message)
 		case p.unsupported:
 			return false, nil
 		}
@@ -56,7 +57,7 @@ func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
 		return true, nil
 	}
 	if len(c.Topology) == 0 {
-		return false, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessible_topology is "+
+		return false, csierr.New(csierr.TopologyInvalid, "accessible_topology is "+
 			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on "+
 			"controller and nodes")
 	}

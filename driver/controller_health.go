@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
@@ -45,7 +47,7 @@ func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	if disk.State.State() == oxide.DiskStateStateFaulted {
 		health.HealthStatuses = []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
-			Reason:  string(ReasonDiskFaulted),
+			Reason:  string(csierr.DiskFaulted),
 			Message: "the rack reports the disk " + string(disk.Name) + " as faulted",
 		}}
 	}

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // numbered is a UUID that sorts by its number.
@@ -104,10 +106,10 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
 	_, err := rackThat(t, lost.to(viewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = rackThat(t, lost.to(viewDisk)).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
 // pagedRack serves lists of objects in pages of its own size, as a rack does: a next page after
@@ -190,10 +192,10 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 			return err
 		},
 	} {
-		wantFailure(t, list("", -1), codes.InvalidArgument, ReasonFieldInvalid)
+		wantFailure(t, list("", -1), codes.InvalidArgument, csierr.FieldInvalid)
 		for _, token := range []string{"invalid-token", strings.ToUpper(testDisk), "7",
 			strings.Repeat("x", 500)} {
-			wantFailure(t, list(token, 0), codes.Aborted, ReasonStartingTokenInvalid)
+			wantFailure(t, list(token, 0), codes.Aborted, csierr.StartingTokenInvalid)
 		}
 	}
 }
@@ -202,17 +204,17 @@ func TestAListThatGoesInCirclesEnds(t *testing.T) {
 	c := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))),
 		ok(listDisks, pageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestAListIsWholeOrAnError(t *testing.T) {
 	down := rackError(503, "ServiceNotAvailable", "Service Unavailable")
 	_, err := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))), down.to(listDisks)).
 		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 	_, err = rackThat(t, ok(listDisks, pageOf("p", listed(1, here, with("description", "")))),
 		down.to("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
 func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
@@ -290,8 +292,8 @@ func TestGetCapacity(t *testing.T) {
 	}
 	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		AccessibleTopology: topologies(t, "rack=a")[0]})
-	wantFailure(t, err, codes.InvalidArgument, ReasonTopologyInvalid) // CG-4
+	wantFailure(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
 	_, err = rackThat(t, rackError(403, "Forbidden", "Forbidden").to(utilization)).GetCapacity(
 		t.Context(), &csi.GetCapacityRequest{})
-	wantFailure(t, err, codes.PermissionDenied, ReasonRoleMissing) // CG-5
+	wantFailure(t, err, codes.PermissionDenied, csierr.RoleMissing) // CG-5
 }

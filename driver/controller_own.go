@@ -5,7 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // foreignDisk says why a disk is none that this driver made for this cluster, or "". It reads as
@@ -66,7 +67,7 @@ func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) 
 // delete, a boot disk for instance that somebody wrote into a volume.
 func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
 	if why := foreignDisk(d, c.ClusterID); why != "" {
-		return fail(codes.FailedPrecondition, ReasonDiskNotOurs, "the disk %.80s (%s) %s; the driver "+
+		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+
 			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
 			"disk by hand on the rack", d.Name, d.Id, why)
 	}
@@ -75,7 +76,7 @@ func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
 
 func (c *Controller) checkOwnSnapshot(s *oxide.Snapshot) error {
 	if why := foreignSnapshot(s, c.ClusterID); why != "" {
-		return fail(codes.FailedPrecondition, ReasonDiskNotOurs, "the snapshot %.80s (%s) %s; the "+
+		return csierr.New(csierr.DiskNotOurs, "the snapshot %.80s (%s) %s; the "+
 			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
 			"Retain, and delete the snapshot by hand on the rack", s.Name, s.Id, why)
 	}

@@ -7,7 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // ControllerPublishVolume attaches the volume's disk to the node's instance. The rack answers the
@@ -49,13 +50,13 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	case req.GetVolumeId() == "":
 		return a, volumeIDMissing()
 	case req.GetNodeId() == "":
-		return a, fail(codes.InvalidArgument, ReasonFieldMissing, "node_id is missing")
+		return a, csierr.New(csierr.FieldMissing, "node_id is missing")
 	}
 	if err := checkCapability(req.GetVolumeCapability()); err != nil {
 		return a, err
 	}
 	if req.GetReadonly() {
-		return a, fail(codes.InvalidArgument, ReasonReadOnlyUnsupported, "readonly is not "+
+		return a, csierr.New(csierr.ReadOnlyUnsupported, "readonly is not "+
 			"supported when a disk is attached; let the node mount the volume read-only")
 	}
 	var ok bool
@@ -69,7 +70,7 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 }
 
 func instanceNotFound(id string) error {
-	return fail(codes.NotFound, ReasonInstanceNotFound, "the rack has no instance %.80q, or shows "+
+	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or shows "+
 		"this token none; node_id is an instance's UUID", id)
 }
 
@@ -155,11 +156,11 @@ func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 func (a attachment) checkContext(disk *oxide.Disk) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, but "+
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
 			"the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
 			disk.Name)
 	case a.ContextID != "" && a.ContextID != disk.Id:
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "volume_context: %s is %.80q, but "+
+		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
 			"the volume is the disk %s; correct the volume's attributes", ctxDiskID, a.ContextID,
 			disk.Id)
 	}
@@ -174,7 +175,7 @@ func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxid
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateAttaching:
-		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still "+
+		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still "+
 			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
 	}
 	return disk, a.checkPlace("attach disk", disk)
@@ -186,7 +187,7 @@ func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why err
 	error) {
 	disk, err := c.diskByID(ctx, a.Disk)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return nil, err
 	case err != nil:
 		return nil, comeBack(err)
@@ -217,13 +218,13 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 		// From whichever instance: it is free in a moment (CP-13).
 		return diskBusy(disk)
 	case holder(disk) != "" && holder(disk) != string(a.Instance):
-		return fail(codes.FailedPrecondition, ReasonDiskAttachedElsewhere, "the disk %s is "+
+		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is "+
 			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
 			holder(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return nil
 	case state == oxide.DiskStateStateFaulted:
-		return diskFaulted(codes.FailedPrecondition, disk)
+		return diskFaulted(disk)
 	}
 	return diskBusy(disk)
 }
@@ -237,7 +238,7 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 		return err
 	}
 	if disk.ProjectId != instance.ProjectId {
-		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s and the instance %s "+
+		return csierr.New(csierr.OtherProject, "the disk %s and the instance %s "+
 			"are in different projects", disk.Name, instance.Name)
 	}
 	now, err := c.neighbours(ctx, a)
@@ -245,11 +246,11 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 	case err != nil:
 		return err
 	case len(now.Others) >= c.maxDisks():
-		return fail(codes.ResourceExhausted, ReasonInstanceFull, "the instance %s has %d disks, "+
+		return csierr.New(csierr.InstanceFull, "the instance %s has %d disks, "+
 			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
 			c.maxDisks())
 	case now.differ(before):
-		return fail(codes.Aborted, ReasonOperationPending, "the rack did not attach the disk %s, and "+
+		return csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and "+
 			"the disks of the instance %s have changed meanwhile; repeat the call", disk.Name,
 			instance.Name)
 	}
@@ -293,12 +294,12 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 			// A running zone cannot gain a volume of its sled, and will not with hot-plug either.
 			cause = "a local disk is only attached and detached while the instance is stopped"
 		}
-		return fail(codes.FailedPrecondition, ReasonInstanceMustBeStopped, "the instance %s is %s "+
+		return csierr.New(csierr.InstanceMustBeStopped, "the instance %s is %s "+
 			"and must be stopped to %s a disk: %s; see "+
 			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s; if that is "+
 			"about the disk, it was busy a moment ago, and a repeated call succeeds)",
 			instance.Name, instance.RunState, verb, cause, words)
 	}
-	return fail(codes.FailedPrecondition, ReasonInstanceState, "the rack does not %s a disk while "+
+	return csierr.New(csierr.InstanceState, "the rack does not %s a disk while "+
 		"the instance %s is %s (it says: %s)", verb, instance.Name, instance.RunState, words)
 }

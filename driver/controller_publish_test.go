@@ -8,6 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -28,7 +30,7 @@ type scene struct {
 	name   string
 	lines  []exchange
 	code   codes.Code
-	reason Reason
+	reason csierr.Reason
 	words  string // that the message has to contain
 }
 
@@ -74,81 +76,81 @@ func TestPublishing(t *testing.T) {
 			accepted(attach, diskOf(here)), together()}, codes.OK, "", ""},
 		{"is no attach when the disk is attached there", []exchange{together()}, codes.OK, "", ""},
 		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(beside),
-			lost.to(viewDisk)}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+			lost.to(viewDisk)}, codes.NotFound, csierr.VolumeNotFound, testDisk},
 		{"CP-4 an unknown disk", []exchange{alone, lost.to(attach), lost.to(viewDisk)},
-			codes.NotFound, ReasonVolumeNotFound, testDisk},
+			codes.NotFound, csierr.VolumeNotFound, testDisk},
 		{"CP-5 an unknown instance", []exchange{lost.to(beside), ok(viewDisk, diskOf("detached"))},
-			codes.NotFound, ReasonInstanceNotFound, testInstance},
+			codes.NotFound, csierr.InstanceNotFound, testInstance},
 		{"CP-5 a destroyed instance", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("destroyed"))},
-			codes.NotFound, ReasonInstanceNotFound, ""},
+			codes.NotFound, csierr.InstanceNotFound, ""},
 		{"CP-6 a refusal although it is attached there", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
 		{"CP-8 attached elsewhere names the node", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition, ReasonDiskAttachedElsewhere,
+			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere,
 			otherInstance},
 		{"CP-8 on its way elsewhere", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("attaching "+otherInstance))}, codes.FailedPrecondition,
-			ReasonDiskAttachedElsewhere, otherInstance},
+			csierr.DiskAttachedElsewhere, otherInstance},
 		{"CP-9 a full instance", []exchange{full, not.to(attach), ok(viewDisk, diskOf("detached")),
 			ok(viewInstance, instanceOf("running")), full},
-			codes.ResourceExhausted, ReasonInstanceFull, "worker-1 has 12 disks"},
+			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
 		{"CP-10 a running instance without hot-plug", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
-			codes.FailedPrecondition, ReasonInstanceMustBeStopped,
+			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
 		{"CP-10 a local disk at a running instance, with hot-plug or without", []exchange{alone,
 			rackError(409, "Conflict", "cannot attach local storage disk: instance is starting").to(
 				attach), ok(viewDisk, diskOf("detached", with("disk_type", "local"))),
 			ok(viewInstance, instanceOf("running")), alone}, codes.FailedPrecondition,
-			ReasonInstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
+			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
 		{"CP-9 an instance that was full a moment ago", []exchange{full, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
-			codes.Aborted, ReasonOperationPending, "changed meanwhile"},
+			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
 		{"an instance in a state that takes no disks", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")), alone},
-			codes.FailedPrecondition, ReasonInstanceState, "the rack says no"},
+			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
 		{"CP-11 another project", []exchange{alone, not.to(attach), ok(viewDisk, diskOf("detached",
 			with("project_id", testDisk))), ok(viewInstance, instanceOf("running"))},
-			codes.InvalidArgument, ReasonOtherProject, "different projects"},
+			codes.InvalidArgument, csierr.OtherProject, "different projects"},
 		{"CP-13 a disk being snapshotted", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("maintenance"))}, codes.Aborted, ReasonDiskBusy, "maintenance"},
+			diskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
 		{"CP-13 a disk being made", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("creating"))}, codes.Aborted, ReasonDiskBusy, "creating"},
+			ok(viewDisk, diskOf("creating"))}, codes.Aborted, csierr.DiskBusy, "creating"},
 		{"CP-13 a disk on its way off", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, ReasonDiskBusy,
+			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, csierr.DiskBusy,
 			"detaching"},
 		{"CP-13 a disk on its way off another instance", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detaching "+otherInstance))}, codes.Aborted, ReasonDiskBusy,
+			ok(viewDisk, diskOf("detaching "+otherInstance))}, codes.Aborted, csierr.DiskBusy,
 			"detaching"},
 		{"CP-13 a faulted disk", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("faulted"))}, codes.FailedPrecondition, ReasonDiskFaulted, ""},
+			diskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
 		{"CP-13 a destroyed disk", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("destroyed"))}, codes.NotFound, ReasonVolumeNotFound, ""},
+			diskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
 		{"CP-15 a disk on its way is awaited", []exchange{alone,
 			accepted(attach, diskOf("attaching "+testInstance)),
 			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here)),
 			together()}, codes.OK, "", ""},
 		{"a success that is none", []exchange{alone, accepted(attach, diskOf("detached")),
-			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonEffectUnknown,
+			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
 			"not attached"},
 		{"a success elsewhere", []exchange{alone, accepted(attach, diskOf(elsewhere)),
 			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition,
-			ReasonDiskAttachedElsewhere, otherInstance},
+			csierr.DiskAttachedElsewhere, otherInstance},
 		{"another disk's success", []exchange{alone, accepted(attach, diskOf(here, with("id",
-			testImage))), ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonEffectUnknown,
+			testImage))), ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
 			testImage},
 		{"another disk's success behind the effect", []exchange{alone, accepted(attach, diskOf(here,
 			with("id", testImage))), ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
 		{"a lost answer", []exchange{alone, {want: attach, cut: true}}, codes.Unavailable,
-			ReasonRackUnavailable, ""},
+			csierr.RackUnavailable, ""},
 		{"OX-8 an error inside the rack", []exchange{alone, gateway.to(attach),
-			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, ReasonRackUnavailable, "oops"},
+			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.RackUnavailable, "oops"},
 		{"OX-8 an error inside the rack behind the effect", []exchange{alone, gateway.to(attach),
 			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
 		{"OX-8 an error inside the rack, which then cannot be asked", []exchange{alone,
 			gateway.to(attach), rackError(403, "Forbidden", "Forbidden").to(viewDisk)},
-			codes.Unavailable, ReasonEffectUnknown, "Forbidden"},
+			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			answer, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(),
@@ -170,43 +172,43 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 	mine := accepted(attach, diskOf(here))
 	for _, s := range []scene{
 		{"one that is there already saves the attach", []exchange{ok(beside, pageOf("", serialTwin)),
-			ok(viewDisk, diskOf("detached"))}, codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+			ok(viewDisk, diskOf("detached"))}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"CP-4: that the own disk is gone is told before", []exchange{
 			ok(beside, pageOf("", serialTwin)), lost.to(viewDisk)},
-			codes.NotFound, ReasonVolumeNotFound, testDisk},
+			codes.NotFound, csierr.VolumeNotFound, testDisk},
 		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
 			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
-			ReasonSerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},
+			csierr.SerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},
 		{"the detach is awaited", []exchange{alone, mine, together(serialTwin),
 			accepted(detach, diskOf("detaching "+testInstance)),
 			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
-			codes.FailedPrecondition, ReasonSerialTaken, ""},
+			codes.FailedPrecondition, csierr.SerialTaken, ""},
 		{"a disk that was attached before is not detached", []exchange{together(serialTwin)},
-			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"nor one that was on its way before", []exchange{
 			ok(beside, pageOf("", diskOf("attaching "+testInstance))), mine, together(serialTwin)},
-			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"nor one that somebody else attached meanwhile", []exchange{alone, not.to(attach),
 			ok(viewDisk, diskOf(here)), together(serialTwin)},
-			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a detach that is refused brings the caller back", []exchange{alone, mine,
 			together(serialTwin), not.to(detach), ok(viewDisk, diskOf(here)),
-			ok(viewInstance, instanceOf("running"))}, codes.Unavailable, ReasonEffectUnknown,
+			ok(viewInstance, instanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
 			"may still be attached"},
 		{"so does one whose answer is lost", []exchange{alone, mine, together(serialTwin),
-			{want: detach, cut: true}}, codes.Unavailable, ReasonEffectUnknown, "-backup"},
+			{want: detach, cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
 		{"so does a second look that fails", []exchange{alone, mine,
 			rackError(403, "Forbidden", "Forbidden").to(beside)}, codes.Unavailable,
-			ReasonEffectUnknown, "Forbidden"},
+			csierr.EffectUnknown, "Forbidden"},
 		{"so does a second look without the disk", []exchange{alone, mine, alone}, codes.Aborted,
-			ReasonDiskBusy, "is not among its disks"},
+			csierr.DiskBusy, "is not among its disks"},
 		{"the second page of the list counts", []exchange{alone, mine,
 			ok(beside, pageOf("x", diskOf(here))), ok(beside, pageOf("y", serialTwin)),
 			ok(beside, pageOf("")), accepted(detach, diskOf("detached"))},
-			codes.FailedPrecondition, ReasonSerialTaken, "-backup"},
+			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a context that names another disk", []exchange{alone, accepted(attach, diskOf(here,
 			with("name", "csi-0000000000000000"))), together(), accepted(detach,
-			diskOf("detached"))}, codes.InvalidArgument, ReasonFieldInvalid, "diskName"},
+			diskOf("detached"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
@@ -260,7 +262,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 					t.Errorf("%s: got %v", name, err)
 				}
 				if !test.fits {
-					wantFailure(t, err, codes.FailedPrecondition, ReasonUseDiffers)
+					wantFailure(t, err, codes.FailedPrecondition, csierr.UseDiffers)
 				}
 			}
 			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
@@ -289,13 +291,13 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 			static("detached")),
 			ok(beside, pageOf("", besideDisk("made-by-hand-with-a-short-one")))},
 			codes.FailedPrecondition,
-			ReasonSerialTaken, "made-by-hand-with-a-short-one"},
+			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
 		{"CP-4 of an unknown disk", []exchange{lost.to(viewDisk)}, codes.NotFound,
-			ReasonVolumeNotFound,
+			csierr.VolumeNotFound,
 			""},
 		{"CP-5 to an unknown instance", []exchange{ok(viewDisk, static("detached")),
 			lost.to(beside)},
-			codes.NotFound, ReasonInstanceNotFound, ""},
+			codes.NotFound, csierr.InstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			r := publishRequest()
@@ -337,7 +339,7 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 			r := publishRequest()
 			r.VolumeContext = test.context
 			_, err := rackThat(t, test.lines...).ControllerPublishVolume(t.Context(), r)
-			scene{code: test.code, reason: ReasonFieldInvalid, words: test.words}.verify(t, err)
+			scene{code: test.code, reason: csierr.FieldInvalid, words: test.words}.verify(t, err)
 		})
 	}
 }
@@ -428,5 +430,5 @@ func TestValidating(t *testing.T) {
 	_, err := rackThat(t, lost.to(viewDisk)).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
 			VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")}})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 }

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // complete requests, as an orchestrator sends them.
@@ -167,52 +169,52 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		name   string
 		edit   func(*csi.CreateVolumeRequest)
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
 		{"CV-2 a banned character", func(r *csi.CreateVolumeRequest) { r.Name = "a\x01" },
-			codes.InvalidArgument, ReasonFieldInvalid},
+			codes.InvalidArgument, csierr.FieldInvalid},
 		{"CV-2 a NEL", func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085" },
-			codes.InvalidArgument, ReasonFieldInvalid},
+			codes.InvalidArgument, csierr.FieldInvalid},
 		{"CV-5 one bad capability of two", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
 				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
-		}, codes.InvalidArgument, ReasonCapabilityUnsupported},
+		}, codes.InvalidArgument, csierr.CapabilityUnsupported},
 		{"CV-6 an unknown parameter", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"colour": "blue"}
-		}, codes.InvalidArgument, ReasonParameterInvalid},
+		}, codes.InvalidArgument, csierr.ParameterInvalid},
 		{"CV-6 mkfsOptions for another filesystem", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "reflink=true"}
-		}, codes.InvalidArgument, ReasonMkfsOptions},
+		}, codes.InvalidArgument, csierr.MkfsOptions},
 		{"CV-6 a filesystem with smaller blocks than the disk's", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"mkfsOptions": "fsBlockSize=1024"}
-		}, codes.InvalidArgument, ReasonMkfsOptions},
+		}, codes.InvalidArgument, csierr.MkfsOptions},
 		{"CV-7 mutable parameters", func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
-		}, codes.InvalidArgument, ReasonParameterInvalid},
+		}, codes.InvalidArgument, csierr.ParameterInvalid},
 		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
 				"rack=a")}
-		}, codes.InvalidArgument, ReasonTopologyInvalid},
+		}, codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) { r.CapacityRange = asked(0, 0) },
-			codes.InvalidArgument, ReasonCapacityInvalid},
+			codes.InvalidArgument, csierr.CapacityInvalid},
 		{"CV-12 a range that no disk fits", func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = asked(1024*gibBytes, 0)
-		}, codes.OutOfRange, ReasonCapacityOutOfRange},
+		}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"CV-13 a clone", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: testDisk}}}
-		}, codes.InvalidArgument, ReasonSourceUnsupported},
+		}, codes.InvalidArgument, csierr.SourceUnsupported},
 		{"CV-14 a snapshot id that is no UUID", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = fromSnapshot("non-existing-snapshot-id")
-		}, codes.NotFound, ReasonSnapshotNotFound},
+		}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 a snapshot and an image", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = fromSnapshot(testSnapshot)
 			r.Parameters = map[string]string{"imageId": testImage}
-		}, codes.InvalidArgument, ReasonSourceIncompatible},
+		}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 a snapshot into a local disk", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = fromSnapshot(testSnapshot)
 			r.Parameters = map[string]string{"diskType": "local"}
-		}, codes.InvalidArgument, ReasonSourceIncompatible},
+		}, codes.InvalidArgument, csierr.SourceIncompatible},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			wantFailure(t, create(test.edit), test.code, test.reason)
@@ -251,25 +253,25 @@ func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
 	r := publishRequest()
 	r.VolumeId = "fake-vol-id"
 	_, err = c.ControllerPublishVolume(ctx, r)
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 	r = publishRequest()
 	r.NodeId = "fake-node-id"
 	_, err = c.ControllerPublishVolume(ctx, r)
-	wantFailure(t, err, codes.NotFound, ReasonInstanceNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.InstanceNotFound)
 	_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: "fake"})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = c.ControllerGetVolumeHealth(ctx,
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "fake"})
-	wantFailure(t, err, codes.NotFound, ReasonSnapshotNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.SnapshotNotFound)
 	_, err = c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: "fake", VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 	s := snapshotRequest()
 	s.SourceVolumeId = "fake"
 	_, err = c.CreateSnapshot(ctx, s)
-	wantFailure(t, err, codes.NotFound, ReasonVolumeNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
 func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
@@ -277,21 +279,21 @@ func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
 	r := publishRequest()
 	r.Readonly = true
 	_, err := c.ControllerPublishVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, ReasonReadOnlyUnsupported)
+	wantFailure(t, err, codes.InvalidArgument, csierr.ReadOnlyUnsupported)
 	r = publishRequest()
 	r.VolumeCapability = inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 	_, err = c.ControllerPublishVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, ReasonCapabilityUnsupported)
+	wantFailure(t, err, codes.InvalidArgument, csierr.CapabilityUnsupported)
 }
 
 func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 	c := rackThat(t)
-	for reason, edit := range map[Reason]func(*csi.CreateSnapshotRequest){
-		ReasonFieldInvalid: func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
-		ReasonParameterInvalid: func(r *csi.CreateSnapshotRequest) {
+	for reason, edit := range map[csierr.Reason]func(*csi.CreateSnapshotRequest){
+		csierr.FieldInvalid: func(r *csi.CreateSnapshotRequest) { r.Name = "\x7f" },
+		csierr.ParameterInvalid: func(r *csi.CreateSnapshotRequest) {
 			r.Parameters = map[string]string{"a": "b"}
 		},
-		ReasonTopologyInvalid: func(r *csi.CreateSnapshotRequest) {
+		csierr.TopologyInvalid: func(r *csi.CreateSnapshotRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
 				"rack=a")}
 		},
@@ -306,9 +308,9 @@ func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
 	c := &Controller{}
 	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
-	wantFailure(t, err, codes.Unimplemented, ReasonNotSupported)
+	wantFailure(t, err, codes.Unimplemented, csierr.NotSupported)
 	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
-	wantFailure(t, err, codes.Unimplemented, ReasonNotSupported)
+	wantFailure(t, err, codes.Unimplemented, csierr.NotSupported)
 }
 
 func TestCC1TheControllersCapabilities(t *testing.T) {

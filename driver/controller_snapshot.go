@@ -8,6 +8,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of
@@ -85,7 +87,7 @@ func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 }
 
 func snapshotIDMissing() error {
-	return fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
+	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
 // createSnapshot reads the disk before: what it tells of its filesystem goes into the snapshot's
@@ -95,7 +97,7 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 	const doing = "create snapshot"
 	source, err := c.diskByID(ctx, order.Disk)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return c.existingSnapshot(ctx, order, err)
 	case err != nil:
 		return nil, err
@@ -132,7 +134,7 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 func (c *Controller) snapshotAfterAll(ctx context.Context, order snapshotOrder, why error) (
 	*oxide.Snapshot, error) {
 	snapshot, err := c.existingSnapshot(ctx, order, why)
-	if isAlreadyExists(err) {
+	if csierr.IsAlreadyExists(err) {
 		return nil, err
 	}
 	return snapshot, comeBack(err)
@@ -147,7 +149,7 @@ func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, 
 		Snapshot: oxide.NameOrId(order.rackName()), Project: c.project(),
 	})
 	switch {
-	case unknown(err) && (unknown(why) || isNotFound(why)):
+	case unknown(err) && (unknown(why) || csierr.IsNotFound(why)):
 		if err := c.projectVisible(ctx); err != nil {
 			return nil, err
 		}
@@ -157,14 +159,14 @@ func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, 
 	case err != nil && !unknown(err):
 		return nil, statusError(ctx, doing, err)
 	case unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
-		return nil, fail(codes.Aborted, ReasonOperationPending, "the snapshot %s was there and is "+
+		return nil, csierr.New(csierr.OperationPending, "the snapshot %s was there and is "+
 			"gone; repeat the call", order.rackName())
 	}
 	if err := order.checkName(doing, snapshot); err != nil {
 		return nil, err
 	}
 	if difference := order.difference(snapshot); difference != "" {
-		return nil, fail(codes.AlreadyExists, ReasonSnapshotExists, "the name is taken by the "+
+		return nil, csierr.New(csierr.SnapshotExists, "the name is taken by the "+
 			"snapshot %s, %s", snapshot.Id, difference)
 	}
 	return snapshot, snapshotFaulted(snapshot)
@@ -174,8 +176,8 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 	if s.State != oxide.SnapshotStateFaulted {
 		return nil
 	}
-	return fail(codes.Internal, ReasonSnapshotFaulted, "the rack failed to take the snapshot %s; "+
-		"delete it and take another", s.Id)
+	return csierr.Coded(codes.Internal, csierr.SnapshotFaulted, "the rack failed to take the "+
+		"snapshot %s; delete it and take another", s.Id)
 }
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.
@@ -185,7 +187,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 		return err
 	}
 	impossible := func(what string) error {
-		return fail(codes.FailedPrecondition, ReasonSnapshotImpossible, "the rack takes no "+
+		return csierr.New(csierr.SnapshotImpossible, "the rack takes no "+
 			"snapshots of %s disks, and %s is one", what, disk.Name)
 	}
 	switch state := disk.State.State(); {
@@ -194,7 +196,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 	case readOnly(disk):
 		return impossible("read-only")
 	case state == oxide.DiskStateStateFaulted:
-		return diskFaulted(codes.FailedPrecondition, disk)
+		return diskFaulted(disk)
 	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached,
 		errors.Is(why, oxide.ErrConflict):
 		// Another snapshot of the disk, or its repair, is under way.
@@ -205,7 +207,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 	case err != nil:
 		return statusError(ctx, "read project", err)
 	case disk.ProjectId != project.Id:
-		return fail(codes.InvalidArgument, ReasonOtherProject, "the disk %s is in another project "+
+		return csierr.New(csierr.OtherProject, "the disk %s is in another project "+
 			"than OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
 	}
 	return statusError(ctx, "create snapshot", why)
@@ -214,7 +216,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	snapshot, err := c.snapshotByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return c.projectVisible(ctx)
 	case err != nil:
 		return err
@@ -233,13 +235,13 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	}
 	snapshot, viewErr := c.snapshotByID(ctx, id)
 	switch {
-	case isNotFound(viewErr):
+	case csierr.IsNotFound(viewErr):
 		return c.projectVisible(ctx)
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
-		return fail(codes.Aborted, ReasonSnapshotNotReady, "the rack is still taking the snapshot "+
-			"%s; repeat the call later", snapshot.Id)
+		return csierr.Coded(codes.Aborted, csierr.SnapshotNotReady, "the rack is still taking the "+
+			"snapshot %s; repeat the call later", snapshot.Id)
 	}
 	return statusError(ctx, "delete snapshot", err)
 }
@@ -250,7 +252,7 @@ func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error 
 	switch _, err := c.snapshotByID(ctx, id); {
 	case err == nil:
 		return wrongAnswer("delete snapshot", "it does not know the snapshot %s and shows it", id)
-	case !isNotFound(err):
+	case !csierr.IsNotFound(err):
 		return err
 	}
 	return c.projectVisible(ctx)
@@ -281,7 +283,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 	}
 	snapshot, err := c.snapshotByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return nil
 	case err != nil:
 		return err

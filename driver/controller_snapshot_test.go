@@ -9,6 +9,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -32,10 +34,10 @@ func TestTakingSnapshots(t *testing.T) {
 			}}}, codes.OK, "", ""},
 		{"CS-4 of a volume that goes between look and request", []exchange{lost.to(postSnap),
 			lost.to(viewSnapName), ok(viewProject, projectOf())}, codes.NotFound,
-			ReasonVolumeNotFound, testDisk},
+			csierr.VolumeNotFound, testDisk},
 		{"OX-6 in a project that cannot be seen", []exchange{lost.to(postSnap),
 			lost.to(viewSnapName),
-			lost.to(viewProject)}, codes.PermissionDenied, ReasonProjectNotFound, ""},
+			lost.to(viewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"CS-5 twice", []exchange{taken.to(postSnap), ok(viewSnapName, snapshotOf("ready"))},
 			codes.OK, "", ""},
 		{"CS-5 twice, with a full quota", []exchange{full.to(postSnap),
@@ -44,54 +46,54 @@ func TestTakingSnapshots(t *testing.T) {
 			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
 		{"CS-6 of another volume", []exchange{taken.to(postSnap), ok(viewSnapName,
 			snapshotOf("ready",
-				with("disk_id", testImage)))}, codes.AlreadyExists, ReasonSnapshotExists,
+				with("disk_id", testImage)))}, codes.AlreadyExists, csierr.SnapshotExists,
 			testImage},
 		{"CS-6 over one made by hand", []exchange{taken.to(postSnap), ok(viewSnapName,
 			snapshotOf("ready", with("description", "mine")))}, codes.AlreadyExists,
-			ReasonSnapshotExists, testSnapshot},
+			csierr.SnapshotExists, testSnapshot},
 		{"of a name whose snapshot is being destroyed", []exchange{taken.to(postSnap),
-			ok(viewSnapName, snapshotOf("destroyed"))}, codes.Aborted, ReasonOperationPending, ""},
+			ok(viewSnapName, snapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
 		{"of a name that is gone again", []exchange{taken.to(postSnap), lost.to(viewSnapName)},
-			codes.Aborted, ReasonOperationPending, ""},
+			codes.Aborted, csierr.OperationPending, ""},
 		{"CS-7 while another is taken", []exchange{busy.to(postSnap), ok(viewDisk, diskOf(here))},
-			codes.Aborted, ReasonDiskBusy, ""},
+			codes.Aborted, csierr.DiskBusy, ""},
 		{"CS-8 without room", []exchange{full.to(postSnap), lost.to(viewSnapName)},
-			codes.ResourceExhausted, ReasonRackFull, ""},
+			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", []exchange{created(postSnap, snapshotOf("faulted"))}, codes.Internal,
-			ReasonSnapshotFaulted, "take another"},
+			csierr.SnapshotFaulted, "take another"},
 		{"CS-10 of a local disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
-			with("disk_type", "local")))}, codes.FailedPrecondition, ReasonSnapshotImpossible,
+			with("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
 		{"CS-10 of a read-only disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
-			with("read_only", true)))}, codes.FailedPrecondition, ReasonSnapshotImpossible,
+			with("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"read-only"},
 		{"CS-10 of a faulted disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("faulted"))},
-			codes.FailedPrecondition, ReasonDiskFaulted, ""},
+			codes.FailedPrecondition, csierr.DiskFaulted, ""},
 		{"CS-10 of a disk in the making", []exchange{not.to(postSnap), ok(viewDisk,
 			diskOf("creating"))},
-			codes.Aborted, ReasonDiskBusy, ""},
+			codes.Aborted, csierr.DiskBusy, ""},
 		{"of a disk in another project", []exchange{not.to(postSnap), ok(viewDisk,
 			diskOf("detached",
 				with("project_id", testDisk))), ok(viewProject, projectOf())},
 			codes.InvalidArgument,
-			ReasonOtherProject, ""},
+			csierr.OtherProject, ""},
 		{"while the rack cannot hold the writers", []exchange{gaveUp["HTTP 503"].to(postSnap),
-			lost.to(viewSnapName)}, codes.Unavailable, ReasonRackUnavailable, ""},
+			lost.to(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"with another disk's answer", []exchange{created(postSnap, snapshotOf("ready",
 			with("disk_id", testImage))), lost.to(viewSnapName)}, codes.Unavailable,
-			ReasonEffectUnknown, testImage},
+			csierr.EffectUnknown, testImage},
 		{"with another disk's answer behind the effect", []exchange{created(postSnap,
 			snapshotOf("ready", with("disk_id", testImage))),
 			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a nameless answer", []exchange{created(postSnap, snapshotOf("ready", with("name",
-			""))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
+			""))), lost.to(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"with a timeless answer", []exchange{created(postSnap, snapshotOf("ready",
 			with("time_created", nil))), lost.to(viewSnapName)}, codes.Unavailable,
-			ReasonEffectUnknown, ""},
+			csierr.EffectUnknown, ""},
 		{"with a sizeless answer", []exchange{created(postSnap, snapshotOf("ready", with("size",
-			0))), lost.to(viewSnapName)}, codes.Unavailable, ReasonEffectUnknown, ""},
+			0))), lost.to(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"without an answer", []exchange{{want: postSnap, cut: true}}, codes.Unavailable,
-			ReasonRackUnavailable, ""},
+			csierr.RackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			lines := append([]exchange{ok(viewDisk, diskOf("detached"))}, s.lines...)
@@ -107,10 +109,10 @@ func TestTakingSnapshots(t *testing.T) {
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scene{
 		{"CS-4 is not found", []exchange{lost.to(viewDisk), lost.to(viewSnapName),
-			ok(viewProject, projectOf())}, codes.NotFound, ReasonVolumeNotFound, testDisk},
+			ok(viewProject, projectOf())}, codes.NotFound, csierr.VolumeNotFound, testDisk},
 		{"OX-6 is something else in a project that cannot be seen", []exchange{lost.to(viewDisk),
 			lost.to(viewSnapName), lost.to(viewProject)}, codes.PermissionDenied,
-			ReasonProjectNotFound, ""},
+			csierr.ProjectNotFound, ""},
 		{"CS-5 finds the snapshot that was taken of it", []exchange{lost.to(viewDisk),
 			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
 	} {
@@ -163,16 +165,16 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 			name   string
 			found  exchange
 			code   codes.Code
-			reason Reason
+			reason csierr.Reason
 		}{
 			{"it is there", ok(viewSnapName, snapshotOf("ready")), codes.OK, ""},
 			{"it is being taken", ok(viewSnapName, snapshotOf("creating")), codes.OK, ""},
 			{"another has the name", ok(viewSnapName, snapshotOf("ready", with("disk_id",
-				testImage))), codes.AlreadyExists, ReasonSnapshotExists},
+				testImage))), codes.AlreadyExists, csierr.SnapshotExists},
 			{"it is faulted", ok(viewSnapName, snapshotOf("faulted")), codes.Unavailable,
-				ReasonEffectUnknown},
+				csierr.EffectUnknown},
 			{"it cannot be looked at", rackError(403, "Forbidden", "Forbidden").to(viewSnapName),
-				codes.Unavailable, ReasonEffectUnknown},
+				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, ok(viewDisk, diskOf(here)), answer.to(postSnap),
@@ -219,22 +221,22 @@ func TestDeletingSnapshots(t *testing.T) {
 		{"DS-2 of one that goes between look and request", []exchange{seen, lost.to(deleteSnap),
 			lost.to(viewSnap), ok(viewProject, projectOf())}, codes.OK, "", ""},
 		{"OX-6 of one that is there although the rack denies it", []exchange{seen,
-			lost.to(deleteSnap), seen}, codes.Internal, ReasonRackAnswerWrong, ""},
+			lost.to(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
 		{"OX-6 of one that cannot be seen", []exchange{lost.to(viewSnap), lost.to(viewProject)},
-			codes.PermissionDenied, ReasonProjectNotFound, ""},
+			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(with("description", "before the upgrade")),
-			codes.FailedPrecondition, ReasonDiskNotOurs, "Retain"},
+			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
 		{"D-69 of another cluster's", described(with("description", mark{Name: "snap-1",
-			Cluster: "red"}.description())), codes.FailedPrecondition, ReasonDiskNotOurs, "red"},
+			Cluster: "red"}.description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
 		{"D-69 of one to which the description was copied", described(with("name", "by-hand")),
-			codes.FailedPrecondition, ReasonDiskNotOurs, "another name"},
+			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
 		{"DS-5 of one in the making", []exchange{ok(viewSnap, snapshotOf("creating")),
 			not.to(deleteSnap), ok(viewSnap, snapshotOf("creating"))}, codes.Aborted,
-			ReasonSnapshotNotReady, ""},
+			csierr.SnapshotNotReady, ""},
 		{"of one that goes meanwhile", []exchange{seen, not.to(deleteSnap), lost.to(viewSnap),
 			ok(viewProject, projectOf())}, codes.OK, "", ""},
 		{"DS-4 of one that the rack keeps", []exchange{seen, rackError(409, "Conflict",
-			"in use").to(deleteSnap), seen}, codes.FailedPrecondition, ReasonConflict, "in use"},
+			"in use").to(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).DeleteSnapshot(t.Context(),
@@ -307,7 +309,7 @@ func TestListingSnapshots(t *testing.T) {
 func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
 	c := rackThat(t, ok(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
-	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestGetSnapshot(t *testing.T) {
@@ -320,6 +322,6 @@ func TestGetSnapshot(t *testing.T) {
 	for _, line := range []exchange{lost.to(viewSnap), ok(viewSnap, snapshotOf("destroyed"))} {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
 			SnapshotId: testSnapshot})
-		wantFailure(t, err, codes.NotFound, ReasonSnapshotNotFound) // LS-7
+		wantFailure(t, err, codes.NotFound, csierr.SnapshotNotFound) // LS-7
 	}
 }

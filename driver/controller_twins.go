@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // neighbours are the disks of an instance: the one that is being published, nil when the instance
@@ -67,7 +67,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 		name = string(disk.Name)
 	}
 	before, err := c.neighbours(ctx, a)
-	hopeless := isNotFound(err)
+	hopeless := csierr.IsNotFound(err)
 	if err == nil {
 		err = a.checkTwin(name, before)
 		hopeless = err != nil
@@ -90,7 +90,7 @@ func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Di
 	case err != nil:
 		return after, comeBack(err)
 	case after.Own == nil:
-		return after, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was attached to the instance "+
+		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance "+
 			"%s and is not among its disks now; repeat the call", disk.Name, a.Instance)
 	}
 	return after, nil
@@ -102,7 +102,7 @@ func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
 		return err
 	}
 	if problem := c.useProblem(disk, a.Capability); problem != "" {
-		return fail(codes.FailedPrecondition, ReasonUseDiffers, "%s", problem)
+		return csierr.New(csierr.UseDiffers, "%s", problem)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 	if twin == nil {
 		return nil
 	}
-	return fail(codes.FailedPrecondition, ReasonSerialTaken, "the names of the disks %s and %s, "+
+	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, "+
 		"which is attached to the instance %s, begin with the same %d bytes, and the guest would show "+
 		"only one of them; detach that one", name, twin.Name, a.Instance, ownNameBytes)
 }
@@ -131,9 +131,9 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 func (c *Controller) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
 	why error) error {
 	if _, err := c.detachDisk(ctx, a.Disk, a.Instance); err != nil {
-		return fail(codes.Unavailable, ReasonEffectUnknown, "the disk %s, which this call attached to "+
+		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to "+
 			"the instance %s, is to be detached again (%s), and may still be attached: %s; repeat the "+
-			"call", disk.Name, a.Instance, status.Convert(why).Message(), status.Convert(err).Message())
+			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))
 	}
 	return why
 }

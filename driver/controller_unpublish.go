@@ -7,7 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // ControllerUnpublishVolume detaches the volume's disk from the node's instance, or from whichever
@@ -40,7 +41,7 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
 func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.diskByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return c.projectVisible(ctx)
 	case err != nil:
 		return err
@@ -56,7 +57,7 @@ func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) er
 	case slices.Contains(statesAtNone, disk.State.State()):
 		return nil
 	case disk.State.State() == oxide.DiskStateStateFaulted:
-		return diskFaulted(codes.FailedPrecondition, disk)
+		return diskFaulted(disk)
 	}
 	return diskBusy(disk)
 }
@@ -84,12 +85,12 @@ func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId
 	}
 	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return nil, c.projectVisible(ctx)
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
-		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the rack is still "+
+		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still "+
 			"detaching the disk %s; a repeated call goes on waiting", disk.Name)
 	case holder(disk) == string(instance):
 		return nil, wrongAnswer(doing, "the disk %s is still %s", disk.Name, disk.State.State())
@@ -114,13 +115,13 @@ func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance o
 	}
 	disks, err := c.instanceDisks(ctx, instance)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		// Deleted, or hidden from this token with all that is in the project.
 		return c.projectVisible(ctx)
 	case err != nil:
 		return err
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
-		return fail(codes.FailedPrecondition, ReasonDiskFaulted, "the disk %s is %s and still among "+
+		return csierr.New(csierr.DiskFaulted, "the disk %s is %s and still among "+
 			"those of the instance %s, so it cannot be taken for detached; stop the instance, or "+
 			"ask the rack's operator", disk.Name, disk.State.State(), instance)
 	}
@@ -133,7 +134,7 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	why error) (*oxide.Disk, error) {
 	disk, err := c.diskByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return nil, c.projectVisible(ctx)
 	case err != nil:
 		return nil, err
@@ -144,14 +145,14 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	}
 	instance, err := c.instanceByID(ctx, instanceID)
 	switch {
-	case isNotFound(err):
-		return nil, fail(codes.NotFound, ReasonInstanceNotFound, "the rack says that the disk %s "+
+	case csierr.IsNotFound(err):
+		return nil, csierr.New(csierr.InstanceNotFound, "the rack says that the disk %s "+
 			"is attached to the instance %s, and that there is no such instance; it cannot be "+
 			"taken for unpublished", disk.Name, instanceID)
 	case err != nil:
 		return nil, err
 	case instance.BootDiskId == disk.Id:
-		return nil, fail(codes.FailedPrecondition, ReasonBootDisk, "the disk %s is the boot disk "+
+		return nil, csierr.New(csierr.BootDisk, "the disk %s is the boot disk "+
 			"of the instance %s, which the rack does not detach; choose another boot disk first",
 			disk.Name, instance.Name)
 	}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // ValidateVolumeCapabilities says whether a disk, which may have been made by hand, can be what the
@@ -49,13 +49,13 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	case req.GetVolumeId() == "":
 		return "", "", volumeIDMissing()
 	case len(req.GetVolumeCapabilities()) == 0:
-		return "", "", fail(codes.InvalidArgument, ReasonFieldMissing,
+		return "", "", csierr.New(csierr.FieldMissing,
 			"volume_capabilities is missing")
 	}
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := capabilityProblem(capability); {
 		case p.malformed:
-			return "", "", fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", p.message)
+			return "", "", csierr.New(csierr.CapabilityInvalid, "%s", p.message)
 		case p.unsupported:
 			objection = p.message
 		}
@@ -83,7 +83,7 @@ func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	}
 	p, err := parseParameters(values)
 	if err != nil {
-		return status.Convert(err).Message()
+		return csierr.Message(err)
 	}
 	m, _ := readMark(disk.Description)
 	switch {
@@ -116,7 +116,7 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 		return fmt.Sprintf("volume_context: %s: the volume was made with others", key)
 	case key == ctxMkfsOptions:
 		if _, err := parseMkfsOptions(value); err != nil {
-			return plain(err.Error())
+			return csierr.Plain(err.Error())
 		}
 	case key != ctxDiskName && key != ctxDiskID && key != ctxBlockSize:
 		return fmt.Sprintf("volume_context: the key %.80q means nothing to this driver", key)

@@ -3,12 +3,15 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name
@@ -46,14 +49,14 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 }
 
 func volumeIDMissing() error {
-	return fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
 // deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
 func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.diskByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return c.projectVisible(ctx)
 	case err != nil:
 		return err
@@ -78,7 +81,7 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.diskByID(ctx, id)
 	switch {
-	case isNotFound(err):
+	case csierr.IsNotFound(err):
 		return c.projectVisible(ctx) // it went while we asked
 	case err != nil:
 		return err
@@ -91,12 +94,12 @@ func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why e
 }
 
 func diskAttached(d *oxide.Disk) error {
-	return fail(codes.FailedPrecondition, ReasonDiskAttached, "the disk %s is %s at the instance "+
+	return csierr.New(csierr.DiskAttached, "the disk %s is %s at the instance "+
 		"%s; unpublish the volume first", d.Name, d.State.State(), holder(d))
 }
 
 func diskBusy(d *oxide.Disk) error {
-	return fail(codes.Aborted, ReasonDiskBusy, "the rack is at work on the disk %s (%s); repeat "+
+	return csierr.New(csierr.DiskBusy, "the rack is at work on the disk %s (%s); repeat "+
 		"the call later", d.Name, d.State.State())
 }
 
@@ -141,7 +144,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	case refused(err) && order.hasSource():
 		return nil, c.refusedSource(ctx, source, err)
 	case unknown(err) && !order.hasSource():
-		return nil, fail(codes.NotFound, ReasonProjectNotFound, "the rack shows this token no "+
+		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "the rack shows this token no "+
 			"project of the name or id in OXIDE_PROJECT")
 	}
 	return nil, statusError(ctx, doing, err)
@@ -166,7 +169,7 @@ func (c *Controller) createdAfterAll(ctx context.Context, order volumeOrder, why
 func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (
 	*oxide.Disk, error) {
 	disk, err := c.existingDisk(ctx, order, nil)
-	if isNotFound(err) || isAlreadyExists(err) {
+	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
 		return nil, sourceErr
 	}
 	return disk, err
@@ -186,7 +189,7 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 		return nil, statusError(ctx, "create disk", why)
 	case unknown(err):
 		// The rack undid a create that was at work, or somebody deleted the disk.
-		return nil, fail(codes.Aborted, ReasonDiskBusy, "the disk %s was there and is gone; "+
+		return nil, csierr.New(csierr.DiskBusy, "the disk %s was there and is gone; "+
 			"repeat the call", order.diskName())
 	case err != nil:
 		return nil, statusError(ctx, "read disk", err)
@@ -203,7 +206,7 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 		return nil, c.undoInherited(ctx, order, disk)
 	}
 	if difference := order.difference(disk); difference != "" {
-		return nil, fail(codes.AlreadyExists, ReasonVolumeExists, "the name is taken by the disk "+
+		return nil, csierr.New(csierr.VolumeExists, "the name is taken by the disk "+
 			"%s (%s), which %s", disk.Name, disk.Id, difference)
 	}
 	return c.readyDisk(ctx, disk)
@@ -213,8 +216,8 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
 	switch {
-	case isNotFound(err):
-		return nil, fail(codes.Aborted, ReasonDiskBusy, "the rack has undone the making of the "+
+	case csierr.IsNotFound(err):
+		return nil, csierr.New(csierr.DiskBusy, "the rack has undone the making of the "+
 			"disk; repeat the call")
 	case err != nil:
 		return nil, err
@@ -223,14 +226,23 @@ func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Di
 	case oxide.DiskStateStateCreating, oxide.DiskStateStateDestroyed:
 		return nil, diskBusy(disk)
 	case oxide.DiskStateStateFaulted:
-		return nil, diskFaulted(codes.Internal, disk)
+		return nil, newDiskFaulted(disk)
 	}
 	return disk, nil
 }
 
-func diskFaulted(code codes.Code, d *oxide.Disk) error {
-	return fail(code, ReasonDiskFaulted, "the rack reports the disk %s (%s) as faulted; delete "+
-		"the volume, or ask the rack's operator", d.Name, d.Id)
+func diskFaulted(d *oxide.Disk) error {
+	return csierr.New(csierr.DiskFaulted, "%s", faultText(d))
+}
+
+// newDiskFaulted is for a disk that the call itself has made.
+func newDiskFaulted(d *oxide.Disk) error {
+	return csierr.Coded(codes.Internal, csierr.DiskFaulted, "%s", faultText(d))
+}
+
+func faultText(d *oxide.Disk) string {
+	return fmt.Sprintf("the rack reports the disk %s (%s) as faulted; delete the volume, or ask the "+
+		"rack's operator", d.Name, d.Id)
 }
 
 // statesWhenMade are those of a disk in the answer to its own create.
@@ -265,7 +277,7 @@ func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) e
 // for. Only now can that be known: a snapshot does not show its block size, and its disk was gone.
 func (c *Controller) checkMade(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
 	if d.State.State() == oxide.DiskStateStateFaulted {
-		return diskFaulted(codes.Internal, d)
+		return newDiskFaulted(d)
 	}
 	want := order.Parameters.BlockSize
 	if !order.hasSource() || want == 0 || want == int(d.BlockSize) {
@@ -279,18 +291,18 @@ func (c *Controller) checkMade(ctx context.Context, order volumeOrder, d *oxide.
 // the next call finds the disk by its mark.
 func (c *Controller) undoInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
 	err := c.deleteDisk(ctx, oxide.NameOrId(d.Id))
-	switch status.Code(err) {
-	case codes.OK:
-	case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.Canceled:
+	switch {
+	case err == nil:
+	case csierr.Retryable(err):
 		return err
 	default:
-		return fail(codes.Aborted, ReasonDiskBusy, "the disk %s (%s) inherited other blocks than "+
+		return csierr.New(csierr.DiskBusy, "the disk %s (%s) inherited other blocks than "+
 			"were asked for, and cannot be deleted now; repeat the call: %s", d.Name, d.Id,
-			status.Convert(err).Message())
+			csierr.Message(err))
 	}
 	if want := order.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
 		return blockSizeInherited(want, int(d.BlockSize))
 	}
-	return fail(codes.Aborted, ReasonDiskBusy, "the disk %s (%s) was left by an earlier call that "+
+	return csierr.New(csierr.DiskBusy, "the disk %s (%s) was left by an earlier call that "+
 		"asked for other blocks, and is deleted; repeat the call", d.Name, d.Id)
 }

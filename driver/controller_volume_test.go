@@ -9,6 +9,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -101,7 +103,7 @@ func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 			r.CapacityRange = asked(10*gibBytes, 10*gibBytes)
 			c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("detached", edit)))
 			_, err := c.CreateVolume(t.Context(), r)
-			wantFailure(t, err, codes.AlreadyExists, ReasonVolumeExists)
+			wantFailure(t, err, codes.AlreadyExists, csierr.VolumeExists)
 		})
 	}
 }
@@ -118,37 +120,37 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin+firstLook/2)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
-	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
 
 	// Its making came to nothing.
 	c = rackThat(t, taken.to(postDisk), ok(viewName, diskOf("creating")), lost.to(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
 	c = rackThat(t, taken.to(postDisk), lost.to(viewName))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Aborted, ReasonDiskBusy)
+	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
 func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
 	c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("faulted")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Internal, ReasonDiskFaulted)
+	wantFailure(t, err, codes.Internal, csierr.DiskFaulted)
 	c = rackThat(t, created(postDisk, diskOf("faulted")))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Internal, ReasonDiskFaulted)
+	wantFailure(t, err, codes.Internal, csierr.DiskFaulted)
 }
 
 func TestCV22NoRoom(t *testing.T) {
 	c := rackThat(t, full.to(postDisk), lost.to(viewName))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.ResourceExhausted, ReasonRackFull)
+	wantFailure(t, err, codes.ResourceExhausted, csierr.RackFull)
 }
 
 func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
 	c := rackThat(t, exchange{want: postDisk, cut: true},
 		taken.to(postDisk), ok(viewName, diskOf("detached")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
 		t.Error(err)
 	}
@@ -176,8 +178,8 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 			answer := created(postDisk, diskOf("creating", edit))
 			_, err := rackThat(t, answer, lost.to(viewName)).CreateVolume(t.Context(),
 				createRequest())
-			wantFailure(t, err, codes.Unavailable, ReasonEffectUnknown)
-			if !strings.Contains(err.Error(), string(ReasonRackAnswerWrong)) {
+			wantFailure(t, err, codes.Unavailable, csierr.EffectUnknown)
+			if !strings.Contains(err.Error(), string(csierr.RackAnswerWrong)) {
 				t.Errorf("%v does not say why", err)
 			}
 			// What was made all the same is found.
@@ -210,20 +212,20 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			name   string
 			found  []exchange
 			code   codes.Code
-			reason Reason
+			reason csierr.Reason
 		}{
 			{"the disk is there", []exchange{ok(viewName, diskOf("detached"))}, codes.OK, ""},
 			{"it is being made", []exchange{ok(viewName, diskOf("creating")),
 				ok(viewDisk, diskOf("detached"))}, codes.OK, ""},
 			{"another has the name", []exchange{ok(viewName, diskOf("detached",
-				with("description", "mine")))}, codes.AlreadyExists, ReasonVolumeExists},
+				with("description", "mine")))}, codes.AlreadyExists, csierr.VolumeExists},
 			{"a disk that is faulted", []exchange{ok(viewName, diskOf("faulted"))},
-				codes.Unavailable, ReasonEffectUnknown},
+				codes.Unavailable, csierr.EffectUnknown},
 			{"it cannot be looked at", []exchange{rackError(403, "Forbidden",
-				"Forbidden").to(viewName)}, codes.Unavailable, ReasonEffectUnknown},
+				"Forbidden").to(viewName)}, codes.Unavailable, csierr.EffectUnknown},
 			{"one that was never handed out", []exchange{ok(viewName, diskOf("detached",
 				restored(4096))), ok(viewDisk, diskOf("detached", restored(4096))),
-				{want: deleteDisk, status: 204}}, codes.Aborted, ReasonDiskBusy},
+				{want: deleteDisk, status: 204}}, codes.Aborted, csierr.DiskBusy},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, append([]exchange{answer.to(postDisk)}, test.found...)...).
@@ -244,7 +246,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 func TestAProjectThatIsNotThere(t *testing.T) {
 	c := rackThat(t, lost.to(postDisk))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.NotFound, ReasonProjectNotFound)
+	wantFailure(t, err, codes.NotFound, csierr.ProjectNotFound)
 }
 
 func TestParametersReachTheDisk(t *testing.T) {
@@ -317,7 +319,7 @@ func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := rackThat(t, lost.to(viewImage), lost.to(viewName)).CreateVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, ReasonImageNotFound)
+	wantFailure(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
 func TestVolumesFromSnapshots(t *testing.T) {
@@ -340,48 +342,48 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		req    *csi.CreateVolumeRequest
 		lines  []exchange
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
 		{"D-18 is two requests", restore(), []exchange{ready, created(postDisk, restored)},
 			codes.OK, ""},
 		{"CV-14 an unknown snapshot", restore(), []exchange{lost.to(viewSnap), lost.to(viewName)},
-			codes.NotFound, ReasonSnapshotNotFound},
+			codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-18 a snapshot that went after the restore", restore(), []exchange{lost.to(viewSnap),
 			ok(viewName, diskOf("detached", with("snapshot_id", testSnapshot)))}, codes.OK, ""},
 		{"a name that is taken and a snapshot that is gone", restore(),
 			[]exchange{lost.to(viewSnap),
-				ok(viewName, diskOf("detached"))}, codes.NotFound, ReasonSnapshotNotFound},
+				ok(viewName, diskOf("detached"))}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), []exchange{ready,
-			ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, ReasonSourceIncompatible},
+			ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
 			[]exchange{ready,
 				lost.to(viewDisk), created(postDisk, restored), ok(viewDisk, restored),
-				{want: deleteDisk, status: 204}}, codes.InvalidArgument, ReasonSourceIncompatible},
+				{want: deleteDisk, status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []exchange{ready,
 			lost.to(viewDisk), created(postDisk, diskOf("detached", with("snapshot_id", testSnapshot),
 				with("block_size", 2048), with("name", "somebodys-disk"))), lost.to(viewName)},
-			codes.Unavailable, ReasonEffectUnknown},
+			codes.Unavailable, csierr.EffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), []exchange{ready,
 			lost.to(viewDisk), created(postDisk, diskOf("attached "+testInstance,
 				with("snapshot_id", testSnapshot), with("block_size", 2048))), lost.to(viewName)},
-			codes.Unavailable, ReasonEffectUnknown},
+			codes.Unavailable, csierr.EffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), []exchange{
 			ok(viewSnap, snapshotOf("ready", with("project_id", other))), not.to(postDisk),
-			ok(viewProject, projectOf())}, codes.InvalidArgument, ReasonSourceIncompatible},
+			ok(viewProject, projectOf())}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"a refusal for another reason", restore(), []exchange{ready, not.to(postDisk),
-			ok(viewProject, projectOf())}, codes.Internal, ReasonRackError},
+			ok(viewProject, projectOf())}, codes.Internal, csierr.RackError},
 		{"CV-16 a snapshot in the making", restore(), []exchange{ok(viewSnap,
 			snapshotOf("creating"))},
-			codes.FailedPrecondition, ReasonSnapshotNotReady},
+			codes.FailedPrecondition, csierr.SnapshotNotReady},
 		{"CV-16 a faulted snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("faulted"))},
-			codes.FailedPrecondition, ReasonSnapshotFaulted},
+			codes.FailedPrecondition, csierr.SnapshotFaulted},
 		{"CV-16 a destroyed snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("destroyed")),
-			lost.to(viewName)}, codes.NotFound, ReasonSnapshotNotFound},
+			lost.to(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = asked(0, 9*gibBytes)
-		}), []exchange{ready}, codes.OutOfRange, ReasonCapacityOutOfRange},
+		}), []exchange{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"a snapshot without a size", restore(), []exchange{ok(viewSnap, snapshotOf("ready",
-			with("size", 0)))}, codes.Internal, ReasonRackAnswerWrong},
+			with("size", 0)))}, codes.Internal, csierr.RackAnswerWrong},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
@@ -436,5 +438,5 @@ func TestDeadlinesReachTheRack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
-	wantFailure(t, err, codes.DeadlineExceeded, ReasonDeadlineExceeded)
+	wantFailure(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
 }

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // sysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
@@ -50,7 +52,7 @@ func (ds devices) find(ctx context.Context, serial string, wait time.Duration) (
 	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		found, err := ds.lookup(serial)
-		if err == nil || (!refusedFor(err, ReasonDeviceNotFound) && !errors.Is(err, errNoNode)) {
+		if err == nil || (!csierr.Has(err, csierr.DeviceNotFound) && !errors.Is(err, errNoNode)) {
 			return found, err
 		}
 		left := time.Until(deadline)
@@ -81,14 +83,14 @@ func (ds devices) lookup(serial string) (device, error) {
 	}
 	switch len(found) {
 	case 0:
-		return device{}, refuse(ReasonDeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
+		return device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
 			" is the disk attached to this instance?", filepath.Join(ds.sysfsRoot, "block"), serial,
 			orNone(seen))
 	case 1:
 		return found[0], ds.checkNode(found[0])
 	}
 	// Never pick one: the other may hold somebody's data.
-	return device{}, refuse(ReasonDeviceNotUnique, "devices %s and %s both have the serial %q;"+
+	return device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
 		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
 }
 
@@ -96,14 +98,14 @@ func (ds devices) lookup(serial string) (device, error) {
 func (ds devices) checkNode(d device) error {
 	major, minor, err := blockNumber(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return refuse(ReasonDeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
+		return csierr.New(csierr.DeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
 			errNoNode, d.Path)
 	}
 	if err != nil {
 		return err
 	}
 	if major != d.Major || minor != d.Minor {
-		return refuse(ReasonDeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
+		return csierr.New(csierr.DeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
 			errNoNode, d.Name, d.Path, major, minor, d.number())
 	}
 	return nil
@@ -169,7 +171,7 @@ func (ds devices) withNumber(major, minor uint32) (device, error) {
 	}
 	i := slices.IndexFunc(all, func(d device) bool { return d.Major == major && d.Minor == minor })
 	if i < 0 {
-		return device{}, refuse(ReasonDeviceNotFound, "device %d:%d is no disk of this instance",
+		return device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is no disk of this instance",
 			major, minor)
 	}
 	return all[i], nil

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // opener is a process that has a device's node open.
@@ -97,7 +99,7 @@ func readDescriptor(fdinfo string) (writing, locking bool) {
 func (h *heldDevice) checkWriters() error {
 	writing := slices.DeleteFunc(openers(h.device), func(o opener) bool { return !o.Writing })
 	if len(writing) > 0 {
-		return refuse(ReasonDeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
+		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
 	}
 	return nil
 }
@@ -120,7 +122,7 @@ func (h *heldDevice) holders() string {
 	names, _ := readNames(filepath.Join(h.from.sysfsRoot, "block", h.Name, "holders"))
 	if len(names) > 0 {
 		slices.Sort(names)
-		words = append(words, "by "+plain(strings.Join(names, ", ")))
+		words = append(words, "by "+csierr.Plain(strings.Join(names, ", ")))
 	}
 	if found := openers(h.device); len(found) > 0 {
 		words = append(words, "open in "+nameOpeners(found))

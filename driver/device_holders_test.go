@@ -11,6 +11,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // opening starts a process that has a file open in that way, "<" or "<>".
@@ -120,7 +122,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		if !readOnly(v) {
 			t.Fatal("the other workload's device can be written")
 		}
-		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("other"))
 		must(t, v.unstage())
 		if readOnly(v) {

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // heldDevice is a device with a descriptor open. As long as it is open the kernel cannot give the
@@ -49,7 +51,7 @@ func (h *heldDevice) prove() error {
 		return fmt.Errorf("stat %s: %w", h.Path, err)
 	}
 	if major != h.Major || minor != h.Minor {
-		return refuse(ReasonDeviceChanged, "opened %s as device %d:%d, but sysfs says %s for serial"+
+		return csierr.New(csierr.DeviceChanged, "opened %s as device %d:%d, but sysfs says %s for serial"+
 			" %q; try again", h.Path, major, minor, h.number(), h.Serial)
 	}
 	size, err := deviceSize(h.fd())
@@ -57,7 +59,7 @@ func (h *heldDevice) prove() error {
 		return fmt.Errorf("size of %s: %w", h.Path, err)
 	}
 	if size != h.SizeBytes {
-		return refuse(ReasonDeviceWrongSize, "%s has %d bytes, but sysfs says %d; try again", h.Path,
+		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, but sysfs says %d; try again", h.Path,
 			size, h.SizeBytes)
 	}
 	sequence, err := deviceSequence(h.fd())
@@ -65,8 +67,8 @@ func (h *heldDevice) prove() error {
 		return fmt.Errorf("sequence number of %s: %w", h.Path, err)
 	}
 	if h.Sequence != 0 && sequence != 0 && h.Sequence != sequence {
-		return refuse(ReasonDeviceChanged, "%s is the kernel's disk %d, but sysfs says %d for serial"+
-			" %q; try again", h.Path, sequence, h.Sequence, h.Serial)
+		return csierr.New(csierr.DeviceChanged, "%s is the kernel's disk %d, but sysfs says %d for "+
+			"serial %q; try again", h.Path, sequence, h.Sequence, h.Serial)
 	}
 	return nil
 }
@@ -79,7 +81,8 @@ func (h *heldDevice) unchanged() error {
 		return err
 	}
 	if now.number() != h.number() || now.Sequence != h.Sequence || now.Path != h.Path {
-		return refuse(ReasonDeviceChanged, "serial %q was on %s (%s) and is now on %s (%s)", h.Serial,
+		return csierr.New(csierr.DeviceChanged, "serial %q was on %s (%s) and is now on %s (%s)",
+			h.Serial,
 			h.Path, h.number(), now.Path, now.number())
 	}
 	return h.prove()
@@ -117,7 +120,7 @@ func (h *heldDevice) exclusively(act func(w *os.File) error) error {
 // closed. To keep programs from starting, as claim does, is nothing for as long as a write takes.
 func (h *heldDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		if !refusedFor(h.claim(), ReasonDeviceHeld) {
+		if !csierr.Has(h.claim(), csierr.DeviceHeld) {
 			return
 		}
 		<-time.After(time.Millisecond) // nothing tells when a program has begun
@@ -129,14 +132,14 @@ func (h *heldDevice) awaitCopies() {
 func (h *heldDevice) openExclusive(flags int) (*os.File, error) {
 	f, err := os.OpenFile(h.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, refuse(ReasonDeviceHeld, "%s is in use on this node: %w", h.Path, err)
+		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", h.Path, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s exclusively: %w", h.Path, err)
 	}
 	major, minor, err := openNumber(int(f.Fd()))
 	if err == nil && (major != h.Major || minor != h.Minor) {
-		err = refuse(ReasonDeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
+		err = csierr.New(csierr.DeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
 			h.number())
 	}
 	if err != nil {

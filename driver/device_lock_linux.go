@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // lockWait is how long a call waits for the lock of a device. udev has a shared one while it looks
@@ -49,8 +51,8 @@ func (h *heldDevice) lock(ctx context.Context) error {
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return fmt.Errorf("lock %s: %w", h.Path, err)
 		case time.Now().After(deadline):
-			return refuse(ReasonDeviceLocked, "%s is worked on by %s, which has it locked; the call can "+
-				"be repeated when that has ended", h.Path, h.locker())
+			return csierr.New(csierr.DeviceLocked, "%s is worked on by %s, which has it locked; the call "+
+				"can be repeated when that has ended", h.Path, h.locker())
 		}
 		select {
 		case <-ctx.Done():

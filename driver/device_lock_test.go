@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
@@ -27,11 +29,11 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			return err == nil
 		})
 		err := v.stage()
-		mustFail(t, err, codes.Aborted, ReasonDeviceLocked)
+		mustFail(t, err, codes.Aborted, csierr.DeviceLocked)
 		if !strings.Contains(err.Error(), "(mke2fs)") {
 			t.Errorf("the message does not name who has the device: %v", err)
 		}
-		mustFail(t, v.unstage(), codes.Aborted, ReasonDeviceLocked)
+		mustFail(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
 		must(t, os.WriteFile(goOn, nil, 0o600))
 		_, err = first()
 		must(t, err)
@@ -47,7 +49,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 				"stage": v.stage, "publish": func() error { return v.publish("pod") },
 			} {
 				err := call()
-				mustFail(t, err, codes.Aborted, ReasonDeviceLocked)
+				mustFail(t, err, codes.Aborted, csierr.DeviceLocked)
 				if want := fmt.Sprintf("process %d (sleep)", outlives.Process.Pid); !strings.Contains(
 					err.Error(), want) {
 					t.Errorf("%s: the message does not say %q: %v", name, want, err)
@@ -116,7 +118,7 @@ func TestADeviceThatAProcessWritesToIsNotTouched(t *testing.T) {
 			before := digest(t, v.disk)
 			writer := opening(t, "<>", v.disk.Loop)
 			err := v.stage()
-			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceHeld)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
 			if want := fmt.Sprintf("process %d (sh)", writer.pid); !strings.Contains(err.Error(), want) {
 				t.Errorf("the message does not say %q: %v", want, err)
 			}
@@ -155,7 +157,7 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 				must(t, err)
 				return
 			}
-			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceDiffers)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceDiffers)
 			if !strings.Contains(err.Error(), "512") || !strings.Contains(err.Error(), "4096") {
 				t.Errorf("the message does not name both: %v", err)
 			}

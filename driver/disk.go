@@ -8,7 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // holder is the instance that a disk is attached to, or on its way to or from; empty when none.
@@ -78,7 +79,7 @@ func (c *Controller) diskByID(ctx context.Context, id oxide.NameOrId) (*oxide.Di
 }
 
 func volumeNotFound(id string) error {
-	return fail(codes.NotFound, ReasonVolumeNotFound, "the rack has no disk %.80q, or shows this "+
+	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or shows this "+
 		"token none; volume_id is a disk's UUID", id)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // zfsLabel is the ring of uberblocks in the first label of a pool's member.
@@ -72,7 +74,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 					v = v.expecting(v.ID)
 				}
 				before := digest(t, v.disk)
-				mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+				mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 				if digest(t, v.disk) != before {
 					t.Fatal("the disk was written")
 				}
@@ -107,7 +109,7 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 			if c.disputed {
 				before := digest(t, v.disk)
 				err := v.stage()
-				mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+				mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 				if !strings.Contains(err.Error(), "blkid finds") || digest(t, v.disk) != before {
 					t.Fatalf("written, or another evidence: %v", err)
 				}

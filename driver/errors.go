@@ -8,40 +8,12 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
-
-// fail makes the status error a CO sees: "Reason: sentence", on one line, without details (CSI
-// wants them empty).
-func fail(code codes.Code, reason Reason, format string, args ...any) error {
-	return status.Error(code, string(reason)+": "+plain(fmt.Sprintf(format, args...)))
-}
-
-// rackToken is what a token of the rack looks like, wherever it may have got into.
-var rackToken = regexp.MustCompile(`oxide-token-[A-Za-z0-9_.-]*`)
-
-// plain makes text fit to be shown to anybody: one line of bounded length, valid UTF-8, no token.
-// The text may come from whatever answered in the rack's place.
-func plain(text string) string {
-	const most = 1000
-	text = plainToken(strings.ToValidUTF8(text, "�"))
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return strings.TrimSpace(text)
-}
-
-func plainToken(text string) string { return rackToken.ReplaceAllString(text, "***") }
 
 // statusError turns an error of the Oxide client into the status the CO sees. It is the default for
 // answers that no RPC has a better word for; what a refusal means for an object is decided from the
@@ -62,30 +34,30 @@ func statusError(ctx context.Context, doing string, err error) error {
 	why := answerText(answer)
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401):
-		return fail(codes.Unauthenticated, ReasonTokenRejected, "%s: the rack does not accept the "+
+		return csierr.New(csierr.TokenRejected, "%s: the rack does not accept the "+
 			"token: %s; put a valid one into OXIDE_TOKEN or the token file", doing, why)
 	case errors.Is(err, oxide.ErrHTTP403):
-		return fail(codes.PermissionDenied, ReasonRoleMissing, "%s: the token's user may not do "+
+		return csierr.New(csierr.RoleMissing, "%s: the token's user may not do "+
 			"this: %s; give it the role limited-collaborator on the project", doing, why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
-		return fail(codes.NotFound, ReasonObjectNotFound, "%s: %s", doing, why)
+		return csierr.New(csierr.ObjectNotFound, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrHTTP404):
-		return fail(codes.Internal, ReasonRackUnknown, "%s: what answers at OXIDE_HOST does not "+
+		return csierr.New(csierr.RackUnknown, "%s: what answers at OXIDE_HOST does not "+
 			"know this call: %s; look whether it is the rack's address and its release at least "+
 			"v20", doing, why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
-		return fail(codes.ResourceExhausted, ReasonRackFull, "%s: %s", doing, why)
+		return csierr.New(csierr.RackFull, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrConflict):
-		return fail(codes.FailedPrecondition, ReasonConflict, "%s: %s", doing, why)
+		return csierr.New(csierr.Conflict, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrObjectAlreadyExists):
-		return fail(codes.AlreadyExists, ReasonNameTaken, "%s: %s", doing, why)
+		return csierr.New(csierr.NameTaken, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrInvalidValue):
-		return fail(codes.OutOfRange, ReasonValueRefused, "%s: %s", doing, why)
+		return csierr.New(csierr.ValueRefused, "%s: %s", doing, why)
 	case temporary(answer):
-		return fail(codes.Unavailable, ReasonRackUnavailable, "%s: the rack cannot answer now: %s",
+		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s",
 			doing, why)
 	}
-	return fail(codes.Internal, ReasonRackError, "%s: %s", doing, why)
+	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
 // temporary reports whether the same call may be answered in a moment: the rack's own failures, and
@@ -114,12 +86,12 @@ func torn(answer *oxide.HTTPError) bool {
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
-		return fail(codes.Canceled, ReasonCanceled, "%s: the caller stopped waiting", doing)
+		return csierr.New(csierr.Canceled, "%s: the caller stopped waiting", doing)
 	case ctx.Err() != nil:
-		return fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "%s: the rack did not answer "+
+		return csierr.New(csierr.DeadlineExceeded, "%s: the rack did not answer "+
 			"in time; the rack goes on with it, and a repeated call finds the result", doing)
 	}
-	return fail(codes.Unavailable, ReasonRackUnavailable, "%s: no whole answer from the rack: %s",
+	return csierr.New(csierr.RackUnavailable, "%s: no whole answer from the rack: %s",
 		doing, transportText(err))
 }
 
@@ -162,19 +134,15 @@ func answerText(answer *oxide.HTTPError) string {
 	if answer.ErrorResponse == nil || answer.ErrorResponse.Message == "" {
 		return fmt.Sprintf("HTTP %d without an explanation of the rack's", code)
 	}
-	text := strings.TrimRight(plain(answer.ErrorResponse.Message), ". ")
+	text := strings.TrimRight(csierr.Plain(answer.ErrorResponse.Message), ". ")
 	if id := answer.ErrorResponse.RequestId; id != "" {
 		return fmt.Sprintf("%s (HTTP %d, request %s)", text, code, id)
 	}
 	return fmt.Sprintf("%s (HTTP %d)", text, code)
 }
 
-func isNotFound(err error) bool { return status.Code(err) == codes.NotFound }
-
-func isAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
-
 // wrongAnswer is for an answer that contradicts the call: a success that cannot be believed.
 func wrongAnswer(doing, format string, args ...any) error {
-	return fail(codes.Internal, ReasonRackAnswerWrong, "%s: the rack's answer cannot be believed: "+
+	return csierr.New(csierr.RackAnswerWrong, "%s: the rack's answer cannot be believed: "+
 		"%s", doing, fmt.Sprintf(format, args...))
 }

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,9 +10,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const viewDisk = "GET /v1/disks/" + testDisk
@@ -29,67 +29,67 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 		name   string
 		answer exchange
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 		words  string // that the message has to contain
 	}{
 		{"OX-1 a name that is taken is 400", rackError(400, "ObjectAlreadyExists",
-			`already exists: disk "x"`), codes.AlreadyExists, ReasonNameTaken,
+			`already exists: disk "x"`), codes.AlreadyExists, csierr.NameTaken,
 			`already exists: disk "x"`},
 		{"OX-2 a bad value", rackError(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
-			ReasonValueRefused, "unsupported value"},
+			csierr.ValueRefused, "unsupported value"},
 		{"a refusal nobody has a better word for", rackError(400, "InvalidRequest", "no"),
-			codes.Internal, ReasonRackError, "no (HTTP 400, request r-1)"},
+			codes.Internal, csierr.RackError, "no (HTTP 400, request r-1)"},
 		{"a body that the rack cannot parse", rackError(400, "", "unable to parse JSON body"),
-			codes.Internal, ReasonRackError, "unable to parse"},
+			codes.Internal, csierr.RackError, "unable to parse"},
 		{"OX-4 a bad token", rackError(401, "Unauthorized", "credentials missing or invalid"),
-			codes.Unauthenticated, ReasonTokenRejected, "OXIDE_TOKEN"},
+			codes.Unauthenticated, csierr.TokenRejected, "OXIDE_TOKEN"},
 		{"OX-5 a missing role", rackError(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
-			ReasonRoleMissing, "limited-collaborator"},
+			csierr.RoleMissing, "limited-collaborator"},
 		{"OX-6 an unknown object", rackError(404, "ObjectNotFound", "not found: disk"),
 			codes.NotFound,
-			ReasonObjectNotFound, "not found: disk"},
+			csierr.ObjectNotFound, "not found: disk"},
 		{"OX-6 a 404 that is not the rack's", exchange{status: 404, body: "<html>Not Found</html>"},
-			codes.Internal, ReasonRackUnknown, "OXIDE_HOST"},
+			codes.Internal, csierr.RackUnknown, "OXIDE_HOST"},
 		{"OX-6 a route the rack does not have", rackError(404, "", "Not Found"), codes.Internal,
-			ReasonRackUnknown, "v20"},
+			csierr.RackUnknown, "v20"},
 		{"OX-7 a conflict", rackError(409, "Conflict", "boot disk cannot be detached"),
-			codes.FailedPrecondition, ReasonConflict, "boot disk"},
-		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, ReasonRackError,
+			codes.FailedPrecondition, csierr.Conflict, "boot disk"},
+		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, csierr.RackError,
 			"request r-1"},
 		{"OX-8 an error inside the rack", rackError(500, "Internal", "Internal Server Error"),
-			codes.Unavailable, ReasonRackUnavailable, "request r-1"},
+			codes.Unavailable, csierr.RackUnavailable, "request r-1"},
 		{"OX-8 a proxy's time is up", exchange{status: 408, body: "<html>timeout</html>"},
-			codes.Unavailable, ReasonRackUnavailable, "HTTP 408"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 408"},
 		{"OX-8 a proxy that did not understand the rack", exchange{status: 520, body: "<html>"},
-			codes.Unavailable, ReasonRackUnavailable, "HTTP 520"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 520"},
 		{"OX-8 a call that does not exist there", exchange{status: 501, body: "<html>"},
-			codes.Internal, ReasonRackError, "HTTP 501"},
+			codes.Internal, csierr.RackError, "HTTP 501"},
 		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable",
 			"Service Unavailable"),
-			codes.Unavailable, ReasonRackUnavailable, "Service Unavailable"},
+			codes.Unavailable, csierr.RackUnavailable, "Service Unavailable"},
 		{"OX-9 a proxy that limits", exchange{status: 429, body: "slow down"}, codes.Unavailable,
-			ReasonRackUnavailable, "HTTP 429"},
+			csierr.RackUnavailable, "HTTP 429"},
 		{"OX-9 a proxy without a rack", exchange{status: 502, body: "<html>Bad Gateway</html>"},
-			codes.Unavailable, ReasonRackUnavailable, "HTTP 502"},
+			codes.Unavailable, csierr.RackUnavailable, "HTTP 502"},
 		{"OX-10 no room", rackError(507, "InsufficientCapacity", "Insufficient capacity: quota"),
-			codes.ResourceExhausted, ReasonRackFull, "quota"},
+			codes.ResourceExhausted, csierr.RackFull, "quota"},
 		{"OX-12 a redirect is not followed", exchange{status: 302, body: ""}, codes.Internal,
-			ReasonRackError, "HTTP 302"},
+			csierr.RackError, "HTTP 302"},
 		{"OX-12 a status nobody expects", exchange{status: 418, body: "short and stout"},
 			codes.Internal,
-			ReasonRackError, "HTTP 418"},
+			csierr.RackError, "HTTP 418"},
 		{"a success that is no JSON", exchange{status: 200, body: "<html>hello</html>"},
-			codes.Unavailable, ReasonRackUnavailable, "no whole answer"},
+			codes.Unavailable, csierr.RackUnavailable, "no whole answer"},
 		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
-			ReasonRackUnavailable, "no whole answer"},
+			csierr.RackUnavailable, "no whole answer"},
 		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Unavailable, ReasonRackUnavailable,
+			"Bearer "+testToken+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
 			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := viewing(t.Context(), rackThat(t, test.answer.to(viewDisk)))
 			wantFailure(t, err, test.code, test.reason)
-			message := status.Convert(err).Message()
+			message := csierr.Message(err)
 			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
 				t.Errorf("the message %q lacks %q or what was done", message, test.words)
 			}
@@ -101,7 +101,7 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if text := err.Error(); !strings.Contains(text, "connection refused") ||
 		strings.Contains(text, "/v1/") || strings.Contains(text, "127.0.0.1") {
 		t.Errorf("%v should say what failed, without the URL", err)
@@ -113,7 +113,7 @@ func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
 	server.Config.ErrorLog = nil
 	t.Cleanup(server.Close)
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v does not mention the certificate", err)
 	}
@@ -133,11 +133,11 @@ func silentRack(t *testing.T) *Controller {
 func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	wantFailure(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, ReasonDeadlineExceeded)
+	wantFailure(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, csierr.DeadlineExceeded)
 
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(30*time.Millisecond, cancel)
-	wantFailure(t, viewing(ctx, silentRack(t)), codes.Canceled, ReasonCanceled)
+	wantFailure(t, viewing(ctx, silentRack(t)), codes.Canceled, csierr.Canceled)
 }
 
 func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
@@ -162,33 +162,5 @@ func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
-}
-
-func TestFailMakesOneBoundedLine(t *testing.T) {
-	err := fail(codes.Internal, ReasonInternal, "a\nb\x00c\xff %s", strings.Repeat("x", 5000))
-	message := status.Convert(err).Message()
-	if !strings.HasPrefix(message, "Internal: a b c� x") || len(message) > 1100 {
-		t.Errorf("got %d bytes: %.60q", len(message), message)
-	}
-}
-
-func TestFinishedErrorsHaveAReason(t *testing.T) {
-	for _, test := range []struct {
-		err    error
-		code   codes.Code
-		reason Reason
-	}{
-		{errors.New("bare"), codes.Internal, ReasonInternal},
-		{status.Error(codes.Unknown, "whatever"), codes.Internal, ReasonInternal},
-		{status.FromContextError(context.DeadlineExceeded).Err(), codes.DeadlineExceeded,
-			ReasonDeadlineExceeded},
-		{status.FromContextError(context.Canceled).Err(), codes.Canceled, ReasonCanceled},
-		{status.Error(codes.Unimplemented, "method X not implemented"), codes.Unimplemented,
-			ReasonNotSupported},
-		{status.Error(codes.NotFound, "lost"), codes.NotFound, ReasonInternal},
-		{fail(codes.NotFound, ReasonVolumeNotFound, "lost"), codes.NotFound, ReasonVolumeNotFound},
-	} {
-		wantFailure(t, finished(test.err), test.code, test.reason)
-	}
+	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 }

@@ -5,6 +5,8 @@ package driver
 import (
 	"fmt"
 	"os"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // prepare makes a filesystem that was found fit to be mounted: checked if it asks for it, and, for
@@ -18,7 +20,7 @@ func (h *heldDevice) prepare(v nodeVolume, c content) error {
 	case c.Growing:
 		return h.growExt(v, c)
 	case sb.SizeBytes > h.SizeBytes:
-		return refuse(ReasonFilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims "+
+		return csierr.New(csierr.FilesystemTooLarge, "%s has %d bytes, but its %s filesystem claims "+
 			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
 	case c.Grow && sb.isExt():
 		return h.growExt(v, c)
@@ -172,7 +174,7 @@ func (h *heldDevice) checkExt(args ...string) error {
 	case result.Exit&^(fsckCorrected|fsckCorrectedReboot) == 0:
 		return nil
 	case result.Exit&fsckUncorrected != 0:
-		return refuse(ReasonFilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
+		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
 			"data; run e2fsck on a snapshot first: %s", h.Path, lastWords(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", h.Path)

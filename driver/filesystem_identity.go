@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // isOf reports whether a filesystem is the volume's own, as far as its UUID tells.
@@ -17,8 +19,9 @@ func (sb superblock) isOf(v nodeVolume) bool {
 }
 
 func (h *heldDevice) wrongFilesystem(sb superblock, want string) error {
-	return refuse(ReasonWrongFilesystem, "%s with serial %q holds an %s filesystem with the UUID %s, "+
-		"but the volume's has the UUID %s; is another disk attached in its place?", h.Path, h.Serial,
+	return csierr.New(csierr.WrongFilesystem, "%s with serial %q holds an %s filesystem with the "+
+		"UUID %s, but the volume's has the UUID %s; is another disk attached in its place?",
+		h.Path, h.Serial,
 		sb.Type, sb.UUID, want)
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // A UUID as it is inherited from another volume's disk.
@@ -60,7 +62,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			before := digest(t, v.disk)
 			for range 2 {
 				err := v.expecting(inheritedUUID).stage()
-				mustFail(t, err, codes.FailedPrecondition, ReasonWrongFilesystem)
+				mustFail(t, err, codes.FailedPrecondition, csierr.WrongFilesystem)
 				if !strings.Contains(err.Error(), v.ID) || !strings.Contains(err.Error(), inheritedUUID) {
 					t.Fatalf("the message does not name both UUIDs: %v", err)
 				}
@@ -83,7 +85,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 				v.hasUUID(t, inheritedUUID)
 				return
 			}
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonWrongFilesystem)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
 			if got := mounts(t, v.guest.dir); len(got) > 0 {
 				t.Fatalf("mounted at %q", got)
 			}
@@ -114,16 +116,16 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	t.Run("what is no UUID is not expected", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 64*mib), fsExt4).expecting("random")
-		mustFail(t, v.stage(), codes.InvalidArgument, ReasonWrongFilesystem)
+		mustFail(t, v.stage(), codes.InvalidArgument, csierr.FieldInvalid)
 	})
 	t.Run("an ext4 under growth is refused as well", func(t *testing.T) {
 		v := grown(t, fsExt4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"resize2fs": "exit 1"})
-		mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		before := digest(t, v.disk)
-		mustFail(t, v.expecting(inheritedUUID).stage(), codes.FailedPrecondition, ReasonWrongFilesystem)
+		mustFail(t, v.expecting(inheritedUUID).stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}

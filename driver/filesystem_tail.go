@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // mayGrow decides whether the filesystem grows to its device: only where that is proven to hold
@@ -22,7 +24,7 @@ func (n *Node) mayGrow(ctx context.Context, h *heldDevice, v nodeVolume, c conte
 		return false, nil
 	}
 	err := n.proveTail(ctx, h, v, c.Filesystem.SizeBytes)
-	if refusedFor(err, ReasonDiskNotBlank) || refusedFor(err, ReasonDeviceUnreadable) {
+	if csierr.Has(err, csierr.DiskNotBlank) || csierr.Has(err, csierr.DeviceUnreadable) {
 		n.log().WarnContext(ctx, "the filesystem is smaller than its disk and is not grown",
 			"volume", v.ID, "device", h.Path, "filesystem_bytes", c.Filesystem.SizeBytes,
 			"disk_bytes", h.SizeBytes, "error", err)
@@ -45,8 +47,8 @@ func (n *Node) proveTail(ctx context.Context, h *heldDevice, v nodeVolume, from 
 		return err
 	}
 	if offset, owner, dirty := s.firstNonZero(); dirty {
-		return refuse(ReasonDiskNotBlank, "%s is not blank behind its filesystem: the first byte that "+
-			"is not zero is at offset %d (%s)", h.Path, offset, owner)
+		return csierr.New(csierr.DiskNotBlank, "%s is not blank behind its filesystem: the first byte "+
+			"that is not zero is at offset %d (%s)", h.Path, offset, owner)
 	}
 	return nil
 }

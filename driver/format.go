@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // mkfsCommand is the program that makes the filesystem, without any flag that would make it
@@ -58,8 +60,8 @@ func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
 // it is when a check finds it whole, but for its UUID: nothing tells that nobody has written to it.
 func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	if v.SizeBytes == 0 {
-		return superblock{}, refuse(ReasonDiskSizeUnknown, "%s with serial %q is to be formatted, but "+
-			"publish_context does not hold %s, so it cannot be compared with the disk; make the "+
+		return superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
+			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
 			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial, ctxSizeBytes)
 	}
 	mark, err := markOf(v).encode()
@@ -108,7 +110,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 		return superblock{}, err
 	}
 	if len(made) != 1 || made[0].Type != v.FSType || made[0].Unfinished {
-		return superblock{}, refuse(ReasonNodeToolFailed, "%s ended well, but %s holds no %s", name,
+		return superblock{}, csierr.New(csierr.NodeToolFailed, "%s ended well, but %s holds no %s", name,
 			h.Path, v.FSType)
 	}
 	return h.identify(made[0], v.makeUUID())
@@ -118,7 +120,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 func (h *heldDevice) writeMarks(w *os.File, mark []byte) error {
 	slots := markSlots(h.SizeBytes)
 	if len(slots) == 0 {
-		return refuse(ReasonDeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
+		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
 			h.Path, h.SizeBytes)
 	}
 	for _, slot := range slots {
@@ -193,5 +195,5 @@ func (h *heldDevice) unwritable(err error) error {
 	if err == nil {
 		return nil
 	}
-	return refuse(ReasonNodeToolFailed, "write to %s: %w", h.Path, err)
+	return csierr.New(csierr.NodeToolFailed, "write to %s: %w", h.Path, err)
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
@@ -55,7 +57,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 				if moment == "0" {
 					tools(t, map[string]string{"resize2fs": "exit 1"})
 				}
-				mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+				mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 				must(t, os.Setenv("PATH", path))
 				v.hasGrown(t)
 			})
@@ -65,7 +67,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v := grown(t, fsExt4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"e2fsck": "exit 8"})
-		mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		v.disk.writeAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
@@ -74,12 +76,12 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v := grown(t, fsExt4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"resize2fs": "exit 1"})
-		mustFail(t, v.stage(), codes.Internal, ReasonNodeToolFailed)
+		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 	})
 	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
 		v := grown(t, fsExt4)
@@ -95,7 +97,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v.disk.writeAt(t, slot, b)
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 		if !isMark(v.disk.readAt(t, slot, markBytes)) {
 			t.Fatal("it was erased")
 		}
@@ -106,7 +108,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		v.disk.writeAt(t, extOffset+0x88, []byte("/x"))
 		err := v.stage()
-		mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !strings.Contains(err.Error(), "checksum is wrong") {
 			t.Fatal(err)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // tools puts scripts before the machine's programs, by name.
@@ -35,7 +37,7 @@ func cutOff(t *testing.T, script string, stage func() error) {
 	before := os.Getenv("PATH")
 	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
 	defer func() { must(t, os.Setenv("PATH", before)) }()
-	mustFail(t, stage(), codes.Internal, ReasonNodeToolFailed)
+	mustFail(t, stage(), codes.Internal, csierr.NodeToolFailed)
 }
 
 // mark is the spot that the driver writes when it formats the volume.
@@ -249,7 +251,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			}
 			before := digest(t, v.disk)
 			err = v.stage()
-			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
@@ -265,7 +267,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		other.ID = "another"
 		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
 		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	for _, c := range []struct {
 		name   string
@@ -286,7 +288,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			}
 			v.disk.writeAt(t, offset, []byte(c.magic))
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Error("the disk was written")
 			}
@@ -297,7 +299,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
 		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
 		v := g.volume(g.attachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), fsExt4)
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		must(t, origin.stage())
 	})
 }
@@ -390,7 +392,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 			cd '%s' && mv '%s' '%s'
 			exit 2`, sys, v.disk.Name, other.Name, v.disk.Name, other.Name, v.disk.Name,
 			dev, other.Name, v.disk.Name)})
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 		if digest(t, v.disk)+digest(t, other) != before {
 			t.Fatal("a disk was written")
 		}
@@ -404,7 +406,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
 				filepath.Join(g.dir, "sys/block", v.disk.Name, "device/serial"),
 				filepath.Join(g.dir, "sys/block", other.Name, "device/serial"))})
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceNotUnique)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceNotUnique)
 			if digest(t, v.disk)+digest(t, other) != before {
 				t.Fatal("a disk was written")
 			}
@@ -416,7 +418,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 		must(t, err)
 		defer func() { _ = holder.Close() }()
 		before := digest(t, v.disk)
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}

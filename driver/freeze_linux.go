@@ -7,6 +7,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // A filesystem that is frozen (fsfreeze, a backup that was killed) and then unmounted lives on
@@ -68,11 +70,12 @@ func openMount(m *mountinfo.Info) (*os.File, error) {
 // mount is thawed, and so released.
 func (h *heldDevice) claimThawed() error {
 	err := h.claim()
-	if !refusedFor(err, ReasonDeviceHeld) {
+	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
 	}
 	if failed := h.thawUnmounted(); failed != nil {
-		return refuse(ReasonDeviceHeld, "%w; the filesystem that holds it could not be thawed: %v", err,
+		return csierr.New(csierr.DeviceHeld, "%w; the filesystem that holds it could not be thawed: %v",
+			err,
 			failed)
 	}
 	return h.claim()

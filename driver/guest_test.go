@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -221,7 +223,7 @@ func must(t *testing.T, err error) {
 }
 
 // mustFail ends the test unless err has the code and starts with the reason.
-func mustFail(t *testing.T, err error, code codes.Code, reason Reason) {
+func mustFail(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 	t.Helper()
 	s := status.Convert(err)
 	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {

@@ -11,7 +11,8 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // How often the controller looks whether the rack accepts it: seldom, and sooner when the last look
@@ -118,17 +119,15 @@ func (h *rackHealth) look(ctx context.Context) bool {
 // tell writes one line when what a look found is another trouble than before, or none any more. It
 // is called with mu held.
 func (h *rackHealth) tell(ctx context.Context, err, fault error) {
-	var trouble string
-	switch {
-	case fault != nil:
-		trouble = status.Convert(fault).Message()
-	case err != nil:
-		trouble = status.Convert(statusError(ctx, lookAtProject, err)).Message()
+	why := fault
+	if why == nil && err != nil {
+		why = statusError(ctx, lookAtProject, err)
 	}
+	trouble := csierr.Message(why)
 	told := trouble
 	if answer := new(oxide.HTTPError); errors.As(err, &answer) {
 		// Such a text has the number of its request, and the reason is enough to tell it by.
-		told, _, _ = strings.Cut(trouble, ": ")
+		told = string(csierr.ReasonOf(why))
 	}
 	switch {
 	case told == h.told:
@@ -153,11 +152,10 @@ const lookAtProject = "look at the project"
 func healthFault(err error) error {
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
-		s := statusError(context.Background(), lookAtProject, err)
-		reason, text, _ := strings.Cut(status.Convert(s).Message(), ": ")
-		return fail(codes.FailedPrecondition, Reason(reason), "%s", text)
+		why := statusError(context.Background(), lookAtProject, err)
+		return csierr.Coded(codes.FailedPrecondition, csierr.ReasonOf(why), "%w", why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
-		return fail(codes.FailedPrecondition, ReasonProjectNotFound, "the rack shows this token "+
+		return csierr.New(csierr.ProjectNotFound, "the rack shows this token "+
 			"no project of the name or id in OXIDE_PROJECT; create it, or give the token's user a "+
 			"role on it")
 	}
@@ -175,7 +173,7 @@ func (h *rackHealth) state() (ready bool, err error) {
 // toolsHealth says what a node lacks.
 func toolsHealth() error {
 	if missing := missingTools(); len(missing) > 0 {
-		return fail(codes.FailedPrecondition, ReasonToolsMissing, "the node service runs %s and "+
+		return csierr.New(csierr.ToolsMissing, "the node service runs %s and "+
 			"cannot find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux",
 			strings.Join(missing, ", "))
 	}

@@ -12,7 +12,8 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // hidden keeps the tokens that this process has used, and takes them out of what is shown. What
@@ -67,7 +68,7 @@ func (h *hidden) text(text string) string {
 	for _, word := range h.words {
 		text = without(text, word)
 	}
-	return plainToken(text)
+	return csierr.WithoutTokens(text)
 }
 
 // without replaces a word, and a start of it that something has cut off.
@@ -109,9 +110,8 @@ func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	if err == nil {
 		return answer, nil
 	}
-	s := status.Convert(err)
-	reason, sentence, _ := strings.Cut(s.Message(), ": ")
-	return nil, status.Error(s.Code(), reason+": "+h.text(sentence))
+	failure := csierr.From(err, csierr.Internal)
+	return nil, failure.WithText(h.text(failure.Error()))
 }
 
 // hiddenWriter writes without tokens what is written to it in one piece.

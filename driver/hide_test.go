@@ -12,6 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
@@ -26,7 +28,7 @@ func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
 		}
 		for _, shown := range []string{token, "Bearer " + token, token + token,
 			fmt.Sprintf("%q", token), string(asJSON), fmt.Sprintf("%.80q", token),
-			plain("no such project " + token)} {
+			csierr.Plain("no such project " + token)} {
 			clean := h.text("1: " + shown + " :2")
 			if strings.Contains(clean, token) || strings.Contains(clean, "tweetytweety") ||
 				!strings.HasPrefix(clean, "1: ") || !strings.HasSuffix(clean, " :2") {
@@ -79,10 +81,10 @@ func TestB16ATokenThatComesBackIsInNoStatus(t *testing.T) {
 	h.add("Internal")
 	s := serve(t, &Server{hidden: h, Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
-		return nil, fail(codes.Internal, ReasonInternal, "the rack says Internal")
+		return nil, csierr.New(csierr.Internal, "the rack says Internal")
 	}}})
 	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	wantFailure(t, err, codes.Internal, ReasonInternal)
+	wantFailure(t, err, codes.Internal, csierr.Internal)
 	if strings.Contains(err.Error(), "says Internal") {
 		t.Errorf("the token is shown: %v", err)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func pemOf(certificate []byte) []byte {
@@ -142,19 +144,19 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	rack.set(rackError(401, "Unauthorized", "credentials missing or invalid"))
 	h.look(t.Context())
 	_, err := probe()
-	wantFailure(t, err, codes.FailedPrecondition, ReasonTokenRejected)
+	wantFailure(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(away)
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, ReasonTokenRejected)
+	wantFailure(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(rackError(403, "Forbidden", "Forbidden"))
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, ReasonRoleMissing)
+	wantFailure(t, err, codes.FailedPrecondition, csierr.RoleMissing)
 	rack.set(rackError(404, "ObjectNotFound", "not found: project"))
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, ReasonProjectNotFound)
+	wantFailure(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
 	rack.set(fine)
 	h.look(t.Context())
 	expect("PR-1 mended", true)
@@ -205,7 +207,7 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 func TestPR4MissingProgramsAreNamed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	err := toolsHealth()
-	wantFailure(t, err, codes.FailedPrecondition, ReasonToolsMissing)
+	wantFailure(t, err, codes.FailedPrecondition, csierr.ToolsMissing)
 	if !strings.Contains(err.Error(), "mkfs.xfs") {
 		t.Errorf("%v does not name what is missing", err)
 	}

@@ -3,13 +3,12 @@ package driver
 import (
 	"context"
 	"log/slog"
-	"regexp"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // interceptors are what every call passes, outermost first: the log and the metrics see the final
@@ -34,28 +33,9 @@ func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.
 	error) {
 	answer, err := handler(ctx, req)
 	if err != nil {
-		return nil, finished(err)
+		return nil, csierr.Convert(err, csierr.Internal)
 	}
 	return answer, nil
-}
-
-var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
-
-func finished(err error) error {
-	s, ok := status.FromError(err)
-	switch {
-	case !ok, s.Code() == codes.Unknown, s.Code() == codes.OK:
-		return fail(codes.Internal, ReasonInternal, "%s", err.Error())
-	case startsWithReason.MatchString(s.Message()) && len(s.Details()) == 0:
-		return err
-	case s.Code() == codes.DeadlineExceeded:
-		return fail(s.Code(), ReasonDeadlineExceeded, "%s", s.Message())
-	case s.Code() == codes.Canceled:
-		return fail(s.Code(), ReasonCanceled, "%s", s.Message())
-	case s.Code() == codes.Unimplemented:
-		return fail(s.Code(), ReasonNotSupported, "%s", s.Message())
-	}
-	return fail(s.Code(), ReasonInternal, "%s", s.Message())
 }
 
 // recoverPanics turns a panic into INTERNAL: one broken call must not end the mounts and attaches

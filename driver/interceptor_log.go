@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // logCalls writes one line for each call when it ends; at debug level one more when it begins, with
@@ -111,7 +113,7 @@ func (r redacted) LogValue() slog.Value {
 	if !json.Valid([]byte(stripped)) {
 		return slog.StringValue("unprintable")
 	}
-	return slog.StringValue(plainToken(stripped))
+	return slog.StringValue(csierr.WithoutTokens(stripped))
 }
 
 // clearMountFlags removes the mount flags of every capability in a message: CSI says they may be

@@ -4,9 +4,10 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // CSI's limits for every field that has none of its own (B-1, B-2).
@@ -64,7 +65,7 @@ func mapProblem(field protoreflect.FieldDescriptor, values protoreflect.Map) (er
 		return true
 	})
 	if total > mostMapBytes {
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "%s has %d bytes; CSI allows %d",
+		return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",
 			field.Name(), total, mostMapBytes)
 	}
 	return nil
@@ -80,12 +81,12 @@ func valueProblem(field protoreflect.FieldDescriptor, value protoreflect.Value) 
 			most = mostStringBytes
 		}
 		if most > 0 && len(value.String()) > most {
-			return fail(codes.InvalidArgument, ReasonFieldInvalid, "%s has %d bytes; CSI allows %d",
+			return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",
 				field.Name(), len(value.String()), most)
 		}
 	case protoreflect.Int64Kind, protoreflect.Int32Kind:
 		if value.Int() < 0 {
-			return fail(codes.InvalidArgument, ReasonFieldInvalid, "%s is negative", field.Name())
+			return csierr.New(csierr.FieldInvalid, "%s is negative", field.Name())
 		}
 	}
 	return nil

@@ -6,7 +6,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // locks gives each object to one call at a time. The zero value is ready for use.
@@ -44,8 +45,8 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		return handler(ctx, req)
 	}
 	if !l.tryLock(key) {
-		return nil, fail(codes.Aborted, ReasonOperationPending, "another call for %s is at work; "+
-			"repeat this one later", plain(key))
+		return nil, csierr.New(csierr.OperationPending, "another call for %s is at work; "+
+			"repeat this one later", csierr.Plain(key))
 	}
 	defer l.unlock(key)
 	// A caller that gave up may have called for something else since, which a call that only begins
@@ -54,10 +55,10 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	case nil:
 		return handler(ctx, req)
 	case context.DeadlineExceeded:
-		return nil, fail(codes.DeadlineExceeded, ReasonDeadlineExceeded, "the caller's time was "+
+		return nil, csierr.New(csierr.DeadlineExceeded, "the caller's time was "+
 			"over before the call began; nothing was done")
 	}
-	return nil, fail(codes.Canceled, ReasonCanceled, "the caller gave up before the call began; "+
+	return nil, csierr.New(csierr.Canceled, "the caller gave up before the call began; "+
 		"nothing was done")
 }
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestACallWhoseCallerHasGivenUpDoesNotBegin(t *testing.T) {
@@ -19,10 +21,10 @@ func TestACallWhoseCallerHasGivenUpDoesNotBegin(t *testing.T) {
 	for _, c := range []struct {
 		ctx    context.Context
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
-		{gone, codes.Canceled, ReasonCanceled},
-		{late, codes.DeadlineExceeded, ReasonDeadlineExceeded},
+		{gone, codes.Canceled, csierr.Canceled},
+		{late, codes.DeadlineExceeded, csierr.DeadlineExceeded},
 	} {
 		_, err := l.intercept(c.ctx, req, nil, func(context.Context, any) (any, error) {
 			t.Error("the call began")

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // mkfsOptions is what a StorageClass may ask of mkfs: name=value pairs from a list of allowed ones,
@@ -76,13 +78,13 @@ func parseMkfsOptions(s string) (mkfsOptions, error) {
 		rule, known := mkfsRules[name]
 		switch {
 		case !known:
-			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %.40q is not allowed; "+
+			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %.40q is not allowed; "+
 				"allowed are %s", name, allowedMkfsOptions(""))
 		case !ok || !rule.check(value):
-			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
+			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
 				name, rule.valid, value)
 		case o.value(name) != "":
-			return mkfsOptions{}, refuse(ReasonMkfsOptions, "mkfsOptions: %s is given twice", name)
+			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s is given twice", name)
 		}
 		o.chosen = append(o.chosen, mkfsChoice{name, value})
 	}
@@ -103,7 +105,7 @@ func (o mkfsOptions) String() string {
 func (o mkfsOptions) check(fsType string) error {
 	for _, c := range o.chosen {
 		if mkfsRules[c.name].args[fsType] == nil {
-			return refuse(ReasonMkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
+			return csierr.New(csierr.MkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
 				c.name, fsType, allowedMkfsOptions(fsType))
 		}
 	}
@@ -114,10 +116,11 @@ func (o mkfsOptions) check(fsType string) error {
 	}
 	switch {
 	case fsType == fsXFS && inode > 0 && (inode < 512 || inode > block/2):
-		return refuse(ReasonMkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
 			"its block size, %d", inode, block)
 	case inode > block:
-		return refuse(ReasonMkfsOptions, "mkfsOptions: inodeSize=%d is more than fsBlockSize=%d", inode,
+		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d is more than fsBlockSize=%d",
+			inode,
 			block)
 	}
 	return nil

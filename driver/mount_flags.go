@@ -3,6 +3,8 @@ package driver
 import (
 	"slices"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // The attributes of a mount as mount_setattr(2) numbers them.
@@ -69,12 +71,12 @@ func parseMountFlags(flags []string) (mountOptions, error) {
 	for i, f := range flags {
 		words, ok := splitFlag(f)
 		if !ok {
-			return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d has a quote without "+
+			return mountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has a quote without "+
 				"its partner, or a NUL", i+1)
 		}
 		for _, word := range words {
 			if !o.add(word) {
-				return mountOptions{}, refuse(ReasonMountFlags, "mount flag %d is not for "+
+				return mountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for "+
 					"volumes: bind, remount, move, loop, propagation and user flags, those that "+
 					"name another device, and values for flags that have none, such as ro, are "+
 					"refused", i+1)

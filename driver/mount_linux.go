@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // looseMount is a mount that has no place yet. It is proven and finished there, and then appears at
@@ -24,17 +26,18 @@ type looseMount struct {
 func (h *heldDevice) mountLoose(fsType string, o mountOptions) (*looseMount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, refuse(ReasonNodeToolFailed, "the kernel does not offer filesystem %s: %w", fsType,
+		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not offer filesystem %s: %w",
+			fsType,
 			err)
 	}
 	defer func() { _ = unix.Close(fs) }()
 	if err := configure(fs, h.Path, o); err != nil {
-		return nil, refuse(ReasonNodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
+		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
 			kernelMessages(fs, o))
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(o.Attr))
 	if err != nil {
-		return nil, refuse(ReasonNodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
+		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
 			kernelMessages(fs, o))
 	}
 	m := &looseMount{fd: fd, fsType: fsType}
@@ -97,7 +100,7 @@ func cloneMount(path, fsType string) (*looseMount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
-		return nil, refuse(ReasonNodeToolFailed, "copy the mount of %q: %w", path, err)
+		return nil, csierr.New(csierr.NodeToolFailed, "copy the mount of %q: %w", path, err)
 	}
 	return &looseMount{fd: fd, fsType: fsType}, nil
 }
@@ -109,7 +112,8 @@ func (m *looseMount) prove(d device) error {
 		return fmt.Errorf("find the device of the mount: %w", err)
 	}
 	if major != d.Major || minor != d.Minor {
-		return refuse(ReasonDeviceChanged, "the mount is of device %d:%d, not of %s (%s) with serial %q",
+		return csierr.New(csierr.DeviceChanged, "the mount is of device %d:%d, not of %s (%s) with "+
+			"serial %q",
 			major, minor, d.Path, d.number(), d.Serial)
 	}
 	return nil
@@ -145,7 +149,7 @@ func (m *looseMount) device() (major, minor uint32, err error) {
 func (m *looseMount) change(set, unset uint64) error {
 	attr := unix.MountAttr{Attr_set: set, Attr_clr: unset}
 	if err := unix.MountSetattr(m.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return refuse(ReasonNodeToolFailed, "set the attributes of the mount: %w", err)
+		return csierr.New(csierr.NodeToolFailed, "set the attributes of the mount: %w", err)
 	}
 	return nil
 }
@@ -154,7 +158,7 @@ func (m *looseMount) change(set, unset uint64) error {
 func (m *looseMount) place(path string) error {
 	err := unix.MoveMount(m.fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {
-		return refuse(ReasonNodeToolFailed, "mount at %q: %w", path, err)
+		return csierr.New(csierr.NodeToolFailed, "mount at %q: %w", path, err)
 	}
 	return nil
 }
@@ -172,7 +176,8 @@ func (m *looseMount) grow(d device) error {
 		err = m.growBtrfs(d.SizeBytes)
 	}
 	if err != nil {
-		return refuse(ReasonNodeToolFailed, "grow the %s filesystem on %s: %w", m.fsType, d.Path, err)
+		return csierr.New(csierr.NodeToolFailed, "grow the %s filesystem on %s: %w", m.fsType, d.Path,
+			err)
 	}
 	return nil
 }
@@ -351,10 +356,10 @@ func unmountTop(path string) error {
 		return errNotMounted
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return refuse(ReasonStillMounted, "unmount %q: files are open below it: %w", path, err)
+		return csierr.New(csierr.StillMounted, "unmount %q: files are open below it: %w", path, err)
 	}
 	if err != nil {
-		return refuse(ReasonNodeToolFailed, "unmount %q: %w", path, err)
+		return csierr.New(csierr.NodeToolFailed, "unmount %q: %w", path, err)
 	}
 	return nil
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // mountView is what is mounted in one mount namespace.
@@ -139,7 +141,7 @@ func processName(pid int) string {
 	if err != nil {
 		return "gone"
 	}
-	return plain(strings.TrimSpace(string(b)))
+	return csierr.Plain(strings.TrimSpace(string(b)))
 }
 
 // of lists the mounts of the disk in all namespaces: of its device, its node, and of the filesystem
@@ -304,7 +306,7 @@ func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount
 		}
 		here := slices.ContainsFunc(left, func(m foundMount) bool { return m.view.PID == 0 })
 		if here || time.Now().After(deadline) {
-			return refuse(ReasonStillMounted, "the volume is still mounted at %s; unpublish it there "+
+			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 				"first", describe(left))
 		}
 		select {

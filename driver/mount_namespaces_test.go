@@ -18,6 +18,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // neighbour is a process that lives beside the driver until the test lets it go.
@@ -94,7 +96,7 @@ func (v volume) held(names ...string) {
 	t.Helper()
 	before := mounts(t, v.guest.dir)
 	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
-	mustFail(t, err, codes.Internal, ReasonStillMounted)
+	mustFail(t, err, codes.Internal, csierr.StillMounted)
 	for _, name := range names {
 		if !strings.Contains(err.Error(), name) {
 			t.Errorf("it does not name %s: %v", name, err)
@@ -222,7 +224,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
 			for range 2 {
 				_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
-				mustFail(t, err, codes.Internal, ReasonStillMounted)
+				mustFail(t, err, codes.Internal, csierr.StillMounted)
 				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
 					t.Errorf("it does not name process %d: %v", n.pid, err)
 				}
@@ -263,13 +265,13 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 				return err
 			}
 			err := unpublish()
-			mustFail(t, err, codes.Internal, ReasonStillMounted)
+			mustFail(t, err, codes.Internal, csierr.StillMounted)
 			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
 				t.Errorf("it does not name process %d: %v", n.pid, err)
 			}
 			// Nor when nothing is mounted here: the kernel would take it away there with the path.
 			run(t, "umount", g.path("pod"))
-			mustFail(t, unpublish(), codes.Internal, ReasonStillMounted)
+			mustFail(t, unpublish(), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(g.dir); !slices.Equal(after, before) {
 				t.Errorf("there was %q and is %q", before, after)
 			}

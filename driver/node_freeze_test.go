@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with
@@ -120,7 +122,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	}
 	t.Run("NU-5 but not while a workload has it", func(t *testing.T) {
 		v := setUp(t, fsExt4)
-		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		if !frozen(t, v.staging()) {
 			t.Error("the refused call has ended the freeze")
 		}
@@ -132,7 +134,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		must(t, v.unpublish("pod"))
 		root, err := os.Open(v.staging())
 		must(t, err)
-		mustFail(t, inTime(t, v.unstage), codes.Internal, ReasonStillMounted)
+		mustFail(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
 		must(t, root.Close())
 		if !frozen(t, v.staging()) {
 			t.Error("the refused call has ended the freeze")

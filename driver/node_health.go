@@ -8,7 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
@@ -18,7 +19,7 @@ type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if err := checkPathText("volume_publish_path", req.GetVolumePublishPath()); err != nil {
 		return nil, err
@@ -28,7 +29,7 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	}
 	entries, err := n.volumeHealth(ctx, req)
 	if err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
 		VolumeId: req.GetVolumeId(), HealthStatuses: entries,
@@ -45,8 +46,8 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 		return nil, err
 	}
 	d, err := n.devices().lookup(diskSerial(known.Disk))
-	if refusedFor(err, ReasonDeviceNotFound) {
-		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonDeviceNotFound, err), nil
+	if csierr.Has(err, csierr.DeviceNotFound) {
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
 	}
 	if err != nil {
 		return nil, err
@@ -76,7 +77,8 @@ func (n *Node) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string) er
 			continue
 		}
 		if shown, err := n.shownAt(path); err == nil && shown.Device.Serial != serial {
-			return refuse(ReasonVolumeNotAtPath, "%q shows the disk with serial %q, but the volume's is %q",
+			return csierr.New(csierr.VolumeNotAtPath, "%q shows the disk with serial %q, but the volume's "+
+				"is %q",
 				path, shown.Device.Serial, serial)
 		}
 	}
@@ -92,10 +94,10 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 		}
 		shown, err := n.volumeAt(ctx, req.GetVolumeId(), path)
 		switch {
-		case refusedFor(err, ReasonVolumeNotAtPath):
+		case csierr.Has(err, csierr.VolumeNotAtPath):
 			continue
-		case refusedFor(err, ReasonFilesystemFailed):
-			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err), nil
+		case csierr.Has(err, csierr.FilesystemFailed):
+			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err), nil
 		case err != nil:
 			return nil, err
 		}
@@ -105,7 +107,7 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 		}
 		return entries, nil
 	}
-	return nil, refuse(ReasonVolumeUnknownToNode, "this node knows nothing of the volume, "+
+	return nil, csierr.New(csierr.VolumeUnknownToNode, "this node knows nothing of the volume, "+
 		"and the request names no path where it is")
 }
 
@@ -121,21 +123,21 @@ func conditionHealth(c condition, path string) healthEntries {
 	err := fmt.Errorf("the filesystem at %q is %s", path, c)
 	switch c {
 	case turnedReadOnly:
-		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemFailed, err)
+		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemFailed, err)
 	case dead:
-		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, ReasonFilesystemFailed, err)
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err)
 	}
 	return nil
 }
 
 func notGrown(path string, filesystemBytes, diskBytes int64) healthEntries {
-	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, ReasonFilesystemNotGrown, fmt.Errorf(
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
 		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
 			"behind it, or because nothing grows it; see the log of the node's driver", path,
 		filesystemBytes, diskBytes))
 }
 
-func unhealthy(status csi.VolumeHealthErrorType, reason Reason, err error) healthEntries {
+func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {
 	return healthEntries{{
 		Status: status, Reason: string(reason), Message: err.Error(),
 	}}

@@ -8,7 +8,8 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeGetCapabilities says what the node service does.
@@ -33,12 +34,12 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
 	error) {
 	if n.InstanceID == "" {
-		return nil, fail(codes.FailedPrecondition, ReasonInstanceUnknown, "the driver does not "+
+		return nil, csierr.New(csierr.InstanceUnknown, "the driver does not "+
 			"know which instance it runs on; set OXIDE_INSTANCE_ID")
 	}
 	room, err := n.maxVolumes()
 	if err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: room}
 	if len(n.Topology) > 0 {

@@ -14,6 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
@@ -111,7 +113,7 @@ func TestNodeGetInfo(t *testing.T) {
 	})
 	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
 		_, err := (&Node{SysfsRoot: sysfs(t, nil)}).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		mustFail(t, err, codes.FailedPrecondition, ReasonInstanceUnknown)
+		mustFail(t, err, codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
 }
 
@@ -191,7 +193,7 @@ func TestAPathWithANULIsInvalid(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			mustFail(t, call(), codes.InvalidArgument, ReasonPathInvalid)
+			mustFail(t, call(), codes.InvalidArgument, csierr.PathInvalid)
 		})
 	}
 }
@@ -205,11 +207,11 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	t.Run("VS-1 fields are needed, VS-2 a relative path shows no volume", func(t *testing.T) {
 		n := &Node{SysfsRoot: t.TempDir()}
 		_, err := stats(n, "", "some/path", "")
-		mustFail(t, err, codes.InvalidArgument, ReasonVolumeIDMissing)
+		mustFail(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
 		_, err = stats(n, "v", "", "")
-		mustFail(t, err, codes.InvalidArgument, ReasonPathInvalid)
+		mustFail(t, err, codes.InvalidArgument, csierr.PathInvalid)
 		_, err = stats(n, "v", "some/path", "")
-		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 	for _, fsType := range supportedFilesystems {
 		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
@@ -262,13 +264,13 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			"a tmpfs": g.path("tmp"), "another volume": other.staging(), "another disk": other.disk.Loop,
 		} {
 			_, err := stats(n, v.ID, path, "")
-			if mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath); t.Failed() {
+			if mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath); t.Failed() {
 				t.Log(name)
 			}
 		}
 		// A process that knows nothing yet has the staging path to compare with.
 		_, err := stats(g.node(), v.ID, other.staging(), v.staging())
-		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 }
 
@@ -285,10 +287,10 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	t.Run("NH-2 a volume id is needed, and the node has to know the volume", func(t *testing.T) {
 		n := &Node{SysfsRoot: sysfs(t, nil)}
 		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
-		mustFail(t, err, codes.InvalidArgument, ReasonVolumeIDMissing)
+		mustFail(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
 		_, err = n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"})
-		mustFail(t, err, codes.NotFound, ReasonVolumeUnknownToNode)
+		mustFail(t, err, codes.NotFound, csierr.VolumeUnknownToNode)
 	})
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
@@ -309,7 +311,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 			for _, got := range []healthEntries{health(n, known),
 				health(g.node(), byPath)} {
 				if len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_DEGRADED ||
-					got[0].GetReason() != string(ReasonFilesystemFailed) {
+					got[0].GetReason() != string(csierr.FilesystemFailed) {
 					t.Fatalf("health: %v", got)
 				}
 			}

@@ -6,6 +6,8 @@ import (
 	"context"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what
@@ -16,7 +18,7 @@ import (
 // ownMounts are those of the mounts at a path of the CO's that are the volume's. None is when
 // another volume has the path.
 func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountinfo.Info,
-	reason Reason) ([]stagedDisk, error) {
+	reason csierr.Reason) ([]stagedDisk, error) {
 	var own []stagedDisk
 	var others string
 	for _, m := range layers {
@@ -39,8 +41,8 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 	}
 	path := layers[0].Mountpoint
 	if len(own) > 0 {
-		return nil, refuse(reason, "%q shows the volume, and mounted over or under it %s; unmount what "+
-			"is not the volume's by hand", path, others)
+		return nil, csierr.New(reason, "%q shows the volume, and mounted over or under it %s; unmount "+
+			"what is not the volume's by hand", path, others)
 	}
 	n.log().WarnContext(ctx, "what is mounted at the path is left alone, for it is not the volume's",
 		"volume", volumeID, "path", path, "shown", others)
@@ -49,10 +51,10 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 
 // mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
 // there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
-func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
+func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (device, error) {
 	node := diskNode.MatchString(m.Root)
 	if !node && !isVolumeType(m.FSType) {
-		return device{}, refuse(reason, "%q has a mount of type %s, which no volume has; it is left "+
+		return device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; it is left "+
 			"alone", m.Mountpoint, m.FSType)
 	}
 	if node && nodePath(m) != m.Root {
@@ -60,13 +62,13 @@ func (n *Node) mountedDisk(m *mountinfo.Info, reason Reason) (device, error) {
 	}
 	if major, minor, ok := mountedDevice(m); ok {
 		d, err := n.devices().withNumber(major, minor)
-		if !refusedFor(err, ReasonDeviceNotFound) {
+		if !csierr.Has(err, csierr.DeviceNotFound) {
 			return d, err
 		}
 	}
 	if !node && !diskNode.MatchString(m.Source) {
-		return device{}, refuse(reason, "%q has %s mounted, which is no disk of this instance; it is "+
-			"left alone", m.Mountpoint, m.Source)
+		return device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this instance; it "+
+			"is left alone", m.Mountpoint, m.Source)
 	}
 	return device{}, nil
 }

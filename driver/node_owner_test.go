@@ -10,6 +10,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // twoVolumes are a published volume and another one, which the node knows or not.
@@ -62,7 +64,7 @@ func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
 		before := mounts(t, v.guest.dir)
 		err := other.unstageAt(v.staging())
 		if known && other.FSType != "block" {
-			mustFail(t, err, codes.Internal, ReasonStillMounted) // it is staged at its own path
+			mustFail(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
 		} else {
 			must(t, err)
 		}
@@ -88,8 +90,8 @@ func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
 	run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 	must(t, os.Mkdir(v.staging(), 0o755))
 	run(t, "mount", d.Loop, v.staging())
-	mustFail(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, ReasonPublishedDifferently)
-	mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	mustFail(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
+	mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if left := mounts(t, g.dir); len(left) != 1 {
 		t.Fatalf("mounts: %q", left)
 	}
@@ -100,8 +102,8 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	run(t, "mount", "--bind", other.staging(), v.staging())
 	before := mounts(t, v.guest.dir)
-	mustFail(t, v.unpublish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
-	mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+	mustFail(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}
@@ -118,7 +120,7 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 			paths = append(paths, v.staging())
 		}
 		for _, path := range paths {
-			for id, reason := range map[string]Reason{v.ID: "", other.ID: ReasonVolumeNotAtPath} {
+			for id, reason := range map[string]csierr.Reason{v.ID: "", other.ID: csierr.VolumeNotAtPath} {
 				_, err := v.guest.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
 					VolumeId: id, VolumePath: path})
 				if reason == "" {
@@ -150,7 +152,7 @@ func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t 
 	for _, fsType := range supportedFilesystems {
 		t.Run(fsType, func(t *testing.T) {
 			v, other := setUp(t, fsType)
-			mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+			mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 			must(t, other.unstage())
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())

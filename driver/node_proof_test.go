@@ -11,6 +11,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // replaced gives the number and the name of the volume's device to another disk, as the kernel may
@@ -41,17 +43,17 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	}
 	t.Run("VS-5 shows not this volume", func(t *testing.T) {
 		v, _ := setUp(t, "block")
-		mustFail(t, v.stats("dev"), codes.NotFound, ReasonVolumeNotAtPath)
+		mustFail(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
 		_, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 			VolumeId: v.ID, VolumePublishPath: v.guest.path("dev")})
-		mustFail(t, err, codes.NotFound, ReasonVolumeNotAtPath)
+		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 	t.Run("NP-5 is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
-		mustFail(t, v.publish("dev"), codes.NotFound, ReasonDeviceNotFound)
+		mustFail(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
 		moved := v.guest.attach(testSerial, 16*mib) // the volume's disk is back under another number
 		v.disk = moved
-		mustFail(t, v.publish("dev"), codes.AlreadyExists, ReasonPublishedDifferently)
+		mustFail(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
 		must(t, v.publish("dev"))
 		must(t, v.stats("dev"))
@@ -59,9 +61,9 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
 		v, w := setUp(t, fsExt4)
 		before := digest(t, w.disk)
-		mustFail(t, w.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		mustFail(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		w.FSType = "block"
-		mustFail(t, w.publish("other"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+		mustFail(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		if after := digest(t, w.disk); after != before {
 			t.Fatal("its disk has changed")
 		}
@@ -110,7 +112,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 			must(t, other.stage())
 			cover(t, v, other)
 			before := mounts(t, g.dir)
-			mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+			mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if after := mounts(t, g.dir); !slices.Equal(after, before) {
 				t.Errorf("mounts: %q, were %q", after, before)
 			}
@@ -128,7 +130,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 		must(t, v.stage())
 		sequence := filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq")
 		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonDeviceChanged)
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 }
 
@@ -143,7 +145,7 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 		must(t, err)
 		must(t, v.unstage())
 		_, err = shown.statfs(v.staging())
-		mustFail(t, nodeError(err), codes.NotFound, ReasonVolumeNotAtPath)
+		mustFail(t, csierr.Convert(err, csierr.NodeToolFailed), codes.NotFound, csierr.VolumeNotAtPath)
 	}
 }
 
@@ -170,8 +172,8 @@ func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
 		v, w := setUp(t, testSerial)
 		w.ID = v.ID
-		mustFail(t, w.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
-		mustFail(t, w.stage(), codes.FailedPrecondition, ReasonFilesystemFailed)
+		mustFail(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+		mustFail(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
 		must(t, w.unpublish("pod"))
 		must(t, w.stage())
 		must(t, w.publish("pod"))

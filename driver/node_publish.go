@@ -12,7 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodePublishVolume shows a staged volume to a workload at the target path: a filesystem as a copy
@@ -20,16 +21,16 @@ import (
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
 	if problem := capabilityProblem(req.GetVolumeCapability()); problem.malformed {
-		return nil, fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", problem.message)
+		return nil, csierr.New(csierr.CapabilityInvalid, "%s", problem.message)
 	}
 	if req.GetStagingTargetPath() == "" {
-		return nil, fail(codes.FailedPrecondition, ReasonNotStaged, "staging_target_path is "+
+		return nil, csierr.New(csierr.NotStaged, "staging_target_path is "+
 			"missing: the volume has to be staged first")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
@@ -41,12 +42,12 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	v, err := volumeOf(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
 		req.GetVolumeContext())
 	if err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	p := publication{nodeVolume: v, Staging: req.GetStagingTargetPath(), Target: req.GetTargetPath(),
 		ReadOnly: req.GetReadonly() || v.MountFlags.readOnly()}
 	if err := n.publish(ctx, p); err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
@@ -78,11 +79,11 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 		return err
 	}
 	if p.Target, err = canonical(p.Target); err != nil {
-		return refuse(ReasonPathInvalid, "the directory of target_path, which the CO creates, is "+
+		return csierr.New(csierr.PathInvalid, "the directory of target_path, which the CO creates, is "+
 			"not there: %w", err)
 	}
 	if p.nodeVolume.ReadOnly && !p.ReadOnly {
-		return refuse(ReasonDeviceReadOnly, "disk %s is read-only; publish the volume with readonly",
+		return csierr.New(csierr.DeviceReadOnly, "disk %s is read-only; publish the volume with readonly",
 			p.DiskName)
 	}
 	if !p.Block {
@@ -153,21 +154,21 @@ func (h *heldDevice) findStaged(p publication, table mountTable) (*mountinfo.Inf
 	}
 	top := table.top(path)
 	if top == nil {
-		return nil, refuse(ReasonNotStaged, "nothing is mounted at the staging path %q; stage the "+
+		return nil, csierr.New(csierr.NotStaged, "nothing is mounted at the staging path %q; stage the "+
 			"volume again", p.Staging)
 	}
 	major, minor, ok := mountedDevice(top)
 	if !ok || major != h.Major || minor != h.Minor {
-		return nil, refuse(ReasonNotStaged, "the staging path %q has %s mounted, not %s with "+
+		return nil, csierr.New(csierr.NotStaged, "the staging path %q has %s mounted, not %s with "+
 			"serial %q; unstage and stage the volume again", p.Staging, top.Source, h.Path, h.Serial)
 	}
 	if top.FSType != p.FSType {
-		return nil, refuse(ReasonNotStaged, "the volume is staged as %s, but the request is for %s",
+		return nil, csierr.New(csierr.NotStaged, "the volume is staged as %s, but the request is for %s",
 			top.FSType, p.FSType)
 	}
 	if state := conditionOf(top); state == dead || state == turnedReadOnly && !p.ReadOnly {
-		return nil, refuse(ReasonFilesystemFailed, "the filesystem on %s is %s; look at the kernel's "+
-			"log, then stage the volume again", h.Path, state)
+		return nil, csierr.New(csierr.FilesystemFailed, "the filesystem on %s is %s; look at the "+
+			"kernel's log, then stage the volume again", h.Path, state)
 	}
 	return top, nil
 }
@@ -179,11 +180,11 @@ func (h *heldDevice) publications(p publication, table mountTable) (mountTable, 
 	for _, m := range table.of(h.device) {
 		switch {
 		case p.Block && !isNodeMount(m):
-			return nil, refuse(ReasonDeviceHeld, "%s is mounted as a filesystem at %q, so it cannot be "+
-				"a block volume", h.Path, m.Mountpoint)
+			return nil, csierr.New(csierr.DeviceHeld, "%s is mounted as a filesystem at %q, so it cannot "+
+				"be a block volume", h.Path, m.Mountpoint)
 		case m.Mountpoint == p.Target:
 		case p.Block && mountedReadOnly(m) != p.ReadOnly:
-			return nil, refuse(ReasonPublishedElsewhere, "the volume is published at %q with another "+
+			return nil, csierr.New(csierr.PublishedElsewhere, "the volume is published at %q with another "+
 				"readonly, and the switch is the device's", m.Mountpoint)
 		case p.Block, m.Root == p.staged.Root && m.Mountpoint != p.staged.Mountpoint:
 			found = append(found, m)
@@ -197,14 +198,14 @@ func (h *heldDevice) checkPublished(top *mountinfo.Info, p publication, wanted [
 	major, minor, ok := mountedDevice(top)
 	switch {
 	case !ok || major != h.Major || minor != h.Minor:
-		return refuse(ReasonPublishedDifferently, "%q has %s mounted, not this volume", p.Target,
+		return csierr.New(csierr.PublishedDifferently, "%q has %s mounted, not this volume", p.Target,
 			top.Source)
 	case isNodeMount(top) != p.Block, !p.Block && top.FSType != p.FSType:
-		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another "+
+		return csierr.New(csierr.PublishedDifferently, "the volume is published at %q with another "+
 			"access type or filesystem", p.Target)
 	case p.Block && mountedReadOnly(top) != p.ReadOnly, !p.Block && !slices.Equal(comparableFlags(top),
 		wanted):
-		return refuse(ReasonPublishedDifferently, "the volume is published at %q with another "+
+		return csierr.New(csierr.PublishedDifferently, "the volume is published at %q with another "+
 			"readonly or other mount flags", p.Target)
 	}
 	return nil
@@ -217,7 +218,7 @@ func checkOthers(p publication, others mountTable, wanted []string) error {
 		return nil
 	}
 	if p.Mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		return refuse(ReasonPublishedElsewhere, "the volume is already published at %s, and its "+
+		return csierr.New(csierr.PublishedElsewhere, "the volume is already published at %s, and its "+
 			"access mode %s allows one target path", others.paths(), p.Mode)
 	}
 	if p.Block {
@@ -225,7 +226,7 @@ func checkOthers(p publication, others mountTable, wanted []string) error {
 	}
 	for _, m := range others {
 		if !slices.Equal(withoutReadOnly(comparableFlags(m)), withoutReadOnly(wanted)) {
-			return refuse(ReasonPublishedElsewhere, "the volume is already published at %q with "+
+			return csierr.New(csierr.PublishedElsewhere, "the volume is already published at %q with "+
 				"other mount flags", m.Mountpoint)
 		}
 	}
@@ -304,14 +305,15 @@ func createTarget(target string, kind fs.FileMode) (created bool, err error) {
 		return true, nil
 	}
 	if !errors.Is(err, fs.ErrExist) {
-		return false, refuse(ReasonPathInvalid, "create target_path: %w", err)
+		return false, csierr.New(csierr.PathInvalid, "create target_path: %w", err)
 	}
 	info, err := os.Lstat(target)
 	if err != nil {
-		return false, refuse(ReasonPathInvalid, "look at target_path: %w", err)
+		return false, csierr.New(csierr.PathInvalid, "look at target_path: %w", err)
 	}
 	if info.Mode().Type() != kind {
-		return false, refuse(ReasonPathInvalid, "target_path %q is a %s; the volume needs a %s", target,
+		return false, csierr.New(csierr.PathInvalid, "target_path %q is a %s; the volume needs a %s",
+			target,
 			kindName(info.Mode().Type()), kindName(kind))
 	}
 	return false, nil

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -31,31 +33,31 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 		name   string
 		change func(*csi.NodePublishVolumeRequest)
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
 		{"NP-1 without a volume id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" },
-			codes.InvalidArgument, ReasonVolumeIDMissing},
+			codes.InvalidArgument, csierr.VolumeIDMissing},
 		{"NP-1 without a target path", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" },
-			codes.InvalidArgument, ReasonPathInvalid},
+			codes.InvalidArgument, csierr.PathInvalid},
 		{"NP-1 without a capability, and without a staging path", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability, r.StagingTargetPath = nil, ""
-		}, codes.InvalidArgument, ReasonCapabilityInvalid},
+		}, codes.InvalidArgument, csierr.CapabilityInvalid},
 		{"NP-2 with a relative target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "a" },
-			codes.InvalidArgument, ReasonPathInvalid},
+			codes.InvalidArgument, csierr.PathInvalid},
 		{"NP-2 with a relative staging path", func(r *csi.NodePublishVolumeRequest) {
 			r.StagingTargetPath = "a"
-		}, codes.InvalidArgument, ReasonPathInvalid},
+		}, codes.InvalidArgument, csierr.PathInvalid},
 		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) {
 			r.StagingTargetPath = ""
-		}, codes.FailedPrecondition, ReasonNotStaged},
+		}, codes.FailedPrecondition, csierr.NotStaged},
 		{"NP-4 for many nodes", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
 		{"without the disk's name", func(r *csi.NodePublishVolumeRequest) { r.PublishContext = nil },
-			codes.InvalidArgument, ReasonDiskNameMissing},
+			codes.InvalidArgument, csierr.DiskNameMissing},
 		{"with a mount flag that is not for volumes", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.GetMount().MountFlags = []string{"remount"}
-		}, codes.FailedPrecondition, ReasonMountFlags},
+		}, codes.FailedPrecondition, csierr.MountFlags},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			req := proto.Clone(good).(*csi.NodePublishVolumeRequest)
@@ -72,14 +74,14 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, v.stage())
 		v.Name = "csi-another000000000"
-		mustFail(t, v.publish("pod"), codes.NotFound, ReasonDeviceNotFound)
+		mustFail(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
 	})
 	for _, fsType := range []string{fsExt4, fsBtrfs} {
 		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 128*mib), fsType)
 			must(t, os.Mkdir(v.staging(), 0o755))
-			mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+			mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
 				t.Fatalf("the target was made: %v", err)
 			}
@@ -92,7 +94,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 			req := v.publishRequest("pod")
 			req.StagingTargetPath = other.staging()
 			_, err := g.node().NodePublishVolume(t.Context(), req)
-			mustFail(t, err, codes.FailedPrecondition, ReasonNotStaged)
+			mustFail(t, err, codes.FailedPrecondition, csierr.NotStaged)
 		})
 	}
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
@@ -100,7 +102,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, v.stage())
 		v.FSType = fsXFS
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonNotStaged)
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
 	yank := func(t *testing.T, v volume) {
 		copied := copyDisk(t, v.disk.File)
@@ -126,7 +128,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 			must(t, v.publish("pod"))
 			run(t, "sync", "--file-system", v.staging())
 			c.fail(t, v)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonFilesystemFailed)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
 			if err := v.publish("pod2"); err == nil {
 				t.Fatal("it is published to one more workload")
 			}
@@ -143,7 +145,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonFilesystemFailed)
+		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
 		must(t, v.publishReadOnly("pod"))
 	})
 }
@@ -172,7 +174,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 			})
 			t.Run("NP-7 the same target with another readonly is refused: "+what, func(t *testing.T) {
 				v := setUp(t, mode)
-				mustFail(t, v.publishReadOnly("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+				mustFail(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 			})
 			t.Run("NP-8 a second target: "+what, func(t *testing.T) {
 				v := setUp(t, mode)
@@ -181,7 +183,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 					must(t, err)
 					return
 				}
-				mustFail(t, err, codes.FailedPrecondition, ReasonPublishedElsewhere)
+				mustFail(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
 				if _, err := os.Lstat(v.guest.path("pod2")); !errors.Is(err, os.ErrNotExist) {
 					t.Fatalf("the target was made: %v", err)
 				}
@@ -194,7 +196,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
-		mustFail(t, v.publish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+		mustFail(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
 		g := newGuest(t)
@@ -203,7 +205,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		must(t, v.stage())
 		must(t, other.stage())
 		must(t, other.publish("pod"))
-		mustFail(t, v.publish("pod"), codes.AlreadyExists, ReasonPublishedDifferently)
+		mustFail(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
 		g := newGuest(t)
@@ -212,7 +214,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
-		mustFail(t, v.publish("pod2"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+		mustFail(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	})
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		g := newGuest(t)
@@ -225,7 +227,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		run(t, "mount", "--bind", sub, g.path("sub"))
 		must(t, v.publish("pod"))
 		must(t, v.unpublish("pod"))
-		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		run(t, "umount", g.path("sub"))
 		must(t, v.unstage())
 	})
@@ -282,7 +284,7 @@ func TestReadOnlyPublications(t *testing.T) {
 			if err := scribble(g.path("a")); err == nil {
 				t.Fatal("the read-only device was written")
 			}
-			mustFail(t, v.publish("c"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+			mustFail(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 			must(t, v.unpublish("a"))
 			if err := scribble(g.path("b")); err == nil {
 				t.Fatal("the device became writable while a read-only publication is left")
@@ -290,7 +292,7 @@ func TestReadOnlyPublications(t *testing.T) {
 			must(t, v.unpublish("b"))
 			must(t, v.publish("c"))
 			must(t, scribble(g.path("c")))
-			mustFail(t, v.publishReadOnly("d"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+			mustFail(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		})
 	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
 		g := newGuest(t)
@@ -318,11 +320,11 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	v.FSType = fsExt4
-	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 	must(t, v.unpublish("dev"))
 	must(t, v.stage())
 	v.FSType = "block"
-	mustFail(t, v.publish("dev"), codes.FailedPrecondition, ReasonDeviceHeld)
+	mustFail(t, v.publish("dev"), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
 func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
@@ -345,9 +347,9 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	run(t, "mount", "--bind", filepath.Join(g.dir, "dev", v.disk.Name), g.path("old"))
 	g.unplug(v.disk)
 	g.plug(v.disk)
-	mustFail(t, v.publish("pod"), codes.FailedPrecondition, ReasonPublishedElsewhere)
+	mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	v.FSType = fsExt4
-	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
@@ -365,13 +367,13 @@ func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	t.Run("NP-10 a target of the wrong kind is refused and stays", func(t *testing.T) {
 		v := setUp(t)
 		must(t, os.WriteFile(v.guest.path("pod"), []byte("mine"), 0o600))
-		mustFail(t, v.publish("pod"), codes.InvalidArgument, ReasonPathInvalid)
+		mustFail(t, v.publish("pod"), codes.InvalidArgument, csierr.PathInvalid)
 		must(t, os.Symlink("/etc", v.guest.path("link")))
-		mustFail(t, v.publish("link"), codes.InvalidArgument, ReasonPathInvalid)
+		mustFail(t, v.publish("link"), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("NP-10 a target whose directory is missing is refused", func(t *testing.T) {
 		v := setUp(t)
-		mustFail(t, v.publish("no/such/pod"), codes.InvalidArgument, ReasonPathInvalid)
+		mustFail(t, v.publish("no/such/pod"), codes.InvalidArgument, csierr.PathInvalid)
 	})
 }
 

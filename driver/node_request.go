@@ -13,6 +13,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // nodeVolume is a volume as a node's request describes it.
@@ -57,10 +59,10 @@ func checkNodeCapability(c *csi.VolumeCapability) error {
 	problem := capabilityProblem(c)
 	switch {
 	case problem.malformed:
-		return fail(codes.InvalidArgument, ReasonCapabilityInvalid, "%s", problem.message)
+		return csierr.New(csierr.CapabilityInvalid, "%s", problem.message)
 	case problem.unsupported:
 		// Node calls answer 9 for what exceeds the volume, where controller calls answer 3.
-		return fail(codes.FailedPrecondition, ReasonCapabilityUnsupported, "%s", problem.message)
+		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.message)
 	}
 	return nil
 }
@@ -69,11 +71,11 @@ func checkNodeCapability(c *csi.VolumeCapability) error {
 func checkPath(field, path string) error {
 	switch {
 	case path == "":
-		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s is missing", field)
+		return csierr.New(csierr.PathInvalid, "%s is missing", field)
 	case !filepath.IsAbs(path):
-		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has to be an absolute path", field)
+		return csierr.New(csierr.PathInvalid, "%s has to be an absolute path", field)
 	case filepath.Clean(path) == "/":
-		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s cannot be the root directory", field)
+		return csierr.New(csierr.PathInvalid, "%s cannot be the root directory", field)
 	}
 	return checkPathText(field, path)
 }
@@ -82,10 +84,10 @@ func checkPath(field, path string) error {
 func checkPathText(field, path string) error {
 	switch {
 	case len(path) >= unix.PathMax:
-		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s has %d bytes; Linux takes less than %d",
+		return csierr.New(csierr.PathInvalid, "%s has %d bytes; Linux takes less than %d",
 			field, len(path), unix.PathMax)
 	case strings.ContainsRune(path, 0):
-		return fail(codes.InvalidArgument, ReasonPathInvalid, "%s contains a NUL", field)
+		return csierr.New(csierr.PathInvalid, "%s contains a NUL", field)
 	}
 	return nil
 }
@@ -99,14 +101,14 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 		v.DiskName = volume[ctxDiskName]
 	}
 	if v.DiskName == "" {
-		return v, refuse(ReasonDiskNameMissing, "neither publish_context nor volume_context holds "+
+		return v, csierr.New(csierr.DiskNameMissing, "neither publish_context nor volume_context holds "+
 			"%s, the name of the disk; a static volume that no controller publishes needs it in "+
 			"its volume attributes", ctxDiskName)
 	}
 	if size := published[ctxSizeBytes]; size != "" {
 		n, err := strconv.ParseInt(size, 10, 64)
 		if err != nil || n <= 0 {
-			return v, fail(codes.InvalidArgument, ReasonDeviceWrongSize,
+			return v, csierr.New(csierr.FieldInvalid,
 				"publish_context: %s has to be a positive number", ctxSizeBytes)
 		}
 		v.SizeBytes = n
@@ -120,7 +122,7 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 	if want := published[ctxFilesystemUUID]; want != "" {
 		id, ok := rackID(want)
 		if !ok {
-			return v, fail(codes.InvalidArgument, ReasonWrongFilesystem,
+			return v, csierr.New(csierr.FieldInvalid,
 				"publish_context: %s has to be a UUID", ctxFilesystemUUID)
 		}
 		v.FilesystemUUID = string(id)
@@ -151,13 +153,13 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 func checkContexts(id string, published, volume map[string]string) (blockBytes int64, err error) {
 	for _, key := range []string{ctxDiskName, ctxDiskID, ctxBlockSize} {
 		if a, b := published[key], volume[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
-			return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "publish_context and volume_context "+
+			return 0, csierr.New(csierr.FieldInvalid, "publish_context and volume_context "+
 				"are not of one volume: %s is %.80q in the first and %.80q in the second", key, a, b)
 		}
 	}
 	disk := cmp.Or(published[ctxDiskID], volume[ctxDiskID])
 	if disk != "" && !strings.EqualFold(disk, id) {
-		return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "the contexts are of the disk %.80q, "+
+		return 0, csierr.New(csierr.FieldInvalid, "the contexts are of the disk %.80q, "+
 			"but the volume is %.80q", disk, id)
 	}
 	text := cmp.Or(published[ctxBlockSize], volume[ctxBlockSize])
@@ -166,7 +168,7 @@ func checkContexts(id string, published, volume map[string]string) (blockBytes i
 	}
 	blockBytes, err = strconv.ParseInt(text, 10, 64)
 	if err != nil || blockBytes <= 0 {
-		return 0, fail(codes.InvalidArgument, ReasonFieldInvalid, "%s has to be a positive number, not "+
+		return 0, csierr.New(csierr.FieldInvalid, "%s has to be a positive number, not "+
 			"%.40q", ctxBlockSize, text)
 	}
 	return blockBytes, nil
@@ -177,11 +179,11 @@ func checkContexts(id string, published, volume map[string]string) (blockBytes i
 func (v nodeVolume) checkUse() error {
 	switch {
 	case v.Use == useFilesystem && v.Block:
-		return refuse(ReasonUseDiffers, "the volume was created for filesystems, but the request is for "+
-			"a raw block device; create a volume for that")
+		return csierr.New(csierr.UseDiffers, "the volume was created for filesystems, but the request "+
+			"is for a raw block device; create a volume for that")
 	case v.Use == useBlock && !v.Block:
-		return refuse(ReasonUseDiffers, "the volume was created as a raw block device, but the request "+
-			"is for a filesystem; create a volume for that")
+		return csierr.New(csierr.UseDiffers, "the volume was created as a raw block device, but the "+
+			"request is for a filesystem; create a volume for that")
 	}
 	return nil
 }
@@ -203,7 +205,8 @@ func (n *Node) devices() devices {
 // written (makeWritable).
 func (ds devices) openVolume(ctx context.Context, d device, v nodeVolume) (*heldDevice, error) {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
-		return nil, refuse(ReasonDeviceWrongSize, "%s with serial %q has %d bytes, but the disk has %d",
+		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
+			"has %d",
 			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
 	h, err := ds.openLocked(ctx, d)
@@ -225,8 +228,8 @@ func (h *heldDevice) checkBlocks(blockBytes int64) error {
 		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
 	}
 	if blockBytes != 0 && blockBytes != int64(n) {
-		return refuse(ReasonDeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk has "+
-			"blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
+		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
+			"has blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
 	}
 	return nil
 }

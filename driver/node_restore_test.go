@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestRestoredVolumes(t *testing.T) {
@@ -93,7 +95,7 @@ func TestRestoredVolumes(t *testing.T) {
 		must(t, v.unstage())
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, ReasonFilesystemDamaged)
+		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 		if got := mounts(t, g.dir); len(got) != 0 {
 			t.Fatalf("mounts left: %q", got)
 		}
@@ -102,7 +104,7 @@ func TestRestoredVolumes(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsXFS)
 		err := v.stage()
-		mustFail(t, err, codes.Internal, ReasonNodeToolFailed)
+		mustFail(t, err, codes.Internal, csierr.NodeToolFailed)
 		if !strings.Contains(err.Error(), "mkfs.xfs") || len(mounts(t, g.dir)) != 0 {
 			t.Fatal(err)
 		}

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -108,8 +110,8 @@ func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 		Disk: v.DiskName, Block: v.Block}
 	if known, ok := n.recall(ctx, v.ID); ok {
 		if diskSerial(known.Disk) != v.serial() {
-			return refuse(ReasonStagedDifferently, "the volume is disk %s on this node, but the request "+
-				"names disk %s; unstage the volume first", known.Disk, v.DiskName)
+			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
+				"request names disk %s; unstage the volume first", known.Disk, v.DiskName)
 		}
 		r.Block = r.Block || known.Block
 	}
@@ -121,7 +123,7 @@ func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 		return nil
 	}
 	if err := n.writeSeen(r); err != nil {
-		return refuse(ReasonStateNotKept, "write down in the state directory which disk the volume "+
+		return csierr.New(csierr.StateNotKept, "write down in the state directory which disk the volume "+
 			"is: %w", err)
 	}
 	return nil
@@ -173,7 +175,7 @@ func (n *Node) anothers(ctx context.Context, volumeID, serial string) string {
 	}
 	for _, r := range n.records() {
 		if r.Volume != seenKey(volumeID) && diskSerial(r.Disk) == serial {
-			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, plain(r.Volume))
+			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, csierr.Plain(r.Volume))
 		}
 	}
 	return ""

@@ -15,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const otherSerial = "csi-fedcba9876543210"
@@ -90,7 +92,7 @@ func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	for range 2 {
-		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 	}
 	must(t, v.unpublish("dev"))
 	if got := g.records(); len(got) != 1 || got[0] != v.ID+".json" {
@@ -124,7 +126,7 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 			must(t, stats)
 			must(t, health)
 			stats, _ = at(v, w)
-			mustFail(t, stats, codes.NotFound, ReasonVolumeNotAtPath)
+			mustFail(t, stats, codes.NotFound, csierr.VolumeNotAtPath)
 		})
 	}
 }
@@ -184,7 +186,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 			}
 			must(t, v.stage())
 			must(t, v.publish("dev"))
-			mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+			mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 			must(t, v.unpublish("dev"))
 			must(t, v.unstage())
 		})
@@ -236,7 +238,7 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	}
 	v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 	before := digest(t, v.disk)
-	mustFail(t, v.stage(), codes.Internal, ReasonStateNotKept)
+	mustFail(t, v.stage(), codes.Internal, csierr.StateNotKept)
 	if after := digest(t, v.disk); after != before {
 		t.Error("the disk has changed")
 	}
@@ -253,14 +255,14 @@ func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*mib))
-	mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	if got := g.records(); len(got) != 0 {
 		t.Errorf("left: %q", got)
 	}
 	other := g.volume(g.attach("csi-another000000000", 16*mib), fsExt4)
 	must(t, other.stage())
 	other.FSType = fsExt3
-	mustFail(t, other.stage(), codes.AlreadyExists, ReasonStagedDifferently)
+	mustFail(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if got := g.records(); len(got) != 1 {
 		t.Errorf("of the volume that is staged is left: %q", got)
 	}
@@ -321,7 +323,7 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 				}
 				letGo := v.openToWrite()
 				must(t, v.unpublish("dev"))
-				mustFail(t, v.unstageSoon(), codes.Internal, ReasonStillMounted)
+				mustFail(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
 				letGo()
 				must(t, v.unstage())
 			})
@@ -334,7 +336,7 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 		v.FSType = fsExt4
 		must(t, v.stage())
 		letGo := v.openToWrite()
-		mustFail(t, v.unstageSoon(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
 		letGo()
 		must(t, v.unstage())
 	})

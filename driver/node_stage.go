@@ -10,7 +10,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeStageVolume makes the volume's filesystem ready at the staging path, formatting a blank disk
@@ -18,7 +19,7 @@ import (
 func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (
 	*csi.NodeStageVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -29,7 +30,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	v, err := volumeOf(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
 		req.GetVolumeContext())
 	if err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	_, known := n.recall(ctx, v.ID)
 	if err := n.stage(ctx, v, req.GetStagingTargetPath()); err != nil {
@@ -37,7 +38,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 			// A stage that failed has left nothing here, and a CO need not undo it.
 			n.forget(ctx, v.ID)
 		}
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
@@ -72,12 +73,12 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return held.endUnfinished(v, table)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
-		return refuse(ReasonDeviceHeld, "%s is already mounted at %s; unmount it there first",
+		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
 			held.Path, mounts.paths())
 	}
 	// The CO creates the directory. One that is missing is made: that is kinder than to fail.
 	if err := os.MkdirAll(path, 0o750); err != nil {
-		return refuse(ReasonPathInvalid, "staging_target_path has to be a directory: %w", err)
+		return csierr.New(csierr.PathInvalid, "staging_target_path has to be a directory: %w", err)
 	}
 	if path, err = canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
@@ -98,7 +99,7 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return nil, table, nil
 	}
 	if err != nil {
-		return nil, nil, refuse(ReasonPathInvalid, "resolve staging_target_path: %w", err)
+		return nil, nil, csierr.New(csierr.PathInvalid, "resolve staging_target_path: %w", err)
 	}
 	top := table.top(path)
 	if top == nil || !isVolumeType(top.FSType) {
@@ -107,7 +108,7 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 	state := conditionOf(top)
 	if major, minor, ok := mountedDevice(top); !ok {
 		state = dead // a btrfs whose device has no node any more
-	} else if _, err := ds.withNumber(major, minor); refusedFor(err, ReasonDeviceNotFound) {
+	} else if _, err := ds.withNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
 		state = dead
 	} else if err != nil {
 		return nil, nil, err
@@ -116,8 +117,8 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return top, table, nil
 	}
 	if err := table.onlyAt(path, top, device{}); err != nil {
-		return nil, nil, refuse(ReasonFilesystemFailed, "the filesystem at the staging path is %s; look "+
-			"at the kernel's log; %w", state, err)
+		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
+			"look at the kernel's log; %w", state, err)
 	}
 	// A freeze that cannot be ended shows later: the device is in use.
 	_ = thawMount(top)
@@ -132,16 +133,17 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 	at := top.Mountpoint
 	if v.Block {
-		return refuse(ReasonStagedDifferently, "%q has a %s filesystem mounted, but the request "+
+		return csierr.New(csierr.StagedDifferently, "%q has a %s filesystem mounted, but the request "+
 			"is for a block volume", at, top.FSType)
 	}
 	major, minor, ok := mountedDevice(top)
 	if !ok || major != d.Major || minor != d.Minor {
-		return refuse(ReasonStagedDifferently, "%q has %s mounted, not %s with serial %q", at, top.Source,
+		return csierr.New(csierr.StagedDifferently, "%q has %s mounted, not %s with serial %q", at,
+			top.Source,
 			d.Path, d.Serial)
 	}
 	if top.FSType != v.FSType {
-		return refuse(ReasonStagedDifferently, "%q is staged as %s, but the request is for %s", at,
+		return csierr.New(csierr.StagedDifferently, "%q is staged as %s, but the request is for %s", at,
 			top.FSType, v.FSType)
 	}
 	wanted := v.MountFlags
@@ -149,7 +151,8 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 		wanted.setReadOnly()
 	}
 	if !slices.Equal(wanted.shown(), comparableFlags(top)) {
-		return refuse(ReasonStagedDifferently, "%q is staged with other mount flags than the request's",
+		return csierr.New(csierr.StagedDifferently, "%q is staged with other mount flags than the "+
+			"request's",
 			at)
 	}
 	return nil
@@ -170,8 +173,8 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 	sb := found.Filesystem
 	switch {
 	case (found.Blank || found.Unfinished) && v.ReadOnly:
-		return refuse(ReasonDeviceReadOnly, "%s holds no filesystem yet and is read-only, so it cannot "+
-			"get one", h.Path)
+		return csierr.New(csierr.DeviceReadOnly, "%s holds no filesystem yet and is read-only, so it "+
+			"cannot get one", h.Path)
 	case found.Blank, found.Unfinished:
 		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
 			return err
@@ -186,7 +189,7 @@ func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, pat
 	case !sb.isOf(v) && (!found.Doubtful || v.ReadOnly):
 		return h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
-		return refuse(ReasonDiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
+		return csierr.New(csierr.DiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
 			"the driver does not format it", h.Path, sb.Type, v.FSType)
 	default:
 		if err := n.proveMountable(ctx, h, v, &found); err != nil {
@@ -292,7 +295,7 @@ func (h *heldDevice) makeWritable(ours bool) error {
 			return fmt.Errorf("make %s writable: %w", h.Path, err)
 		}
 	}
-	return refuse(ReasonDeviceReadOnly, "%s with serial %q is read-only, so it can only be staged "+
-		"from a disk that the rack calls read-only; if somebody has switched it on this node, "+
+	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
+		"staged from a disk that the rack calls read-only; if somebody has switched it on this node, "+
 		"blockdev --setrw takes that back", h.Path, h.Serial)
 }

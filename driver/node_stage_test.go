@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const testSerial = "csi-0123456789abcdef"
@@ -29,63 +31,63 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 		name   string
 		change func(*csi.NodeStageVolumeRequest)
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
 		{"NS-1 without a volume id", func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "" },
-			codes.InvalidArgument, ReasonVolumeIDMissing},
+			codes.InvalidArgument, csierr.VolumeIDMissing},
 		{"NS-1 without a staging path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "" },
-			codes.InvalidArgument, ReasonPathInvalid},
+			codes.InvalidArgument, csierr.PathInvalid},
 		{"NS-1 without a capability", func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nil },
-			codes.InvalidArgument, ReasonCapabilityInvalid},
+			codes.InvalidArgument, csierr.CapabilityInvalid},
 		{"NS-2 with a relative path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "a/b" },
-			codes.InvalidArgument, ReasonPathInvalid},
+			codes.InvalidArgument, csierr.PathInvalid},
 		{"NS-2 at the root directory", func(r *csi.NodeStageVolumeRequest) {
 			r.StagingTargetPath = "/x/.."
-		}, codes.InvalidArgument, ReasonPathInvalid},
+		}, codes.InvalidArgument, csierr.PathInvalid},
 		{"NS-2 with a path longer than Linux has", func(r *csi.NodeStageVolumeRequest) {
 			r.StagingTargetPath = "/" + strings.Repeat("a/", 2048)
-		}, codes.InvalidArgument, ReasonPathInvalid},
+		}, codes.InvalidArgument, csierr.PathInvalid},
 		{"NS-3 for many nodes", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
 		{"NS-3 with a filesystem volumes do not have", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeCapability.GetMount().FsType = "ntfs"
-		}, codes.FailedPrecondition, ReasonCapabilityUnsupported},
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
 		{"NS-4 without the disk's name", func(r *csi.NodeStageVolumeRequest) { r.PublishContext = nil },
-			codes.InvalidArgument, ReasonDiskNameMissing},
+			codes.InvalidArgument, csierr.DiskNameMissing},
 		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxSizeBytes] = "-1"
-		}, codes.InvalidArgument, ReasonDeviceWrongSize},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a publish_context of another volume", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
-		}, codes.InvalidArgument, ReasonFieldInvalid},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a volume_context of another volume", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
-		}, codes.InvalidArgument, ReasonFieldInvalid},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with contexts that name two disks", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxDiskName: "csi-another000000000"}
-		}, codes.InvalidArgument, ReasonFieldInvalid},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with contexts of disks with different blocks", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxBlockSize] = "512"
 			r.VolumeContext = map[string]string{ctxBlockSize: "4096"}
-		}, codes.InvalidArgument, ReasonFieldInvalid},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a block size that is no number", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxBlockSize] = "big"
-		}, codes.InvalidArgument, ReasonFieldInvalid},
+		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"as a filesystem of a volume for raw use", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxUse] = useBlock
-		}, codes.FailedPrecondition, ReasonUseDiffers},
+		}, codes.FailedPrecondition, csierr.UseDiffers},
 		{"as a raw device of a volume for filesystems", func(r *csi.NodeStageVolumeRequest) {
 			r.PublishContext[ctxUse] = useFilesystem
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
 				Block: &csi.VolumeCapability_BlockVolume{}}
-		}, codes.FailedPrecondition, ReasonUseDiffers},
+		}, codes.FailedPrecondition, csierr.UseDiffers},
 		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxMkfsOptions: "journalDevice=/dev/sda"}
-		}, codes.InvalidArgument, ReasonMkfsOptions},
+		}, codes.InvalidArgument, csierr.MkfsOptions},
 		{"with mkfs options of another filesystem", func(r *csi.NodeStageVolumeRequest) {
 			r.VolumeContext = map[string]string{ctxMkfsOptions: "reflink=true"}
-		}, codes.InvalidArgument, ReasonMkfsOptions},
+		}, codes.InvalidArgument, csierr.MkfsOptions},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			req := proto.Clone(good).(*csi.NodeStageVolumeRequest)
@@ -103,7 +105,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 			v.Name = "csi-another000000000"
 			err := v.stage()
-			mustFail(t, err, codes.NotFound, ReasonDeviceNotFound)
+			mustFail(t, err, codes.NotFound, csierr.DeviceNotFound)
 			if !strings.Contains(err.Error(), testSerial) {
 				t.Fatalf("the message does not list the serial seen: %v", err)
 			}
@@ -112,7 +114,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, os.Remove(filepath.Join(g.dir, "dev", v.disk.Name)))
-		mustFail(t, v.stage(), codes.NotFound, ReasonDeviceNotFound)
+		mustFail(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
 	})
 	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
 		g := newGuest(t)
@@ -142,7 +144,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		_, err := n.NodeStageVolume(ctx, v.stageRequest())
-		mustFail(t, err, codes.DeadlineExceeded, ReasonDeadlineExceeded)
+		mustFail(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
 		if !strings.Contains(err.Error(), "seen: ") {
 			t.Errorf("it does not say which serials were seen: %v", err)
 		}
@@ -153,7 +155,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			a, b := g.attach(testSerial, 8*mib), g.attach(testSerial, 8*mib)
 			before := digest(t, a) + digest(t, b)
 			err := g.volume(a, fsExt4).stage()
-			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceNotUnique)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
 			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
 				t.Fatalf("the message does not name both: %v", err)
 			}
@@ -174,20 +176,20 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		node := filepath.Join(g.dir, "dev", v.disk.Name)
 		must(t, os.Remove(node))
 		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		v.disk.SizeBytes *= 2
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceWrongSize)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
 	})
 	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, os.WriteFile(filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
 			0o444))
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceChanged)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 }
 
@@ -228,7 +230,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 			must(t, v.stage())
 			c.other(&v)
-			mustFail(t, v.stage(), codes.AlreadyExists, ReasonStagedDifferently)
+			mustFail(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 		})
 	}
 	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
@@ -239,7 +241,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 		req := other.stageRequest()
 		req.StagingTargetPath = v.staging()
 		_, err := g.node().NodeStageVolume(t.Context(), req)
-		mustFail(t, err, codes.AlreadyExists, ReasonStagedDifferently)
+		mustFail(t, err, codes.AlreadyExists, csierr.StagedDifferently)
 	})
 	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
 		g := newGuest(t)
@@ -248,7 +250,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 		req := v.stageRequest()
 		req.StagingTargetPath += "2"
 		_, err := g.node().NodeStageVolume(t.Context(), req)
-		mustFail(t, err, codes.FailedPrecondition, ReasonDeviceHeld)
+		mustFail(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
 	})
 	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
 		func(t *testing.T) {
@@ -258,7 +260,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 			must(t, err)
 			defer func() { _ = holder.Close() }()
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -344,7 +346,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
-		mustFail(t, v.stage(), codes.InvalidArgument, ReasonPathInvalid)
+		mustFail(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
 		g := newGuest(t)
@@ -374,7 +376,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			v := g.volume(g.attach("my-data", 8*mib), "")
 			v.Static = true
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskSizeUnknown)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -390,7 +392,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			g.unplug(writable.disk)
 
 			v := g.volume(g.attachFile(testSerial, writable.disk.File, "--read-only"), fsType)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceReadOnly)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 			req := v.stageRequest()
 			req.PublishContext[ctxReadOnly] = "true"
 			for range 2 {
@@ -400,7 +402,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			publish := v.publishRequest("pod")
 			publish.PublishContext = req.PublishContext
 			_, err := g.node().NodePublishVolume(t.Context(), publish)
-			mustFail(t, err, codes.FailedPrecondition, ReasonDeviceReadOnly)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceReadOnly)
 			publish.Readonly = true
 			_, err = g.node().NodePublishVolume(t.Context(), publish)
 			must(t, err)
@@ -425,7 +427,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	t.Run("a disk that holds something else", func(t *testing.T) {
 		v := setUp(t)
 		v.FSType = fsXFS
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
 		}
@@ -434,7 +436,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 		v := setUp(t)
 		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 		must(t, err)
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceHeld)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		must(t, holder.Close())
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
@@ -443,7 +445,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
 		v := setUp(t)
 		v.Tag = map[string]string{ctxUse: useFilesystem}
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDeviceReadOnly)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
 		}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // nodeTools are the programs the node runs. Mounting needs none: that is done by system calls,
@@ -85,7 +87,7 @@ func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args
 	case errors.As(err, &exit) && exit.Exited():
 		result.Exit = exit.ExitCode()
 	case err != nil:
-		return result, refuse(ReasonNodeToolFailed, "run %s: %w", name, err)
+		return result, csierr.New(csierr.NodeToolFailed, "run %s: %w", name, err)
 	}
 	if result.Stdout, err = contents(output); err != nil {
 		return result, err
@@ -112,7 +114,7 @@ func contents(f *os.File) (string, error) {
 
 // failure is the error for a program that ended badly, with the end of what it said.
 func (r toolResult) failure(name, path string) error {
-	return refuse(ReasonNodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
+	return csierr.New(csierr.NodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
 		lastWords(r.Stdout+"\n"+r.Stderr))
 }
 

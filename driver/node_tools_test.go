@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // driverOf, when it is set, makes TestWhatDiesWithTheDriver the driver: it runs a program.
@@ -80,10 +82,10 @@ func TestRunToolReportsWhatAProgramSaid(t *testing.T) {
 	if result != (toolResult{Exit: 3, Stdout: "out\n", Stderr: "err\n"}) {
 		t.Fatalf("%+v", result)
 	}
-	if _, err := runTool(nil, "sh", "-c", "kill -9 $$"); !refusedFor(err, ReasonNodeToolFailed) {
+	if _, err := runTool(nil, "sh", "-c", "kill -9 $$"); !csierr.Has(err, csierr.NodeToolFailed) {
 		t.Fatalf("a killed program: %v", err)
 	}
-	if _, err := runTool(nil, "no-such-program"); !refusedFor(err, ReasonNodeToolFailed) {
+	if _, err := runTool(nil, "no-such-program"); !csierr.Has(err, csierr.NodeToolFailed) {
 		t.Fatalf("a missing program: %v", err)
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	mountutils "k8s.io/mount-utils"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume
@@ -21,13 +22,13 @@ import (
 func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
 	if err := n.unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
@@ -45,7 +46,7 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		return err
 	}
 	layers := table.at(target)
-	own, err := n.ownMounts(ctx, volumeID, layers, ReasonPublishedDifferently)
+	own, err := n.ownMounts(ctx, volumeID, layers, csierr.PublishedDifferently)
 	if err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 		return nil
 	}
 	held, err := n.devices().openLocked(ctx, d)
-	if refusedFor(err, ReasonDeviceLocked) {
+	if csierr.Has(err, csierr.DeviceLocked) {
 		return err
 	}
 	if err != nil {
@@ -121,14 +122,14 @@ func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, 
 		return nil, err
 	}
 	d, err := n.devices().withNumber(major, minor)
-	if refusedFor(err, ReasonDeviceNotFound) {
+	if csierr.Has(err, csierr.DeviceNotFound) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	held, err := n.devices().openLocked(ctx, d)
-	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
+	if missing(err) || vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
 	}
 	if err != nil {
@@ -136,7 +137,7 @@ func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, 
 	}
 	if err := held.flush(); err != nil && !lostDevice(err) {
 		_ = held.Close()
-		return nil, refuse(ReasonNodeToolFailed, "flush %s: %w", held.Path, err)
+		return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", held.Path, err)
 	}
 	return held, nil
 }
@@ -168,11 +169,12 @@ func removeTarget(target string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case mountutils.IsCorruptedMnt(err):
-		return refuse(ReasonStillMounted, "%q does not answer after it was unmounted: %w", target, err)
+		return csierr.New(csierr.StillMounted, "%q does not answer after it was unmounted: %w", target,
+			err)
 	case err != nil:
 		return fmt.Errorf("look at target_path: %w", err)
 	case !info.IsDir() && (!info.Mode().IsRegular() || info.Size() != 0):
-		return refuse(ReasonTargetNotEmpty, "target_path %q is a %s that the driver did not make; "+
+		return csierr.New(csierr.TargetNotEmpty, "target_path %q is a %s that the driver did not make; "+
 			"remove it by hand", target, kindName(info.Mode().Type()))
 	}
 	err = os.Remove(target)
@@ -180,13 +182,13 @@ func removeTarget(target string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return refuse(ReasonTargetNotEmpty, "target_path %q is not mounted but not empty; save "+
+		return csierr.New(csierr.TargetNotEmpty, "target_path %q is not mounted but not empty; save "+
 			"what is in it and remove it by hand", target)
 	case errors.Is(err, unix.EBUSY):
-		return refuse(ReasonStillMounted, "target_path %q is mounted in another mount namespace: %w",
+		return csierr.New(csierr.StillMounted, "target_path %q is mounted in another mount namespace: %w",
 			target, err)
 	case err != nil:
-		return refuse(ReasonNodeToolFailed, "remove target_path: %w", err)
+		return csierr.New(csierr.NodeToolFailed, "remove target_path: %w", err)
 	}
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestNodeUnpublishVolume(t *testing.T) {
@@ -77,7 +79,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		v := setUp(t, fsExt4)
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
 		must(t, err)
-		mustFail(t, v.unpublish("pod"), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 		must(t, v.unpublish("pod"))
 	})
@@ -87,8 +89,8 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
 		file := filepath.Join(v.guest.path("pod"), "precious")
 		must(t, os.WriteFile(file, []byte("x"), 0o600))
-		mustFail(t, v.unpublish("pod"), codes.Internal, ReasonTargetNotEmpty)
-		mustFail(t, v.unpublish("pod/precious"), codes.Internal, ReasonTargetNotEmpty)
+		mustFail(t, v.unpublish("pod"), codes.Internal, csierr.TargetNotEmpty)
+		mustFail(t, v.unpublish("pod/precious"), codes.Internal, csierr.TargetNotEmpty)
 		if _, err := os.Stat(file); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +100,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
 		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
-		mustFail(t, v.unpublish("tmp"), codes.AlreadyExists, ReasonPublishedDifferently)
+		mustFail(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)
 		if len(mounts(t, g.dir)) != 1 {
 			t.Fatal("the tmpfs is gone")
 		}

@@ -11,7 +11,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeUnstageVolume undoes NodeStageVolume. OK means that the device can be taken away: nothing of
@@ -20,13 +21,13 @@ import (
 func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
 	if err := n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	n.forget(ctx, req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
@@ -53,7 +54,7 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	if err == nil {
 		layers = table.at(path)
 	}
-	own, err := n.ownMounts(ctx, volumeID, layers, ReasonStagedDifferently)
+	own, err := n.ownMounts(ctx, volumeID, layers, csierr.StagedDifferently)
 	if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 		return disks, nil
 	}
 	d, err := n.devices().lookup(serial)
-	if refusedFor(err, ReasonDeviceNotFound) {
+	if csierr.Has(err, csierr.DeviceNotFound) {
 		return disks, nil
 	}
 	if err != nil {
@@ -155,7 +156,8 @@ func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d device) error {
 		}
 	}
 	if len(others) > 0 {
-		return refuse(ReasonStillMounted, "the volume is still mounted at %s; unpublish it there first",
+		return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
+			"first",
 			others.paths())
 	}
 	return nil
@@ -175,7 +177,8 @@ func unmountAll(path string, layers int) error {
 		return err
 	}
 	if left := table.at(path); len(left) > 0 {
-		return refuse(ReasonStillMounted, "%q is mounted again after it was unmounted; who does that?",
+		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; who does "+
+			"that?",
 			path)
 	}
 	return nil
@@ -188,7 +191,7 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 		return nil
 	}
 	held, err := ds.openLocked(ctx, d.device)
-	if missing(err) || vanished(err) || refusedFor(err, ReasonDeviceChanged) {
+	if missing(err) || vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil
 	}
 	if err != nil {
@@ -196,7 +199,7 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 	}
 	defer func() { _ = held.Close() }()
 	if err := held.flush(); err != nil && !lostDevice(err) {
-		return refuse(ReasonNodeToolFailed, "flush %s: %w", d.Path, err)
+		return csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
 	}
 	// Without its mount to look at, a driver that died since may have left this undone.
 	if d.layer == nil || d.layer.FSType == fsBtrfs {
@@ -219,12 +222,12 @@ func (h *heldDevice) awaitFree(ctx context.Context, raw bool, wait time.Duration
 		}
 		switch {
 		case err == nil, missing(err), vanished(err), lostDevice(err),
-			refusedFor(err, ReasonDeviceChanged):
+			csierr.Has(err, csierr.DeviceChanged):
 			return nil
-		case !refusedFor(err, ReasonDeviceHeld):
-			return refuse(ReasonNodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
+		case !csierr.Has(err, csierr.DeviceHeld):
+			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
 		case time.Now().After(deadline):
-			return refuse(ReasonStillMounted, "%s is unmounted here but still in use on this "+
+			return csierr.New(csierr.StillMounted, "%s is unmounted here but still in use on this "+
 				"node, %s: %w", h.Path, h.holders(), err)
 		}
 		select {

@@ -12,6 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestNodeUnstageVolume(t *testing.T) {
@@ -62,7 +64,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 			must(t, v.publish("pod"))
 			before := mounts(t, v.guest.dir)
 			err := v.unstage()
-			mustFail(t, err, codes.Internal, ReasonStillMounted)
+			mustFail(t, err, codes.Internal, csierr.StillMounted)
 			if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
 				t.Fatalf("mounts: %q, were %q", after, before)
 			}
@@ -79,7 +81,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, v.publish("dev"))
 		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		mustFail(t, err, codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("dev"))
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		must(t, err)
@@ -88,7 +90,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		v := setUp(t, fsExt4)
 		f, err := os.Create(filepath.Join(v.staging(), "open"))
 		must(t, err)
-		mustFail(t, v.unstage(), codes.Internal, ReasonStillMounted)
+		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 		must(t, v.unstage())
 	})
@@ -102,9 +104,9 @@ func TestNodeUnstageVolume(t *testing.T) {
 		n.ReleaseTimeout = 50 * time.Millisecond
 		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		mustFail(t, err, codes.Internal, csierr.StillMounted)
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, ReasonStillMounted)
+		mustFail(t, err, codes.Internal, csierr.StillMounted)
 		must(t, elsewhere.Close())
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		must(t, err)
@@ -114,7 +116,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
 		must(t, os.Mkdir(v.staging(), 0o755))
 		run(t, "mount", "-t", "tmpfs", "none", v.staging())
-		mustFail(t, v.unstage(), codes.AlreadyExists, ReasonStagedDifferently)
+		mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	})
 	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
 		for _, fsType := range supportedFilesystems {
@@ -137,8 +139,8 @@ func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	must(t, held.awaitFree(t.Context(), false, time.Second))
 	must(t, os.Rename(d.Path, d.Path+".moved"))
 	must(t, os.Mkdir(d.Path, 0o755))
-	err = nodeError(held.awaitFree(t.Context(), false, time.Second))
+	err = csierr.Convert(held.awaitFree(t.Context(), false, time.Second), csierr.NodeToolFailed)
 	must(t, os.Remove(d.Path))
 	must(t, os.Rename(d.Path+".moved", d.Path))
-	mustFail(t, err, codes.Internal, ReasonNodeToolFailed)
+	mustFail(t, err, codes.Internal, csierr.NodeToolFailed)
 }

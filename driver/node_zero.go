@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"os"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -65,15 +67,15 @@ func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error
 			return err
 		}
 		again, err := h.judgeZero(job, joined, old)
-		if again || err != nil && !refusedFor(err, ReasonDiskNotBlank) {
+		if again || err != nil && !csierr.Has(err, csierr.DiskNotBlank) {
 			n.zero.dropIf(func(j *zeroJob) bool { return j == job })
 		}
 		if !again {
 			return err
 		}
 	}
-	return refuse(ReasonDeviceHeld, "%s was written to again and again while it was read whole; end "+
-		"what writes to it", h.Path)
+	return csierr.New(csierr.DeviceHeld, "%s was written to again and again while it was read whole; "+
+		"end what writes to it", h.Path)
 }
 
 // awaitZero waits until the job has ended or the caller's patience is about to.
@@ -95,8 +97,8 @@ func awaitZero(ctx context.Context, h *heldDevice, job *zeroJob) error {
 }
 
 func zeroPending(h *heldDevice, how string) error {
-	return refuse(ReasonDiskProofPending, "%s is being read whole, to prove that nothing is on it: "+
-		"%s; the reading goes on, and the repeated call waits for it", h.Path, how)
+	return csierr.New(csierr.DiskProofPending, "%s is being read whole, to prove that nothing is on "+
+		"it: %s; the reading goes on, and the repeated call waits for it", h.Path, how)
 }
 
 // judgeZero decides what the result of a job is worth now; again asks for another read. joined says
@@ -107,7 +109,7 @@ func (h *heldDevice) judgeZero(job *zeroJob, joined, old bool) (again bool, err 
 		return true, nil //nolint:nilerr // an old failure says nothing of now
 	case errors.Is(job.err, context.Canceled):
 		return false, zeroPending(h, "the driver is about to end")
-	case errors.As(job.err, new(*refusal)):
+	case csierr.ReasonOf(job.err) != "":
 		return false, job.err
 	case job.err != nil:
 		return false, unreadable(job.err)
@@ -143,8 +145,8 @@ func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) 
 	if job.Unfinished {
 		what = "no mkfs of the driver has written"
 	}
-	return false, refuse(ReasonDiskNotBlank, "%s is not blank: read whole, its first byte from %d to "+
-		"%d that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
+	return false, csierr.New(csierr.DiskNotBlank, "%s is not blank: read whole, its first byte from "+
+		"%d to %d that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
 }
 
 // readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the

@@ -6,8 +6,9 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // rackPage is how many objects the driver asks the rack for at once.
@@ -36,7 +37,7 @@ type pager struct {
 
 func (c *Controller) newPager(startingToken string, maxEntries int32) (*pager, error) {
 	if maxEntries < 0 {
-		return nil, fail(codes.InvalidArgument, ReasonFieldInvalid, "max_entries is negative")
+		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
 	p := &pager{project: c.Project, most: int(maxEntries)}
 	if startingToken == "" {
@@ -50,7 +51,7 @@ func (c *Controller) newPager(startingToken string, maxEntries int32) (*pager, e
 }
 
 func startingTokenInvalid() error {
-	return fail(codes.Aborted, ReasonStartingTokenInvalid, "starting_token is none that "+
+	return csierr.New(csierr.StartingTokenInvalid, "starting_token is none that "+
 		"this driver gave; begin the listing again without one")
 }
 

@@ -18,6 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
@@ -40,7 +42,7 @@ func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
 				wantFailure(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
-					ReasonRackAnswerWrong)
+					csierr.RackAnswerWrong)
 			})
 		}
 	}
@@ -212,7 +214,7 @@ func TestLV2ATokenThatTheRackRefusesIsNoneOfOurs(t *testing.T) {
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
 		_, _, err := list.call(t.Context(), rackThat(t, refusal.to(path)), 1, token)
-		wantFailure(t, err, codes.Aborted, ReasonStartingTokenInvalid)
+		wantFailure(t, err, codes.Aborted, csierr.StartingTokenInvalid)
 	}
 }
 
@@ -262,7 +264,7 @@ func TestOX9PagesThatLoopAreNoList(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := visited(t, pages, 4)
-			wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+			wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
 		})
 	}
 }
@@ -279,5 +281,5 @@ func TestOX9EmptyPagesAreNotTheEndAndComeToAnEnd(t *testing.T) {
 		endless[strings.Repeat("x", token)] = page{disksOf(), strings.Repeat("x", token+1)}
 	}
 	_, err = visited(t, endless, 100)
-	wantFailure(t, err, codes.Internal, ReasonRackAnswerWrong)
+	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
 }

@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"sync"
 
-	"google.golang.org/grpc/codes"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // Every goroutine of the driver is started here: a panic in one that nobody recovers ends the
@@ -26,7 +26,7 @@ func recovered(ctx context.Context, log *slog.Logger, work string, err *error) {
 	// The panic's value may quote the request; the stack does not.
 	log.ErrorContext(ctx, "panic", "in", work, "type", fmt.Sprintf("%T", raised.value),
 		"stack", string(raised.stack))
-	*err = fail(codes.Internal, ReasonInternal, "the driver has a bug in %s; its log has the "+
+	*err = csierr.New(csierr.Internal, "the driver has a bug in %s; its log has the "+
 		"details", work)
 }
 

@@ -9,7 +9,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // The parameters of a StorageClass. blockSize and mkfsOptions have the keys of the contexts.
@@ -65,16 +66,16 @@ func parseParameters(values map[string]string) (parameters, error) {
 			}
 		case paramMkfsOptions:
 			if p.MkfsOptions, err = parseMkfsOptions(value); err != nil {
-				return p, fail(codes.InvalidArgument, ReasonMkfsOptions, "%s", err.Error())
+				return p, csierr.New(csierr.MkfsOptions, "%s", err.Error())
 			}
 		default:
 			if !foreignKey(key) {
-				return p, fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter "+
+				return p, csierr.New(csierr.ParameterInvalid, "the parameter "+
 					"%.80q is unknown; known are %s", key, strings.Join(parameterNames, ", "))
 			}
 		}
 		if err != nil {
-			return p, fail(codes.InvalidArgument, ReasonParameterInvalid, "%s %s", key, err.Error())
+			return p, csierr.New(csierr.ParameterInvalid, "%s %s", key, err.Error())
 		}
 	}
 	return p, p.contradiction()
@@ -95,10 +96,10 @@ func (p parameters) contradiction() error {
 	}
 	switch {
 	case p.BlockSize != 0 && p.BlockSize != localBlockSize:
-		return fail(codes.InvalidArgument, ReasonParameterInvalid, "blockSize has to be %d with "+
+		return csierr.New(csierr.ParameterInvalid, "blockSize has to be %d with "+
 			"diskType local", localBlockSize)
 	case p.ImageID != "":
-		return fail(codes.InvalidArgument, ReasonParameterInvalid, "imageId does not go with "+
+		return csierr.New(csierr.ParameterInvalid, "imageId does not go with "+
 			"diskType local: local disks begin blank")
 	}
 	return nil
@@ -115,7 +116,7 @@ func (p parameters) fits(capabilities []*csi.VolumeCapability) error {
 			fsType = fsExt4
 		}
 		if err := p.MkfsOptions.check(fsType); err != nil {
-			return fail(codes.InvalidArgument, ReasonMkfsOptions, "%s", err.Error())
+			return csierr.New(csierr.MkfsOptions, "%s", err.Error())
 		}
 	}
 	return nil

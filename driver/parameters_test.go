@@ -7,6 +7,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestCV6ParametersAreRead(t *testing.T) {
@@ -37,17 +39,17 @@ func TestCV6ParametersAreRead(t *testing.T) {
 func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 	for _, test := range []struct {
 		key, value string
-		reason     Reason
+		reason     csierr.Reason
 	}{
-		{"blockSize", "1024", ReasonParameterInvalid},
-		{"blockSize", "", ReasonParameterInvalid},
-		{"blockSize", "4096 ", ReasonParameterInvalid},
-		{"blocksize", "4096", ReasonParameterInvalid},
-		{"diskType", "crucible", ReasonParameterInvalid},
-		{"diskType", "", ReasonParameterInvalid},
-		{"imageId", "ubuntu", ReasonParameterInvalid},
-		{"mkfsOptions", "-F", ReasonMkfsOptions},
-		{"colour", "blue", ReasonParameterInvalid},
+		{"blockSize", "1024", csierr.ParameterInvalid},
+		{"blockSize", "", csierr.ParameterInvalid},
+		{"blockSize", "4096 ", csierr.ParameterInvalid},
+		{"blocksize", "4096", csierr.ParameterInvalid},
+		{"diskType", "crucible", csierr.ParameterInvalid},
+		{"diskType", "", csierr.ParameterInvalid},
+		{"imageId", "ubuntu", csierr.ParameterInvalid},
+		{"mkfsOptions", "-F", csierr.MkfsOptions},
+		{"colour", "blue", csierr.ParameterInvalid},
 	} {
 		_, err := parseParameters(map[string]string{test.key: test.value})
 		wantFailure(t, err, codes.InvalidArgument, test.reason)
@@ -60,7 +62,7 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 		{"diskType": "local", "imageId": testImage},
 	} {
 		_, err := parseParameters(values)
-		wantFailure(t, err, codes.InvalidArgument, ReasonParameterInvalid)
+		wantFailure(t, err, codes.InvalidArgument, csierr.ParameterInvalid)
 	}
 }
 
@@ -73,5 +75,5 @@ func TestMkfsOptionsHaveToFitTheFilesystem(t *testing.T) {
 		t.Error(err)
 	}
 	err = p.fits([]*csi.VolumeCapability{mountable("ext4"), mountable("xfs")})
-	wantFailure(t, err, codes.InvalidArgument, ReasonMkfsOptions)
+	wantFailure(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -206,7 +208,7 @@ func asJSON(value any) string {
 }
 
 // wantFailure ends the test unless err has the code and begins with the reason.
-func wantFailure(t *testing.T, err error, code codes.Code, reason Reason) {
+func wantFailure(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 	t.Helper()
 	s := status.Convert(err)
 	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {

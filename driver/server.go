@@ -11,8 +11,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // Server serves the services of one process at one socket.
@@ -101,7 +102,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	if c.Mode.node() {
 		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
 		if err := toolsHealth(); err != nil {
-			log.Error("this node cannot stage volumes", "error", status.Convert(err).Message())
+			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
 	}
 	return p.serve(ctx, server, listener, metricsListener)

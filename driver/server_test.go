@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const canary = "tweetytweety"
@@ -119,7 +121,7 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 	controller := csi.NewControllerClient(s.conn)
 	for range 2 { // the second call would find the lock held, had the panic kept it
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "x"})
-		wantFailure(t, err, codes.Internal, ReasonInternal)
+		wantFailure(t, err, codes.Internal, csierr.Internal)
 	}
 	if log := s.log.String(); !strings.Contains(log, "stack") || strings.Contains(log, canary) {
 		t.Errorf("the log has to hold the stack and not the panic's text:\n%s", log)
@@ -132,7 +134,7 @@ func TestOX12ABareErrorIsInternal(t *testing.T) {
 		return nil, errors.New("bare")
 	}}})
 	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	wantFailure(t, err, codes.Internal, ReasonInternal)
+	wantFailure(t, err, codes.Internal, csierr.Internal)
 }
 
 func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
@@ -156,7 +158,7 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
-	wantFailure(t, err, codes.Aborted, ReasonOperationPending)
+	wantFailure(t, err, codes.Aborted, csierr.OperationPending)
 
 	// B-11: another object is free.
 	other := make(chan error, 1)
@@ -336,10 +338,10 @@ func TestLogLevelsFitTheOccasion(t *testing.T) {
 		{"NodeGetVolumeStats", nil, slog.LevelDebug},
 		{"ListVolumes", nil, slog.LevelDebug},
 		{"CreateVolume", nil, slog.LevelInfo},
-		{"CreateVolume", fail(codes.Aborted, ReasonOperationPending, "x"), slog.LevelInfo},
-		{"CreateVolume", fail(codes.OutOfRange, ReasonCapacityOutOfRange, "x"), slog.LevelWarn},
-		{"Probe", fail(codes.FailedPrecondition, ReasonTokenRejected, "x"), slog.LevelWarn},
-		{"CreateVolume", fail(codes.Internal, ReasonRackError, "x"), slog.LevelError},
+		{"CreateVolume", csierr.New(csierr.OperationPending, "x"), slog.LevelInfo},
+		{"CreateVolume", csierr.New(csierr.CapacityOutOfRange, "x"), slog.LevelWarn},
+		{"Probe", csierr.Coded(codes.FailedPrecondition, csierr.TokenRejected, "x"), slog.LevelWarn},
+		{"CreateVolume", csierr.New(csierr.RackError, "x"), slog.LevelError},
 	} {
 		if got := levelOf(test.method, test.err); got != test.want {
 			t.Errorf("levelOf(%s, %v) = %v, want %v", test.method, test.err, got, test.want)
@@ -425,7 +427,7 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) {
 				}
 				return
 			}
-			wantFailure(t, err, codes.InvalidArgument, ReasonFieldInvalid)
+			wantFailure(t, err, codes.InvalidArgument, csierr.FieldInvalid)
 			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "xxx") {
 				t.Errorf("%v has to name %s and not show it", err, test.want)
 			}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestEverySignatureIsReadAndFound(t *testing.T) {
@@ -106,7 +108,7 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 				must(t, err)
 				return
 			}
-			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Error("the disk was written")
 			}

@@ -5,7 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // snapshotOrder is a CreateSnapshot request that was understood.
@@ -22,16 +23,16 @@ func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrde
 		return order, err
 	}
 	if req.GetSourceVolumeId() == "" {
-		return order, fail(codes.InvalidArgument, ReasonFieldMissing, "source_volume_id is missing")
+		return order, csierr.New(csierr.FieldMissing, "source_volume_id is missing")
 	}
 	for key := range req.GetParameters() {
 		if !foreignKey(key) {
-			return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "the parameter %.80q "+
+			return order, csierr.New(csierr.ParameterInvalid, "the parameter %.80q "+
 				"is unknown; snapshots have none", key)
 		}
 	}
 	if req.GetAccessibilityRequirements() != nil {
-		return order, fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements "+
+		return order, csierr.New(csierr.TopologyInvalid, "accessibility_requirements "+
 			"are not supported for snapshots; a snapshot is where its volume is")
 	}
 	var ok bool

@@ -12,18 +12,19 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	mountutils "k8s.io/mount-utils"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // NodeGetVolumeStats says how full the volume at the path is.
 func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumeId() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonVolumeIDMissing, "volume_id is missing")
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 	}
 	if req.GetVolumePath() == "" {
-		return nil, fail(codes.InvalidArgument, ReasonPathInvalid, "volume_path is missing")
+		return nil, csierr.New(csierr.PathInvalid, "volume_path is missing")
 	}
 	if err := checkPathText("volume_path", req.GetVolumePath()); err != nil {
 		return nil, err
@@ -34,11 +35,11 @@ func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
 	// invalid.
 	if !filepath.IsAbs(req.GetVolumePath()) {
-		return nil, fail(codes.NotFound, ReasonVolumeNotAtPath, "volume_path has to be an absolute path")
+		return nil, csierr.New(csierr.VolumeNotAtPath, "volume_path has to be an absolute path")
 	}
 	usage, err := n.usage(ctx, req.GetVolumeId(), req.GetVolumePath(), req.GetStagingTargetPath())
 	if err != nil {
-		return nil, nodeError(err)
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
@@ -55,7 +56,8 @@ func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
 			return nil, err
 		}
 		if staged.Device.number() != shown.Device.number() {
-			return nil, refuse(ReasonVolumeNotAtPath, "%q shows device %s, but %s is staged at %q", path,
+			return nil, csierr.New(csierr.VolumeNotAtPath, "%q shows device %s, but %s is staged at %q",
+				path,
 				shown.Device.Name, staged.Device.Name, staging)
 		}
 	}
@@ -97,7 +99,7 @@ type shownVolume struct {
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if missing(err) {
-		return st, refuse(ReasonVolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
+		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	}
 	if err != nil {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
@@ -105,8 +107,8 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	m := looseMount{fd: fd, fsType: v.FSType}
 	defer func() { _ = m.Close() }()
 	// What is no btrfs after all does not know btrfs's question.
-	if err := m.prove(v.Device); refusedFor(err, ReasonDeviceChanged) || errors.Is(err, unix.ENOTTY) {
-		return st, refuse(ReasonVolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
+	if err := m.prove(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err, unix.ENOTTY) {
+		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	} else if err != nil {
 		return st, err
 	}
@@ -123,7 +125,7 @@ func (n *Node) volumeAt(ctx context.Context, volumeID, path string) (shownVolume
 		return shownVolume{}, err
 	}
 	if why := n.anothers(ctx, volumeID, shown.Device.Serial); why != "" {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows %s", path, why)
+		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil
 }
@@ -134,10 +136,11 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		err = &os.PathError{Op: "stat", Path: path, Err: err}
 		if missing(err) {
-			return shownVolume{}, refuse(ReasonVolumeNotAtPath, "no volume is at that path: %w", err)
+			return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "no volume is at that path: %w", err)
 		}
 		if mountutils.IsCorruptedMnt(err) {
-			return shownVolume{}, refuse(ReasonFilesystemFailed, "the filesystem does not answer: %w", err)
+			return shownVolume{}, csierr.New(csierr.FilesystemFailed, "the filesystem does not answer: %w",
+				err)
 		}
 		return shownVolume{}, err
 	}
@@ -155,11 +158,12 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 	}
 	top := table.top(resolved)
 	if top == nil {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "nothing is mounted at %q", path)
+		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "nothing is mounted at %q", path)
 	}
 	major, minor, ok := mountedDevice(top)
 	if !ok {
-		return shownVolume{}, refuse(ReasonVolumeNotAtPath, "%q shows a %s filesystem that is on no disk",
+		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows a %s filesystem that is on "+
+			"no disk",
 			path, top.FSType)
 	}
 	d, err := n.devices().withNumber(major, minor)
@@ -168,8 +172,8 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 }
 
 func notAtPath(path string, err error) error {
-	if refusedFor(err, ReasonDeviceNotFound) {
-		return refuse(ReasonVolumeNotAtPath, "%q shows no disk of this instance: %w", path, err)
+	if csierr.Has(err, csierr.DeviceNotFound) {
+		return csierr.New(csierr.VolumeNotAtPath, "%q shows no disk of this instance: %w", path, err)
 	}
 	return err
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // survey is what was read of a disk and what blkid says of it. It is judged without the disk.
@@ -97,7 +99,7 @@ func (h *heldDevice) xfsFresh(sb superblock) (bool, error) {
 }
 
 func unreadable(err error) error {
-	return refuse(ReasonDeviceUnreadable, "what the disk holds cannot be known: %w", err)
+	return csierr.New(csierr.DeviceUnreadable, "what the disk holds cannot be known: %w", err)
 }
 
 // survey reads every area and asks blkid meanwhile, which takes about as long.

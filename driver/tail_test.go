@@ -14,6 +14,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // behind is a volume whose filesystem of 1 GiB lies on a disk of 3 GiB.
@@ -81,7 +83,7 @@ func (v volume) isGrown(t *testing.T) bool {
 	if grown := size.SizeBytes > gib; grown != (len(entries) == 0) {
 		t.Fatalf("the filesystem has %d bytes, and its health is %v", size.SizeBytes, entries)
 	}
-	if len(entries) > 0 && entries[0].GetReason() != string(ReasonFilesystemNotGrown) {
+	if len(entries) > 0 && entries[0].GetReason() != string(csierr.FilesystemNotGrown) {
 		t.Fatalf("the health is %v", entries)
 	}
 	return size.SizeBytes > 2*gib

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc/codes"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // tokenSource is where the rack's token comes from: a fixed one, or a file that somebody renews.
@@ -167,7 +167,7 @@ func (s *tokenSource) fault() error {
 	}
 	// Whoever asks again finds out whether it is mended, also when no call needs the token.
 	_, _ = s.begin(false)
-	return fail(codes.FailedPrecondition, ReasonTokenFileUnreadable, "OXIDE_TOKEN_FILE "+
+	return csierr.New(csierr.TokenFileUnreadable, "OXIDE_TOKEN_FILE "+
 		"(--token-file): %s; the token last read is in use until the rack refuses it", err)
 }
 

@@ -14,6 +14,8 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // guardedRack accepts one token, which can be changed, and counts its requests.
@@ -134,13 +136,13 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	expect("without its file", "six")
 
 	rack.accept("seven")
-	wantFailure(t, create(), codes.Unauthenticated, ReasonTokenRejected)
+	wantFailure(t, create(), codes.Unauthenticated, csierr.TokenRejected)
 	expect("a token that stays wrong is not tried again", "six")
 	if refusals != 1 {
 		t.Errorf("%d refusals were reported", refusals)
 	}
 	writeToken(t, path, "eight")
-	wantFailure(t, create(), codes.Unauthenticated, ReasonTokenRejected)
+	wantFailure(t, create(), codes.Unauthenticated, csierr.TokenRejected)
 	expect("another wrong one", "eight")
 }
 
@@ -199,7 +201,7 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 	for _, project := range []string{"told", "untold"} {
 		c := &Controller{Client: client, Project: project}
 		_, err := c.CreateVolume(t.Context(), createRequest())
-		wantFailure(t, err, codes.Unavailable, ReasonRackUnavailable)
+		wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
 			t.Errorf("%s: %v", project, err)
 		}

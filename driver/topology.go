@@ -9,7 +9,8 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // topologyPrefix begins every topology key of this driver, as CSI demands of a plugin.
@@ -102,7 +103,7 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 		return accessible(ours, nil), nil
 	}
 	if len(ours) == 0 {
-		return nil, fail(codes.InvalidArgument, ReasonTopologyInvalid,
+		return nil, csierr.New(csierr.TopologyInvalid,
 			"accessibility_requirements are set, but this plugin was started without a topology; "+
 				"set OXIDE_TOPOLOGY on controller and nodes")
 	}
@@ -119,7 +120,7 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 	if len(req.GetRequisite()) == 0 {
 		return accessible(ours, nil), nil // a preference is no demand
 	}
-	return nil, fail(codes.ResourceExhausted, ReasonTopologyUnreachable, "none of the %d "+
+	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d "+
 		"requisite topologies is where this rack's disks can be reached: %s",
 		len(req.GetRequisite()), ours)
 }
@@ -194,6 +195,6 @@ func checkSegments(segments map[string]string) error {
 }
 
 func invalidTopology(format string, args ...any) error {
-	return fail(codes.InvalidArgument, ReasonTopologyInvalid, "accessibility_requirements %s",
+	return csierr.New(csierr.TopologyInvalid, "accessibility_requirements %s",
 		fmt.Sprintf(format, args...))
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // places reads topologies, "region=R1,zone=Z2".
@@ -52,7 +54,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := place(wish, places(t, test.ours...))
 			if test.want == "" {
-				wantFailure(t, err, codes.ResourceExhausted, ReasonTopologyUnreachable)
+				wantFailure(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
 				return
 			}
 			if err != nil {
@@ -75,33 +77,33 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 		req    *csi.TopologyRequirement
 		ours   []Segments
 		code   codes.Code
-		reason Reason
+		reason csierr.Reason
 	}{
 		{"CV-8 without a topology of ours", &csi.TopologyRequirement{
-			Requisite: topologies(t, "rack=a")}, nil, codes.InvalidArgument, ReasonTopologyInvalid},
+			Requisite: topologies(t, "rack=a")}, nil, codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 an empty requirement", &csi.TopologyRequirement{}, ours, codes.InvalidArgument,
-			ReasonTopologyInvalid},
+			csierr.TopologyInvalid},
 		{"CV-9 preferred that is not requisite", &csi.TopologyRequirement{
 			Requisite: topologies(t, "rack=a"), Preferred: topologies(t, "rack=b")}, ours,
-			codes.InvalidArgument, ReasonTopologyInvalid},
+			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 no segments", &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}}, ours,
-			codes.InvalidArgument, ReasonTopologyInvalid},
+			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a bad key", &csi.TopologyRequirement{Requisite: raw("a/b/c", "d")}, ours,
-			codes.InvalidArgument, ReasonTopologyInvalid},
+			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a bad prefix", &csi.TopologyRequirement{Requisite: raw("-x/rack", "a")}, ours,
-			codes.InvalidArgument, ReasonTopologyInvalid},
+			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(topologyPrefix+"rack", "-")},
 			ours,
-			codes.InvalidArgument, ReasonTopologyInvalid},
+			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a key twice", &csi.TopologyRequirement{Requisite: []*csi.Topology{{
 			Segments: map[string]string{"x/Rack": "a", "x/rack": "a"}}}}, ours,
 			codes.InvalidArgument,
-			ReasonTopologyInvalid},
+			csierr.TopologyInvalid},
 		{"CV-10 another rack", &csi.TopologyRequirement{Requisite: topologies(t, "rack=b")}, ours,
-			codes.ResourceExhausted, ReasonTopologyUnreachable},
+			codes.ResourceExhausted, csierr.TopologyUnreachable},
 		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: topologies(t, "row=1")},
 			ours,
-			codes.ResourceExhausted, ReasonTopologyUnreachable},
+			codes.ResourceExhausted, csierr.TopologyUnreachable},
 		{"B-27 the case of keys does not count", &csi.TopologyRequirement{
 			Requisite: raw(strings.ToUpper(topologyPrefix)+"RACK", "a")}, ours, codes.OK, ""},
 		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: topologies(t, "rack=b")},

@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // strangeBytes looks through all of a disk's file for what no mkfs writes; -1 is nothing.
@@ -172,7 +174,7 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 			v := cutOffDisk(t, c.whole)
 			v.disk.writeAt(t, c.at, c.bytes)
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -222,7 +224,7 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		must(t, raw.unpublish("dev"))
 		must(t, raw.unstage())
 		before := digest(t, v.disk)
-		mustFail(t, v.stage(), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}

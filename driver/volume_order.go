@@ -9,7 +9,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // volumeOrder is a CreateVolume request that was understood.
@@ -34,7 +35,7 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
-		return order, fail(codes.InvalidArgument, ReasonParameterInvalid, "mutable_parameters are "+
+		return order, csierr.New(csierr.ParameterInvalid, "mutable_parameters are "+
 			"not supported: a disk cannot be changed after it is made")
 	}
 	var err error
@@ -51,11 +52,11 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, err
 	}
 	if order.SnapshotID != "" && order.Parameters.ImageID != "" {
-		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a volume is made "+
+		return order, csierr.New(csierr.SourceIncompatible, "a volume is made "+
 			"from a snapshot or from imageId, not from both")
 	}
 	if order.SnapshotID != "" && order.Parameters.DiskType == oxide.DiskTypeLocal {
-		return order, fail(codes.InvalidArgument, ReasonSourceIncompatible, "a snapshot cannot be "+
+		return order, csierr.New(csierr.SourceIncompatible, "a snapshot cannot be "+
 			"restored into diskType local: local disks begin blank")
 	}
 	if order.Topology, err = place(req.GetAccessibilityRequirements(), c.Topology); err != nil {
@@ -73,12 +74,12 @@ func checkName(name string) error {
 	}
 	switch {
 	case name == "":
-		return fail(codes.InvalidArgument, ReasonFieldMissing, "name is missing")
+		return csierr.New(csierr.FieldMissing, "name is missing")
 	case len(name) > mostStringBytes:
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name has %d bytes; CSI allows %d",
+		return csierr.New(csierr.FieldInvalid, "name has %d bytes; CSI allows %d",
 			len(name), mostStringBytes)
 	case strings.ContainsFunc(name, banned):
-		return fail(codes.InvalidArgument, ReasonFieldInvalid, "name contains a control character")
+		return csierr.New(csierr.FieldInvalid, "name contains a control character")
 	}
 	return nil
 }
@@ -89,13 +90,13 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 	case source == nil:
 		return "", nil
 	case source.GetVolume() != nil:
-		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "cloning a volume is not "+
+		return "", csierr.New(csierr.SourceUnsupported, "cloning a volume is not "+
 			"supported; take a snapshot of it and restore that")
 	case source.GetSnapshot() == nil:
-		return "", fail(codes.InvalidArgument, ReasonSourceUnsupported, "volume_content_source "+
+		return "", csierr.New(csierr.SourceUnsupported, "volume_content_source "+
 			"names nothing; a volume can be made from a snapshot")
 	case source.GetSnapshot().GetSnapshotId() == "":
-		return "", fail(codes.InvalidArgument, ReasonFieldMissing, "snapshot_id is missing")
+		return "", csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 	}
 	id, ok := rackID(source.GetSnapshot().GetSnapshotId())
 	if !ok {
@@ -105,7 +106,7 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 }
 
 func snapshotNotFound(id string) error {
-	return fail(codes.NotFound, ReasonSnapshotNotFound, "the rack has no snapshot %.80q, or shows "+
+	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or shows "+
 		"this token none; snapshot_id is a snapshot's UUID", id)
 }
 
@@ -167,7 +168,7 @@ func (o volumeOrder) blankBlockSize() int {
 func (o volumeOrder) checkFilesystemBlocks() error {
 	n, err := strconv.Atoi(o.Parameters.MkfsOptions.value("fsBlockSize"))
 	if err == nil && o.Parameters.ImageID == "" && n < o.blankBlockSize() {
-		return fail(codes.InvalidArgument, ReasonMkfsOptions,
+		return csierr.New(csierr.MkfsOptions,
 			"mkfsOptions: fsBlockSize=%d is less "+
 				"than the disk's blocks of %d bytes; set blockSize to 512 or 2048", n,
 			o.blankBlockSize())
@@ -253,16 +254,16 @@ func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volum
 func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	snapshot, err := c.snapshotByID(ctx, order.SnapshotID)
 	if err != nil {
-		return volumeSource{gone: isNotFound(err)}, err
+		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
 	// The rack does not look whether the snapshot is complete.
 	switch snapshot.State {
 	case oxide.SnapshotStateReady:
 	case oxide.SnapshotStateFaulted:
-		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotFaulted, "the rack "+
+		return volumeSource{}, csierr.New(csierr.SnapshotFaulted, "the rack "+
 			"reports the snapshot %s as faulted; take another", snapshot.Id)
 	default:
-		return volumeSource{}, fail(codes.FailedPrecondition, ReasonSnapshotNotReady, "the "+
+		return volumeSource{}, csierr.New(csierr.SnapshotNotReady, "the "+
 			"snapshot %s is %s; repeat the call when it is ready", snapshot.Id, snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
@@ -275,7 +276,7 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 		// Its disk shows the block size that the new one inherits, unless it is gone.
 		disk, err := c.diskByID(ctx, id)
 		switch {
-		case isNotFound(err):
+		case csierr.IsNotFound(err):
 		case err != nil:
 			return source, err
 		case int(disk.BlockSize) != want:
@@ -292,7 +293,7 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 	}
 	switch want := order.Parameters.BlockSize; {
 	case unknown(err):
-		return volumeSource{gone: true}, fail(codes.InvalidArgument, ReasonImageNotFound,
+		return volumeSource{gone: true}, csierr.New(csierr.ImageNotFound,
 			"imageId: the rack has no image %s, or shows this token none", order.Parameters.ImageID)
 	case err != nil:
 		return volumeSource{}, statusError(ctx, "read image", err)
@@ -303,7 +304,7 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 }
 
 func blockSizeInherited(want, inherited int) error {
-	return fail(codes.InvalidArgument, ReasonSourceIncompatible, "blockSize is %d, but the source "+
+	return csierr.New(csierr.SourceIncompatible, "blockSize is %d, but the source "+
 		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
 }
 
@@ -314,7 +315,7 @@ func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why
 	case err != nil:
 		return statusError(ctx, "read project", err)
 	case source.projectID != "" && source.projectID != project.Id:
-		return fail(codes.InvalidArgument, ReasonSourceIncompatible, "the source belongs to "+
+		return csierr.New(csierr.SourceIncompatible, "the source belongs to "+
 			"another project; the rack makes disks from sources of their own project only")
 	}
 	return statusError(ctx, "create disk", why)

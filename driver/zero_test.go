@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
@@ -109,7 +111,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	h, err := z.n.devices().openVolume(ctx, found, nv)
 	must(t, err)
 	defer func() { must(t, h.Close()) }()
-	return nodeError(z.n.proveZero(ctx, h, 0, h.SizeBytes))
+	return csierr.Convert(z.n.proveZero(ctx, h, 0, h.SizeBytes), csierr.NodeToolFailed)
 }
 
 // sectorsRead is how much was read of the disk since its birth.
@@ -178,7 +180,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		for i := range 2 {
 			var err error
 			n := z.reads(t, func() { err = z.prove(t.Context(), t) })
-			mustFail(t, err, codes.FailedPrecondition, ReasonDiskNotBlank)
+			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), fmt.Sprint("offset ", size-5000)) {
 				t.Errorf("the message does not name the offset: %v", err)
 			}
@@ -198,7 +200,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		err := z.prove(ctx, t)
-		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, err, codes.Aborted, csierr.DiskProofPending)
 		if !strings.Contains(err.Error(), "of 4096 MiB") {
 			t.Errorf("the message does not say how far it is: %v", err)
 		}
@@ -225,7 +227,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		mustFail(t, stage(ctx), codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
 		if n := z.v.disk.marksOn(t); n != 0 {
 			t.Errorf("%d marks are on the disk", n)
 		}
@@ -238,7 +240,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.writeAt(t, 0, []byte{1}) // behind the reader's back
-		mustFail(t, z.prove(t.Context(), t), codes.FailedPrecondition, ReasonDiskNotBlank)
+		mustFail(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -254,8 +256,8 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
 		z.n.Close()
 		_, err := waiting()
-		mustFail(t, err, codes.Aborted, ReasonDiskProofPending)
-		mustFail(t, z.prove(t.Context(), t), codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, err, codes.Aborted, csierr.DiskProofPending)
+		mustFail(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
 	})
 	t.Run("and ends when the disk is detached", func(t *testing.T) {
 		z := newZeroDisk(t, 64*gib)
@@ -264,11 +266,11 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 			defer cancel()
 			return z.prove(ctx, t)
 		}
-		mustFail(t, giveUp(), codes.Aborted, ReasonDiskProofPending)
+		mustFail(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
 		z.v.guest.unplug(z.guestDisk)
 		for _, job := range z.n.zero.jobs {
 			<-job.done
-			if !refusedFor(job.err, ReasonDeviceNotFound) {
+			if !csierr.Has(job.err, csierr.DeviceNotFound) {
 				t.Errorf("it ended with %v", job.err)
 			}
 		}

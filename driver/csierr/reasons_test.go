@@ -1,4 +1,4 @@
-package driver
+package csierr
 
 import (
 	"go/ast"
@@ -19,26 +19,25 @@ import (
 func reasonsInSource(t *testing.T) []string {
 	t.Helper()
 	var found []string
-	for _, name := range []string{"reasons.go", "node_reasons.go"} {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			spec, ok := n.(*ast.ValueSpec)
-			if !ok {
-				return true
-			}
-			if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Reason" {
-				value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-				if err != nil {
-					t.Fatal(err)
-				}
-				found = append(found, value)
-			}
-			return true
-		})
+	file, err := parser.ParseFile(token.NewFileSet(), "reasons.go", nil,
+		parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
 	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok {
+			return true
+		}
+		if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Reason" {
+			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, value)
+		}
+		return true
+	})
 	if len(found) < 70 {
 		t.Fatalf("found %d reasons in the source; is this test reading the right files?", len(found))
 	}
@@ -48,7 +47,7 @@ func reasonsInSource(t *testing.T) []string {
 // reasonsOnPage are the reasons that the page explains, each with the line of its codes.
 func reasonsOnPage(t *testing.T) map[string]string {
 	t.Helper()
-	page, err := os.ReadFile("REASONS.md")
+	page, err := os.ReadFile("../REASONS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,11 +76,11 @@ func TestEveryReasonIsExplainedOnOnePage(t *testing.T) {
 	}
 }
 
-func TestThePageNamesTheCodesThatNodesGive(t *testing.T) {
+func TestThePageNamesTheCodeOfEachReason(t *testing.T) {
 	page := reasonsOnPage(t)
-	for reason, code := range nodeCodes {
+	for reason, code := range codeOf {
 		if name := "`" + inCapitals(code) + "`"; !strings.Contains(page[string(reason)], name) {
-			t.Errorf("REASONS.md says %s for %s, a node answers %s", page[string(reason)], reason, name)
+			t.Errorf("REASONS.md says %s for %s, its code is %s", page[string(reason)], reason, name)
 		}
 	}
 }

@@ -1,0 +1,76 @@
+package csierr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestAMessageIsOneBoundedLine(t *testing.T) {
+	err := New(Internal, "a\nb\x00c\xff %s", strings.Repeat("x", 5000))
+	message := status.Convert(err).Message()
+	if !strings.HasPrefix(message, "Internal: a b c� x") || len(message) > 1100 {
+		t.Errorf("got %d bytes: %.60q", len(message), message)
+	}
+}
+
+func TestB16AMessageShowsNoToken(t *testing.T) {
+	if got := Message(New(RackError, "Bearer oxide-token-abc")); got != "RackError: Bearer ***" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestEveryErrorGetsAReasonAndACode(t *testing.T) {
+	for _, test := range []struct {
+		err     error
+		code    codes.Code
+		message string
+	}{
+		{errors.New("bare"), codes.Internal, "Internal: bare"},
+		{status.Error(codes.Unknown, "whatever"), codes.Internal, "Internal: "},
+		{status.FromContextError(context.DeadlineExceeded).Err(), codes.DeadlineExceeded,
+			"DeadlineExceeded: context"},
+		{status.FromContextError(context.Canceled).Err(), codes.Canceled, "Canceled: context"},
+		{fmt.Errorf("wait: %w", context.DeadlineExceeded), codes.DeadlineExceeded,
+			"DeadlineExceeded: wait: context"},
+		{fmt.Errorf("wait: %w", context.Canceled), codes.Canceled, "Canceled: wait: context"},
+		{status.Error(codes.Unimplemented, "method X not implemented"), codes.Unimplemented,
+			"NotSupported: method X"},
+		{status.Error(codes.NotFound, "lost"), codes.NotFound, "Internal: lost"},
+		{New(VolumeNotFound, "lost"), codes.NotFound, "VolumeNotFound: lost"},
+		{Coded(codes.Aborted, VolumeNotFound, "lost"), codes.Aborted, "VolumeNotFound: lost"},
+		{fmt.Errorf("look: %w", Coded(codes.Aborted, VolumeNotFound, "lost")), codes.Aborted,
+			"VolumeNotFound: look: lost"},
+		{New(StillMounted, "unstage: %w", New(DeviceHeld, "held")), codes.Internal,
+			"StillMounted: unstage: held"},
+	} {
+		s := status.Convert(Convert(test.err, Internal))
+		if s.Code() != test.code || !strings.HasPrefix(s.Message(), test.message) {
+			t.Errorf("%v: got %s %q, want %s %q", test.err, s.Code(), s.Message(), test.code,
+				test.message)
+		}
+	}
+	if err := Convert(nil, Internal); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+}
+
+func TestAWrappedReasonIsRecognized(t *testing.T) {
+	err := fmt.Errorf("stage: %w", New(DeviceHeld, "held"))
+	if !Has(err, DeviceHeld) || Has(err, DeviceLocked) || Has(nil, "") || ReasonOf(err) != DeviceHeld {
+		t.Errorf("got the reason %q", ReasonOf(err))
+	}
+}
+
+func TestEveryReasonHasItsCodeInTheTable(t *testing.T) {
+	for _, reason := range reasonsInSource(t) {
+		if _, ok := codeOf[Reason(reason)]; !ok {
+			t.Errorf("no code for %s", reason)
+		}
+	}
+}
