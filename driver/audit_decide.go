@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // handle is a volume's or snapshot's id that an audit is told of.
@@ -35,7 +37,7 @@ func newTold(at time.Time) told {
 }
 
 func (t *told) add(kind objectKind, id, by string) {
-	if canonical, ok := rackID(id); ok {
+	if canonical, ok := volume.ParseID(id); ok {
 		id = string(canonical)
 	}
 	if key := (handle{Kind: kind, ID: id}); !t.known[key] {
@@ -95,7 +97,7 @@ func (t *told) trust(now stock, noneTold map[objectKind]bool) trust {
 				ours++
 				all++
 			case isOther && h.could(other.Kind):
-				if m, marked := readMark(other.description); marked {
+				if m, marked := volume.ParseTag(other.description); marked {
 					verdict[kind] = fmt.Sprintf("the list tells of %s, which is of the cluster %q: "+
 						"it is the list of another cluster", h.ID, m.Cluster)
 				}

@@ -8,15 +8,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 )
 
 // seenDisk is diskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: kindDisk, ID: testDisk, Name: diskName("blue", "pvc-1"), CSIName: "pvc-1",
-		SizeBytes: 10 * gibBytes, State: "detached",
+	return object{Kind: kindDisk, ID: testDisk, Name: volume.DiskName("blue", "pvc-1"),
+		CSIName:   "pvc-1",
+		SizeBytes: 10 * volume.GiB, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
-		description: ownMark.description()}
+		description: ownMark.Description()}
 }
 
 func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
@@ -35,12 +38,12 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		{"and stays while it is snapshotted", []exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
 		{"and stays when it has another mark", []exchange{looks("detached", with("description",
-			mark{Name: "pvc-1", Cluster: "red"}.description()))}, `"red"`, codes.OK},
+			volume.Tag{Name: "pvc-1", Cluster: "red"}.Description()))}, `"red"`, codes.OK},
 		{"and stays when it has another name", []exchange{looks("detached", with("name", "mine"))},
 			"another name", codes.OK},
 		{"and stays when it is for another volume now", []exchange{looks("detached",
-			with("name", diskName("blue", "pvc-2")), with("description", mark{Name: "pvc-2",
-				Cluster: "blue"}.description()))}, "not what was listed", codes.OK},
+			with("name", volume.DiskName("blue", "pvc-2")), with("description", volume.Tag{Name: "pvc-2",
+				Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
 		{"and stays when it was made at another time", []exchange{looks("detached",
 			with("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
 		{"and may be gone", []exchange{lost.to(viewDisk), ok(viewProject, projectOf())}, "gone",

@@ -7,6 +7,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -119,8 +121,8 @@ func (o object) age(at time.Time) string {
 }
 
 func sizeText(bytes int64) string {
-	if bytes%gibBytes == 0 {
-		return fmt.Sprintf("%d GiB", bytes/gibBytes)
+	if bytes%volume.GiB == 0 {
+		return fmt.Sprintf("%d GiB", bytes/volume.GiB)
 	}
 	return fmt.Sprintf("%d bytes", bytes)
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -50,7 +52,7 @@ func (o object) free() bool {
 
 // markedFor says whether the object carries the mark of a cluster.
 func (o object) markedFor(cluster string) bool {
-	m, ok := readMark(o.description)
+	m, ok := volume.ParseTag(o.description)
 	return ok && m.Cluster == cluster
 }
 
@@ -88,7 +90,7 @@ func (c *Controller) takeStock(ctx context.Context) (stock, error) {
 }
 
 func (c *Controller) diskObject(d *oxide.Disk) object {
-	m, _ := readMark(d.Description)
+	m, _ := volume.ParseTag(d.Description)
 	return object{
 		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
@@ -98,7 +100,7 @@ func (c *Controller) diskObject(d *oxide.Disk) object {
 }
 
 func (c *Controller) snapshotObject(s *oxide.Snapshot) object {
-	m, _ := readMark(s.Description)
+	m, _ := volume.ParseTag(s.Description)
 	return object{
 		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -18,7 +20,7 @@ var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 // auditDisk is a detached disk of the cluster blue, three days old.
 func auditDisk(n int, edit ...func(*object)) object {
 	o := object{Kind: kindDisk, ID: numbered(n), Name: fmt.Sprintf("csi-%016d", n),
-		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: gibBytes, State: "detached",
+		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: volume.GiB, State: "detached",
 		Created: auditNow.Add(-72 * time.Hour)}
 	for _, e := range edit {
 		e(&o)
@@ -43,7 +45,7 @@ func aSnapshot(o *object) { o.Kind, o.State = kindSnapshot, "ready" }
 func marked(cluster string) func(*object) {
 	return func(o *object) {
 		o.Why = "is another's"
-		o.description = mark{Name: "x", Cluster: cluster}.description()
+		o.description = volume.Tag{Name: "x", Cluster: cluster}.Description()
 	}
 }
 

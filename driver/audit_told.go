@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -90,7 +92,7 @@ func parseTold(data []byte, at time.Time) (told, error) {
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		if _, ok := rackID(line); !ok {
+		if _, ok := volume.ParseID(line); !ok {
 			return t, fmt.Errorf("line %d is no volume handle of this driver, which are UUIDs, nor is "+
 				"the whole JSON: %.40q", i+1, line)
 		}
@@ -173,7 +175,7 @@ func (t *told) addKubeObject(o kubeObject, kind string) error {
 	by := kind + " " + o.Metadata.Name
 	switch kind {
 	case "PersistentVolume":
-		if o.Spec.CSI.Driver != driverName {
+		if o.Spec.CSI.Driver != volume.DriverName {
 			return nil
 		}
 		if o.Spec.CSI.VolumeHandle == "" {
@@ -182,7 +184,7 @@ func (t *told) addKubeObject(o kubeObject, kind string) error {
 		t.add(kindDisk, o.Spec.CSI.VolumeHandle, by)
 		t.claim(o.Spec.ClaimRef.UID)
 	case "VolumeSnapshotContent":
-		if o.Spec.Driver != driverName {
+		if o.Spec.Driver != volume.DriverName {
 			return nil
 		}
 		for _, id := range []string{o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle} {

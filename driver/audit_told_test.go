@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
@@ -28,7 +30,7 @@ func listOf(items ...string) string {
 func TestWhatAnAuditIsTold(t *testing.T) {
 	content := func(spec, status string) string {
 		return `{"kind":"VolumeSnapshotContent","metadata":{"name":"c"},"spec":{"driver":"` +
-			driverName + `",` + spec + `},"status":{` + status + `}}`
+			volume.DriverName + `",` + spec + `},"status":{` + status + `}}`
 	}
 	for _, test := range []struct {
 		name, text string
@@ -39,16 +41,16 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 			{kindEither, testSnapshot, "line 4"}}},
 		{"nothing", "", nil},
 		{"an empty list", listOf(), nil},
-		{"volumes of two drivers", listOf(persistent("one", driverName, testDisk),
+		{"volumes of two drivers", listOf(persistent("one", volume.DriverName, testDisk),
 			persistent("two", "ebs.csi.aws.com", testImage)), []handle{{kindDisk, testDisk,
 			"PersistentVolume one"}}},
-		{"one volume", persistent("one", driverName, testDisk), []handle{{kindDisk, testDisk,
+		{"one volume", persistent("one", volume.DriverName, testDisk), []handle{{kindDisk, testDisk,
 			"PersistentVolume one"}}},
 		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
-			`{"name":"one"},"spec":{"csi":{"driver":"` + driverName + `","volumeHandle":"` +
+			`{"name":"one"},"spec":{"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` +
 			testDisk + `"}}}]}`, []handle{{kindDisk, testDisk, "PersistentVolume one"}}},
 		{"a handle that is no UUID, which nothing on the rack has", listOf(persistent("one",
-			driverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
+			volume.DriverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
 		{"snapshots: taken, given, and in the making", listOf(
 			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+testSnapshot+`"`),
 			content(`"source":{"snapshotHandle":"`+testImage+`"}`, ""),
@@ -69,7 +71,7 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 }
 
 func TestAListThatIsNotWholeIsNoList(t *testing.T) {
-	whole := listOf(persistent("one", driverName, testDisk))
+	whole := listOf(persistent("one", volume.DriverName, testDisk))
 	meta := func(text string) string {
 		return strings.Replace(whole, `"resourceVersion":""`, text, 1)
 	}
@@ -82,7 +84,7 @@ func TestAListThatIsNotWholeIsNoList(t *testing.T) {
 		"no items":                `{"kind":"List"}`,
 		"pods":                    listOf(`{"kind":"Pod","metadata":{"name":"p"}}`),
 		"an error":                `{"kind":"Status","status":"Failure"}`,
-		"a volume without handle": listOf(persistent("one", driverName, "")),
+		"a volume without handle": listOf(persistent("one", volume.DriverName, "")),
 		"items of another type":   `{"kind":"List","items":"none"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +120,7 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 }
 
 func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
-	json := listOf(persistent("one", driverName, testDisk))
+	json := listOf(persistent("one", volume.DriverName, testDisk))
 	for name, test := range map[string]struct {
 		text  string
 		whole bool

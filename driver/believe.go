@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -16,7 +18,7 @@ func (c *Controller) projectByConfig(ctx context.Context) (*oxide.Project, error
 	if err != nil {
 		return nil, err
 	}
-	if !isRackID(project.Id) ||
+	if !volume.IsID(project.Id) ||
 		project.Id != strings.ToLower(c.Project) && string(project.Name) != c.Project {
 		return nil, wrongAnswer("read project", "asked for the project in OXIDE_PROJECT and got "+
 			"%.80q (%.80q)", project.Name, project.Id)
@@ -29,7 +31,7 @@ func believableInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	switch {
 	case i.Id != string(id):
 		return wrongAnswer(doing, "asked for the instance %s and got %.80q", id, i.Id)
-	case !isRackID(i.ProjectId):
+	case !volume.IsID(i.ProjectId):
 		return wrongAnswer(doing, "the instance %s is in no project", id)
 	case i.RunState == "":
 		return wrongAnswer(doing, "the instance %s has no state", id)

@@ -4,10 +4,13 @@ import (
 	"context"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
@@ -32,7 +35,7 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 			`{"capacity":null,"provisioned":null}`)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			wantFailure(t, test.call(t.Context(), rackThat(t, test.lines...)), codes.Internal,
+			csitest.Want(t, test.call(t.Context(), rackThat(t, test.lines...)), codes.Internal,
 				csierr.RackAnswerWrong)
 		})
 	}
@@ -50,7 +53,7 @@ func publishOwn(ctx context.Context, c *Controller) error {
 
 func createFromImage(ctx context.Context, c *Controller) error {
 	req := createRequest()
-	req.Parameters = map[string]string{paramImageID: testImage}
+	req.Parameters = map[string]string{volume.ParamImageID: testImage}
 	_, err := c.CreateVolume(ctx, req)
 	return err
 }

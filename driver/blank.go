@@ -185,7 +185,8 @@ func (s survey) checkUnfinished(v nodeVolume) error {
 
 func (s survey) notOurs(m foundMark, format string, args ...any) error {
 	return csierr.New(csierr.DiskNotBlank,
-		"%s has at offset %d the mark of an unfinished format "+format+"; %w", slices.Concat([]any{s.Path, m.Offset}, args, []any{errNotBlank})...)
+		"%s has at offset %d the mark of an unfinished format "+format+"; %w", slices.Concat([]any{s.Path,
+			m.Offset}, args, []any{errNotBlank})...)
 }
 
 // nonZero is the index of the first byte that is not zero, or -1. It compares whole pages, which is

@@ -12,9 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestOnlyABlankDiskIsFormatted(t *testing.T) {
@@ -75,11 +78,11 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 	} {
 		t.Run("NS-10 "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, smallDisk), fsExt4)
+			v := g.volume(g.attach(testSerial, smallDisk), volume.Ext4)
 			c.fill(t, v.disk)
 			before := digest(t, v.disk)
 			err := v.stage()
-			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
@@ -91,7 +94,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 			}
 		})
 	}
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("a healthy "+fsType+" whose device was cut short is refused, the bytes untouched",
 			func(t *testing.T) {
 				g := newGuest(t)
@@ -103,7 +106,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 				must(t, os.Truncate(file, 400*mib))
 				v := g.volume(g.attachFile(testSerial, file), fsType)
 				before := digest(t, v.disk)
-				mustFail(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemTooLarge)
+				csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemTooLarge)
 				if digest(t, v.disk) != before {
 					t.Error("the disk was written")
 				}
@@ -111,15 +114,15 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 	}
 	t.Run("a disk that cannot be read is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		// The loop device keeps its size, and reads beyond the file's end fail.
 		must(t, os.Truncate(v.disk.File, 0))
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceUnreadable)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceUnreadable)
 	})
 	t.Run("a filesystem without a checksum is mounted when blkid knows it too",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), fsExt3) // ext3 has no checksum
+			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext3) // ext3 has no checksum
 			must(t, v.stage())
 			must(t, v.unstage())
 			writeAt(0, []byte("\xeb\x63 boot code"))(t, v.disk)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // requestTimeLimit is a net under the deadlines that every call carries.
@@ -76,4 +78,10 @@ func certificates(path string) (*x509.CertPool, error) {
 		return nil, errors.New("holds no certificate in PEM form")
 	}
 	return pool, nil
+}
+
+// rackID reads an id as the Oxide client takes it.
+func rackID(id string) (oxide.NameOrId, bool) {
+	canonical, ok := volume.ParseID(id)
+	return oxide.NameOrId(canonical), ok
 }

@@ -14,11 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // crowd is how many callers there are at once.
@@ -47,9 +50,9 @@ func callAtOnce(t *testing.T, calls int, call func(r *rand.Rand, caller int) err
 func TestACrowdAtANodeLeavesNoGoroutineAndNoMount(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	g := newGuest(t)
-	var volumes []volume
+	var volumes []testVolume
 	for i := range 4 {
-		kind := []string{fsExt4, "block"}[i%2]
+		kind := []string{volume.Ext4, "block"}[i%2]
 		volumes = append(volumes, g.volume(g.attach(fmt.Sprintf("csi-000000000000000%d", i), gib), kind))
 	}
 	s := serve(t, &Server{Node: g.node()})
@@ -78,7 +81,7 @@ func TestACrowdAtANodeLeavesNoGoroutineAndNoMount(t *testing.T) {
 
 // anyNodeCall is one of the calls of a node about a volume. INTERNAL is the answer to unstaging
 // what is in use (NU-5), and to nothing else.
-func anyNodeCall(ctx context.Context, node csi.NodeClient, v volume, r *rand.Rand) error {
+func anyNodeCall(ctx context.Context, node csi.NodeClient, v testVolume, r *rand.Rand) error {
 	target := fmt.Sprintf("pod-%s-%d", v.disk.Serial, r.IntN(2))
 	var err error
 	switch r.IntN(5) {
@@ -104,7 +107,7 @@ func anyNodeCall(ctx context.Context, node csi.NodeClient, v volume, r *rand.Ran
 }
 
 // left takes the volume from the node, whatever still is at work there.
-func (v volume) left(t *testing.T, node csi.NodeClient) {
+func (v testVolume) left(t *testing.T, node csi.NodeClient) {
 	t.Helper()
 	awaitCondition(t, "the volume has left the node", func() bool {
 		for i := range 2 {
@@ -154,12 +157,13 @@ func anyControllerCall(ctx context.Context, controller csi.ControllerClient, r *
 	switch r.IntN(5) {
 	case 0:
 		_, err = controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-			Name: fmt.Sprint(r.IntN(3)), VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
+			Name:               fmt.Sprint(r.IntN(3)),
+			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
 	case 1:
 		_, err = controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: testDisk})
 	case 2:
 		_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: testDisk, NodeId: testInstance, VolumeCapability: mountable("")})
+			VolumeId: testDisk, NodeId: testInstance, VolumeCapability: csitest.Filesystem("")})
 	case 3:
 		_, err = controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
 			VolumeId: testDisk, NodeId: testInstance})

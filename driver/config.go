@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -51,7 +53,7 @@ type Config struct {
 	DeviceTimeout        time.Duration
 
 	// Topology is where the rack's disks can be reached from, best first; a node is in one place.
-	Topology []Segments
+	Topology []volume.Segments
 
 	LogLevel       slog.Level
 	LogJSON        bool

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // The settings that describe the rack.
@@ -67,15 +69,12 @@ func tokenProblem(token string) error {
 	return nil
 }
 
-// rackName is the form of the rack's names.
-var rackName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 func setProject(c *Config, value string) error {
 	id, isID := rackID(value)
 	switch {
 	case isID:
 		c.Project = string(id)
-	case rackName.MatchString(value):
+	case volume.RackName.MatchString(value):
 		c.Project = value
 	default:
 		return errors.New("has to be the name or the UUID of a project")
@@ -95,7 +94,7 @@ func setClusterID(c *Config, value string) error {
 }
 
 func setTopology(c *Config, value string) (err error) {
-	c.Topology, err = parseTopology(value)
+	c.Topology, err = volume.ParseTopology(value)
 	return err
 }
 
@@ -103,10 +102,10 @@ func setTopology(c *Config, value string) (err error) {
 func setTopologyKey(name string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		if len(c.Topology) == 0 {
-			c.Topology = []Segments{{}}
+			c.Topology = []volume.Segments{{}}
 		}
 		for _, place := range c.Topology {
-			if err := place.add(name, value); err != nil {
+			if err := place.Add(name, value); err != nil {
 				return err
 			}
 		}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // goodEnv is the environment of a controller that can start.
@@ -107,7 +109,7 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Segments{topologyPrefix + "rack": "r1", topologyPrefix + "zone": "z1"}
+	want := volume.Segments{volume.TopologyPrefix + "rack": "r1", volume.TopologyPrefix + "zone": "z1"}
 	if c.Mode != ModeNode || c.Endpoint != "unix:///other/x.sock" || c.MaxDisks != 8 ||
 		c.LogLevel != slog.LevelDebug || !c.LogJSON || !maps.Equal(c.Topology[0], want) {
 		t.Errorf("got %+v", c)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -19,10 +21,10 @@ type Controller struct {
 	csi.UnimplementedControllerServer
 
 	Client    *oxide.Client
-	Project   string     // name or UUID
-	ClusterID string     // in the description of what this cluster made; may be empty
-	Topology  []Segments // where the rack's disks can be reached from; empty means not declared
-	MaxDisks  int        // that the rack lets an instance have; 0 means 12
+	Project   string            // name or UUID
+	ClusterID string            // in the description of what this cluster made; may be empty
+	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
+	MaxDisks  int               // that the rack lets an instance have; 0 means 12
 	Log       *slog.Logger
 }
 

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -30,10 +32,10 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	}
 	answer := &csi.GetCapacityResponse{
 		AvailableCapacity: available(use.Capacity.Storage, use.Provisioned.Storage),
-		MinimumVolumeSize: wrapperspb.Int64(gibBytes),
+		MinimumVolumeSize: wrapperspb.Int64(volume.GiB),
 	}
-	if req.GetParameters()[paramDiskType] != string(oxide.DiskTypeLocal) {
-		answer.MaximumVolumeSize = wrapperspb.Int64(maxDistributedBytes)
+	if req.GetParameters()[volume.ParamDiskType] != string(oxide.DiskTypeLocal) {
+		answer.MaximumVolumeSize = wrapperspb.Int64(volume.MaxDistributedBytes)
 	}
 	return answer, nil
 }
@@ -41,15 +43,15 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 // possible says whether there can be volumes such as the request describes.
 func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
-		switch p := capabilityProblem(capability); {
-		case p.malformed:
-			return false, csierr.New(csierr.CapabilityInvalid, "%s", p.message)
-		case p.unsupported:
+		switch p := volume.CapabilityProblem(capability); {
+		case p.Malformed:
+			return false, csierr.New(csierr.CapabilityInvalid, "%s", p.Message)
+		case p.Unsupported:
 			return false, nil
 		}
 	}
-	if p, err := parseParameters(req.GetParameters()); err != nil ||
-		p.fits(req.GetVolumeCapabilities()) != nil {
+	if p, err := volume.ParseParameters(req.GetParameters()); err != nil ||
+		p.Fits(req.GetVolumeCapabilities()) != nil {
 		return false, nil //nolint:nilerr // no volume is like that, so there is no room for one
 	}
 	wanted := req.GetAccessibleTopology()
@@ -62,7 +64,7 @@ func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
 			"controller and nodes")
 	}
 	for _, here := range c.Topology {
-		if here.within(wanted.GetSegments()) {
+		if here.Within(wanted.GetSegments()) {
 			return true, nil
 		}
 	}
@@ -75,5 +77,5 @@ func available(capacity, provisioned oxide.ByteCount) int64 {
 		return 0
 	}
 	left := min(uint64(capacity-provisioned), 1<<62)
-	return int64(left - left%gibBytes)
+	return int64(left - left%volume.GiB)
 }

@@ -4,10 +4,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing.T) {
@@ -19,7 +22,7 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 	blank := createRequest()
 	wrong := func(state string) string {
 		return diskOf(state, with("snapshot_id", testSnapshot), with("block_size", 2048),
-			with("description", mark{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.description()))
+			with("description", volume.Tag{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.Description()))
 	}
 	ready := ok(viewSnap, snapshotOf("ready"))
 	gone := exchange{want: deleteDisk, status: 204}
@@ -57,18 +60,18 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 				with("block_size", 2048)))), codes.AlreadyExists, csierr.VolumeExists},
 		{"nor is one that got the blocks it was to have", in512, append(source,
 			taken.to(postDisk), ok(viewName, diskOf("detached", with("snapshot_id", testSnapshot),
-				with("block_size", 2048), with("description", mark{Name: "pvc-1", Cluster: "blue",
-					BlockSize: 2048}.description())))), codes.AlreadyExists, csierr.VolumeExists},
+				with("block_size", 2048), with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+					BlockSize: 2048}.Description())))), codes.AlreadyExists, csierr.VolumeExists},
 		{"nor is another cluster's", in512, append(source, taken.to(postDisk),
 			ok(viewName, diskOf("detached", with("block_size", 2048), with("description",
-				mark{Name: "pvc-1", Cluster: "red", BlockSize: 512}.description())))),
+				volume.Tag{Name: "pvc-1", Cluster: "red", BlockSize: 512}.Description())))),
 			codes.AlreadyExists, csierr.VolumeExists},
 		{"one that somebody attached stays", in512, append(source, taken.to(postDisk),
 			ok(viewName, wrong(here)), ok(viewDisk, wrong(here))), codes.Aborted, csierr.DiskBusy},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
-			wantFailure(t, err, test.code, test.reason)
+			csitest.Want(t, err, test.code, test.reason)
 		})
 	}
 }
@@ -104,12 +107,12 @@ func TestDeletingVolumes(t *testing.T) {
 			csierr.DiskNotOurs, "Retain"},
 		{"D-69 of a disk without a description", described(""), codes.FailedPrecondition,
 			csierr.DiskNotOurs, testDisk},
-		{"D-69 of another cluster's disk", described(mark{Name: "pvc-1",
-			Cluster: "red"}.description()), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
-		{"D-69 of a disk of no cluster", described(mark{Name: "pvc-1"}.description()),
+		{"D-69 of another cluster's disk", described(volume.Tag{Name: "pvc-1",
+			Cluster: "red"}.Description()), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
+		{"D-69 of a disk of no cluster", described(volume.Tag{Name: "pvc-1"}.Description()),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "OXIDE_CLUSTER_ID"},
-		{"D-69 of a disk to which the description was copied", described(mark{Name: "pvc-1",
-			Cluster: "blue"}.description(), with("name", "by-hand")), codes.FailedPrecondition,
+		{"D-69 of a disk to which the description was copied", described(volume.Tag{Name: "pvc-1",
+			Cluster: "blue"}.Description(), with("name", "by-hand")), codes.FailedPrecondition,
 			csierr.DiskNotOurs, "another name"},
 		{"D-69 of an attached disk made by hand", []exchange{ok(viewDisk, diskOf(here,
 			with("description", "")))}, codes.FailedPrecondition, csierr.DiskNotOurs, ""},

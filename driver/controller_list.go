@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
@@ -56,7 +58,7 @@ func (c *Controller) eachVolume(ctx context.Context, pages *pager,
 	var boot map[string]bool
 	var inside error
 	err := c.eachDisk(ctx, pages, func(disk *oxide.Disk) bool {
-		m, marked := readMark(disk.Description)
+		m, marked := volume.ParseTag(disk.Description)
 		switch {
 		case marked && m.Cluster != c.ClusterID, !marked && holder(disk) == "":
 			return false

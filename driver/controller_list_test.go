@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -15,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // numbered is a UUID that sorts by its number.
@@ -35,7 +38,7 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 
 func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	mine := with("description", "made by hand")
-	red := with("description", mark{Name: "x", Cluster: "red"}.description())
+	red := with("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
 		ok(listDisks, pageOf("p2",
 			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here,
@@ -74,12 +77,12 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	restored := func(state string) string {
 		return diskOf(state, with("snapshot_id", testSnapshot), with("description",
-			mark{Name: "pvc-1",
-				Cluster: "blue", MkfsOptions: "reservedPercent=0"}.description()))
+			volume.Tag{Name: "pvc-1",
+				Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	}
 	c := rackThat(t, ok(viewSnap, snapshotOf("ready")), created(postDisk, restored("creating")),
 		ok(listDisks, pageOf("", restored("detached"))), ok(viewDisk, restored(here)))
-	c.Topology = places(t, "rack=a")
+	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
 	r.VolumeContentSource = fromSnapshot(testSnapshot)
@@ -106,10 +109,10 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
 	_, err := rackThat(t, lost.to(viewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = rackThat(t, lost.to(viewDisk)).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
 // pagedRack serves lists of objects in pages of its own size, as a rack does: a next page after
@@ -161,7 +164,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
 				if token = answer.GetNextToken(); token == "" {
 					break
 				}
-				if len(ids) == 0 || len(token) > mostStringBytes {
+				if len(ids) == 0 || len(token) > volume.MaxStringBytes {
 					t.Fatalf("an empty page with the token %q", token)
 				}
 			}
@@ -192,10 +195,10 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 			return err
 		},
 	} {
-		wantFailure(t, list("", -1), codes.InvalidArgument, csierr.FieldInvalid)
+		csitest.Want(t, list("", -1), codes.InvalidArgument, csierr.FieldInvalid)
 		for _, token := range []string{"invalid-token", strings.ToUpper(testDisk), "7",
 			strings.Repeat("x", 500)} {
-			wantFailure(t, list(token, 0), codes.Aborted, csierr.StartingTokenInvalid)
+			csitest.Want(t, list(token, 0), codes.Aborted, csierr.StartingTokenInvalid)
 		}
 	}
 }
@@ -204,17 +207,17 @@ func TestAListThatGoesInCirclesEnds(t *testing.T) {
 	c := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))),
 		ok(listDisks, pageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestAListIsWholeOrAnError(t *testing.T) {
 	down := rackError(503, "ServiceNotAvailable", "Service Unavailable")
 	_, err := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))), down.to(listDisks)).
 		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	_, err = rackThat(t, ok(listDisks, pageOf("p", listed(1, here, with("description", "")))),
 		down.to("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
 func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
@@ -250,10 +253,10 @@ func TestGetCapacity(t *testing.T) {
 	}
 	limits := func(available int64) *csi.GetCapacityResponse {
 		return &csi.GetCapacityResponse{AvailableCapacity: available,
-			MaximumVolumeSize: wrapperspb.Int64(1023 * gibBytes),
-			MinimumVolumeSize: wrapperspb.Int64(gibBytes)}
+			MaximumVolumeSize: wrapperspb.Int64(1023 * volume.GiB),
+			MinimumVolumeSize: wrapperspb.Int64(volume.GiB)}
 	}
-	local := limits(5 * gibBytes)
+	local := limits(5 * volume.GiB)
 	local.MaximumVolumeSize = nil
 	for _, test := range []struct {
 		name  string
@@ -261,28 +264,28 @@ func TestGetCapacity(t *testing.T) {
 		req   *csi.GetCapacityRequest
 		want  *csi.GetCapacityResponse
 	}{
-		{"CG-1 whole GiB", []exchange{left(10*gibBytes, 4*gibBytes+1)}, &csi.GetCapacityRequest{},
-			limits(5 * gibBytes)},
-		{"CG-1 never negative", []exchange{left(gibBytes, 2*gibBytes)}, &csi.GetCapacityRequest{},
+		{"CG-1 whole GiB", []exchange{left(10*volume.GiB, 4*volume.GiB+1)}, &csi.GetCapacityRequest{},
+			limits(5 * volume.GiB)},
+		{"CG-1 never negative", []exchange{left(volume.GiB, 2*volume.GiB)}, &csi.GetCapacityRequest{},
 			limits(0)},
 		{"CG-1 never too large", []exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{},
 			limits(1 << 62)},
-		{"CG-3 local disks", []exchange{left(10*gibBytes, 5*gibBytes)}, &csi.GetCapacityRequest{
+		{"CG-3 local disks", []exchange{left(10*volume.GiB, 5*volume.GiB)}, &csi.GetCapacityRequest{
 			Parameters: map[string]string{"diskType": "local"}}, local},
 		{"CG-2 a mode that volumes do not have", nil, &csi.GetCapacityRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{
-				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}},
+				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}},
 			&csi.GetCapacityResponse{}},
 		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{
 			Parameters: map[string]string{"colour": "blue"}}, &csi.GetCapacityResponse{}},
 		{"CG-2 another rack", nil, &csi.GetCapacityRequest{
-			AccessibleTopology: topologies(t, "rack=b")[0]}, &csi.GetCapacityResponse{}},
-		{"CG-2 this rack", []exchange{left(5*gibBytes, 0)}, &csi.GetCapacityRequest{
-			AccessibleTopology: topologies(t, "rack=a")[0]}, limits(5 * gibBytes)},
+			AccessibleTopology: csitest.Topologies("rack=b")[0]}, &csi.GetCapacityResponse{}},
+		{"CG-2 this rack", []exchange{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
+			AccessibleTopology: csitest.Topologies("rack=a")[0]}, limits(5 * volume.GiB)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
-			c.Topology = places(t, "rack=a")
+			c.Topology = rackA
 			answer, err := c.GetCapacity(t.Context(), test.req)
 			if err != nil {
 				t.Fatal(err)
@@ -291,9 +294,9 @@ func TestGetCapacity(t *testing.T) {
 		})
 	}
 	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		AccessibleTopology: topologies(t, "rack=a")[0]})
-	wantFailure(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
+		AccessibleTopology: csitest.Topologies("rack=a")[0]})
+	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
 	_, err = rackThat(t, rackError(403, "Forbidden", "Forbidden").to(utilization)).GetCapacity(
 		t.Context(), &csi.GetCapacityRequest{})
-	wantFailure(t, err, codes.PermissionDenied, csierr.RoleMissing) // CG-5
+	csitest.Want(t, err, codes.PermissionDenied, csierr.RoleMissing) // CG-5
 }

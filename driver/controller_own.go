@@ -3,6 +3,8 @@ package driver
 import (
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -12,9 +14,9 @@ import (
 // foreignDisk says why a disk is none that this driver made for this cluster, or "". It reads as
 // the end of "the disk …".
 func foreignDisk(d *oxide.Disk, cluster string) string {
-	return foreign(d.Description, cluster, func(m mark) bool {
+	return foreign(d.Description, cluster, func(m volume.Tag) bool {
 		// A delete that the rack gave up leaves the disk faulted and with the second name.
-		return string(d.Name) == diskName(m.Cluster, m.Name) || halfDeleted(d)
+		return string(d.Name) == volume.DiskName(m.Cluster, m.Name) || halfDeleted(d)
 	})
 }
 
@@ -26,15 +28,15 @@ func halfDeleted(d *oxide.Disk) bool {
 
 // foreignSnapshot is foreignDisk for a snapshot.
 func foreignSnapshot(s *oxide.Snapshot, cluster string) string {
-	return foreign(s.Description, cluster, func(m mark) bool {
-		return string(s.Name) == snapshotName(m.Cluster, m.Name)
+	return foreign(s.Description, cluster, func(m volume.Tag) bool {
+		return string(s.Name) == volume.SnapshotName(m.Cluster, m.Name)
 	})
 }
 
 // foreign holds an object to its mark. The name has to be the one that the mark stands for: a
 // description can be copied, from a volume to the disk that somebody made of its data.
-func foreign(description, cluster string, named func(mark) bool) string {
-	m, marked := readMark(description)
+func foreign(description, cluster string, named func(volume.Tag) bool) string {
+	m, marked := volume.ParseTag(description)
 	switch {
 	case !marked:
 		return "carries no mark of this driver"
@@ -54,11 +56,12 @@ func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) 
 	if foreignDisk(d, c.ClusterID) != "" {
 		return ""
 	}
-	m, _ := readMark(d.Description)
-	if use := useOf(wanted); m.Use == "" || m.Use == useBoth || m.Use == use {
+	m, _ := volume.ParseTag(d.Description)
+	if use := useOf(wanted); m.Use == "" || m.Use == volume.UseBoth || m.Use == use {
 		return ""
 	}
-	words := map[string]string{useFilesystem: "filesystems (mount)", useBlock: "raw access (block)"}
+	words := map[string]string{volume.UseFilesystem: "filesystems (mount)", volume.UseBlock: "raw " +
+		"access (block)"}
 	return fmt.Sprintf("the volume of the disk %s was created for %s only; create one with the "+
 		"access type that the workload needs, and copy the data", d.Name, words[m.Use])
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -37,13 +39,13 @@ type attachment struct {
 // named reports whether the context is the one that this driver gave the volume. Its name then need
 // not be read before the attach.
 func (a attachment) named() bool {
-	return isOwnName(a.DiskName) && a.ContextID == string(a.Disk)
+	return volume.IsOwnName(a.DiskName) && a.ContextID == string(a.Disk)
 }
 
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
-		DiskName:   req.GetVolumeContext()[ctxDiskName],
-		ContextID:  req.GetVolumeContext()[ctxDiskID],
+		DiskName:   req.GetVolumeContext()[volume.CtxDiskName],
+		ContextID:  req.GetVolumeContext()[volume.CtxDiskID],
 		Capability: req.GetVolumeCapability(),
 	}
 	switch {
@@ -52,7 +54,7 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	case req.GetNodeId() == "":
 		return a, csierr.New(csierr.FieldMissing, "node_id is missing")
 	}
-	if err := checkCapability(req.GetVolumeCapability()); err != nil {
+	if err := volume.CheckCapability(req.GetVolumeCapability()); err != nil {
 		return a, err
 	}
 	if req.GetReadonly() {
@@ -157,11 +159,11 @@ func (a attachment) checkContext(disk *oxide.Disk) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
 		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the disk's name is %s; correct the volume's attributes", ctxDiskName, a.DiskName,
+			"the disk's name is %s; correct the volume's attributes", volume.CtxDiskName, a.DiskName,
 			disk.Name)
 	case a.ContextID != "" && a.ContextID != disk.Id:
 		return csierr.New(csierr.FieldInvalid, "volume_context: %s is %.80q, but "+
-			"the volume is the disk %s; correct the volume's attributes", ctxDiskID, a.ContextID,
+			"the volume is the disk %s; correct the volume's attributes", volume.CtxDiskID, a.ContextID,
 			disk.Id)
 	}
 	return nil

@@ -6,10 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const (
@@ -42,7 +45,7 @@ func (s scene) verify(t *testing.T, err error) {
 		}
 		return
 	}
-	wantFailure(t, err, s.code, s.reason)
+	csitest.Want(t, err, s.code, s.reason)
 	if !strings.Contains(err.Error(), s.words) {
 		t.Errorf("%v does not mention %s", err, s.words)
 	}
@@ -62,7 +65,7 @@ func besideDisk(name string) string {
 }
 
 // serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
-var serialTwin = besideDisk(diskName("blue", "pvc-1") + "-backup")
+var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
@@ -159,7 +162,7 @@ func TestPublishing(t *testing.T) {
 			if err == nil {
 				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
-						"diskName": diskName("blue", "pvc-1"), "sizeBytes": "10737418240",
+						"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240",
 						"readOnly": "false", "diskId": testDisk, "blockSize": "4096",
 						"origin": "blank", "use": "filesystem", "filesystemUUID": testDisk,
 					}})
@@ -178,7 +181,8 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			codes.NotFound, csierr.VolumeNotFound, testDisk},
 		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
 			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
-			csierr.SerialTaken, diskName("blue", "pvc-1") + " and " + diskName("blue", "pvc-1") + "-backup"},
+			csierr.SerialTaken, volume.DiskName("blue", "pvc-1") + " and " + volume.DiskName("blue",
+				"pvc-1") + "-backup"},
 		{"the detach is awaited", []exchange{alone, mine, together(serialTwin),
 			accepted(detach, diskOf("detaching "+testInstance)),
 			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
@@ -222,10 +226,10 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 		m := ownMark
 		m.Use = use
 		return func(state string) string {
-			return diskOf(state, append(edit, with("description", m.description()))...)
+			return diskOf(state, append(edit, with("description", m.Description()))...)
 		}
 	}
-	raw := &csi.VolumeCapability{AccessMode: mountable("").GetAccessMode(),
+	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
 		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	for _, test := range []struct {
 		name       string
@@ -233,14 +237,15 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 		capability *csi.VolumeCapability
 		fits       bool
 	}{
-		{"a filesystem's as a device", madeFor(useFilesystem), raw, false},
-		{"a filesystem's as a filesystem", madeFor(useFilesystem), mountable("ext4"), true},
-		{"a device as a filesystem", madeFor(useBlock), mountable("ext4"), false},
-		{"a device as a device", madeFor(useBlock), raw, true},
-		{"one for both as a device", madeFor(useBoth), raw, true},
-		{"one for both as a filesystem", madeFor(useBoth), mountable("ext4"), true},
+		{"a filesystem's as a device", madeFor(volume.UseFilesystem), raw, false},
+		{"a filesystem's as a filesystem", madeFor(volume.UseFilesystem), csitest.Filesystem("ext4"),
+			true},
+		{"a device as a filesystem", madeFor(volume.UseBlock), csitest.Filesystem("ext4"), false},
+		{"a device as a device", madeFor(volume.UseBlock), raw, true},
+		{"one for both as a device", madeFor(volume.UseBoth), raw, true},
+		{"one for both as a filesystem", madeFor(volume.UseBoth), csitest.Filesystem("ext4"), true},
 		{"one whose tag does not say", madeFor(""), raw, true},
-		{"one whose tag is another disk's", madeFor(useFilesystem, with("name",
+		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, with("name",
 			"csi-0000000000000000")), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -255,14 +260,14 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 				r := publishRequest()
 				r.VolumeCapability = test.capability
 				if strings.Contains(test.disk(here), "csi-0000000000000000") {
-					r.VolumeContext[ctxDiskName] = "csi-0000000000000000"
+					r.VolumeContext[volume.CtxDiskName] = "csi-0000000000000000"
 				}
 				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
 				if test.fits != (err == nil) {
 					t.Errorf("%s: got %v", name, err)
 				}
 				if !test.fits {
-					wantFailure(t, err, codes.FailedPrecondition, csierr.UseDiffers)
+					csitest.Want(t, err, codes.FailedPrecondition, csierr.UseDiffers)
 				}
 			}
 			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
@@ -323,14 +328,14 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 	}{
 		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, "diskName"},
-		{"and attached when it is right", map[string]string{"diskName": diskName("blue", "pvc-1")},
+		{"and attached when it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
 			[]exchange{ok(viewDisk, diskOf("detached")), alone,
 				accepted(attach, diskOf(here)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": testImage, "blockSize": "4096"}, []exchange{ok(viewDisk,
 			diskOf("detached"))}, codes.InvalidArgument, "diskName"},
 		{"another volume's id beside the right name", map[string]string{"diskId": testImage,
-			"diskName": diskName("blue", "pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
+			"diskName": volume.DiskName("blue", "pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
 			[]exchange{ok(viewDisk, diskOf(here))}, codes.InvalidArgument, "diskName"},
@@ -345,8 +350,8 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 }
 
 func TestValidating(t *testing.T) {
-	made := diskOf("detached", with("block_size", 512), with("description", mark{Name: "pvc-1",
-		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.description()))
+	made := diskOf("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
+		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	for _, test := range []struct {
 		name string
 		disk string
@@ -354,7 +359,8 @@ func TestValidating(t *testing.T) {
 		want string // in the message; empty means confirmed
 	}{
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskName": diskName("blue", "pvc-1"), "blockSize": "512",
+			r.VolumeContext = map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
+				"blockSize":   "512",
 				"diskId":      testDisk,
 				"mkfsOptions": "reservedPercent=0",
 				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
@@ -365,7 +371,7 @@ func TestValidating(t *testing.T) {
 			func(*csi.ValidateVolumeCapabilitiesRequest) {}, ""},
 		{"VC-4 a mode", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
-				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}, "MULTI_NODE_MULTI_WRITER"},
 		{"VC-4 a mount flag that nodes refuse", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"noatime,bind"}
@@ -406,7 +412,7 @@ func TestValidating(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
-				VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")}}
+				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}}
 			test.edit(r)
 			answer, err := rackThat(t, ok(viewDisk,
 				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
@@ -429,6 +435,6 @@ func TestValidating(t *testing.T) {
 	}
 	_, err := rackThat(t, lost.to(viewDisk)).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
-			VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")}})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }

@@ -3,6 +3,8 @@ package driver
 import (
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -10,21 +12,23 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // complete requests, as an orchestrator sends them.
 func createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:               "pvc-1",
-		VolumeCapabilities: []*csi.VolumeCapability{mountable("ext4")},
+		VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")},
 	}
 }
 
 func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
-		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: mountable("ext4"),
-		VolumeContext: map[string]string{ctxDiskName: diskName("blue", "pvc-1"), ctxDiskID: testDisk,
-			ctxBlockSize: "4096"},
+		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: csitest.Filesystem("ext4"),
+		VolumeContext: map[string]string{volume.CtxDiskName: volume.DiskName("blue", "pvc-1"),
+			volume.CtxDiskID:    testDisk,
+			volume.CtxBlockSize: "4096"},
 	}
 }
 
@@ -105,7 +109,7 @@ func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
 		}},
 		{"VC-1 ValidateVolumeCapabilities without volume", func() error {
 			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-				VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
+				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
 			return err
 		}},
 		{"VC-1 ValidateVolumeCapabilities without capabilities", func() error {
@@ -177,7 +181,7 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 			codes.InvalidArgument, csierr.FieldInvalid},
 		{"CV-5 one bad capability of two", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
-				inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
+				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))
 		}, codes.InvalidArgument, csierr.CapabilityUnsupported},
 		{"CV-6 an unknown parameter", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"colour": "blue"}
@@ -192,13 +196,15 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, codes.InvalidArgument, csierr.ParameterInvalid},
 		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
-				"rack=a")}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
 		}, codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) { r.CapacityRange = asked(0, 0) },
+		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) {
+			r.CapacityRange = csitest.Range(0,
+				0)
+		},
 			codes.InvalidArgument, csierr.CapacityInvalid},
 		{"CV-12 a range that no disk fits", func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = asked(1024*gibBytes, 0)
+			r.CapacityRange = csitest.Range(1024*volume.GiB, 0)
 		}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"CV-13 a clone", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
@@ -217,7 +223,7 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		}, codes.InvalidArgument, csierr.SourceIncompatible},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			wantFailure(t, create(test.edit), test.code, test.reason)
+			csitest.Want(t, create(test.edit), test.code, test.reason)
 		})
 	}
 }
@@ -253,25 +259,25 @@ func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
 	r := publishRequest()
 	r.VolumeId = "fake-vol-id"
 	_, err = c.ControllerPublishVolume(ctx, r)
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 	r = publishRequest()
 	r.NodeId = "fake-node-id"
 	_, err = c.ControllerPublishVolume(ctx, r)
-	wantFailure(t, err, codes.NotFound, csierr.InstanceNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.InstanceNotFound)
 	_, err = c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: "fake"})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = c.ControllerGetVolumeHealth(ctx,
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: "fake"})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 	_, err = c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: "fake"})
-	wantFailure(t, err, codes.NotFound, csierr.SnapshotNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound)
 	_, err = c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: "fake", VolumeCapabilities: []*csi.VolumeCapability{mountable("")}})
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+		VolumeId: "fake", VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 	s := snapshotRequest()
 	s.SourceVolumeId = "fake"
 	_, err = c.CreateSnapshot(ctx, s)
-	wantFailure(t, err, codes.NotFound, csierr.VolumeNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
 func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
@@ -279,11 +285,11 @@ func TestCP2AndCP3ImpossiblePublications(t *testing.T) {
 	r := publishRequest()
 	r.Readonly = true
 	_, err := c.ControllerPublishVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, csierr.ReadOnlyUnsupported)
+	csitest.Want(t, err, codes.InvalidArgument, csierr.ReadOnlyUnsupported)
 	r = publishRequest()
-	r.VolumeCapability = inMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+	r.VolumeCapability = csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 	_, err = c.ControllerPublishVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, csierr.CapabilityUnsupported)
+	csitest.Want(t, err, codes.InvalidArgument, csierr.CapabilityUnsupported)
 }
 
 func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
@@ -294,23 +300,22 @@ func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 			r.Parameters = map[string]string{"a": "b"}
 		},
 		csierr.TopologyInvalid: func(r *csi.CreateSnapshotRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(t,
-				"rack=a")}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
 		},
 	} {
 		r := snapshotRequest()
 		edit(r)
 		_, err := c.CreateSnapshot(t.Context(), r)
-		wantFailure(t, err, codes.InvalidArgument, reason)
+		csitest.Want(t, err, codes.InvalidArgument, reason)
 	}
 }
 
 func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
 	c := &Controller{}
 	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
-	wantFailure(t, err, codes.Unimplemented, csierr.NotSupported)
+	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
 	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
-	wantFailure(t, err, codes.Unimplemented, csierr.NotSupported)
+	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
 }
 
 func TestCC1TheControllersCapabilities(t *testing.T) {

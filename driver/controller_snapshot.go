@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -106,7 +108,7 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 		Project: c.project(),
 		Body: &oxide.SnapshotCreate{
 			Name:        oxide.Name(order.rackName()),
-			Description: order.mark(source).description(),
+			Description: order.mark(source).Description(),
 			Disk:        order.Disk,
 		},
 	})
@@ -315,7 +317,7 @@ func (c *Controller) snapshotByID(ctx context.Context, id oxide.NameOrId) (*oxid
 // believableSnapshot checks what the driver passes on.
 func believableSnapshot(doing string, s *oxide.Snapshot) error {
 	switch {
-	case !isRackID(s.Id):
+	case !volume.IsID(s.Id):
 		return wrongAnswer(doing, "the snapshot's id %.80q is no UUID", s.Id)
 	case s.Size == 0 || s.Size > 1<<62:
 		return wrongAnswer(doing, "the snapshot %s has %d bytes", s.Id, s.Size)

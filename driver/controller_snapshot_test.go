@@ -6,11 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const (
@@ -19,7 +22,7 @@ const (
 	listSnaps  = "GET /v1/snapshots"
 )
 
-var viewSnapName = "GET /v1/snapshots/" + snapshotName("blue", "snap-1")
+var viewSnapName = "GET /v1/snapshots/" + volume.SnapshotName("blue", "snap-1")
 
 func TestTakingSnapshots(t *testing.T) {
 	busy := rackError(409, "Conflict", "volume repair lock")
@@ -28,7 +31,7 @@ func TestTakingSnapshots(t *testing.T) {
 			query: "project=" + testProject, check: func(t *testing.T, body []byte) {
 				var got map[string]any
 				_ = json.Unmarshal(body, &got)
-				if got["disk"] != testDisk || got["name"] != snapshotName("blue", "snap-1") {
+				if got["disk"] != testDisk || got["name"] != volume.SnapshotName("blue", "snap-1") {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
@@ -124,22 +127,23 @@ func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 }
 
 func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
-	inherited := mark{Name: "pvc-1", Cluster: "blue", Origin: originSnapshot, Use: useFilesystem,
+	inherited := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
+		Use:            volume.UseFilesystem,
 		FilesystemUUID: testImage}
-	forAccess := func(use string) mark {
-		return mark{Name: "pvc-1", Cluster: "blue", Origin: originBlank, Use: use}
+	forAccess := func(use string) volume.Tag {
+		return volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank, Use: use}
 	}
 	for _, test := range []struct{ name, disk, want string }{
 		{"a blank disk's is its own id", diskOf("detached"), testDisk},
 		{"a restored disk's is its origin's", diskOf("detached",
-			with("description", inherited.description())), testImage},
+			with("description", inherited.Description())), testImage},
 		{"a raw volume has none", diskOf("detached",
-			with("description", forAccess(useBlock).description())), ""},
+			with("description", forAccess(volume.UseBlock).Description())), ""},
 		{"nor one for both", diskOf("detached",
-			with("description", forAccess(useBoth).description())), ""},
+			with("description", forAccess(volume.UseBoth).Description())), ""},
 		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
-		{"nor one of another cluster", diskOf("detached", with("description", mark{Name: "pvc-1",
-			Cluster: "red", Origin: originBlank, Use: useFilesystem}.description())), ""},
+		{"nor one of another cluster", diskOf("detached", with("description", volume.Tag{Name: "pvc-1",
+			Cluster: "red", Origin: volume.OriginBlank, Use: volume.UseFilesystem}.Description())), ""},
 		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -147,8 +151,8 @@ func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
 				body: snapshotOf("ready"), check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }
 					_ = json.Unmarshal(body, &got)
-					want := mark{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
-					if m, _ := readMark(got.Description); m != want {
+					want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
+					if m, _ := volume.ParseTag(got.Description); m != want {
 						t.Errorf("the tag is %+v, want %+v", m, want)
 					}
 				}}).CreateSnapshot(t.Context(), snapshotRequest())
@@ -194,7 +198,7 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 
 func wantedSnapshot(ready bool) *csi.Snapshot {
 	return &csi.Snapshot{SnapshotId: testSnapshot, SourceVolumeId: testDisk,
-		SizeBytes:  10 * gibBytes,
+		SizeBytes:  10 * volume.GiB,
 		ReadyToUse: ready, CreationTime: timestamppb.New(
 			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
 }
@@ -226,8 +230,8 @@ func TestDeletingSnapshots(t *testing.T) {
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(with("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
-		{"D-69 of another cluster's", described(with("description", mark{Name: "snap-1",
-			Cluster: "red"}.description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
+		{"D-69 of another cluster's", described(with("description", volume.Tag{Name: "snap-1",
+			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
 		{"D-69 of one to which the description was copied", described(with("name", "by-hand")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
 		{"DS-5 of one in the making", []exchange{ok(viewSnap, snapshotOf("creating")),
@@ -309,7 +313,7 @@ func TestListingSnapshots(t *testing.T) {
 func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
 	c := rackThat(t, ok(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
-	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestGetSnapshot(t *testing.T) {
@@ -322,6 +326,6 @@ func TestGetSnapshot(t *testing.T) {
 	for _, line := range []exchange{lost.to(viewSnap), ok(viewSnap, snapshotOf("destroyed"))} {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
 			SnapshotId: testSnapshot})
-		wantFailure(t, err, codes.NotFound, csierr.SnapshotNotFound) // LS-7
+		csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound) // LS-7
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -45,7 +47,7 @@ func (n neighbours) differ(before neighbours) bool {
 // twin is a disk whose serial number the guest could not tell from that of a disk with this name.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
-		if diskSerial(string(n.Others[i].Name)) == diskSerial(name) {
+		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
 			return &n.Others[i]
 		}
 	}
@@ -123,7 +125,7 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 	}
 	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, "+
 		"which is attached to the instance %s, begin with the same %d bytes, and the guest would show "+
-		"only one of them; detach that one", name, twin.Name, a.Instance, ownNameBytes)
+		"only one of them; detach that one", name, twin.Name, a.Instance, volume.SerialBytes)
 }
 
 // undoAttach detaches the disk that this call attached. The caller has to come back unless the disk

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -53,13 +55,13 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 			"volume_capabilities is missing")
 	}
 	for _, capability := range req.GetVolumeCapabilities() {
-		switch p := capabilityProblem(capability); {
-		case p.malformed:
-			return "", "", csierr.New(csierr.CapabilityInvalid, "%s", p.message)
-		case p.unsupported:
-			objection = p.message
+		switch p := volume.CapabilityProblem(capability); {
+		case p.Malformed:
+			return "", "", csierr.New(csierr.CapabilityInvalid, "%s", p.Message)
+		case p.Unsupported:
+			objection = p.Message
 		}
-		_, err := parseMountFlags(capability.GetMount().GetMountFlags())
+		_, err := volume.ParseMountFlags(capability.GetMount().GetMountFlags())
 		if err != nil && objection == "" {
 			objection = err.Error()
 		}
@@ -81,44 +83,44 @@ func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
 			return text
 		}
 	}
-	p, err := parseParameters(values)
+	p, err := volume.ParseParameters(values)
 	if err != nil {
 		return csierr.Message(err)
 	}
-	m, _ := readMark(disk.Description)
+	m, _ := volume.ParseTag(disk.Description)
 	switch {
 	case readOnly(disk):
 		return "the disk is read-only"
 	case p.BlockSize != 0 && p.BlockSize != int(disk.BlockSize):
 		return fmt.Sprintf("blockSize: the disk has blocks of %d bytes", disk.BlockSize)
-	case values[paramDiskType] != "" && p.DiskType != disk.DiskType:
+	case values[volume.ParamDiskType] != "" && string(p.DiskType) != string(disk.DiskType):
 		return fmt.Sprintf("diskType: the disk is %s", disk.DiskType)
 	case p.ImageID != "" && string(p.ImageID) != disk.ImageId:
 		return "imageId: the disk was made from something else"
-	case values[paramMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
+	case values[volume.ParamMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
 		return "mkfsOptions: the volume was made with others"
 	}
 	return ""
 }
 
 func contextProblem(disk *oxide.Disk, key, value string) string {
-	m, marked := readMark(disk.Description)
+	m, marked := volume.ParseTag(disk.Description)
 	switch {
-	case foreignKey(key):
-	case key == ctxDiskName && value != string(disk.Name):
+	case volume.ForeignKey(key):
+	case key == volume.CtxDiskName && value != string(disk.Name):
 		return fmt.Sprintf("volume_context: %s: the disk's name is %s", key, disk.Name)
-	case key == ctxDiskID && value != disk.Id:
+	case key == volume.CtxDiskID && value != disk.Id:
 		return fmt.Sprintf("volume_context: %s: the disk's id is %s", key, disk.Id)
-	case key == ctxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
+	case key == volume.CtxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
 		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key,
 			disk.BlockSize)
-	case key == ctxMkfsOptions && marked && value != m.MkfsOptions:
+	case key == volume.CtxMkfsOptions && marked && value != m.MkfsOptions:
 		return fmt.Sprintf("volume_context: %s: the volume was made with others", key)
-	case key == ctxMkfsOptions:
-		if _, err := parseMkfsOptions(value); err != nil {
+	case key == volume.CtxMkfsOptions:
+		if _, err := volume.ParseMkfsOptions(value); err != nil {
 			return csierr.Plain(err.Error())
 		}
-	case key != ctxDiskName && key != ctxDiskID && key != ctxBlockSize:
+	case key != volume.CtxDiskName && key != volume.CtxDiskID && key != volume.CtxBlockSize:
 		return fmt.Sprintf("volume_context: the key %.80q means nothing to this driver", key)
 	}
 	return ""

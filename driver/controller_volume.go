@@ -114,7 +114,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	case err != nil:
 		return nil, err
 	}
-	sizeBytes, err := order.Range.diskSize(source.floorBytes, order.Parameters.largest())
+	sizeBytes, err := order.Range.DiskSize(source.floorBytes, order.Parameters.Largest())
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 		Project: c.project(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(order.diskName()),
-			Description: order.mark(source).description(),
+			Description: order.mark(source).Description(),
 			Size:        oxide.ByteCount(sizeBytes),
 			DiskBackend: order.backend(),
 		},

@@ -7,10 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const (
@@ -22,7 +25,7 @@ const (
 )
 
 // viewName is the request that looks up the disk of pvc-1 by its name.
-var viewName = "GET /v1/disks/" + diskName("blue", "pvc-1")
+var viewName = "GET /v1/disks/" + volume.DiskName("blue", "pvc-1")
 
 func ok(want, body string) exchange { return exchange{want: want, status: 200, body: body} }
 
@@ -49,7 +52,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 				`\"use\":\"filesystem\"}",` +
 				`"disk_backend":{"disk_source":{"block_size":4096,"type":"blank"},` +
 				`"type":"distributed"},` +
-				`"name":"` + diskName("blue", "pvc-1") + `","size":10737418240}`
+				`"name":"` + volume.DiskName("blue", "pvc-1") + `","size":10737418240}`
 			if asJSON(got) != want {
 				t.Errorf("D-20, D-21: got %s\nwant %s", asJSON(got), want)
 			}
@@ -59,8 +62,8 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId: testDisk, CapacityBytes: 10 * gibBytes,
-		VolumeContext: map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
+		VolumeId: testDisk, CapacityBytes: 10 * volume.GiB,
+		VolumeContext: map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": testDisk,
 			"blockSize": "4096"},
 	}})
 }
@@ -72,7 +75,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 				c := rackThat(t, refusal.to(postDisk), ok(viewName, diskOf(state)))
 				answer, err := c.CreateVolume(t.Context(), createRequest())
 				if err != nil || answer.GetVolume().GetVolumeId() != testDisk ||
-					answer.GetVolume().GetVolumeContext()["diskName"] != diskName("blue", "pvc-1") {
+					answer.GetVolume().GetVolumeContext()["diskName"] != volume.DiskName("blue", "pvc-1") {
 					t.Errorf("%s: got %v, %v", state, answer, err)
 				}
 			}
@@ -82,28 +85,28 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 
 func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 	for name, edit := range map[string]func(map[string]any){
-		"another size": with("size", 20*gibBytes),
+		"another size": with("size", 20*volume.GiB),
 		"other blocks": with("block_size", 512),
 		"another type": with("disk_type", "local"),
 		"a snapshot's": with("snapshot_id", testSnapshot),
 		"an image's":   with("image_id", testImage),
 		"read-only":    with("read_only", true),
 		"made by hand": with("description", "mine"),
-		"of another cluster": with("description", mark{Name: "pvc-1",
-			Cluster: "red"}.description()),
-		"a collision": with("description", mark{Name: "pvc-2",
-			Cluster: "blue"}.description()),
-		"for raw access": with("description", mark{Name: "pvc-1", Cluster: "blue",
-			Use: useBlock}.description()),
-		"with mkfsOptions": with("description", mark{Name: "pvc-1", Cluster: "blue",
-			MkfsOptions: "reservedPercent=0"}.description()),
+		"of another cluster": with("description", volume.Tag{Name: "pvc-1",
+			Cluster: "red"}.Description()),
+		"a collision": with("description", volume.Tag{Name: "pvc-2",
+			Cluster: "blue"}.Description()),
+		"for raw access": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+			Use: volume.UseBlock}.Description()),
+		"with mkfsOptions": with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+			MkfsOptions: "reservedPercent=0"}.Description()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := createRequest()
-			r.CapacityRange = asked(10*gibBytes, 10*gibBytes)
+			r.CapacityRange = csitest.Range(10*volume.GiB, 10*volume.GiB)
 			c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("detached", edit)))
 			_, err := c.CreateVolume(t.Context(), r)
-			wantFailure(t, err, codes.AlreadyExists, csierr.VolumeExists)
+			csitest.Want(t, err, codes.AlreadyExists, csierr.VolumeExists)
 		})
 	}
 }
@@ -120,37 +123,37 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin+firstLook/2)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
-	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
+	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 
 	// Its making came to nothing.
 	c = rackThat(t, taken.to(postDisk), ok(viewName, diskOf("creating")), lost.to(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
+	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 	c = rackThat(t, taken.to(postDisk), lost.to(viewName))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Aborted, csierr.DiskBusy)
+	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
 func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
 	c := rackThat(t, taken.to(postDisk), ok(viewName, diskOf("faulted")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Internal, csierr.DiskFaulted)
+	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)
 	c = rackThat(t, created(postDisk, diskOf("faulted")))
 	_, err = c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Internal, csierr.DiskFaulted)
+	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)
 }
 
 func TestCV22NoRoom(t *testing.T) {
 	c := rackThat(t, full.to(postDisk), lost.to(viewName))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.ResourceExhausted, csierr.RackFull)
+	csitest.Want(t, err, codes.ResourceExhausted, csierr.RackFull)
 }
 
 func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
 	c := rackThat(t, exchange{want: postDisk, cut: true},
 		taken.to(postDisk), ok(viewName, diskOf("detached")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
 		t.Error(err)
 	}
@@ -161,7 +164,7 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 		"no id":           with("id", "7"),
 		"another name":    with("name", "csi-0000000000000000"),
 		"no name":         with("name", ""),
-		"another size":    with("size", 9*gibBytes),
+		"another size":    with("size", 9*volume.GiB),
 		"no size":         with("size", 0),
 		"other blocks":    with("block_size", 512),
 		"odd blocks":      with("block_size", 520),
@@ -172,13 +175,13 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 		"another source":  with("snapshot_id", testSnapshot),
 		"another mark":    with("description", "x"),
 		"far too large":   with("size", uint64(1)<<63),
-		"of another name": with("description", mark{Name: "pvc-9", Cluster: "blue"}.description()),
+		"of another name": with("description", volume.Tag{Name: "pvc-9", Cluster: "blue"}.Description()),
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, diskOf("creating", edit))
 			_, err := rackThat(t, answer, lost.to(viewName)).CreateVolume(t.Context(),
 				createRequest())
-			wantFailure(t, err, codes.Unavailable, csierr.EffectUnknown)
+			csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
 			if !strings.Contains(err.Error(), string(csierr.RackAnswerWrong)) {
 				t.Errorf("%v does not say why", err)
 			}
@@ -204,7 +207,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 	restored := func(blockSize int) func(map[string]any) {
 		return func(disk map[string]any) {
 			disk["snapshot_id"], disk["block_size"] = testSnapshot, blockSize
-			disk["description"] = mark{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.description()
+			disk["description"] = volume.Tag{Name: "pvc-1", Cluster: "blue", BlockSize: 512}.Description()
 		}
 	}
 	for name, answer := range gaveUp {
@@ -246,7 +249,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 func TestAProjectThatIsNotThere(t *testing.T) {
 	c := rackThat(t, lost.to(postDisk))
 	_, err := c.CreateVolume(t.Context(), createRequest())
-	wantFailure(t, err, codes.NotFound, csierr.ProjectNotFound)
+	csitest.Want(t, err, codes.NotFound, csierr.ProjectNotFound)
 }
 
 func TestParametersReachTheDisk(t *testing.T) {
@@ -261,27 +264,27 @@ func TestParametersReachTheDisk(t *testing.T) {
 		{"D-23 blocks of 512 bytes", map[string]string{"blockSize": "512"}, nil,
 			diskOf("creating", with("block_size", 512)),
 			`{"disk_source":{"block_size":512,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"a local disk", map[string]string{"diskType": "local"}, nil,
 			diskOf("creating", with("disk_type", "local")), `{"type":"local"}`,
-			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "4096"}},
 		{"an image", map[string]string{"imageId": testImage}, []exchange{ok(viewImage,
 			asJSON(map[string]any{
-				"id": testImage, "size": gibBytes + 1, "block_size": 512, "project_id": nil}))},
+				"id": testImage, "size": volume.GiB + 1, "block_size": 512, "project_id": nil}))},
 			diskOf("creating", with("image_id", testImage), with("block_size", 512),
-				with("size", 2*gibBytes)),
+				with("size", 2*volume.GiB)),
 			`{"disk_source":{"image_id":"` + testImage + `","read_only":false,"type":"image"},` +
 				`"type":"distributed"}`,
-			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize": "512"}},
 		{"mkfsOptions", map[string]string{"mkfsOptions": "reservedPercent=0, bytesPerInode=16384"},
 			nil,
-			diskOf("creating", with("description", mark{Name: "pvc-1", Cluster: "blue",
-				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.description())),
+			diskOf("creating", with("description", volume.Tag{Name: "pvc-1", Cluster: "blue",
+				MkfsOptions: "bytesPerInode=16384,reservedPercent=0"}.Description())),
 			`{"disk_source":{"block_size":4096,"type":"blank"},"type":"distributed"}`,
-			map[string]string{"diskName": diskName("blue", "pvc-1"), "diskId": testDisk,
+			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": testDisk,
 				"blockSize":   "4096",
 				"mkfsOptions": "bytesPerInode=16384,reservedPercent=0"}},
 	} {
@@ -319,7 +322,7 @@ func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := rackThat(t, lost.to(viewImage), lost.to(viewName)).CreateVolume(t.Context(), r)
-	wantFailure(t, err, codes.InvalidArgument, csierr.ImageNotFound)
+	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
 func TestVolumesFromSnapshots(t *testing.T) {
@@ -380,7 +383,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		{"CV-16 a destroyed snapshot", restore(), []exchange{ok(viewSnap, snapshotOf("destroyed")),
 			lost.to(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
-			r.CapacityRange = asked(0, 9*gibBytes)
+			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
 		}), []exchange{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"a snapshot without a size", restore(), []exchange{ok(viewSnap, snapshotOf("ready",
 			with("size", 0)))}, codes.Internal, csierr.RackAnswerWrong},
@@ -388,7 +391,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
 			if test.code != codes.OK {
-				wantFailure(t, err, test.code, test.reason)
+				csitest.Want(t, err, test.code, test.reason)
 				return
 			}
 			if err != nil {
@@ -401,15 +404,15 @@ func TestVolumesFromSnapshots(t *testing.T) {
 }
 
 func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
-	snapshot := func(m mark) string {
-		return snapshotOf("ready", with("description", m.description()))
+	snapshot := func(m volume.Tag) string {
+		return snapshotOf("ready", with("description", m.Description()))
 	}
 	for _, test := range []struct{ name, snapshot, uuid string }{
-		{"which filesystem, and how large it was", snapshot(mark{Name: "snap-1", Cluster: "blue",
+		{"which filesystem, and how large it was", snapshot(volume.Tag{Name: "snap-1", Cluster: "blue",
 			FilesystemUUID: testImage}), testImage},
 		{"only how large it was, when the filesystem is not known", snapshotOf("ready"), ""},
 		{"only that of a snapshot made by hand", snapshotOf("ready", with("description", "mine")), ""},
-		{"only that of another cluster's", snapshot(mark{Name: "snap-1", Cluster: "red",
+		{"only that of another cluster's", snapshot(volume.Tag{Name: "snap-1", Cluster: "red",
 			FilesystemUUID: testImage}), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -420,9 +423,9 @@ func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
 				check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }
 					_ = json.Unmarshal(body, &got)
-					want := mark{Name: "pvc-1", Cluster: "blue", Origin: originSnapshot,
-						Use: useFilesystem, SourceBytes: 10 * gibBytes, FilesystemUUID: test.uuid}
-					if m, _ := readMark(got.Description); m != want {
+					want := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
+						Use: volume.UseFilesystem, SourceBytes: 10 * volume.GiB, FilesystemUUID: test.uuid}
+					if m, _ := volume.ParseTag(got.Description); m != want {
 						t.Errorf("the tag is %+v, want %+v", m, want)
 					}
 				}}).CreateVolume(t.Context(), r)
@@ -438,5 +441,5 @@ func TestDeadlinesReachTheRack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
-	wantFailure(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
+	csitest.Want(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
 }

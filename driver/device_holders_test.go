@@ -8,11 +8,14 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // opening starts a process that has a file open in that way, "<" or "<>".
@@ -24,7 +27,7 @@ func opening(t *testing.T, how, path string) *neighbour {
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
 	holders := filepath.Join(g.dir, "sys/block", v.disk.Name, "holders")
@@ -60,7 +63,7 @@ func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 }
 
 func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
-	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs} {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
 			v := g.volume(g.attach(testSerial, 512*mib), fsType)
@@ -77,7 +80,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	}
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		breakExt(t, v)
 		must(t, v.unstage())
@@ -85,15 +88,15 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 }
 
 func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
-	readOnly := func(v volume) bool {
+	readOnly := func(v testVolume) bool {
 		return readTestNumber(t, filepath.Join("/sys/block", filepath.Base(v.disk.Loop), "ro")) == 1
 	}
-	for name, finish := range map[string]func(v volume) error{
-		"by unpublish": func(v volume) error { return v.unpublish("dev") },
-		"by unpublish, where the target's directory is gone": func(v volume) error {
+	for name, finish := range map[string]func(v testVolume) error{
+		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
+		"by unpublish, where the target's directory is gone": func(v testVolume) error {
 			return v.unpublish("no/such/dev")
 		},
-		"by unstage": volume.unstage,
+		"by unstage": testVolume.unstage,
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
@@ -122,7 +125,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		if !readOnly(v) {
 			t.Fatal("the other workload's device can be written")
 		}
-		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("other"))
 		must(t, v.unstage())
 		if readOnly(v) {

@@ -10,16 +10,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
 			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
@@ -29,11 +32,11 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			return err == nil
 		})
 		err := v.stage()
-		mustFail(t, err, codes.Aborted, csierr.DeviceLocked)
+		csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 		if !strings.Contains(err.Error(), "(mke2fs)") {
 			t.Errorf("the message does not name who has the device: %v", err)
 		}
-		mustFail(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
+		csitest.Want(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
 		must(t, os.WriteFile(goOn, nil, 0o600))
 		_, err = first()
 		must(t, err)
@@ -43,13 +46,13 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			outlives := lockedProgram(t, v)
 			for name, call := range map[string]func() error{
 				"stage": v.stage, "publish": func() error { return v.publish("pod") },
 			} {
 				err := call()
-				mustFail(t, err, codes.Aborted, csierr.DeviceLocked)
+				csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
 				if want := fmt.Sprintf("process %d (sleep)", outlives.Process.Pid); !strings.Contains(
 					err.Error(), want) {
 					t.Errorf("%s: the message does not say %q: %v", name, want, err)
@@ -62,7 +65,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		})
 	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		node := filepath.Join(g.dir, "dev", v.disk.Name)
 		f, err := os.Open(node)
 		must(t, err)
@@ -89,7 +92,7 @@ func ownDescriptors(t *testing.T, path string) (n int) {
 }
 
 // lockedProgram is a program that a driver had started on the volume's device before it died.
-func lockedProgram(t *testing.T, v volume) *exec.Cmd {
+func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	t.Helper()
 	ds := v.guest.node().devices()
 	found, err := ds.lookup(v.Name)
@@ -105,20 +108,20 @@ func lockedProgram(t *testing.T, v volume) *exec.Cmd {
 }
 
 func TestADeviceThatAProcessWritesToIsNotTouched(t *testing.T) {
-	for name, prepare := range map[string]func(v volume){
-		"blank":      func(volume) {},
-		"formatted":  func(v volume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
-		"to be read": func(v volume) {},
+	for name, prepare := range map[string]func(v testVolume){
+		"blank":      func(testVolume) {},
+		"formatted":  func(v testVolume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+		"to be read": func(v testVolume) {},
 	} {
 		t.Run("one that is "+name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			v.Whole = name == "to be read"
 			prepare(v)
 			before := digest(t, v.disk)
 			writer := opening(t, "<>", v.disk.Loop)
 			err := v.stage()
-			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
 			if want := fmt.Sprintf("process %d (sh)", writer.pid); !strings.Contains(err.Error(), want) {
 				t.Errorf("the message does not say %q: %v", want, err)
 			}
@@ -149,15 +152,15 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "disk.img")
 			must(t, os.WriteFile(file, nil, 0o600))
 			must(t, os.Truncate(file, 64*mib))
-			v := g.volume(g.attachFile(testSerial, file, c.attached...), fsExt4)
-			v.Context = map[string]string{ctxBlockSize: c.blocks}
+			v := g.volume(g.attachFile(testSerial, file, c.attached...), volume.Ext4)
+			v.Context = map[string]string{volume.CtxBlockSize: c.blocks}
 			before := digest(t, v.disk)
 			err := v.stage()
 			if !c.refused {
 				must(t, err)
 				return
 			}
-			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceDiffers)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceDiffers)
 			if !strings.Contains(err.Error(), "512") || !strings.Contains(err.Error(), "4096") {
 				t.Errorf("the message does not name both: %v", err)
 			}

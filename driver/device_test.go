@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestParseSerial(t *testing.T) {
@@ -67,7 +69,7 @@ func TestDiskSerial(t *testing.T) {
 		"db": "db", "csi-0123456789abcdef": "csi-0123456789abcdef",
 		"csi-0123456789abcdef-more": "csi-0123456789abcdef",
 	} {
-		if got := diskSerial(in); got != want {
+		if got := volume.Serial(in); got != want {
 			t.Errorf("diskSerial(%q) = %q, want %q", in, got, want)
 		}
 	}

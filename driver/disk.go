@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -37,20 +39,20 @@ func readOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
 // there.
 func believable(doing string, d *oxide.Disk) error {
 	switch {
-	case !isRackID(d.Id):
+	case !volume.IsID(d.Id):
 		return wrongAnswer(doing, "the disk's id %.80q is no UUID", d.Id)
 	case d.Name == "":
 		return wrongAnswer(doing, "the disk %s has no name", d.Id)
 	case d.Size == 0 || d.Size > 1<<62:
 		return wrongAnswer(doing, "the disk %s has %d bytes", d.Id, d.Size)
-	case !slices.Contains(blockSizes, int(d.BlockSize)):
+	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return wrongAnswer(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
 		// One of another release: what is not said would pass for a difference from what was asked.
 		return wrongAnswer(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return wrongAnswer(doing, "the disk %s has no state", d.Id)
-	case slices.Contains(statesAtInstance, d.State.State()) && !isRackID(holder(d)):
+	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(holder(d)):
 		// Taken for a disk that nobody has, it would be unpublished by doing nothing.
 		return wrongAnswer(doing, "the disk %s is %s at no instance", d.Id, d.State.State())
 	}
@@ -134,7 +136,7 @@ func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
 		VolumeId:           d.Id,
 		CapacityBytes:      int64(d.Size),
 		VolumeContext:      volumeContext(d),
-		AccessibleTopology: accessible(c.Topology, nil),
+		AccessibleTopology: volume.AccessibleTopologies(c.Topology, nil),
 	}
 	if d.SnapshotId != "" {
 		v.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
@@ -148,12 +150,12 @@ func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
 // whether the two belong together. Attributes that were copied to another volume betray themselves.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
-		ctxDiskName:  string(d.Name),
-		ctxDiskID:    d.Id,
-		ctxBlockSize: strconv.Itoa(int(d.BlockSize)),
+		volume.CtxDiskName:  string(d.Name),
+		volume.CtxDiskID:    d.Id,
+		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 	}
-	if m, ok := readMark(d.Description); ok && m.MkfsOptions != "" {
-		values[ctxMkfsOptions] = m.MkfsOptions
+	if m, ok := volume.ParseTag(d.Description); ok && m.MkfsOptions != "" {
+		values[volume.CtxMkfsOptions] = m.MkfsOptions
 	}
 	return values
 }
@@ -162,36 +164,36 @@ func volumeContext(d *oxide.Disk) map[string]string {
 // its history. The tag counts only on a disk that this driver made for this cluster.
 func (c *Controller) publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
-		ctxDiskName:  string(d.Name),
-		ctxDiskID:    d.Id,
-		ctxBlockSize: strconv.Itoa(int(d.BlockSize)),
-		ctxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
-		ctxReadOnly:  strconv.FormatBool(readOnly(d)),
+		volume.CtxDiskName:  string(d.Name),
+		volume.CtxDiskID:    d.Id,
+		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
+		volume.CtxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
+		volume.CtxReadOnly:  strconv.FormatBool(readOnly(d)),
 	}
 	if foreignDisk(d, c.ClusterID) != "" {
 		return values
 	}
-	m, _ := readMark(d.Description)
+	m, _ := volume.ParseTag(d.Description)
 	for key, value := range map[string]string{
-		ctxOrigin: m.Origin, ctxUse: m.Use, ctxFilesystemUUID: expectedUUID(d, m),
+		volume.CtxOrigin: m.Origin, volume.CtxUse: m.Use, volume.CtxFilesystemUUID: expectedUUID(d, m),
 	} {
 		if value != "" {
 			values[key] = value
 		}
 	}
 	if m.SourceBytes > 0 {
-		values[ctxSourceBytes] = strconv.FormatInt(m.SourceBytes, 10)
+		values[volume.CtxSourceBytes] = strconv.FormatInt(m.SourceBytes, 10)
 	}
 	return values
 }
 
 // expectedUUID is the UUID of the filesystem on a disk that this driver made, empty if it cannot be
 // known: a disk from an image, from a foreign snapshot, or one that workloads write as a device.
-func expectedUUID(d *oxide.Disk, m mark) string {
+func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
-	case m.Use != useFilesystem:
+	case m.Use != volume.UseFilesystem:
 		return ""
-	case m.Origin == originBlank:
+	case m.Origin == volume.OriginBlank:
 		return d.Id
 	}
 	return m.FilesystemUUID

@@ -6,9 +6,13 @@ import (
 	"bytes"
 	"encoding/binary"
 	"hash/crc32"
+	"math"
+	"math/big"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // The seeds of every target lie in testdata/fuzz, one file for each, with names that say what they
@@ -37,7 +41,7 @@ func FuzzParseSerial(f *testing.F) {
 // bytes, and that the serial comes back from what the kernel makes of it.
 func FuzzDiskSerial(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
-		one, other := diskSerial(a), diskSerial(b)
+		one, other := volume.Serial(a), volume.Serial(b)
 		if !strings.HasPrefix(a, one) || len(one) != min(len(a), 20) {
 			t.Fatalf("diskSerial(%q) = %q", a, one)
 		}
@@ -47,7 +51,7 @@ func FuzzDiskSerial(f *testing.F) {
 		}
 		var field [20]byte // as the rack fills it
 		copy(field[:], a)
-		if rackName.MatchString(a) {
+		if volume.RackName.MatchString(a) {
 			if seen := parseSerial(append(field[:], '\n')); seen != one {
 				t.Fatalf("the disk %q shows %q, not %q", a, seen, one)
 			}
@@ -74,15 +78,15 @@ func FuzzParseDeviceNumber(f *testing.F) {
 // FuzzFormatMark holds that a mark says what was written into it, and that one bit that is wrong
 // makes it none: a format is begun again on the strength of a mark.
 func FuzzFormatMark(f *testing.F) {
-	f.Fuzz(func(t *testing.T, raw []byte, volume, disk string, size int64, bit uint16) {
+	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
 		if m, err := parseMark(raw); err == nil {
 			again, err := m.encode()
 			if err != nil || len(again) != spotBytes {
 				t.Fatalf("%q is the mark %+v, which cannot be written: %v", raw, m, err)
 			}
 		}
-		m := formatMark{Volume: strings.ToValidUTF8(volume, "?"),
-			Disk: strings.ToValidUTF8(disk, "?"), SizeBytes: size, Filesystem: fsExt4}
+		m := formatMark{Volume: strings.ToValidUTF8(vol, "?"),
+			Disk: strings.ToValidUTF8(disk, "?"), SizeBytes: size, Filesystem: volume.Ext4}
 		b, err := m.encode()
 		if err != nil {
 			return // more than fits
@@ -111,7 +115,7 @@ func FuzzSuperblockChecksum(f *testing.F) {
 			wrong = 1
 		}
 		spoiled := from + int(at)%(to-from)
-		if found[0].Type == fsBtrfs && spoiled >= from+4 && spoiled < from+0x20 {
+		if found[0].Type == volume.Btrfs && spoiled >= from+4 && spoiled < from+0x20 {
 			return // room for longer checksums, which this one does not use
 		}
 		head[spoiled] ^= wrong
@@ -206,6 +210,20 @@ func FuzzBlkid(f *testing.F) {
 			if strings.Contains(value, "\n") {
 				t.Fatalf("parseBlkid(%q) has a value of two lines: %q", output, value)
 			}
+		}
+	})
+}
+
+// FuzzSizes holds that no size that comes from outside runs over.
+func FuzzSizes(f *testing.F) {
+	most := big.NewInt(math.MaxInt64)
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		want := new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
+		if want.Cmp(most) > 0 {
+			want = most
+		}
+		if got := product(a, b); got != want.Int64() {
+			t.Fatalf("product(%d, %d) = %d, want %s", a, b, got, want)
 		}
 	})
 }

@@ -7,9 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // zfsLabel is the ring of uberblocks in the first label of a pool's member.
@@ -52,11 +55,12 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 		size                  int64
 		mark                  func(*guestDisk, *testing.T)
 	}{
-		{"an ext4 with labels of ZFS", fsExt4, "fsBlockSize=4096", gib, zfsLabel},
-		{"an ext4 with small blocks and labels of ZFS", fsExt4, "fsBlockSize=1024", 64 * mib, zfsLabel},
-		{"an ext4 with the magic of UFS2", fsExt4, "", gib, ufs2},
-		{"an ext3 with the magic of UFS2", fsExt3, "", gib, ufs2},
-		{"a btrfs with labels of ZFS", fsBtrfs, "", 128 * mib, zfsLabel},
+		{"an ext4 with labels of ZFS", volume.Ext4, "fsBlockSize=4096", gib, zfsLabel},
+		{"an ext4 with small blocks and labels of ZFS", volume.Ext4, "fsBlockSize=1024", 64 * mib,
+			zfsLabel},
+		{"an ext4 with the magic of UFS2", volume.Ext4, "", gib, ufs2},
+		{"an ext3 with the magic of UFS2", volume.Ext3, "", gib, ufs2},
+		{"a btrfs with labels of ZFS", volume.Btrfs, "", 128 * mib, zfsLabel},
 	} {
 		for _, own := range []bool{false, true} {
 			name := c.name + " is refused, the bytes untouched"
@@ -66,7 +70,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.attach(testSerial, c.size), c.fsType)
-				v.Context = map[string]string{ctxMkfsOptions: c.options}
+				v.Context = map[string]string{volume.CtxMkfsOptions: c.options}
 				must(t, v.stage())
 				must(t, v.unstage())
 				c.mark(v.disk, t)
@@ -74,7 +78,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 					v = v.expecting(v.ID)
 				}
 				before := digest(t, v.disk)
-				mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+				csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 				if digest(t, v.disk) != before {
 					t.Fatal("the disk was written")
 				}
@@ -91,13 +95,13 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 		mark         func(*guestDisk, *testing.T)
 		disputed     bool // by blkid, too
 	}{
-		{"an xfs whose end is that of a RAID's member", fsXFS, mdMember, true},
-		{"an ext4 whose end is that of a RAID's member", fsExt4, mdMember, true},
-		{"an ext3 whose end is that of a RAID's member", fsExt3, mdMember, true},
-		{"a btrfs whose end is that of a RAID's member", fsBtrfs, mdMember, true},
+		{"an xfs whose end is that of a RAID's member", volume.XFS, mdMember, true},
+		{"an ext4 whose end is that of a RAID's member", volume.Ext4, mdMember, true},
+		{"an ext3 whose end is that of a RAID's member", volume.Ext3, mdMember, true},
+		{"a btrfs whose end is that of a RAID's member", volume.Btrfs, mdMember, true},
 		// blkid knows no GPT that the start of the disk does not tell of.
-		{"a btrfs whose end is the backup of a GPT", fsBtrfs, gptBackup, false},
-		{"an ext4 whose end has the magic of a RAID and nothing else", fsExt4,
+		{"a btrfs whose end is the backup of a GPT", volume.Btrfs, gptBackup, false},
+		{"an ext4 whose end has the magic of a RAID and nothing else", volume.Ext4,
 			func(d *guestDisk, t *testing.T) { d.writeAt(t, d.SizeBytes-8<<10, []byte(mdMagic)) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -109,7 +113,7 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 			if c.disputed {
 				before := digest(t, v.disk)
 				err := v.stage()
-				mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+				csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 				if !strings.Contains(err.Error(), "blkid finds") || digest(t, v.disk) != before {
 					t.Fatalf("written, or another evidence: %v", err)
 				}

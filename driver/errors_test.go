@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const viewDisk = "GET /v1/disks/" + testDisk
@@ -88,7 +89,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := viewing(t.Context(), rackThat(t, test.answer.to(viewDisk)))
-			wantFailure(t, err, test.code, test.reason)
+			csitest.Want(t, err, test.code, test.reason)
 			message := csierr.Message(err)
 			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
 				t.Errorf("the message %q lacks %q or what was done", message, test.words)
@@ -101,7 +102,7 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if text := err.Error(); !strings.Contains(text, "connection refused") ||
 		strings.Contains(text, "/v1/") || strings.Contains(text, "127.0.0.1") {
 		t.Errorf("%v should say what failed, without the URL", err)
@@ -113,7 +114,7 @@ func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
 	server.Config.ErrorLog = nil
 	t.Cleanup(server.Close)
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v does not mention the certificate", err)
 	}
@@ -133,11 +134,11 @@ func silentRack(t *testing.T) *Controller {
 func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	wantFailure(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, csierr.DeadlineExceeded)
+	csitest.Want(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, csierr.DeadlineExceeded)
 
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(30*time.Millisecond, cancel)
-	wantFailure(t, viewing(ctx, silentRack(t)), codes.Canceled, csierr.Canceled)
+	csitest.Want(t, viewing(ctx, silentRack(t)), codes.Canceled, csierr.Canceled)
 }
 
 func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
@@ -162,5 +163,5 @@ func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	err := viewing(t.Context(), controllerFor(t, server.URL))
-	wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }

@@ -5,10 +5,12 @@ package driver
 import (
 	"encoding/binary"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
-	for _, fsType := range []string{fsExt3, fsExt4} {
+	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 64*mib), fsType)
@@ -23,9 +25,9 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 }
 
 func TestABigallocIsMountedAsItIs(t *testing.T) {
-	bigalloc := func(t *testing.T) volume {
+	bigalloc := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 6*gib), fsExt4)
+		v := g.volume(g.attach(testSerial, 6*gib), volume.Ext4)
 		run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "1G")
 		return v
 	}

@@ -8,6 +8,8 @@ import (
 	"hash/crc32"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -27,7 +29,7 @@ func (h *heldDevice) wrongFilesystem(sb superblock, want string) error {
 
 // identify sees that what mkfs made has the volume's UUID; none is wanted when it is empty.
 func (h *heldDevice) identify(made superblock, want string) (superblock, error) {
-	if made.Type == fsBtrfs && want != "" {
+	if made.Type == volume.Btrfs && want != "" {
 		return h.nameBtrfs(made, want)
 	}
 	if want != "" && made.UUID.String() != want {

@@ -7,21 +7,25 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // A UUID as it is inherited from another volume's disk.
 const inheritedUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
 
 // expecting is the volume with what its disk's ownership tag says of the filesystem.
-func (v volume) expecting(id string) volume {
-	v.Tag = map[string]string{ctxFilesystemUUID: id, ctxOrigin: originBlank, ctxUse: useFilesystem}
+func (v testVolume) expecting(id string) testVolume {
+	v.Tag = map[string]string{volume.CtxFilesystemUUID: id, volume.CtxOrigin: volume.OriginBlank,
+		volume.CtxUse: volume.UseFilesystem}
 	return v
 }
 
-func (v volume) hasUUID(t *testing.T, id string) {
+func (v testVolume) hasUUID(t *testing.T, id string) {
 	t.Helper()
 	if got := uuidOf(t, v.disk); !strings.Contains(got, ` UUID="`+id+`"`) {
 		t.Fatalf("the filesystem is %s, want the UUID %s", got, id)
@@ -29,8 +33,8 @@ func (v volume) hasUUID(t *testing.T, id string) {
 }
 
 func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
-		newVolume := func(t *testing.T) volume {
+	for _, fsType := range volume.Filesystems {
+		newVolume := func(t *testing.T) testVolume {
 			g := newGuest(t)
 			return g.volume(g.attach(testSerial, smallest(fsType)), fsType)
 		}
@@ -62,7 +66,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			before := digest(t, v.disk)
 			for range 2 {
 				err := v.expecting(inheritedUUID).stage()
-				mustFail(t, err, codes.FailedPrecondition, csierr.WrongFilesystem)
+				csitest.Want(t, err, codes.FailedPrecondition, csierr.WrongFilesystem)
 				if !strings.Contains(err.Error(), v.ID) || !strings.Contains(err.Error(), inheritedUUID) {
 					t.Fatalf("the message does not name both UUIDs: %v", err)
 				}
@@ -79,13 +83,13 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 				"mkfs.xfs": `for a; do shift; case $a in uuid=*) a=crc=1;; esac; set -- "$@" "$a"; done
 					exec "$real" "$@"`,
 			})
-			if fsType == fsBtrfs {
+			if fsType == volume.Btrfs {
 				// Each mkfs.btrfs makes another one, and the driver itself gives it the volume's.
 				must(t, v.stage())
 				v.hasUUID(t, inheritedUUID)
 				return
 			}
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
 			if got := mounts(t, v.guest.dir); len(got) > 0 {
 				t.Fatalf("mounted at %q", got)
 			}
@@ -115,17 +119,18 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	}
 	t.Run("what is no UUID is not expected", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4).expecting("random")
-		mustFail(t, v.stage(), codes.InvalidArgument, csierr.FieldInvalid)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4).expecting("random")
+		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.FieldInvalid)
 	})
 	t.Run("an ext4 under growth is refused as well", func(t *testing.T) {
-		v := grown(t, fsExt4)
+		v := grown(t, volume.Ext4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"resize2fs": "exit 1"})
-		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		before := digest(t, v.disk)
-		mustFail(t, v.expecting(inheritedUUID).stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
+		csitest.Want(t, v.expecting(inheritedUUID).stage(), codes.FailedPrecondition,
+			csierr.WrongFilesystem)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -56,7 +58,7 @@ func (n *Node) proveTail(ctx context.Context, h *heldDevice, v nodeVolume, from 
 // blankFrom is where the part of the volume's disk begins that the rack made blank behind a smaller
 // snapshot, and that nobody has been shown as a raw device. Without one it is the disk's end.
 func (v nodeVolume) blankFrom(sizeBytes int64) int64 {
-	if v.Origin != originSnapshot || v.Use != useFilesystem || v.SourceBytes <= 0 ||
+	if v.Origin != volume.OriginSnapshot || v.Use != volume.UseFilesystem || v.SourceBytes <= 0 ||
 		v.SourceBytes%spotBytes != 0 {
 		return sizeBytes
 	}
@@ -65,7 +67,7 @@ func (v nodeVolume) blankFrom(sizeBytes int64) int64 {
 
 // filesystemSize asks a mounted filesystem how large it is, and what growing adds to it at least.
 func filesystemSize(ds devices, m *mountinfo.Info, d device) (superblock, error) {
-	if m.FSType == fsExt3 || m.FSType == fsExt4 {
+	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
 		return extOn(ds, d)
 	}
 	fd, err := unix.Open(m.Mountpoint, unix.O_PATH|unix.O_CLOEXEC, 0)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -27,26 +29,26 @@ import (
 func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
-	case fsExt3, fsExt4:
+	case volume.Ext3, volume.Ext4:
 		name, args = "mke2fs", []string{"-q", "-t", v.FSType, "-e", "remount-ro",
 			"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}
-		if v.Mkfs.value("reservedPercent") == "" {
+		if v.Mkfs.Value("reservedPercent") == "" {
 			args = append(args, "-m", "0")
 		}
 		if id != "" {
 			args = append(args, "-U", id)
 		}
-	case fsXFS:
+	case volume.XFS:
 		name, args = "mkfs.xfs", []string{"-q", "-K"}
 		if id != "" {
 			args = append(args, "-m", "uuid="+id)
 		}
-	case fsBtrfs:
+	case volume.Btrfs:
 		name, args = "mkfs.btrfs", []string{"-q", "-K"}
 	default:
 		return "", nil, fmt.Errorf("no mkfs for filesystem %q", v.FSType)
 	}
-	return name, slices.Concat(args, v.Mkfs.args(v.FSType)), nil
+	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
 // format makes a filesystem on a device that inspect found blank, or with a format of this volume
@@ -62,7 +64,8 @@ func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 	if v.SizeBytes == 0 {
 		return superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
-			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial, ctxSizeBytes)
+			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial,
+			volume.CtxSizeBytes)
 	}
 	mark, err := markOf(v).encode()
 	if err != nil {

@@ -6,14 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 	files := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
-	run(t, "mke2fs", "-q", "-t", fsExt4, "-d", files, v.disk.Loop)
+	run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
 	for _, slot := range markSlots(v.disk.SizeBytes) {
 		v.disk.writeAt(t, slot, v.mark(t))
 	}

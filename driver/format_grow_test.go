@@ -8,13 +8,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
-func grown(t *testing.T, fsType string) volume {
+func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
 	small := g.volume(g.attach(testSerial, 128*mib), fsType)
@@ -27,7 +30,7 @@ func grown(t *testing.T, fsType string) volume {
 	return g.volume(g.attachFile(testSerial, file), fsType)
 }
 
-func (v volume) hasGrown(t *testing.T) {
+func (v testVolume) hasGrown(t *testing.T) {
 	t.Helper()
 	must(t, v.stage())
 	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
@@ -47,7 +50,7 @@ func (v volume) hasGrown(t *testing.T) {
 }
 
 func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
-	for _, fsType := range []string{fsExt3, fsExt4} {
+	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		for _, moment := range []string{"0", "0.001", "0.002", "0.004", "0.006", "0.01", "0.02"} {
 			t.Run("a "+fsType+" whose resize2fs was killed after "+moment+" s", func(t *testing.T) {
 				v := grown(t, fsType)
@@ -57,34 +60,34 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 				if moment == "0" {
 					tools(t, map[string]string{"resize2fs": "exit 1"})
 				}
-				mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+				csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 				must(t, os.Setenv("PATH", path))
 				v.hasGrown(t)
 			})
 		}
 	}
 	t.Run("an ext4 whose superblock the check before was writing", func(t *testing.T) {
-		v := grown(t, fsExt4)
+		v := grown(t, volume.Ext4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"e2fsck": "exit 8"})
-		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		v.disk.writeAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
 	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
-		v := grown(t, fsExt4)
+		v := grown(t, volume.Ext4)
 		path := os.Getenv("PATH")
 		tools(t, map[string]string{"resize2fs": "exit 1"})
-		mustFail(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 	})
 	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
-		v := grown(t, fsExt4)
+		v := grown(t, volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
@@ -97,18 +100,18 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v.disk.writeAt(t, slot, b)
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 		if !isMark(v.disk.readAt(t, slot, markBytes)) {
 			t.Fatal("it was erased")
 		}
 	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		v.disk.writeAt(t, extOffset+0x88, []byte("/x"))
 		err := v.stage()
-		mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+		csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !strings.Contains(err.Error(), "checksum is wrong") {
 			t.Fatal(err)
 		}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // TestAMarkOutlivesEveryMkfs holds what a format that is cut off relies on: of the marks that stand
@@ -26,7 +28,7 @@ func TestAMarkOutlivesEveryMkfs(t *testing.T) {
 	tried := 0
 	for _, size := range sizes {
 		for _, sector := range sectors {
-			for _, fsType := range supportedFilesystems {
+			for _, fsType := range volume.Filesystems {
 				for _, options := range slotOptions(fsType, size) {
 					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/mib, sector,
 						options)
@@ -54,15 +56,15 @@ func TestAMarkOutlivesEveryMkfs(t *testing.T) {
 // write a large part of the disk are left to disks that are not huge.
 func slotOptions(fsType string, size int64) []string {
 	switch fsType {
-	case fsExt3, fsExt4:
+	case volume.Ext3, volume.Ext4:
 		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
-		if (fsType == fsExt3 && size > 3*gib) || size > 100*gib {
+		if (fsType == volume.Ext3 && size > 3*gib) || size > 100*gib {
 			return few[:2]
 		}
 		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
 			"inodeSize=1024", "bytesPerInode=2048,fsBlockSize=4096,inodeSize=512", "reservedPercent=50",
 			"label=data", "bytesPerInode=1024,inodeSize=256,fsBlockSize=1024")
-	case fsXFS:
+	case volume.XFS:
 		return []string{"", "fsBlockSize=1024", "fsBlockSize=2048", "inodeSize=2048", "reflink=false",
 			"inodeSize=1024,fsBlockSize=2048", "label=data"}
 	}
@@ -73,7 +75,7 @@ func slotOptions(fsType string, size int64) []string {
 // write them itself. Without a word in the file it does what the running kernel can.
 func slotConfigs(t *testing.T, fsType string) []string {
 	t.Helper()
-	if fsType != fsExt3 && fsType != fsExt4 {
+	if fsType != volume.Ext3 && fsType != volume.Ext4 {
 		return []string{""}
 	}
 	usual, err := os.ReadFile("/etc/mke2fs.conf")
@@ -91,7 +93,7 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	ok bool) {
 	t.Helper()
 	h := openLoop(t, size, "--sector-size", sector)
-	parsed, err := parseMkfsOptions(options)
+	parsed, err := volume.ParseMkfsOptions(options)
 	must(t, err)
 	v := nodeVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
 	mark, err := markOf(v).encode()

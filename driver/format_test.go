@@ -12,10 +12,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // tools puts scripts before the machine's programs, by name.
@@ -37,11 +40,11 @@ func cutOff(t *testing.T, script string, stage func() error) {
 	before := os.Getenv("PATH")
 	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
 	defer func() { must(t, os.Setenv("PATH", before)) }()
-	mustFail(t, stage(), codes.Internal, csierr.NodeToolFailed)
+	csitest.Want(t, stage(), codes.Internal, csierr.NodeToolFailed)
 }
 
 // mark is the spot that the driver writes when it formats the volume.
-func (v volume) mark(t *testing.T) []byte {
+func (v testVolume) mark(t *testing.T) []byte {
 	t.Helper()
 	nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 	must(t, err)
@@ -92,9 +95,9 @@ func uuidOf(t *testing.T, d *guestDisk) string {
 // smallest is a disk that takes the filesystem.
 func smallest(fsType string) int64 {
 	switch fsType {
-	case fsXFS:
+	case volume.XFS:
 		return 300 * mib
-	case fsBtrfs:
+	case volume.Btrfs:
 		return 128 * mib
 	}
 	return 64 * mib
@@ -108,7 +111,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		{"after a while", `timeout -s KILL 0.008 "$real" "$@"; exit 1`},
 		{"after a longer while", `timeout -s KILL 0.02 "$real" "$@"; exit 1`},
 	}
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		for _, c := range cuts {
 			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
 				g := newGuest(t)
@@ -117,7 +120,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 				if n := v.disk.marksOn(t); n == 0 {
 					t.Fatal("no mark is left on the disk")
 				}
-				if fsType != fsBtrfs || c.script == "exit 1" {
+				if fsType != volume.Btrfs || c.script == "exit 1" {
 					cutOff(t, c.script, v.stage) // and the second time too
 				}
 				must(t, v.stage())
@@ -125,14 +128,14 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 			})
 		}
 	}
-	for i, fsType := range supportedFilesystems {
-		other := supportedFilesystems[(i+1)%len(supportedFilesystems)]
+	for i, fsType := range volume.Filesystems {
+		other := volume.Filesystems[(i+1)%len(volume.Filesystems)]
 		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
 			func(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.attach(testSerial, max(smallest(fsType), smallest(other))), fsType)
 				script := `"$real" "$@" && exit 1`
-				if fsType == fsBtrfs {
+				if fsType == volume.Btrfs {
 					script = "exit 1" // when it is finished it stays what it is
 				}
 				cutOff(t, script, v.stage)
@@ -142,13 +145,13 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 			})
 	}
 	t.Run("whichever of the marks had been written or erased", func(t *testing.T) {
-		for _, make := range []func(v volume){
-			func(volume) {},
-			func(v volume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+		for _, make := range []func(v testVolume){
+			func(testVolume) {},
+			func(v testVolume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
 		} {
 			for which := 1; which < 8; which++ {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+				v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 				make(v)
 				for i, slot := range markSlots(v.disk.SizeBytes) {
 					if which&(1<<i) != 0 {
@@ -164,7 +167,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 
 func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 256*mib), fsBtrfs)
+	v := g.volume(g.attach(testSerial, 256*mib), volume.Btrfs)
 	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 	// All of it is written and nothing but the superblocks and the marks reaches the disk.
 	file, err := os.ReadFile(v.disk.File)
@@ -185,9 +188,9 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 
 // lives holds that the volume is staged as it should be, carries no mark, and keeps its data. A
 // btrfs that mkfs had finished is used as it is, and the marks beside it are worth nothing.
-func (v volume) lives(t *testing.T) {
+func (v testVolume) lives(t *testing.T) {
 	t.Helper()
-	if n := v.disk.marksOn(t); n != 0 && v.FSType != fsBtrfs {
+	if n := v.disk.marksOn(t); n != 0 && v.FSType != volume.Btrfs {
 		t.Fatalf("%d marks are left on the disk", n)
 	}
 	file := filepath.Join(v.staging(), "hello")
@@ -209,14 +212,14 @@ func (v volume) lives(t *testing.T) {
 }
 
 // check lets the filesystem's own tool look at it.
-func (v volume) check(t *testing.T) {
+func (v testVolume) check(t *testing.T) {
 	t.Helper()
 	switch v.FSType {
-	case fsExt3, fsExt4:
+	case volume.Ext3, volume.Ext4:
 		run(t, "e2fsck", "-fn", v.disk.Loop)
-	case fsXFS:
+	case volume.XFS:
 		run(t, "xfs_repair", "-n", v.disk.Loop)
-	case fsBtrfs:
+	case volume.Btrfs:
 		run(t, "btrfs", "check", "--readonly", v.disk.Loop)
 	}
 }
@@ -237,7 +240,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			v.disk.writeAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
 			m, err := parseMark(v.mark(t))
@@ -251,7 +254,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			}
 			before := digest(t, v.disk)
 			err = v.stage()
-			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
@@ -262,12 +265,12 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	}
 	t.Run("a mark of ours beside one of another volume is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		other := v
 		other.ID = "another"
 		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
 		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	for _, c := range []struct {
 		name   string
@@ -280,7 +283,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			cutOff(t, "exit 1", v.stage)
 			offset := c.offset
 			if offset < 0 {
@@ -288,7 +291,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			}
 			v.disk.writeAt(t, offset, []byte(c.magic))
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Error("the disk was written")
 			}
@@ -296,21 +299,22 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	}
 	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
 		g := newGuest(t)
-		origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		origin := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
-		v := g.volume(g.attachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), fsExt4)
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+		v := g.volume(g.attachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		must(t, origin.stage())
 	})
 }
 
 func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
-			if fsType != fsBtrfs {
-				v.Context = map[string]string{ctxMkfsOptions: "fsBlockSize=4096"} // the size of a mark's spot
+			if fsType != volume.Btrfs {
+				// The size of a mark's spot.
+				v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
 			}
 			must(t, v.stage())
 			fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
@@ -382,7 +386,7 @@ func fill(t *testing.T, path string, spot []byte) {
 func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 	t.Run("a device that is swapped while it is checked is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		other := g.attach("csi-other00000000000", 64*mib)
 		before := digest(t, v.disk) + digest(t, other)
 		// The other disk takes the name of the first and its serial.
@@ -392,7 +396,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 			cd '%s' && mv '%s' '%s'
 			exit 2`, sys, v.disk.Name, other.Name, v.disk.Name, other.Name, v.disk.Name,
 			dev, other.Name, v.disk.Name)})
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 		if digest(t, v.disk)+digest(t, other) != before {
 			t.Fatal("a disk was written")
 		}
@@ -400,25 +404,25 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 	t.Run("a second device with the serial that comes while it is checked is noticed",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			other := g.attach("csi-other00000000000", 64*mib)
 			before := digest(t, v.disk) + digest(t, other)
 			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
 				filepath.Join(g.dir, "sys/block", v.disk.Name, "device/serial"),
 				filepath.Join(g.dir, "sys/block", other.Name, "device/serial"))})
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceNotUnique)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceNotUnique)
 			if digest(t, v.disk)+digest(t, other) != before {
 				t.Fatal("a disk was written")
 			}
 		})
 	t.Run("mkfs is not alone responsible that nobody holds the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 		must(t, err)
 		defer func() { _ = holder.Close() }()
 		before := digest(t, v.disk)
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -89,11 +91,11 @@ func (h *heldDevice) thawUnmounted() error {
 		return err
 	}
 	// Only a mount for reading joins a filesystem that was mounted so, and with most the reverse.
-	readOnly := mountOptions{}
-	readOnly.setReadOnly()
+	readOnly := volume.MountOptions{}
+	readOnly.SetReadOnly()
 	m, err := h.mountLoose(found[0].Type, readOnly)
 	if err != nil {
-		m, err = h.mountLoose(found[0].Type, mountOptions{})
+		m, err = h.mountLoose(found[0].Type, volume.MountOptions{})
 	}
 	if err != nil {
 		return nil

@@ -18,10 +18,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (
@@ -102,7 +100,7 @@ func (g *guest) plug(d *guestDisk) {
 	node := filepath.Join(g.dir, "dev", d.Name)
 	must(g.t, unix.Mknod(node, unix.S_IFBLK|0o660, int(st.Rdev)))
 	// The rack fills the 20 bytes with NULs, and sysfs ends the line.
-	var serial [serialBytes]byte
+	var serial [volume.SerialBytes]byte
 	copy(serial[:], d.Serial)
 	must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'), 0o444))
 }
@@ -128,7 +126,7 @@ func (g *guest) node() *Node {
 func (g *guest) path(name string) string { return filepath.Join(g.dir, "kubelet", name) }
 
 // volume is a volume of the guest and where the CO wants it.
-type volume struct {
+type testVolume struct {
 	guest   *guest
 	disk    *guestDisk
 	ID      string
@@ -142,12 +140,13 @@ type volume struct {
 	Whole   bool              // not made blank for filesystems, so it is read whole
 }
 
-func (g *guest) volume(d *guestDisk, fsType string) volume {
-	return volume{guest: g, disk: d, ID: "0b54dc0e-93a4-4f5f-8f5d-" + fmt.Sprintf("%012x", g.disks),
+func (g *guest) volume(d *guestDisk, fsType string) testVolume {
+	return testVolume{guest: g, disk: d, ID: "0b54dc0e-93a4-4f5f-8f5d-" + fmt.Sprintf("%012x",
+		g.disks),
 		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
 }
 
-func (v volume) capability() *csi.VolumeCapability {
+func (v testVolume) capability() *csi.VolumeCapability {
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.Mode}}
 	if v.FSType == "block" {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
@@ -158,26 +157,26 @@ func (v volume) capability() *csi.VolumeCapability {
 	return c
 }
 
-func (v volume) published() map[string]string {
-	m := map[string]string{ctxDiskName: v.Name}
+func (v testVolume) published() map[string]string {
+	m := map[string]string{volume.CtxDiskName: v.Name}
 	if !v.Static {
-		m[ctxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
+		m[volume.CtxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
 		if !v.Whole && v.FSType != "block" {
-			m[ctxOrigin], m[ctxUse] = originBlank, useFilesystem
+			m[volume.CtxOrigin], m[volume.CtxUse] = volume.OriginBlank, volume.UseFilesystem
 		}
 	}
 	maps.Copy(m, v.Tag)
 	return m
 }
 
-func (v volume) staging() string { return v.guest.path("staging " + v.disk.Serial) }
+func (v testVolume) staging() string { return v.guest.path("staging " + v.disk.Serial) }
 
-func (v volume) stageRequest() *csi.NodeStageVolumeRequest {
+func (v testVolume) stageRequest() *csi.NodeStageVolumeRequest {
 	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging(),
 		VolumeCapability: v.capability(), PublishContext: v.published(), VolumeContext: v.Context}
 }
 
-func (v volume) publishRequest(target string) *csi.NodePublishVolumeRequest {
+func (v testVolume) publishRequest(target string) *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging(),
 		TargetPath: v.guest.path(target), VolumeCapability: v.capability(),
 		PublishContext: v.published(), VolumeContext: v.Context}
@@ -185,30 +184,30 @@ func (v volume) publishRequest(target string) *csi.NodePublishVolumeRequest {
 
 // The calls below are made by a process that has just started, so none can lean on an earlier one.
 
-func (v volume) stage() error {
+func (v testVolume) stage() error {
 	_, err := v.guest.node().NodeStageVolume(v.guest.t.Context(), v.stageRequest())
 	return err
 }
 
-func (v volume) unstage() error {
+func (v testVolume) unstage() error {
 	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
 		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
 	return err
 }
 
-func (v volume) publish(target string) error {
+func (v testVolume) publish(target string) error {
 	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), v.publishRequest(target))
 	return err
 }
 
-func (v volume) publishReadOnly(target string) error {
+func (v testVolume) publishReadOnly(target string) error {
 	req := v.publishRequest(target)
 	req.Readonly = true
 	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), req)
 	return err
 }
 
-func (v volume) unpublish(target string) error {
+func (v testVolume) unpublish(target string) error {
 	_, err := v.guest.node().NodeUnpublishVolume(v.guest.t.Context(),
 		&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)})
 	return err
@@ -219,15 +218,6 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// mustFail ends the test unless err has the code and starts with the reason.
-func mustFail(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
-	t.Helper()
-	s := status.Convert(err)
-	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {
-		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
 	}
 }
 

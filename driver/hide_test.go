@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
@@ -84,7 +85,7 @@ func TestB16ATokenThatComesBackIsInNoStatus(t *testing.T) {
 		return nil, csierr.New(csierr.Internal, "the rack says Internal")
 	}}})
 	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	wantFailure(t, err, codes.Internal, csierr.Internal)
+	csitest.Want(t, err, codes.Internal, csierr.Internal)
 	if strings.Contains(err.Error(), "says Internal") {
 		t.Errorf("the token is shown: %v", err)
 	}

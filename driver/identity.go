@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -21,7 +23,7 @@ type Identity struct {
 // GetPluginInfo says who this is.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
 	*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: Version()}, nil
+	return &csi.GetPluginInfoResponse{Name: volume.DriverName, VendorVersion: Version()}, nil
 }
 
 // GetPluginCapabilities says what the plugin as a whole does. CSI wants the same answer from every

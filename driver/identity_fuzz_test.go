@@ -6,13 +6,11 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
-)
 
-// lowerUUID is the one form in which the driver knows an id.
-var lowerUUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+)
 
 // FuzzMetadata holds that a file of any content gives an id that stands in it after its key, or an
 // error that shows none of it.
@@ -37,7 +35,7 @@ func FuzzMetadata(f *testing.F) {
 func FuzzDMI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := canonicalUUID(parseDMI(b))
-		if err == nil && (!lowerUUID.MatchString(id) ||
+		if err == nil && (!csitest.UUID.MatchString(id) ||
 			!bytes.Contains(bytes.ToLower(b), []byte(id))) {
 			t.Fatalf("%q gives %q", b, id)
 		}
@@ -71,7 +69,7 @@ func FuzzNodeIdentity(f *testing.F) {
 			}
 			return
 		}
-		if !lowerUUID.MatchString(id) {
+		if !csitest.UUID.MatchString(id) {
 			t.Fatalf("the identity is %q", id)
 		}
 		opinions := []string{explicit}

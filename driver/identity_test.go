@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func pemOf(certificate []byte) []byte {
@@ -61,7 +62,7 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 	var answers []proto.Message
 	for _, mode := range []Mode{ModeController, ModeNode, ModeAll} {
 		p := plugin{config: Config{Mode: mode, Host: "http://127.0.0.1:1", Token: "x", Project: "p",
-			InstanceID: testInstance, SysfsRoot: t.TempDir(), Topology: places(t, "rack=a")},
+			InstanceID: testInstance, SysfsRoot: t.TempDir(), Topology: rackA},
 			log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
 		server, err := p.assemble()
 		if err != nil {
@@ -144,19 +145,19 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	rack.set(rackError(401, "Unauthorized", "credentials missing or invalid"))
 	h.look(t.Context())
 	_, err := probe()
-	wantFailure(t, err, codes.FailedPrecondition, csierr.TokenRejected)
+	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(away)
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, csierr.TokenRejected)
+	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(rackError(403, "Forbidden", "Forbidden"))
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, csierr.RoleMissing)
+	csitest.Want(t, err, codes.FailedPrecondition, csierr.RoleMissing)
 	rack.set(rackError(404, "ObjectNotFound", "not found: project"))
 	h.look(t.Context())
 	_, err = probe()
-	wantFailure(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
+	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
 	rack.set(fine)
 	h.look(t.Context())
 	expect("PR-1 mended", true)
@@ -207,7 +208,7 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 func TestPR4MissingProgramsAreNamed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	err := toolsHealth()
-	wantFailure(t, err, codes.FailedPrecondition, csierr.ToolsMissing)
+	csitest.Want(t, err, codes.FailedPrecondition, csierr.ToolsMissing)
 	if !strings.Contains(err.Error(), "mkfs.xfs") {
 		t.Errorf("%v does not name what is missing", err)
 	}

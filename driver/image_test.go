@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // imageTools are the programs that the Dockerfile puts into the node's image.
@@ -38,7 +40,7 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 		t.Errorf("the Dockerfile's TOOLS are %v, and nodeTools %v", got, want)
 	}
 	run := programsInSource(t)
-	for _, fsType := range []string{fsExt3, fsExt4, fsXFS, fsBtrfs} {
+	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
 		name, _, err := mkfsCommand(nodeVolume{FSType: fsType})
 		must(t, err)
 		run = append(run, name)

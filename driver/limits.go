@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -10,11 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// CSI's limits for every field that has none of its own (B-1, B-2).
-const (
-	mostStringBytes = 128
-	mostMapBytes    = 4 << 10
-)
+// mostMapBytes is CSI's limit for every map that has none of its own (B-2).
+const mostMapBytes = 4 << 10
 
 // fieldLimits are the fields with other limits: paths may be as long as the system allows, which
 // the node checks, and a node id has 256 bytes. A token that is too long is a bad token, which has
@@ -78,7 +77,7 @@ func valueProblem(field protoreflect.FieldDescriptor, value protoreflect.Value) 
 	case protoreflect.StringKind:
 		most, special := fieldLimits[field.Name()]
 		if !special {
-			most = mostStringBytes
+			most = volume.MaxStringBytes
 		}
 		if most > 0 && len(value.String()) > most {
 			return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",

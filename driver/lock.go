@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
@@ -85,7 +87,7 @@ func objectKey(kind, id string) string {
 	if id == "" {
 		return ""
 	}
-	if u, ok := rackID(id); ok {
+	if u, ok := volume.ParseID(id); ok {
 		id = string(u) // one object, in whatever case it is written
 	}
 	return kind + " " + id

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestACallWhoseCallerHasGivenUpDoesNotBegin(t *testing.T) {
@@ -30,7 +31,7 @@ func TestACallWhoseCallerHasGivenUpDoesNotBegin(t *testing.T) {
 			t.Error("the call began")
 			return nil, nil
 		})
-		wantFailure(t, err, c.code, c.reason)
+		csitest.Want(t, err, c.code, c.reason)
 	}
 	began := false
 	if _, err := l.intercept(t.Context(), req, nil, func(context.Context, any) (any, error) {

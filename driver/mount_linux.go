@@ -9,6 +9,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -23,7 +25,7 @@ type looseMount struct {
 }
 
 // mountLoose mounts the filesystem of an open device without a place.
-func (h *heldDevice) mountLoose(fsType string, o mountOptions) (*looseMount, error) {
+func (h *heldDevice) mountLoose(fsType string, o volume.MountOptions) (*looseMount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not offer filesystem %s: %w",
@@ -49,7 +51,7 @@ func (h *heldDevice) mountLoose(fsType string, o mountOptions) (*looseMount, err
 }
 
 // configure gives a filesystem context its source and its options, and opens the filesystem.
-func configure(fs int, source string, o mountOptions) error {
+func configure(fs int, source string, o volume.MountOptions) error {
 	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
 		return err
 	}
@@ -74,7 +76,7 @@ func configure(fs int, source string, o mountOptions) error {
 
 // kernelMessages is what the kernel has to say of a failed mount. It may quote mount flags, so
 // nothing is shown when there were any.
-func kernelMessages(fs int, o mountOptions) string {
+func kernelMessages(fs int, o volume.MountOptions) string {
 	if o.Given {
 		return " (the kernel's log may say more)"
 	}
@@ -129,7 +131,7 @@ func (m *looseMount) device() (major, minor uint32, err error) {
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
 	}
-	if m.fsType != fsBtrfs {
+	if m.fsType != volume.Btrfs {
 		return unix.Major(st.Dev), unix.Minor(st.Dev), nil
 	}
 	// btrfs numbers its mounts by itself, so it is asked for its device.
@@ -170,9 +172,9 @@ func (m *looseMount) Close() error { return unix.Close(m.fd) }
 func (m *looseMount) grow(d device) error {
 	var err error
 	switch m.fsType {
-	case fsXFS:
+	case volume.XFS:
 		err = m.growXFS(d.SizeBytes)
-	case fsBtrfs:
+	case volume.Btrfs:
 		err = m.growBtrfs(d.SizeBytes)
 	}
 	if err != nil {
@@ -221,13 +223,13 @@ func xfsGeometryOf(root *os.File) (xfsGeometry, error) {
 }
 
 func (g xfsGeometry) size() superblock {
-	return superblock{Type: fsXFS, SizeBytes: g.blocks * g.blockBytes,
+	return superblock{Type: volume.XFS, SizeBytes: g.blocks * g.blockBytes,
 		UnitBytes: xfsMinimumAGBlocks * g.blockBytes}
 }
 
 // size is how large an xfs or a btrfs is, and what growing adds at least.
 func (m *looseMount) size() (superblock, error) {
-	if m.fsType == fsBtrfs {
+	if m.fsType == volume.Btrfs {
 		info, err := m.btrfsDevice()
 		return info.size(), err
 	}
@@ -295,7 +297,7 @@ type btrfsMember struct {
 
 func (b btrfsMember) size() superblock {
 	const sector = 4096
-	return superblock{Type: fsBtrfs, SizeBytes: b.sizeBytes, UnitBytes: sector}
+	return superblock{Type: volume.Btrfs, SizeBytes: b.sizeBytes, UnitBytes: sector}
 }
 
 // btrfsDevice asks a mounted btrfs for its device; one with several is not ours.

@@ -16,10 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // neighbour is a process that lives beside the driver until the test lets it go.
@@ -85,18 +88,18 @@ func (g *guest) impatient() *Node {
 	return n
 }
 
-func (v volume) unstageRequest() *csi.NodeUnstageVolumeRequest {
+func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
 	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 }
 
 // held demands that the volume is not released, that the error names all of these, and that nothing
 // of the driver's was taken down.
-func (v volume) held(names ...string) {
+func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
 	before := mounts(t, v.guest.dir)
 	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
-	mustFail(t, err, codes.Internal, csierr.StillMounted)
+	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 	for _, name := range names {
 		if !strings.Contains(err.Error(), name) {
 			t.Errorf("it does not name %s: %v", name, err)
@@ -108,7 +111,7 @@ func (v volume) held(names ...string) {
 }
 
 func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
-	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs} {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
 			v := g.volume(g.attach(testSerial, 512*mib), fsType)
@@ -121,7 +124,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	}
 	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(g.path("aside"), 0o755))
 		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
@@ -132,7 +135,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("though its disk was yanked away", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		g.unplug(v.disk)
@@ -155,7 +158,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits
@@ -179,7 +182,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		{"a slave that is shared itself", "slave", `mount --make-rshared "$1"`},
 		{"a peer that shows the directory elsewhere", "unchanged", `mount --bind "$1" "$2"`},
 	} {
-		for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+		for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 			t.Run(c.name+", "+fsType, func(t *testing.T) {
 				g := rememberingGuest(t)
 				g.shared()
@@ -205,7 +208,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	t.Run("but one that was moved away there is", func(t *testing.T) {
 		g := rememberingGuest(t)
 		g.shared()
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(filepath.Join(g.dir, "aside"), 0o755))
 		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
@@ -218,13 +221,13 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		func(t *testing.T) {
 			g := rememberingGuest(t)
 			g.shared()
-			v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 			must(t, v.stage())
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
 			for range 2 {
 				_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
-				mustFail(t, err, codes.Internal, csierr.StillMounted)
+				csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
 					t.Errorf("it does not name process %d: %v", n.pid, err)
 				}
@@ -238,7 +241,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		aside := filepath.Join(g.dir, "aside")
 		must(t, os.Mkdir(aside, 0o755))
 		run(t, "mount", "--bind", filepath.Join(g.dir, "kubelet"), aside)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		if got := mounts(t, g.dir); len(got) != 4 {
 			t.Fatalf("mounts: %q", got)
@@ -251,7 +254,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 }
 
 func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
-	for _, fsType := range []string{fsExt4, "block"} {
+	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
 			v := g.volume(g.attach(testSerial, 16*mib), fsType)
@@ -265,13 +268,13 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 				return err
 			}
 			err := unpublish()
-			mustFail(t, err, codes.Internal, csierr.StillMounted)
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
 				t.Errorf("it does not name process %d: %v", n.pid, err)
 			}
 			// Nor when nothing is mounted here: the kernel would take it away there with the path.
 			run(t, "umount", g.path("pod"))
-			mustFail(t, unpublish(), codes.Internal, csierr.StillMounted)
+			csitest.Want(t, unpublish(), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(g.dir); !slices.Equal(after, before) {
 				t.Errorf("there was %q and is %q", before, after)
 			}

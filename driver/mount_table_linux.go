@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -100,7 +102,7 @@ func (t mountTable) of(d device) mountTable {
 // showsDevice says whether a mount is of the device, or of its node; home is where this instance
 // has its nodes.
 func showsDevice(m *mountinfo.Info, d device, home location, known bool) bool {
-	if m.FSType == fsBtrfs && !isNodeMount(m) {
+	if m.FSType == volume.Btrfs && !isNodeMount(m) {
 		// Ask no other volume's mount: that would hold it for a moment.
 		if major, minor, err := blockNumber(m.Source); err != nil || major != d.Major ||
 			minor != d.Minor {
@@ -158,7 +160,7 @@ func (t mountTable) paths() string {
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
 // isVolumeType says whether volumes have filesystems of that type.
-func isVolumeType(fsType string) bool { return slices.Contains(supportedFilesystems, fsType) }
+func isVolumeType(fsType string) bool { return slices.Contains(volume.Filesystems, fsType) }
 
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
 // node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
@@ -181,7 +183,7 @@ func mountedDevice(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, true
 	}
-	if m.FSType == fsBtrfs {
+	if m.FSType == volume.Btrfs {
 		major, minor, err := btrfsMountNumber(m)
 		return major, minor, err == nil
 	}
@@ -201,7 +203,10 @@ func (t mountTable) sameFilesystem(m *mountinfo.Info) mountTable {
 }
 
 // comparable are the flags of a mount that two mounts are compared by.
-func comparableFlags(m *mountinfo.Info) []string { return shownFlags(m.Options, m.VFSOptions) }
+func comparableFlags(m *mountinfo.Info) []string {
+	return volume.ShownFlags(m.Options,
+		m.VFSOptions)
+}
 
 // condition is how a mounted filesystem is.
 type condition int

@@ -11,15 +11,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with
 // or without a mount, is thawed.
-func (v volume) freeze(path string) {
+func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
 	run(t, "fsfreeze", "--freeze", v.guest.path(path))
@@ -67,7 +70,7 @@ func inTime(t *testing.T, act func() error) error {
 	}
 }
 
-func (v volume) exclusive() error {
+func (v testVolume) exclusive() error {
 	f, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	if err != nil {
 		return err
@@ -76,7 +79,7 @@ func (v volume) exclusive() error {
 }
 
 func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) volume {
+	setUp := func(t *testing.T, fsType string) testVolume {
 		g := rememberingGuest(t)
 		v := g.volume(g.attach(testSerial, 512*mib), fsType)
 		must(t, v.stage())
@@ -85,7 +88,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		v.freeze("staging " + v.Name)
 		return v
 	}
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("NU-4 "+fsType, func(t *testing.T) {
 			v := setUp(t, fsType)
 			must(t, inTime(t, func() error { return v.unpublish("pod") }))
@@ -121,8 +124,8 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		})
 	}
 	t.Run("NU-5 but not while a workload has it", func(t *testing.T) {
-		v := setUp(t, fsExt4)
-		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		v := setUp(t, volume.Ext4)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		if !frozen(t, v.staging()) {
 			t.Error("the refused call has ended the freeze")
 		}
@@ -130,11 +133,11 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("NU-5 and not while somebody has its staging path open", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		root, err := os.Open(v.staging())
 		must(t, err)
-		mustFail(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, inTime(t, v.unstage), codes.Internal, csierr.StillMounted)
 		must(t, root.Close())
 		if !frozen(t, v.staging()) {
 			t.Error("the refused call has ended the freeze")
@@ -143,7 +146,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		v.Flags = []string{"ro"}
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		must(t, v.stage())
@@ -155,7 +158,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 }
 
 func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 512*mib), fsType)
 		must(t, v.stage())

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
@@ -42,10 +44,10 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 	if !ok {
 		return n.healthAt(ctx, req)
 	}
-	if err := n.checkPaths(req, diskSerial(known.Disk)); err != nil {
+	if err := n.checkPaths(req, volume.Serial(known.Disk)); err != nil {
 		return nil, err
 	}
-	d, err := n.devices().lookup(diskSerial(known.Disk))
+	d, err := n.devices().lookup(volume.Serial(known.Disk))
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
 	}

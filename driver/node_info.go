@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -59,8 +61,8 @@ func (n *Node) maxVolumes() (int64, error) {
 	}
 	volumes := n.records()
 	foreign := len(slices.DeleteFunc(all, func(d device) bool {
-		return isOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r seenVolume) bool {
-			return diskSerial(r.Disk) == d.Serial
+		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r seenVolume) bool {
+			return volume.Serial(r.Disk) == d.Serial
 		})
 	}))
 	limit := n.MaxDisks

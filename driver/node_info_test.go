@@ -11,11 +11,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
@@ -113,7 +116,7 @@ func TestNodeGetInfo(t *testing.T) {
 	})
 	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
 		_, err := (&Node{SysfsRoot: sysfs(t, nil)}).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		mustFail(t, err, codes.FailedPrecondition, csierr.InstanceUnknown)
+		csitest.Want(t, err, codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
 }
 
@@ -139,7 +142,7 @@ func TestNodeGetCapabilities(t *testing.T) {
 
 func TestAPathWithANULIsInvalid(t *testing.T) {
 	g := newGuest(t)
-	v, n := g.volume(g.attach(testSerial, 16*mib), fsExt4), g.node()
+	v, n := g.volume(g.attach(testSerial, 16*mib), volume.Ext4), g.node()
 	must(t, v.stage())
 	const path = "/a\x00b"
 	for name, call := range map[string]func() error{
@@ -193,7 +196,7 @@ func TestAPathWithANULIsInvalid(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			mustFail(t, call(), codes.InvalidArgument, csierr.PathInvalid)
+			csitest.Want(t, call(), codes.InvalidArgument, csierr.PathInvalid)
 		})
 	}
 }
@@ -207,13 +210,13 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	t.Run("VS-1 fields are needed, VS-2 a relative path shows no volume", func(t *testing.T) {
 		n := &Node{SysfsRoot: t.TempDir()}
 		_, err := stats(n, "", "some/path", "")
-		mustFail(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
+		csitest.Want(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
 		_, err = stats(n, "v", "", "")
-		mustFail(t, err, codes.InvalidArgument, csierr.PathInvalid)
+		csitest.Want(t, err, codes.InvalidArgument, csierr.PathInvalid)
 		_, err = stats(n, "v", "some/path", "")
-		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 512*mib), fsType)
@@ -250,10 +253,10 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	})
 	t.Run("VS-2 VS-5 a path that does not show this volume is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
 		n := g.node()
-		for _, each := range []volume{v, other} {
+		for _, each := range []testVolume{v, other} {
 			_, err := n.NodeStageVolume(t.Context(), each.stageRequest())
 			must(t, err)
 		}
@@ -264,13 +267,13 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			"a tmpfs": g.path("tmp"), "another volume": other.staging(), "another disk": other.disk.Loop,
 		} {
 			_, err := stats(n, v.ID, path, "")
-			if mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath); t.Failed() {
+			if csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath); t.Failed() {
 				t.Log(name)
 			}
 		}
 		// A process that knows nothing yet has the staging path to compare with.
 		_, err := stats(g.node(), v.ID, other.staging(), v.staging())
-		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 }
 
@@ -287,15 +290,15 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	t.Run("NH-2 a volume id is needed, and the node has to know the volume", func(t *testing.T) {
 		n := &Node{SysfsRoot: sysfs(t, nil)}
 		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
-		mustFail(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
+		csitest.Want(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
 		_, err = n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
 			StagingTargetPath: "/no/such/path"})
-		mustFail(t, err, codes.NotFound, csierr.VolumeUnknownToNode)
+		csitest.Want(t, err, codes.NotFound, csierr.VolumeUnknownToNode)
 	})
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 			n := g.node()
 			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 			must(t, err)

@@ -7,10 +7,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
-	for _, fsType := range []string{"", fsExt4, fsExt3, fsXFS, fsBtrfs} {
+	for _, fsType := range []string{"", volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs} {
 		t.Run("a filesystem volume of type "+fsType+" keeps its data over two lives", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach("csi-0123456789abcdef", gib), fsType)

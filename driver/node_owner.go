@@ -5,6 +5,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -78,7 +80,7 @@ func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (device, err
 // or was formatted by others. A disk that was restored from it has the same UUID, but a record of
 // its own as long as it is in use.
 func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
-	id, ok := rackID(volumeID)
+	id, ok := volume.ParseID(volumeID)
 	if !ok {
 		return nil, nil
 	}

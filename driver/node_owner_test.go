@@ -7,19 +7,22 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // twoVolumes are a published volume and another one, which the node knows or not.
-func twoVolumes(t *testing.T, fsType string, known bool) (v, other volume) {
+func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := rememberingGuest(t)
 	v = g.volume(g.attach(testSerial, 512*mib), fsType)
-	if fsType == fsBtrfs {
-		fsType = fsExt4 // mkfs.btrfs cannot read the mount table of a guest with such a path
+	if fsType == volume.Btrfs {
+		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
 	}
 	other = g.volume(g.attach(otherSerial, 512*mib), fsType)
 	must(t, v.stage())
@@ -30,8 +33,8 @@ func twoVolumes(t *testing.T, fsType string, known bool) (v, other volume) {
 	return v, other
 }
 
-func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other volume)) {
-	for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for _, known := range []bool{true, false} {
 			name := fsType + ", asked for a volume that the node does not know"
 			if known {
@@ -46,7 +49,7 @@ func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other volume)) {
 }
 
 func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
-	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		before := mounts(t, v.guest.dir)
 		must(t, other.unpublish("pod"))
 		if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
@@ -58,13 +61,13 @@ func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
 }
 
 func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
-	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		must(t, v.unpublish("pod"))
 		_, known := other.guest.node().recall(t.Context(), other.ID)
 		before := mounts(t, v.guest.dir)
 		err := other.unstageAt(v.staging())
 		if known && other.FSType != "block" {
-			mustFail(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
 		} else {
 			must(t, err)
 		}
@@ -76,7 +79,7 @@ func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
 	})
 }
 
-func (v volume) unstageAt(path string) error {
+func (v testVolume) unstageAt(path string) error {
 	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
 		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
 	return err
@@ -84,26 +87,26 @@ func (v volume) unstageAt(path string) error {
 
 func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 	d := g.attach(otherSerial, 16*mib)
 	g.unplug(d)
 	run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 	must(t, os.Mkdir(v.staging(), 0o755))
 	run(t, "mount", d.Loop, v.staging())
-	mustFail(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
-	mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	csitest.Want(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if left := mounts(t, g.dir); len(left) != 1 {
 		t.Fatalf("mounts: %q", left)
 	}
 }
 
 func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
-	v, other := twoVolumes(t, fsExt4, true)
+	v, other := twoVolumes(t, volume.Ext4, true)
 	run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
 	run(t, "mount", "--bind", other.staging(), v.staging())
 	before := mounts(t, v.guest.dir)
-	mustFail(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
-	mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}
@@ -114,7 +117,7 @@ func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 }
 
 func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
-	eachTwoVolumes(t, func(t *testing.T, v, other volume) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		paths := []string{v.guest.path("pod")}
 		if v.FSType != "block" {
 			paths = append(paths, v.staging())
@@ -126,7 +129,7 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 				if reason == "" {
 					must(t, err)
 				} else {
-					mustFail(t, err, codes.NotFound, reason)
+					csitest.Want(t, err, codes.NotFound, reason)
 				}
 				_, err = v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 					VolumeId: id, VolumePublishPath: path})
@@ -141,7 +144,7 @@ func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
 }
 
 func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) (v, other volume) {
+	setUp := func(t *testing.T, fsType string) (v, other testVolume) {
 		v, other = twoVolumes(t, fsType, true)
 		must(t, os.RemoveAll(v.guest.state))
 		if fsType != "block" {
@@ -149,10 +152,10 @@ func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t 
 		}
 		return v, other
 	}
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run(fsType, func(t *testing.T) {
 			v, other := setUp(t, fsType)
-			mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 			must(t, other.unstage())
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
@@ -166,14 +169,14 @@ func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t 
 		})
 	}
 	t.Run("and a volume that was restored from it, and is known, does not count", func(t *testing.T) {
-		v, _ := setUp(t, fsExt4)
+		v, _ := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		g := v.guest
 		run(t, "sync")
 		copied := g.attach("csi-restored00000000", 512*mib)
 		run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
 		g.unplug(v.disk)
-		restored := g.volume(copied, fsExt4)
+		restored := g.volume(copied, volume.Ext4)
 		must(t, restored.stage())
 		must(t, v.unstage())
 		must(t, restored.unstage())

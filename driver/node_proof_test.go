@@ -8,16 +8,19 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // replaced gives the number and the name of the volume's device to another disk, as the kernel may
 // when the volume's disk is gone. It is a volume of its own.
-func (v volume) replaced(serial, fsType string) volume {
+func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
 	v.guest.unplug(v.disk)
 	other := *v.disk
@@ -27,14 +30,14 @@ func (v volume) replaced(serial, fsType string) volume {
 	return v.guest.volume(&other, fsType)
 }
 
-func (v volume) stats(path string) error {
+func (v testVolume) stats(path string) error {
 	_, err := v.guest.node().NodeGetVolumeStats(v.guest.t.Context(),
 		&csi.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: v.guest.path(path)})
 	return err
 }
 
 func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) (v, w volume) {
+	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		g := rememberingGuest(t)
 		v = g.volume(g.attach(testSerial, 16*mib), "block")
 		must(t, v.stage())
@@ -43,27 +46,27 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	}
 	t.Run("VS-5 shows not this volume", func(t *testing.T) {
 		v, _ := setUp(t, "block")
-		mustFail(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, v.stats("dev"), codes.NotFound, csierr.VolumeNotAtPath)
 		_, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 			VolumeId: v.ID, VolumePublishPath: v.guest.path("dev")})
-		mustFail(t, err, codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, err, codes.NotFound, csierr.VolumeNotAtPath)
 	})
 	t.Run("NP-5 is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
-		mustFail(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
+		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
 		moved := v.guest.attach(testSerial, 16*mib) // the volume's disk is back under another number
 		v.disk = moved
-		mustFail(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
+		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
 		must(t, v.publish("dev"))
 		must(t, v.stats("dev"))
 	})
 	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
-		v, w := setUp(t, fsExt4)
+		v, w := setUp(t, volume.Ext4)
 		before := digest(t, w.disk)
-		mustFail(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		w.FSType = "block"
-		mustFail(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		if after := digest(t, w.disk); after != before {
 			t.Fatal("its disk has changed")
 		}
@@ -83,21 +86,21 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 }
 
 func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
-	for name, cover := range map[string]func(t *testing.T, v, other volume){
-		"a directory of the root disk": func(t *testing.T, v, _ volume) {
+	for name, cover := range map[string]func(t *testing.T, v, other testVolume){
+		"a directory of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
 		},
-		"a bind mount of the root disk": func(t *testing.T, v, _ volume) {
+		"a bind mount of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
 			run(t, "mount", "--bind", v.guest.path(""), v.staging())
 		},
-		"a tmpfs over the volume": func(t *testing.T, v, _ volume) {
+		"a tmpfs over the testVolume": func(t *testing.T, v, _ testVolume) {
 			run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		},
-		"another volume over the volume": func(t *testing.T, v, other volume) {
+		"another volume over the volume": func(t *testing.T, v, other testVolume) {
 			run(t, "mount", "--bind", other.staging(), v.staging())
 		},
-		"a raw device": func(t *testing.T, v, other volume) {
+		"a raw device": func(t *testing.T, v, other testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
 			must(t, os.Remove(v.staging()))
 			must(t, os.WriteFile(v.staging(), nil, 0o600))
@@ -106,13 +109,13 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
-			other := g.volume(g.attach(otherSerial, 16*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+			other := g.volume(g.attach(otherSerial, 16*mib), volume.Ext4)
 			must(t, v.stage())
 			must(t, other.stage())
 			cover(t, v, other)
 			before := mounts(t, g.dir)
-			mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if after := mounts(t, g.dir); !slices.Equal(after, before) {
 				t.Errorf("mounts: %q, were %q", after, before)
 			}
@@ -126,16 +129,16 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	}
 	t.Run("a device that was born anew under the number", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		sequence := filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq")
 		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 }
 
 func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
-	for _, fsType := range []string{fsExt4, fsBtrfs} {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 128*mib), fsType)
 		must(t, v.stage())
@@ -145,15 +148,16 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 		must(t, err)
 		must(t, v.unstage())
 		_, err = shown.statfs(v.staging())
-		mustFail(t, csierr.Convert(err, csierr.NodeToolFailed), codes.NotFound, csierr.VolumeNotAtPath)
+		csitest.Want(t, csierr.Convert(err, csierr.NodeToolFailed), codes.NotFound,
+			csierr.VolumeNotAtPath)
 	}
 }
 
 // A device's name is given out again like its number, and a btrfs tells no number.
 func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
-	setUp := func(t *testing.T, serial string) (v, w volume) {
+	setUp := func(t *testing.T, serial string) (v, w testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.attach(testSerial, 128*mib), fsBtrfs)
+		v = g.volume(g.attach(testSerial, 128*mib), volume.Btrfs)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		g.unplug(v.disk)
@@ -167,13 +171,13 @@ func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 		g.unplug(again)
 		again.Name = v.disk.Name
 		g.plug(again)
-		return v, g.volume(again, fsBtrfs)
+		return v, g.volume(again, volume.Btrfs)
 	}
 	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
 		v, w := setUp(t, testSerial)
 		w.ID = v.ID
-		mustFail(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
-		mustFail(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
+		csitest.Want(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
 		must(t, w.unpublish("pod"))
 		must(t, w.stage())
 		must(t, w.publish("pod"))
@@ -182,7 +186,7 @@ func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	})
 	t.Run("and does not keep another disk from being staged and unstaged", func(t *testing.T) {
 		v, w := setUp(t, otherSerial)
-		w.FSType = fsExt4 // mkfs.btrfs itself goes by the name
+		w.FSType = volume.Ext4 // mkfs.btrfs itself goes by the name
 		must(t, w.stage())
 		must(t, w.unstage())
 		must(t, v.unpublish("pod"))

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
@@ -26,8 +28,8 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
 		return nil, err
 	}
-	if problem := capabilityProblem(req.GetVolumeCapability()); problem.malformed {
-		return nil, csierr.New(csierr.CapabilityInvalid, "%s", problem.message)
+	if problem := volume.CapabilityProblem(req.GetVolumeCapability()); problem.Malformed {
+		return nil, csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
 	}
 	if req.GetStagingTargetPath() == "" {
 		return nil, csierr.New(csierr.NotStaged, "staging_target_path is "+
@@ -45,7 +47,7 @@ func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	p := publication{nodeVolume: v, Staging: req.GetStagingTargetPath(), Target: req.GetTargetPath(),
-		ReadOnly: req.GetReadonly() || v.MountFlags.readOnly()}
+		ReadOnly: req.GetReadonly() || v.MountFlags.ReadOnly()}
 	if err := n.publish(ctx, p); err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
@@ -109,7 +111,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 func (h *heldDevice) checkTarget(p publication, top *mountinfo.Info, table mountTable) error {
 	var wanted []string
 	if !p.Block {
-		wanted = publishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
+		wanted = volume.PublishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
 	}
 	if top != nil {
 		return h.checkPublished(top, p, wanted)
@@ -133,10 +135,10 @@ func (h *heldDevice) publishMount(p publication) error {
 	}
 	set, unset := p.MountFlags.Attr, uint64(0)
 	if p.ReadOnly {
-		set |= attrReadOnly
+		set |= volume.AttrReadOnly
 	}
 	if p.MountFlags.AtimeChosen {
-		unset = attrAtimeMask
+		unset = volume.AttrAtimeMask
 	}
 	if set|unset != 0 {
 		if err := m.change(set, unset); err != nil {
@@ -258,7 +260,7 @@ func (h *heldDevice) publishBlock(p publication, table mountTable) error {
 		return err
 	}
 	if p.ReadOnly {
-		if err := m.change(attrReadOnly, 0); err != nil {
+		if err := m.change(volume.AttrReadOnly, 0); err != nil {
 			return err
 		}
 	}

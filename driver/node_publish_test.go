@@ -9,12 +9,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const (
@@ -26,8 +29,8 @@ const (
 func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 	good := &csi.NodePublishVolumeRequest{
 		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
-		TargetPath: "/tmp/nowhere-else", VolumeCapability: volume{Mode: writer}.capability(),
-		PublishContext: map[string]string{ctxDiskName: testSerial},
+		TargetPath: "/tmp/nowhere-else", VolumeCapability: testVolume{Mode: writer}.capability(),
+		PublishContext: map[string]string{volume.CtxDiskName: testSerial},
 	}
 	for _, c := range []struct {
 		name   string
@@ -63,7 +66,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 			req := proto.Clone(good).(*csi.NodePublishVolumeRequest)
 			c.change(req)
 			_, err := (&Node{SysfsRoot: t.TempDir()}).NodePublishVolume(t.Context(), req)
-			mustFail(t, err, c.code, c.reason)
+			csitest.Want(t, err, c.code, c.reason)
 		})
 	}
 }
@@ -71,17 +74,17 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		v.Name = "csi-another000000000"
-		mustFail(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
+		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
 	})
-	for _, fsType := range []string{fsExt4, fsBtrfs} {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 128*mib), fsType)
 			must(t, os.Mkdir(v.staging(), 0o755))
-			mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
 				t.Fatalf("the target was made: %v", err)
 			}
@@ -94,31 +97,37 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 			req := v.publishRequest("pod")
 			req.StagingTargetPath = other.staging()
 			_, err := g.node().NodePublishVolume(t.Context(), req)
-			mustFail(t, err, codes.FailedPrecondition, csierr.NotStaged)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.NotStaged)
 		})
 	}
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
-		v.FSType = fsXFS
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+		v.FSType = volume.XFS
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
-	yank := func(t *testing.T, v volume) {
+	yank := func(t *testing.T, v testVolume) {
 		copied := copyDisk(t, v.disk.File)
 		v.guest.unplug(v.disk)
 		*v.disk = *v.guest.attachFile(testSerial, copied)
 	}
 	for _, c := range []struct {
 		name, fsType string
-		fail         func(*testing.T, volume)
+		fail         func(*testing.T, testVolume)
 	}{
-		{"an ext4 that is read-only after errors", fsExt4, breakExt},
-		{"an ext4 that was shut down", fsExt4, func(t *testing.T, v volume) { shutDown(t, v.staging()) }},
-		{"an xfs that was shut down", fsXFS, func(t *testing.T, v volume) { shutDown(t, v.staging()) }},
-		{"an ext4 whose disk went and came back", fsExt4, yank},
-		{"an xfs whose disk went and came back", fsXFS, yank},
-		{"a btrfs whose disk went and came back", fsBtrfs, yank},
+		{"an ext4 that is read-only after errors", volume.Ext4, breakExt},
+		{"an ext4 that was shut down", volume.Ext4, func(t *testing.T, v testVolume) {
+			shutDown(t,
+				v.staging())
+		}},
+		{"an xfs that was shut down", volume.XFS, func(t *testing.T, v testVolume) {
+			shutDown(t,
+				v.staging())
+		}},
+		{"an ext4 whose disk went and came back", volume.Ext4, yank},
+		{"an xfs whose disk went and came back", volume.XFS, yank},
+		{"a btrfs whose disk went and came back", volume.Btrfs, yank},
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			g := newGuest(t)
@@ -128,7 +137,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 			must(t, v.publish("pod"))
 			run(t, "sync", "--file-system", v.staging())
 			c.fail(t, v)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
 			if err := v.publish("pod2"); err == nil {
 				t.Fatal("it is published to one more workload")
 			}
@@ -142,17 +151,17 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
-		mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
 		must(t, v.publishReadOnly("pod"))
 	})
 }
 
 func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
-	for _, fsType := range []string{fsExt4, fsXFS, fsBtrfs, "block"} {
-		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) volume {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
+		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 512*mib), fsType)
 			v.Mode = mode
@@ -174,7 +183,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 			})
 			t.Run("NP-7 the same target with another readonly is refused: "+what, func(t *testing.T) {
 				v := setUp(t, mode)
-				mustFail(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+				csitest.Want(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 			})
 			t.Run("NP-8 a second target: "+what, func(t *testing.T) {
 				v := setUp(t, mode)
@@ -183,7 +192,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 					must(t, err)
 					return
 				}
-				mustFail(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
+				csitest.Want(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
 				if _, err := os.Lstat(v.guest.path("pod2")); !errors.Is(err, os.ErrNotExist) {
 					t.Fatalf("the target was made: %v", err)
 				}
@@ -192,33 +201,33 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	}
 	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
-		mustFail(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, other.stage())
 		must(t, other.publish("pod"))
-		mustFail(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	})
 	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		v.Mode = multiWriter
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
-		mustFail(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+		csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	})
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		// A name that looks like a disk's node.
 		sub := filepath.Join(v.staging(), "nvme0n1")
@@ -227,13 +236,13 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		run(t, "mount", "--bind", sub, g.path("sub"))
 		must(t, v.publish("pod"))
 		must(t, v.unpublish("pod"))
-		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		run(t, "umount", g.path("sub"))
 		must(t, v.unstage())
 	})
 	t.Run("mount flags of the publication are its own", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
 		v.Flags = []string{"noexec", "noatime"}
@@ -250,7 +259,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 }
 
 func TestReadOnlyPublications(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
 			func(t *testing.T) {
 				g := newGuest(t)
@@ -284,7 +293,7 @@ func TestReadOnlyPublications(t *testing.T) {
 			if err := scribble(g.path("a")); err == nil {
 				t.Fatal("the read-only device was written")
 			}
-			mustFail(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+			csitest.Want(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 			must(t, v.unpublish("a"))
 			if err := scribble(g.path("b")); err == nil {
 				t.Fatal("the device became writable while a read-only publication is left")
@@ -292,7 +301,7 @@ func TestReadOnlyPublications(t *testing.T) {
 			must(t, v.unpublish("b"))
 			must(t, v.publish("c"))
 			must(t, scribble(g.path("c")))
-			mustFail(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+			csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		})
 	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
 		g := newGuest(t)
@@ -308,7 +317,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		must(t, os.Truncate(v.disk.File, 8*mib))
 		run(t, "blockdev", "--flushbufs", v.disk.Loop)
 		run(t, "blockdev", "--setro", v.disk.Loop)
-		v.FSType, v.Whole = fsExt4, true
+		v.FSType, v.Whole = volume.Ext4, true
 		must(t, v.stage())
 	})
 }
@@ -319,12 +328,12 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 	v.Mode = multiWriter
 	must(t, v.stage())
 	must(t, v.publish("dev"))
-	v.FSType = fsExt4
-	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+	v.FSType = volume.Ext4
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 	must(t, v.unpublish("dev"))
 	must(t, v.stage())
 	v.FSType = "block"
-	mustFail(t, v.publish("dev"), codes.FailedPrecondition, csierr.DeviceHeld)
+	csitest.Want(t, v.publish("dev"), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
 func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
@@ -347,15 +356,15 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	run(t, "mount", "--bind", filepath.Join(g.dir, "dev", v.disk.Name), g.path("old"))
 	g.unplug(v.disk)
 	g.plug(v.disk)
-	mustFail(t, v.publish("pod"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-	v.FSType = fsExt4
-	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+	csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+	v.FSType = volume.Ext4
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 }
 
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
-	setUp := func(t *testing.T) volume {
+	setUp := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		return v
 	}
@@ -367,13 +376,13 @@ func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	t.Run("NP-10 a target of the wrong kind is refused and stays", func(t *testing.T) {
 		v := setUp(t)
 		must(t, os.WriteFile(v.guest.path("pod"), []byte("mine"), 0o600))
-		mustFail(t, v.publish("pod"), codes.InvalidArgument, csierr.PathInvalid)
+		csitest.Want(t, v.publish("pod"), codes.InvalidArgument, csierr.PathInvalid)
 		must(t, os.Symlink("/etc", v.guest.path("link")))
-		mustFail(t, v.publish("link"), codes.InvalidArgument, csierr.PathInvalid)
+		csitest.Want(t, v.publish("link"), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("NP-10 a target whose directory is missing is refused", func(t *testing.T) {
 		v := setUp(t)
-		mustFail(t, v.publish("no/such/pod"), codes.InvalidArgument, csierr.PathInvalid)
+		csitest.Want(t, v.publish("no/such/pod"), codes.InvalidArgument, csierr.PathInvalid)
 	})
 }
 

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -27,8 +29,8 @@ type nodeVolume struct {
 	Block      bool
 	FSType     string
 	Mode       csi.VolumeCapability_AccessMode_Mode
-	MountFlags mountOptions
-	Mkfs       mkfsOptions
+	MountFlags volume.MountOptions
+	Mkfs       volume.MkfsOptions
 	// What the controller read from the disk's ownership tag; all empty for a disk without one.
 	Origin, Use    string
 	SourceBytes    int64
@@ -37,7 +39,9 @@ type nodeVolume struct {
 
 // madeBlank reports whether the disk was made blank and never shown to a workload as a raw device.
 // Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
-func (v nodeVolume) madeBlank() bool { return v.Origin == originBlank && v.Use == useFilesystem }
+func (v nodeVolume) madeBlank() bool {
+	return v.Origin == volume.OriginBlank && v.Use == volume.UseFilesystem
+}
 
 // makeUUID is the UUID that the volume's filesystem is made with: the one that is expected, else
 // the volume's id; empty if that is none, as of a static volume with a name of its own.
@@ -45,24 +49,24 @@ func (v nodeVolume) makeUUID() string {
 	if v.FilesystemUUID != "" {
 		return v.FilesystemUUID
 	}
-	if id, ok := rackID(v.ID); ok {
+	if id, ok := volume.ParseID(v.ID); ok {
 		return string(id)
 	}
 	return ""
 }
 
 // serial is the serial number of the volume's device.
-func (v nodeVolume) serial() string { return diskSerial(v.DiskName) }
+func (v nodeVolume) serial() string { return volume.Serial(v.DiskName) }
 
 // checkNodeCapability answers for a capability that is missing or that volumes do not have.
 func checkNodeCapability(c *csi.VolumeCapability) error {
-	problem := capabilityProblem(c)
+	problem := volume.CapabilityProblem(c)
 	switch {
-	case problem.malformed:
-		return csierr.New(csierr.CapabilityInvalid, "%s", problem.message)
-	case problem.unsupported:
+	case problem.Malformed:
+		return csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
+	case problem.Unsupported:
 		// Node calls answer 9 for what exceeds the volume, where controller calls answer 3.
-		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.message)
+		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.Message)
 	}
 	return nil
 }
@@ -94,55 +98,55 @@ func checkPathText(field, path string) error {
 
 // volumeOf gathers a volume from the parts of a request. publish_context wins over volume_context:
 // the controller has just read it from the rack.
-func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]string) (nodeVolume,
+func volumeOf(id string, c *csi.VolumeCapability, published, vol map[string]string) (nodeVolume,
 	error) {
-	v := nodeVolume{ID: id, DiskName: published[ctxDiskName], Mode: c.GetAccessMode().GetMode()}
+	v := nodeVolume{ID: id, DiskName: published[volume.CtxDiskName], Mode: c.GetAccessMode().GetMode()}
 	if v.DiskName == "" {
-		v.DiskName = volume[ctxDiskName]
+		v.DiskName = vol[volume.CtxDiskName]
 	}
 	if v.DiskName == "" {
 		return v, csierr.New(csierr.DiskNameMissing, "neither publish_context nor volume_context holds "+
 			"%s, the name of the disk; a static volume that no controller publishes needs it in "+
-			"its volume attributes", ctxDiskName)
+			"its volume attributes", volume.CtxDiskName)
 	}
-	if size := published[ctxSizeBytes]; size != "" {
+	if size := published[volume.CtxSizeBytes]; size != "" {
 		n, err := strconv.ParseInt(size, 10, 64)
 		if err != nil || n <= 0 {
 			return v, csierr.New(csierr.FieldInvalid,
-				"publish_context: %s has to be a positive number", ctxSizeBytes)
+				"publish_context: %s has to be a positive number", volume.CtxSizeBytes)
 		}
 		v.SizeBytes = n
 	}
 	var err error
-	if v.BlockBytes, err = checkContexts(id, published, volume); err != nil {
+	if v.BlockBytes, err = checkContexts(id, published, vol); err != nil {
 		return v, err
 	}
-	v.ReadOnly = published[ctxReadOnly] == "true"
-	v.Origin, v.Use = published[ctxOrigin], published[ctxUse]
-	if want := published[ctxFilesystemUUID]; want != "" {
-		id, ok := rackID(want)
+	v.ReadOnly = published[volume.CtxReadOnly] == "true"
+	v.Origin, v.Use = published[volume.CtxOrigin], published[volume.CtxUse]
+	if want := published[volume.CtxFilesystemUUID]; want != "" {
+		id, ok := volume.ParseID(want)
 		if !ok {
 			return v, csierr.New(csierr.FieldInvalid,
-				"publish_context: %s has to be a UUID", ctxFilesystemUUID)
+				"publish_context: %s has to be a UUID", volume.CtxFilesystemUUID)
 		}
 		v.FilesystemUUID = string(id)
 	}
-	v.SourceBytes, _ = strconv.ParseInt(published[ctxSourceBytes], 10, 64)
+	v.SourceBytes, _ = strconv.ParseInt(published[volume.CtxSourceBytes], 10, 64)
 	if c.GetBlock() != nil {
 		v.Block = true
 		return v, v.checkUse()
 	}
 	v.FSType = c.GetMount().GetFsType()
 	if v.FSType == "" {
-		v.FSType = fsExt4
+		v.FSType = volume.Ext4
 	}
-	if v.MountFlags, err = parseMountFlags(c.GetMount().GetMountFlags()); err != nil {
+	if v.MountFlags, err = volume.ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
 		return v, err
 	}
-	if v.Mkfs, err = parseMkfsOptions(volume[ctxMkfsOptions]); err != nil {
+	if v.Mkfs, err = volume.ParseMkfsOptions(vol[volume.CtxMkfsOptions]); err != nil {
 		return v, err
 	}
-	if err := v.Mkfs.check(v.FSType); err != nil {
+	if err := v.Mkfs.Check(v.FSType); err != nil {
 		return v, err
 	}
 	return v, v.checkUse()
@@ -150,26 +154,26 @@ func volumeOf(id string, c *csi.VolumeCapability, published, volume map[string]s
 
 // checkContexts refuses what cannot be of one volume: an orchestrator, or a person, has put the
 // contexts of two together. It returns the size of the disk's blocks, 0 if neither says.
-func checkContexts(id string, published, volume map[string]string) (blockBytes int64, err error) {
-	for _, key := range []string{ctxDiskName, ctxDiskID, ctxBlockSize} {
-		if a, b := published[key], volume[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
+func checkContexts(id string, published, vol map[string]string) (blockBytes int64, err error) {
+	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
+		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
 			return 0, csierr.New(csierr.FieldInvalid, "publish_context and volume_context "+
 				"are not of one volume: %s is %.80q in the first and %.80q in the second", key, a, b)
 		}
 	}
-	disk := cmp.Or(published[ctxDiskID], volume[ctxDiskID])
+	disk := cmp.Or(published[volume.CtxDiskID], vol[volume.CtxDiskID])
 	if disk != "" && !strings.EqualFold(disk, id) {
 		return 0, csierr.New(csierr.FieldInvalid, "the contexts are of the disk %.80q, "+
 			"but the volume is %.80q", disk, id)
 	}
-	text := cmp.Or(published[ctxBlockSize], volume[ctxBlockSize])
+	text := cmp.Or(published[volume.CtxBlockSize], vol[volume.CtxBlockSize])
 	if text == "" {
 		return 0, nil
 	}
 	blockBytes, err = strconv.ParseInt(text, 10, 64)
 	if err != nil || blockBytes <= 0 {
 		return 0, csierr.New(csierr.FieldInvalid, "%s has to be a positive number, not "+
-			"%.40q", ctxBlockSize, text)
+			"%.40q", volume.CtxBlockSize, text)
 	}
 	return blockBytes, nil
 }
@@ -178,10 +182,10 @@ func checkContexts(id string, published, volume map[string]string) (blockBytes i
 // to a raw device may look blank where it is sampled, or like one of the driver's filesystems.
 func (v nodeVolume) checkUse() error {
 	switch {
-	case v.Use == useFilesystem && v.Block:
+	case v.Use == volume.UseFilesystem && v.Block:
 		return csierr.New(csierr.UseDiffers, "the volume was created for filesystems, but the request "+
 			"is for a raw block device; create a volume for that")
-	case v.Use == useBlock && !v.Block:
+	case v.Use == volume.UseBlock && !v.Block:
 		return csierr.New(csierr.UseDiffers, "the volume was created as a raw block device, but the "+
 			"request is for a filesystem; create a volume for that")
 	}

@@ -9,14 +9,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestRestoredVolumes(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
 			g := newGuest(t)
 			small := g.volume(g.attach(testSerial, 512*mib), fsType)
@@ -72,7 +75,7 @@ func TestRestoredVolumes(t *testing.T) {
 	t.Run("an ext4 filesystem that was not unmounted keeps what was synced",
 		func(t *testing.T) {
 			g := newGuest(t)
-			origin := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			origin := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			must(t, origin.stage())
 			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
 			run(t, "sync", "--file-system", origin.staging())
@@ -82,7 +85,7 @@ func TestRestoredVolumes(t *testing.T) {
 			if sb, ok := extSuperblock(head); !ok || !sb.Replay {
 				t.Fatalf("the copy is clean: %+v", sb)
 			}
-			v := g.volume(g.attachFile("csi-restored00000000", file), fsExt4)
+			v := g.volume(g.attachFile("csi-restored00000000", file), volume.Ext4)
 			must(t, v.stage())
 			if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
 				t.Fatalf("the data are %q, %v", b, err)
@@ -90,21 +93,21 @@ func TestRestoredVolumes(t *testing.T) {
 		})
 	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
 		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
-		mustFail(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 		if got := mounts(t, g.dir); len(got) != 0 {
 			t.Fatalf("mounts left: %q", got)
 		}
 	})
 	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsXFS)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.XFS)
 		err := v.stage()
-		mustFail(t, err, codes.Internal, csierr.NodeToolFailed)
+		csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 		if !strings.Contains(err.Error(), "mkfs.xfs") || len(mounts(t, g.dir)) != 0 {
 			t.Fatal(err)
 		}

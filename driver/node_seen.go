@@ -19,13 +19,15 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
 	// defaultStateDir is gone after a reboot, and so is everything that it tells of. It is not the
 	// socket's directory: CSI wants nothing there but the socket.
-	defaultStateDir = "/run/" + driverName
+	defaultStateDir = "/run/" + volume.DriverName
 	// seenVersion is what the records hold; those of another version are not believed.
 	seenVersion = 1
 	seenSuffix  = ".json"
@@ -84,7 +86,7 @@ func (r seenVolume) encode() ([]byte, error) {
 
 // seenKey is a volume id in the one way in which it is remembered.
 func seenKey(volumeID string) string {
-	if id, ok := rackID(volumeID); ok {
+	if id, ok := volume.ParseID(volumeID); ok {
 		return string(id)
 	}
 	return volumeID
@@ -92,7 +94,7 @@ func seenKey(volumeID string) string {
 
 // seenFile is the name of a volume's record. An id that is no UUID may hold anything.
 func seenFile(volumeID string) string {
-	if id, ok := rackID(volumeID); ok {
+	if id, ok := volume.ParseID(volumeID); ok {
 		return string(id) + seenSuffix
 	}
 	sum := sha256.Sum256([]byte(volumeID))
@@ -109,7 +111,7 @@ func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 	r := seenVolume{Version: seenVersion, Volume: seenKey(v.ID), Instance: n.InstanceID,
 		Disk: v.DiskName, Block: v.Block}
 	if known, ok := n.recall(ctx, v.ID); ok {
-		if diskSerial(known.Disk) != v.serial() {
+		if volume.Serial(known.Disk) != v.serial() {
 			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
 				"request names disk %s; unstage the volume first", known.Disk, v.DiskName)
 		}
@@ -168,13 +170,13 @@ func (n *Node) recall(ctx context.Context, volumeID string) (seenVolume, bool) {
 // against it.
 func (n *Node) anothers(ctx context.Context, volumeID, serial string) string {
 	if known, ok := n.recall(ctx, volumeID); ok {
-		if want := diskSerial(known.Disk); want != serial {
+		if want := volume.Serial(known.Disk); want != serial {
 			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
 		}
 		return ""
 	}
 	for _, r := range n.records() {
-		if r.Volume != seenKey(volumeID) && diskSerial(r.Disk) == serial {
+		if r.Volume != seenKey(volumeID) && volume.Serial(r.Disk) == serial {
 			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, csierr.Plain(r.Volume))
 		}
 	}

@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const otherSerial = "csi-fedcba9876543210"
@@ -92,7 +95,7 @@ func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	for range 2 {
-		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 	}
 	must(t, v.unpublish("dev"))
 	if got := g.records(); len(got) != 1 || got[0] != v.ID+".json" {
@@ -105,16 +108,16 @@ func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.
 }
 
 func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
-	for _, fsType := range []string{fsExt4, "block"} {
+	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
 			v := g.volume(g.attach(testSerial, 16*mib), fsType)
 			w := g.volume(g.attach(otherSerial, 16*mib), fsType)
-			for _, v := range []volume{v, w} {
+			for _, v := range []testVolume{v, w} {
 				must(t, v.stage())
 				must(t, v.publish("pod "+v.Name))
 			}
-			at := func(v, shown volume) (stats, health error) {
+			at := func(v, shown testVolume) (stats, health error) {
 				path := g.path("pod " + shown.Name)
 				_, stats = g.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
 					VolumeId: v.ID, VolumePath: path})
@@ -126,7 +129,7 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 			must(t, stats)
 			must(t, health)
 			stats, _ = at(v, w)
-			mustFail(t, stats, codes.NotFound, csierr.VolumeNotAtPath)
+			csitest.Want(t, stats, codes.NotFound, csierr.VolumeNotAtPath)
 		})
 	}
 }
@@ -134,7 +137,7 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 // Every step of a volume's life is made by a process of its own, and the state directory is gone
 // before it. It has to end as it would have.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) {
-	for _, fsType := range []string{fsExt4, fsBtrfs, "block"} {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
 			g := rememberingGuest(t)
 			v := g.volume(g.attach(testSerial, 128*mib), fsType)
@@ -186,7 +189,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 			}
 			must(t, v.stage())
 			must(t, v.publish("dev"))
-			mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 			must(t, v.unpublish("dev"))
 			must(t, v.unstage())
 		})
@@ -236,9 +239,9 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	if err := g.node().openState(); err == nil || strings.Contains(err.Error(), g.dir) {
 		t.Errorf("at the start: %v", err)
 	}
-	v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 	before := digest(t, v.disk)
-	mustFail(t, v.stage(), codes.Internal, csierr.StateNotKept)
+	csitest.Want(t, v.stage(), codes.Internal, csierr.StateNotKept)
 	if after := digest(t, v.disk); after != before {
 		t.Error("the disk has changed")
 	}
@@ -252,26 +255,26 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 
 func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*mib))
-	mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	if got := g.records(); len(got) != 0 {
 		t.Errorf("left: %q", got)
 	}
-	other := g.volume(g.attach("csi-another000000000", 16*mib), fsExt4)
+	other := g.volume(g.attach("csi-another000000000", 16*mib), volume.Ext4)
 	must(t, other.stage())
-	other.FSType = fsExt3
-	mustFail(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
+	other.FSType = volume.Ext3
+	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 	if got := g.records(); len(got) != 1 {
 		t.Errorf("of the volume that is staged is left: %q", got)
 	}
-	other.FSType = fsExt4
+	other.FSType = volume.Ext4
 	must(t, other.unstage())
 }
 
 // openToWrite opens the volume's device as a process does that keeps it past its publication.
-func (v volume) openToWrite() (letGo func()) {
+func (v testVolume) openToWrite() (letGo func()) {
 	t := v.guest.t
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -289,7 +292,7 @@ func (v volume) openToWrite() (letGo func()) {
 }
 
 func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
-	setUp := func(t *testing.T) (v, other volume) {
+	setUp := func(t *testing.T) (v, other testVolume) {
 		g := rememberingGuest(t)
 		v = g.volume(g.attach(testSerial, 16*mib), "block")
 		other = g.volume(g.attach(otherSerial, 16*mib), "block")
@@ -297,12 +300,12 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 		must(t, v.publish("dev"))
 		return v, other
 	}
-	asFilesystem := func(v, _ volume) volume { v.FSType = fsExt4; return v }
-	ofAnother := func(v, other volume) volume { v.disk, v.Name = other.disk, other.Name; return v }
-	for name, change := range map[string]func(v, other volume) volume{
+	asFilesystem := func(v, _ testVolume) testVolume { v.FSType = volume.Ext4; return v }
+	ofAnother := func(v, other testVolume) testVolume { v.disk, v.Name = other.disk, other.Name; return v }
+	for name, change := range map[string]func(v, other testVolume) testVolume{
 		"as a filesystem":   asFilesystem,
 		"with another disk": ofAnother,
-		"with another disk as a filesystem": func(v, other volume) volume {
+		"with another disk as a filesystem": func(v, other testVolume) testVolume {
 			return ofAnother(asFilesystem(v, other), other)
 		},
 	} {
@@ -323,7 +326,7 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 				}
 				letGo := v.openToWrite()
 				must(t, v.unpublish("dev"))
-				mustFail(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
+				csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
 				letGo()
 				must(t, v.unstage())
 			})
@@ -333,17 +336,17 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 		v, _ := setUp(t)
 		must(t, v.unpublish("dev"))
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		v.FSType = fsExt4
+		v.FSType = volume.Ext4
 		must(t, v.stage())
 		letGo := v.openToWrite()
-		mustFail(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
 		letGo()
 		must(t, v.unstage())
 	})
 }
 
 // record is what the state directory holds of the volume.
-func (v volume) record() string {
+func (v testVolume) record() string {
 	v.guest.t.Helper()
 	b, err := os.ReadFile(filepath.Join(v.guest.state, v.ID+".json"))
 	must(v.guest.t, err)
@@ -351,7 +354,7 @@ func (v volume) record() string {
 }
 
 // unstageSoon is unstage by a node that waits for nobody.
-func (v volume) unstageSoon() error {
+func (v testVolume) unstageSoon() error {
 	n := v.guest.node()
 	n.ReleaseTimeout = time.Millisecond
 	_, err := n.NodeUnstageVolume(v.guest.t.Context(),

@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
@@ -148,9 +150,9 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 	}
 	wanted := v.MountFlags
 	if v.ReadOnly {
-		wanted.setReadOnly()
+		wanted.SetReadOnly()
 	}
-	if !slices.Equal(wanted.shown(), comparableFlags(top)) {
+	if !slices.Equal(wanted.Shown(), comparableFlags(top)) {
 		return csierr.New(csierr.StagedDifferently, "%q is staged with other mount flags than the "+
 			"request's",
 			at)
@@ -233,18 +235,19 @@ func (n *Node) begin(ctx context.Context, h *heldDevice, v nodeVolume) error {
 	if err := n.remember(ctx, v); err != nil || v.ReadOnly {
 		return err
 	}
-	return h.makeWritable(known.Block || v.Use != useFilesystem)
+	return h.makeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
 // mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
 // place.
-func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions, grow bool) error {
+func (h *heldDevice) mountAt(path string, v nodeVolume, options volume.MountOptions,
+	grow bool) error {
 	m, err := h.mountLoose(v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if grow && !options.readOnly() {
+	if grow && !options.ReadOnly() {
 		if err := m.grow(h.device); err != nil {
 			return err
 		}
@@ -253,25 +256,25 @@ func (h *heldDevice) mountAt(path string, v nodeVolume, options mountOptions, gr
 }
 
 // mountOptionsOf are the request's mount flags and what each filesystem needs besides.
-func mountOptionsOf(v nodeVolume) mountOptions {
+func mountOptionsOf(v nodeVolume) volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
-	if v.FSType == fsXFS {
+	if v.FSType == volume.XFS {
 		// A restored snapshot carries its origin's UUID, and both may be on one node.
-		o.addData("nouuid")
+		o.AddData("nouuid")
 	}
 	if !v.ReadOnly {
 		return o
 	}
 	// The disk cannot be written, so nothing may try to replay a journal.
-	o.setReadOnly()
+	o.SetReadOnly()
 	switch v.FSType {
-	case fsExt3, fsExt4:
-		o.addData("noload")
-	case fsXFS:
-		o.addData("norecovery")
-	case fsBtrfs:
-		o.Data = append(o.Data, mountDatum{Key: "rescue", Value: "nologreplay", HasValue: true})
+	case volume.Ext3, volume.Ext4:
+		o.AddData("noload")
+	case volume.XFS:
+		o.AddData("norecovery")
+	case volume.Btrfs:
+		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
 	}
 	return o
 }

@@ -11,12 +11,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const testSerial = "csi-0123456789abcdef"
@@ -24,8 +27,9 @@ const testSerial = "csi-0123456789abcdef"
 func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 	good := &csi.NodeStageVolumeRequest{
 		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
-		VolumeCapability: volume{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}.capability(),
-		PublishContext:   map[string]string{ctxDiskName: testSerial},
+		VolumeCapability: testVolume{
+			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}.capability(),
+		PublishContext: map[string]string{volume.CtxDiskName: testSerial},
 	}
 	for _, c := range []struct {
 		name   string
@@ -56,44 +60,44 @@ func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 		{"NS-4 without the disk's name", func(r *csi.NodeStageVolumeRequest) { r.PublishContext = nil },
 			codes.InvalidArgument, csierr.DiskNameMissing},
 		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxSizeBytes] = "-1"
+			r.PublishContext[volume.CtxSizeBytes] = "-1"
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a publish_context of another volume", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
+			r.PublishContext[volume.CtxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a volume_context of another volume", func(r *csi.NodeStageVolumeRequest) {
-			r.VolumeContext = map[string]string{ctxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
+			r.VolumeContext = map[string]string{volume.CtxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with contexts that name two disks", func(r *csi.NodeStageVolumeRequest) {
-			r.VolumeContext = map[string]string{ctxDiskName: "csi-another000000000"}
+			r.VolumeContext = map[string]string{volume.CtxDiskName: "csi-another000000000"}
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with contexts of disks with different blocks", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxBlockSize] = "512"
-			r.VolumeContext = map[string]string{ctxBlockSize: "4096"}
+			r.PublishContext[volume.CtxBlockSize] = "512"
+			r.VolumeContext = map[string]string{volume.CtxBlockSize: "4096"}
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"with a block size that is no number", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxBlockSize] = "big"
+			r.PublishContext[volume.CtxBlockSize] = "big"
 		}, codes.InvalidArgument, csierr.FieldInvalid},
 		{"as a filesystem of a volume for raw use", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxUse] = useBlock
+			r.PublishContext[volume.CtxUse] = volume.UseBlock
 		}, codes.FailedPrecondition, csierr.UseDiffers},
 		{"as a raw device of a volume for filesystems", func(r *csi.NodeStageVolumeRequest) {
-			r.PublishContext[ctxUse] = useFilesystem
+			r.PublishContext[volume.CtxUse] = volume.UseFilesystem
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
 				Block: &csi.VolumeCapability_BlockVolume{}}
 		}, codes.FailedPrecondition, csierr.UseDiffers},
 		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
-			r.VolumeContext = map[string]string{ctxMkfsOptions: "journalDevice=/dev/sda"}
+			r.VolumeContext = map[string]string{volume.CtxMkfsOptions: "journalDevice=/dev/sda"}
 		}, codes.InvalidArgument, csierr.MkfsOptions},
 		{"with mkfs options of another filesystem", func(r *csi.NodeStageVolumeRequest) {
-			r.VolumeContext = map[string]string{ctxMkfsOptions: "reflink=true"}
+			r.VolumeContext = map[string]string{volume.CtxMkfsOptions: "reflink=true"}
 		}, codes.InvalidArgument, csierr.MkfsOptions},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			req := proto.Clone(good).(*csi.NodeStageVolumeRequest)
 			c.change(req)
 			_, err := (&Node{SysfsRoot: t.TempDir()}).NodeStageVolume(t.Context(), req)
-			mustFail(t, err, c.code, c.reason)
+			csitest.Want(t, err, c.code, c.reason)
 		})
 	}
 }
@@ -102,19 +106,19 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 			v.Name = "csi-another000000000"
 			err := v.stage()
-			mustFail(t, err, codes.NotFound, csierr.DeviceNotFound)
+			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
 			if !strings.Contains(err.Error(), testSerial) {
 				t.Fatalf("the message does not list the serial seen: %v", err)
 			}
 		})
 	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.Remove(filepath.Join(g.dir, "dev", v.disk.Name)))
-		mustFail(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
+		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
 	})
 	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
 		g := newGuest(t)
@@ -144,7 +148,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		_, err := n.NodeStageVolume(ctx, v.stageRequest())
-		mustFail(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
+		csitest.Want(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
 		if !strings.Contains(err.Error(), "seen: ") {
 			t.Errorf("it does not say which serials were seen: %v", err)
 		}
@@ -154,8 +158,8 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			g := newGuest(t)
 			a, b := g.attach(testSerial, 8*mib), g.attach(testSerial, 8*mib)
 			before := digest(t, a) + digest(t, b)
-			err := g.volume(a, fsExt4).stage()
-			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
+			err := g.volume(a, volume.Ext4).stage()
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
 			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
 				t.Fatalf("the message does not name both: %v", err)
 			}
@@ -172,29 +176,29 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 	t.Run("a node that is another device is not opened as the disk's", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		node := filepath.Join(g.dir, "dev", v.disk.Name)
 		must(t, os.Remove(node))
 		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		v.disk.SizeBytes *= 2
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
 	})
 	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.WriteFile(filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
 			0o444))
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 }
 
 func TestNodeStageVolumeIsIdempotent(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.attach(testSerial, 512*mib), fsType)
@@ -219,48 +223,48 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		other func(*volume)
+		other func(*testVolume)
 	}{
-		{"filesystem", func(v *volume) { v.FSType = fsXFS }},
-		{"flags", func(v *volume) { v.Flags = []string{"noexec"} }},
-		{"access type", func(v *volume) { v.FSType = "block" }},
+		{"filesystem", func(v *testVolume) { v.FSType = volume.XFS }},
+		{"flags", func(v *testVolume) { v.Flags = []string{"noexec"} }},
+		{"access type", func(v *testVolume) { v.FSType = "block" }},
 	} {
 		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 			must(t, v.stage())
 			c.other(&v)
-			mustFail(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
+			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
 		})
 	}
 	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), fsExt4)
+		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
 		req := other.stageRequest()
 		req.StagingTargetPath = v.staging()
 		_, err := g.node().NodeStageVolume(t.Context(), req)
-		mustFail(t, err, codes.AlreadyExists, csierr.StagedDifferently)
+		csitest.Want(t, err, codes.AlreadyExists, csierr.StagedDifferently)
 	})
 	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, v.stage())
 		req := v.stageRequest()
 		req.StagingTargetPath += "2"
 		_, err := g.node().NodeStageVolume(t.Context(), req)
-		mustFail(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+		csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
 	})
 	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 			holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 			must(t, err)
 			defer func() { _ = holder.Close() }()
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -279,7 +283,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
 		table, err := readMountTable()
@@ -309,7 +313,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
 		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
 		stage, publish := v.stageRequest(), v.publishRequest("")
@@ -329,7 +333,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.MkdirAll(g.path("real"), 0o755))
 		must(t, os.Symlink(g.path("real"), g.path("link")))
 		req := v.stageRequest()
@@ -344,14 +348,14 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
-		mustFail(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
+		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
-		v.Context = map[string]string{ctxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
 		must(t, v.stage())
 		out := run(t, "dumpe2fs", "-h", v.disk.Loop)
 		for _, want := range []string{"volume name:   data", "Inode size:\t          512",
@@ -363,7 +367,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
@@ -376,7 +380,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			v := g.volume(g.attach("my-data", 8*mib), "")
 			v.Static = true
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -384,7 +388,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			must(t, v.stage())
 		})
 	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
-		for _, fsType := range supportedFilesystems {
+		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
 			writable := g.volume(g.attach(testSerial, 512*mib), fsType)
 			must(t, writable.stage())
@@ -392,9 +396,9 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			g.unplug(writable.disk)
 
 			v := g.volume(g.attachFile(testSerial, writable.disk.File, "--read-only"), fsType)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 			req := v.stageRequest()
-			req.PublishContext[ctxReadOnly] = "true"
+			req.PublishContext[volume.CtxReadOnly] = "true"
 			for range 2 {
 				_, err := g.node().NodeStageVolume(t.Context(), req)
 				must(t, err)
@@ -402,7 +406,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			publish := v.publishRequest("pod")
 			publish.PublishContext = req.PublishContext
 			_, err := g.node().NodePublishVolume(t.Context(), publish)
-			mustFail(t, err, codes.FailedPrecondition, csierr.DeviceReadOnly)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceReadOnly)
 			publish.Readonly = true
 			_, err = g.node().NodePublishVolume(t.Context(), publish)
 			must(t, err)
@@ -413,21 +417,21 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 }
 
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
-	setUp := func(t *testing.T) volume {
+	setUp := func(t *testing.T) testVolume {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		run(t, "blockdev", "--setro", v.disk.Loop)
 		t.Cleanup(func() { run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so
 		return v
 	}
-	switched := func(v volume) bool {
+	switched := func(v testVolume) bool {
 		return strings.TrimSpace(run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
 	t.Run("a disk that holds something else", func(t *testing.T) {
 		v := setUp(t)
-		v.FSType = fsXFS
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+		v.FSType = volume.XFS
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
 		}
@@ -436,7 +440,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 		v := setUp(t)
 		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 		must(t, err)
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		must(t, holder.Close())
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
@@ -444,8 +448,8 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	})
 	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
 		v := setUp(t)
-		v.Tag = map[string]string{ctxUse: useFilesystem}
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
+		v.Tag = map[string]string{volume.CtxUse: volume.UseFilesystem}
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
 		}

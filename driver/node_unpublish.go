@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -99,7 +101,7 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	if !ok || !known.Block {
 		return nil
 	}
-	d, err := n.devices().lookup(diskSerial(known.Disk))
+	d, err := n.devices().lookup(volume.Serial(known.Disk))
 	if err != nil {
 		return nil
 	}

@@ -9,15 +9,18 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestNodeUnpublishVolume(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) volume {
+	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 512*mib), fsType)
 		must(t, v.stage())
@@ -35,7 +38,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		}
 	})
 	t.Run("UP-2 what is not published, and a path not there, are successes", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("other"))
 		must(t, v.unpublish("no/such/path"))
 		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
@@ -44,7 +47,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 			t.Fatalf("the empty target is still there: %v", err)
 		}
 	})
-	for _, fsType := range []string{fsExt4, fsExt3, fsXFS, fsBtrfs, "block"} {
+	for _, fsType := range []string{volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs, "block"} {
 		t.Run("UP-3 the path is gone, twice, for "+fsType, func(t *testing.T) {
 			v := setUp(t, fsType)
 			for range 2 {
@@ -56,12 +59,12 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		})
 	}
 	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())
 	})
-	for _, fsType := range []string{fsExt4, fsXFS} {
+	for _, fsType := range []string{volume.Ext4, volume.XFS} {
 		t.Run("UP-5 a dead "+fsType+" filesystem is taken down all the same", func(t *testing.T) {
 			v := setUp(t, fsType)
 			shutDown(t, v.staging())
@@ -76,31 +79,31 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		})
 	}
 	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
 		must(t, err)
-		mustFail(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 		must(t, v.unpublish("pod"))
 	})
 	t.Run("UP-6 files below a target that is not mounted are never removed", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
 		file := filepath.Join(v.guest.path("pod"), "precious")
 		must(t, os.WriteFile(file, []byte("x"), 0o600))
-		mustFail(t, v.unpublish("pod"), codes.Internal, csierr.TargetNotEmpty)
-		mustFail(t, v.unpublish("pod/precious"), codes.Internal, csierr.TargetNotEmpty)
+		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.TargetNotEmpty)
+		csitest.Want(t, v.unpublish("pod/precious"), codes.Internal, csierr.TargetNotEmpty)
 		if _, err := os.Stat(file); err != nil {
 			t.Fatal(err)
 		}
 	})
 	t.Run("UP-6 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
 		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
-		mustFail(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)
+		csitest.Want(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)
 		if len(mounts(t, g.dir)) != 1 {
 			t.Fatal("the tmpfs is gone")
 		}
@@ -114,7 +117,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 }
 
 // breakExt makes ext4 find an error, after which it is read-only.
-func breakExt(t *testing.T, v volume) {
+func breakExt(t *testing.T, v testVolume) {
 	t.Helper()
 	run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.disk.Loop), "trigger_fs_error")

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
@@ -103,7 +105,7 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 	if !ok {
 		return disks, nil
 	}
-	serial := diskSerial(known.Disk)
+	serial := volume.Serial(known.Disk)
 	if i := slices.IndexFunc(disks, func(s stagedDisk) bool { return s.Serial == serial }); i >= 0 {
 		disks[i].raw = known.Block
 		return disks, nil
@@ -202,7 +204,7 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 		return csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
 	}
 	// Without its mount to look at, a driver that died since may have left this undone.
-	if d.layer == nil || d.layer.FSType == fsBtrfs {
+	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		forgetBtrfs(d.Path)
 	}
 	if err := held.awaitFree(ctx, d.raw, wait); err != nil || !d.raw {

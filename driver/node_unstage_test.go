@@ -10,14 +10,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestNodeUnstageVolume(t *testing.T) {
-	setUp := func(t *testing.T, fsType string) volume {
+	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
 		v := g.volume(g.attach(testSerial, 512*mib), fsType)
 		must(t, v.stage())
@@ -34,7 +37,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		}
 	})
 	t.Run("NU-2 what is not staged, and a path that is not there, are successes", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		must(t, v.unstage())
 		must(t, v.unstage())
 		if _, err := os.Stat(v.staging()); err != nil {
@@ -45,7 +48,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		run(t, "mount", "--bind", v.staging(), v.staging())
@@ -58,13 +61,13 @@ func TestNodeUnstageVolume(t *testing.T) {
 			t.Fatalf("the data are not on the disk: %v", err)
 		}
 	})
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("NU-5 a published "+fsType+" volume stays staged", func(t *testing.T) {
 			v := setUp(t, fsType)
 			must(t, v.publish("pod"))
 			before := mounts(t, v.guest.dir)
 			err := v.unstage()
-			mustFail(t, err, codes.Internal, csierr.StillMounted)
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 			if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
 				t.Fatalf("mounts: %q, were %q", after, before)
 			}
@@ -81,45 +84,45 @@ func TestNodeUnstageVolume(t *testing.T) {
 		must(t, v.publish("dev"))
 		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, csierr.StillMounted)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 		must(t, v.unpublish("dev"))
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		must(t, err)
 	})
 	t.Run("NU-5 a busy filesystem stays staged", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		f, err := os.Create(filepath.Join(v.staging(), "open"))
 		must(t, err)
-		mustFail(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
 		must(t, f.Close())
 		must(t, v.unstage())
 	})
 	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
-		v := setUp(t, fsExt4)
+		v := setUp(t, volume.Ext4)
 		// A mount without a place is in no mount table, as one of another mount namespace is not in
 		// ours.
-		elsewhere, err := cloneMount(v.staging(), fsExt4)
+		elsewhere, err := cloneMount(v.staging(), volume.Ext4)
 		must(t, err)
 		n := v.guest.node()
 		n.ReleaseTimeout = 50 * time.Millisecond
 		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, csierr.StillMounted)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 		_, err = n.NodeUnstageVolume(t.Context(), req)
-		mustFail(t, err, codes.Internal, csierr.StillMounted)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 		must(t, elsewhere.Close())
 		_, err = n.NodeUnstageVolume(t.Context(), req)
 		must(t, err)
 	})
 	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
 		must(t, os.Mkdir(v.staging(), 0o755))
 		run(t, "mount", "-t", "tmpfs", "none", v.staging())
-		mustFail(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+		csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	})
 	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
-		for _, fsType := range supportedFilesystems {
+		for _, fsType := range volume.Filesystems {
 			v := setUp(t, fsType)
 			v.guest.unplug(v.disk)
 			must(t, v.unstage())
@@ -142,5 +145,5 @@ func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	err = csierr.Convert(held.awaitFree(t.Context(), false, time.Second), csierr.NodeToolFailed)
 	must(t, os.Remove(d.Path))
 	must(t, os.Rename(d.Path+".moved", d.Path))
-	mustFail(t, err, codes.Internal, csierr.NodeToolFailed)
+	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 }

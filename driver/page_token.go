@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"io"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // A starting token is the id of the last entry that was handed out and, behind a dot, the rack's
@@ -27,7 +29,7 @@ func packToken(project, after, page string) string {
 	_, _ = w.Write(raw) // a buffer takes everything
 	_ = w.Close()
 	token := after + "." + base64.RawURLEncoding.EncodeToString(packed.Bytes())
-	if len(token) > mostStringBytes {
+	if len(token) > volume.MaxStringBytes {
 		return after
 	}
 	return token
@@ -37,7 +39,7 @@ func packToken(project, after, page string) string {
 func unpackToken(project, token string) (after, page string, ok bool) {
 	after, packed, paged := strings.Cut(token, ".")
 	switch {
-	case !isRackID(after) || len(token) > mostStringBytes:
+	case !volume.IsID(after) || len(token) > volume.MaxStringBytes:
 		return "", "", false
 	case !paged:
 		return after, "", true

@@ -14,12 +14,15 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
@@ -41,7 +44,7 @@ func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 				lines[i].status = 200
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
-				wantFailure(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
+				csitest.Want(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
 					csierr.RackAnswerWrong)
 			})
 		}
@@ -159,7 +162,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controll
 		if asked := rack.asked.Load(); asked > 2 && most > 0 {
 			t.Fatalf("the page behind %q cost %d requests", token, asked)
 		}
-		if most > 0 && next != "" && len(ids) != int(most) || len(next) > mostStringBytes {
+		if most > 0 && next != "" && len(ids) != int(most) || len(next) > volume.MaxStringBytes {
 			t.Fatalf("a page of %d entries with the token %q", len(ids), next)
 		}
 		all = append(all, ids...)
@@ -191,7 +194,7 @@ func TestLV2AStartingTokenHoldsTheRacksAndNothingElse(t *testing.T) {
 			testDisk + `"}}`))
 	token := packToken(testProject, testDisk, page)
 	if after, got, ok := unpackToken(testProject, token); !ok || after != testDisk || got != page ||
-		len(token) > mostStringBytes {
+		len(token) > volume.MaxStringBytes {
 		t.Errorf("%q becomes %q, which is %q, %q, %t", page, token, after, got, ok)
 	}
 	for _, bad := range []string{token + "A", token[:len(token)-4], testDisk + ".", testDisk + ".AAAA",
@@ -214,7 +217,7 @@ func TestLV2ATokenThatTheRackRefusesIsNoneOfOurs(t *testing.T) {
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
 		_, _, err := list.call(t.Context(), rackThat(t, refusal.to(path)), 1, token)
-		wantFailure(t, err, codes.Aborted, csierr.StartingTokenInvalid)
+		csitest.Want(t, err, codes.Aborted, csierr.StartingTokenInvalid)
 	}
 }
 
@@ -264,7 +267,7 @@ func TestOX9PagesThatLoopAreNoList(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := visited(t, pages, 4)
-			wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
+			csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 		})
 	}
 }
@@ -281,5 +284,5 @@ func TestOX9EmptyPagesAreNotTheEndAndComeToAnEnd(t *testing.T) {
 		endless[strings.Repeat("x", token)] = page{disksOf(), strings.Repeat("x", token+1)}
 	}
 	_, err = visited(t, endless, 100)
-	wantFailure(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
@@ -33,7 +34,7 @@ func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
 			_, err := recoverPanics(newLog(Config{}, &hidden{}, book))(t.Context(), nil,
 				&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"},
 				func(context.Context, any) (any, error) { return call() })
-			wantFailure(t, err, codes.Internal, csierr.Internal)
+			csitest.Want(t, err, codes.Internal, csierr.Internal)
 			if log := book.String(); !strings.Contains(log, "driver.panicking") ||
 				!strings.Contains(log, "NodeStageVolume") || strings.Contains(log, canary) {
 				t.Errorf("the log has to hold the goroutine's stack and not the panic's text:\n%s", log)
@@ -62,7 +63,7 @@ func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 	cancel()
 	<-ended
 	_, err := h.state()
-	wantFailure(t, err, codes.Internal, csierr.Internal)
+	csitest.Want(t, err, codes.Internal, csierr.Internal)
 	if !strings.Contains(book.String(), "ProjectView") {
 		t.Errorf("the log lacks the stack:\n%s", book)
 	}

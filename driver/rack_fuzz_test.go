@@ -13,6 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // rackCodes are what an error of the rack may become.
@@ -35,7 +37,7 @@ func FuzzRackAnswer(f *testing.F) {
 		}
 		cause := oxide.NewHTTPError(response)
 		err := statusError(t.Context(), "create disk", cause)
-		presentable(t, err, rackCodes...)
+		csitest.Presentable(t, err, rackCodes...)
 		if strings.Contains(err.Error(), canary) {
 			t.Fatalf("it shows the rack's address or a header: %v", err)
 		}
@@ -59,47 +61,9 @@ func FuzzTransport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, why string) {
 		failure := `Get "https://` + canary + `/v1/disks?project=x": ` + why
 		err := statusError(t.Context(), "list disks", errors.New(failure))
-		presentable(t, err, codes.Unavailable)
+		csitest.Presentable(t, err, codes.Unavailable)
 		if strings.Contains(err.Error(), canary) && !strings.Contains(why, canary) {
 			t.Fatalf("%q becomes %v", failure, err)
-		}
-	})
-}
-
-// FuzzRackID holds that nothing but a UUID in the rack's form reaches the rack, which would take
-// it for a name.
-func FuzzRackID(f *testing.F) {
-	f.Fuzz(func(t *testing.T, id string) {
-		got, ok := rackID(id)
-		if want := lowerUUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
-			t.Fatalf("rackID(%q) = %q, %t", id, got, ok)
-		}
-		if ok && string(got) != strings.ToLower(id) {
-			t.Fatalf("rackID(%q) = %q", id, got)
-		}
-		if isRackID(id) != lowerUUID.MatchString(id) {
-			t.Fatalf("isRackID(%q) = %t", id, isRackID(id))
-		}
-	})
-}
-
-// FuzzDescription holds that only a description which the driver could have written makes a disk
-// one of its own.
-func FuzzDescription(f *testing.F) {
-	f.Fuzz(func(t *testing.T, description string) {
-		m, ok := readMark(description)
-		if !ok {
-			if m != (mark{}) {
-				t.Fatalf("%q is no mark, and yet %+v", description, m)
-			}
-			return
-		}
-		text, prefixed := strings.CutPrefix(description, driverName+" ")
-		if !prefixed || m.Name == "" || !json.Valid([]byte(text)) {
-			t.Fatalf("%q is the mark %+v", description, m)
-		}
-		if again, ok := readMark(m.description()); !ok || again != m {
-			t.Fatalf("%q is the mark %+v, then %+v", description, m, again)
 		}
 	})
 }

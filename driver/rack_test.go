@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
@@ -132,14 +132,15 @@ func (e exchange) to(want string) exchange {
 }
 
 // ownMark is the tag of the volume pvc-1 of the cluster blue.
-var ownMark = mark{Name: "pvc-1", Cluster: "blue", Origin: originBlank, Use: useFilesystem}
+var ownMark = volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank,
+	Use: volume.UseFilesystem}
 
 // diskOf is a disk that the driver made for the volume pvc-1 of the cluster blue.
 func diskOf(state string, edit ...func(map[string]any)) string {
 	disk := map[string]any{
-		"id": testDisk, "name": diskName("blue", "pvc-1"), "project_id": testProjectID,
-		"description": ownMark.description(),
-		"size":        10 * gibBytes, "block_size": 4096, "disk_type": "distributed",
+		"id": testDisk, "name": volume.DiskName("blue", "pvc-1"), "project_id": testProjectID,
+		"description": ownMark.Description(),
+		"size":        10 * volume.GiB, "block_size": 4096, "disk_type": "distributed",
 		"read_only": false, "snapshot_id": nil, "image_id": nil, "device_path": "/mnt/x",
 		"time_created":  "2026-06-12T18:01:02.345678Z",
 		"time_modified": "2026-06-12T18:01:02.345678Z",
@@ -166,9 +167,9 @@ func with(key string, value any) func(map[string]any) {
 
 func snapshotOf(state string, edit ...func(map[string]any)) string {
 	snapshot := map[string]any{
-		"id": testSnapshot, "name": snapshotName("blue", "snap-1"), "project_id": testProjectID,
-		"description": mark{Name: "snap-1", Cluster: "blue"}.description(),
-		"disk_id":     testDisk, "state": state, "size": 10 * gibBytes,
+		"id": testSnapshot, "name": volume.SnapshotName("blue", "snap-1"), "project_id": testProjectID,
+		"description": volume.Tag{Name: "snap-1", Cluster: "blue"}.Description(),
+		"disk_id":     testDisk, "state": state, "size": 10 * volume.GiB,
 		"time_created":  "2026-06-12T18:01:02.345678Z",
 		"time_modified": "2026-06-12T18:01:02.345678Z",
 	}
@@ -181,7 +182,7 @@ func snapshotOf(state string, edit ...func(map[string]any)) string {
 func instanceOf(runState string, edit ...func(map[string]any)) string {
 	instance := map[string]any{
 		"id": testInstance, "name": "worker-1", "project_id": testProjectID, "run_state": runState,
-		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": gibBytes,
+		"description": "", "hostname": "worker-1", "ncpus": 2, "memory": volume.GiB,
 		"time_created":  "2026-06-12T18:01:02.345678Z",
 		"time_modified": "2026-06-12T18:01:02.345678Z",
 	}
@@ -207,19 +208,6 @@ func asJSON(value any) string {
 	return string(text)
 }
 
-// wantFailure ends the test unless err has the code and begins with the reason.
-func wantFailure(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
-	t.Helper()
-	s := status.Convert(err)
-	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {
-		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
-	}
-	if strings.Contains(s.Message(), "tweety") || strings.ContainsAny(s.Message(), "\n\r") ||
-		len(s.Details()) > 0 {
-		t.Fatalf("the error is not fit to be shown: %q", s.Message())
-	}
-}
-
 func grpcCode(err error) codes.Code { return status.Code(err) }
 
 // awaitCondition waits for something that another goroutine does.
@@ -233,3 +221,6 @@ func awaitCondition(t *testing.T, what string, met func() bool) {
 	}
 	t.Fatalf("it did not come to pass that %s", what)
 }
+
+// rackA is the topology of a driver that was started with rack=a.
+var rackA = []volume.Segments{{volume.TopologyPrefix + "rack": "a"}}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const canary = "tweetytweety"
@@ -121,7 +122,7 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 	controller := csi.NewControllerClient(s.conn)
 	for range 2 { // the second call would find the lock held, had the panic kept it
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "x"})
-		wantFailure(t, err, codes.Internal, csierr.Internal)
+		csitest.Want(t, err, codes.Internal, csierr.Internal)
 	}
 	if log := s.log.String(); !strings.Contains(log, "stack") || strings.Contains(log, canary) {
 		t.Errorf("the log has to hold the stack and not the panic's text:\n%s", log)
@@ -134,7 +135,7 @@ func TestOX12ABareErrorIsInternal(t *testing.T) {
 		return nil, errors.New("bare")
 	}}})
 	_, err := csi.NewControllerClient(s.conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
-	wantFailure(t, err, codes.Internal, csierr.Internal)
+	csitest.Want(t, err, codes.Internal, csierr.Internal)
 }
 
 func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
@@ -158,7 +159,7 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
-	wantFailure(t, err, codes.Aborted, csierr.OperationPending)
+	csitest.Want(t, err, codes.Aborted, csierr.OperationPending)
 
 	// B-11: another object is free.
 	other := make(chan error, 1)
@@ -239,7 +240,7 @@ func TestB29AClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
 }
 
 func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
-	capability := mountable("ext4")
+	capability := csitest.Filesystem("ext4")
 	capability.GetMount().MountFlags = []string{canary, "context=" + canary}
 	secrets := map[string]string{"key": canary}
 	s := serve(t, &Server{Controller: &Controller{}})
@@ -392,7 +393,7 @@ func TestControllerCallsHaveADeadlineAndNodeCallsNone(t *testing.T) {
 
 func TestB1AndB2AndB5FieldLimits(t *testing.T) {
 	long := strings.Repeat("x", 129)
-	flagged := mountable("ext4")
+	flagged := csitest.Filesystem("ext4")
 	flagged.GetMount().MountFlags = []string{long}
 	big := map[string]string{"k": strings.Repeat("x", 4096)}
 	for _, test := range []struct {
@@ -412,9 +413,9 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) {
 		{"large parameters", &csi.CreateVolumeRequest{Parameters: big}, "parameters"},
 		{"large secrets", &csi.CreateVolumeRequest{Secrets: big}, "secrets"},
 		{"a long filesystem", &csi.CreateVolumeRequest{VolumeCapabilities: []*csi.VolumeCapability{
-			mountable(long)}}, "fs_type"},
+			csitest.Filesystem(long)}}, "fs_type"},
 		{"a long mount flag", &csi.NodeStageVolumeRequest{VolumeCapability: flagged}, ""},
-		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: asked(-1, 0)},
+		{"a negative size", &csi.CreateVolumeRequest{CapacityRange: csitest.Range(-1, 0)},
 			"required_bytes"},
 		{"a negative count", &csi.ListVolumesRequest{MaxEntries: -1}, "max_entries"},
 		{"LV-2 a long token is a bad token", &csi.ListVolumesRequest{StartingToken: long}, ""},
@@ -427,7 +428,7 @@ func TestB1AndB2AndB5FieldLimits(t *testing.T) {
 				}
 				return
 			}
-			wantFailure(t, err, codes.InvalidArgument, csierr.FieldInvalid)
+			csitest.Want(t, err, codes.InvalidArgument, csierr.FieldInvalid)
 			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "xxx") {
 				t.Errorf("%v has to name %s and not show it", err, test.want)
 			}

@@ -3,6 +3,8 @@ package driver
 import (
 	"bytes"
 	"fmt"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // signature is a mark that something puts on a disk: bytes at a place.
@@ -27,7 +29,7 @@ func (s signature) offset(sizeBytes int64) int64 {
 }
 
 // ours are the filesystems the driver makes; their superblocks are read by findSuperblocks.
-var ours = []string{fsExt2, fsExt3, fsExt4, fsXFS, fsBtrfs}
+var ours = []string{fsExt2, volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs}
 
 const mdMagic, mdMagicBig = "\xfc\x4e\x2b\xa9", "\xa9\x2b\x4e\xfc"
 

@@ -7,9 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestEverySignatureIsReadAndFound(t *testing.T) {
@@ -55,7 +58,7 @@ func TestWhatToolsWriteIsNamed(t *testing.T) {
 	} {
 		t.Run(strings.Join(c.tool, " "), func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 			run(t, c.tool[0], append(c.tool[1:], v.disk.Loop)...)
 			err := v.stage()
 			if !strings.Contains(err.Error(), c.want) {
@@ -81,21 +84,21 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 		write  func(*testing.T, *guestDisk)
 		whole  bool
 	}{
-		{"md at the end, behind an ext4", fsExt4, at(-8192, mdMagic), false},
-		{"md at the end, behind an ext3", fsExt3, at(-8192, mdMagic), false},
-		{"a GPT at the end, behind an ext4", fsExt4, at(-512, "EFI PART"),
+		{"md at the end, behind an ext4", volume.Ext4, at(-8192, mdMagic), false},
+		{"md at the end, behind an ext3", volume.Ext3, at(-8192, mdMagic), false},
+		{"a GPT at the end, behind an ext4", volume.Ext4, at(-512, "EFI PART"),
 			false},
-		{"LUKS before an ext4", fsExt4, at(0, "LUKS\xba\xbe\x00\x02"), false},
-		{"LVM before a btrfs", fsBtrfs, at(512, "LABELONE"), false},
-		{"what is a file of an ext4", fsExt4, at(-8192, mdMagic), true},
+		{"LUKS before an ext4", volume.Ext4, at(0, "LUKS\xba\xbe\x00\x02"), false},
+		{"LVM before a btrfs", volume.Btrfs, at(512, "LABELONE"), false},
+		{"what is a file of an ext4", volume.Ext4, at(-8192, mdMagic), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 256*mib), fsExt4)
+			v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
 			v.FSType = c.fsType
 			command := []string{"mke2fs", "-q", "-t", c.fsType, v.disk.Loop, "240M"}
 			switch {
-			case c.fsType == fsBtrfs:
+			case c.fsType == volume.Btrfs:
 				command = []string{"mkfs.btrfs", "-q", v.disk.Loop}
 			case c.whole:
 				command = command[:5] // else it ends before the disk does, as a member of a RAID
@@ -108,7 +111,7 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 				must(t, err)
 				return
 			}
-			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Error("the disk was written")
 			}

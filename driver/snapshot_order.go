@@ -3,6 +3,8 @@ package driver
 import (
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -19,14 +21,14 @@ type snapshotOrder struct {
 // snapshotOrder checks a request; it asks nobody.
 func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrder, error) {
 	order := snapshotOrder{Name: req.GetName(), Cluster: c.ClusterID}
-	if err := checkName(req.GetName()); err != nil {
+	if err := volume.CheckName(req.GetName()); err != nil {
 		return order, err
 	}
 	if req.GetSourceVolumeId() == "" {
 		return order, csierr.New(csierr.FieldMissing, "source_volume_id is missing")
 	}
 	for key := range req.GetParameters() {
-		if !foreignKey(key) {
+		if !volume.ForeignKey(key) {
 			return order, csierr.New(csierr.ParameterInvalid, "the parameter %.80q "+
 				"is unknown; snapshots have none", key)
 		}
@@ -42,14 +44,14 @@ func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrde
 	return order, nil
 }
 
-func (o snapshotOrder) rackName() string { return snapshotName(o.Cluster, o.Name) }
+func (o snapshotOrder) rackName() string { return volume.SnapshotName(o.Cluster, o.Name) }
 
 // mark is the tag of the snapshot. Of a disk that this driver made for this cluster it is known
 // which filesystem it holds, and so which one a volume has that is restored from the snapshot.
-func (o snapshotOrder) mark(source *oxide.Disk) mark {
-	m := mark{Name: o.Name, Cluster: o.Cluster}
+func (o snapshotOrder) mark(source *oxide.Disk) volume.Tag {
+	m := volume.Tag{Name: o.Name, Cluster: o.Cluster}
 	if foreignDisk(source, o.Cluster) == "" {
-		tag, _ := readMark(source.Description)
+		tag, _ := volume.ParseTag(source.Description)
 		m.FilesystemUUID = expectedUUID(source, tag)
 	}
 	return m
@@ -79,7 +81,7 @@ func (o snapshotOrder) checkAnswer(doing string, s *oxide.Snapshot) error {
 // difference says in what a snapshot is not the ordered one, or "". It reads as the end of "the
 // snapshot, …".
 func (o snapshotOrder) difference(s *oxide.Snapshot) string {
-	m, marked := readMark(s.Description)
+	m, marked := volume.ParseTag(s.Description)
 	switch {
 	case !marked || m.Name != o.Name || m.Cluster != o.Cluster:
 		return "which is not of this cluster's making or has another name there"

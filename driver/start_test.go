@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
@@ -39,7 +41,7 @@ func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
 		if got.Host != want.Host || got.Token != want.Token || got.Project != want.Project ||
 			got.ClusterID != want.ClusterID || !got.LogJSON || got.MaxDisks != want.MaxDisks ||
 			got.InstanceID != want.InstanceID ||
-			got.Topology[0][topologyPrefix+"rack"] != "a" {
+			got.Topology[0][volume.TopologyPrefix+"rack"] != "a" {
 			t.Errorf("with %q at the end: got %+v", end, got)
 		}
 		audit, err := ParseAuditConfig([]string{"--kubectl"}, goodEnv(padded), io.Discard)

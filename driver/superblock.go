@@ -5,17 +5,13 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/google/uuid"
 )
 
-// The filesystems as the kernel names them. ext2 is known so that it can be refused by name.
-const (
-	fsExt2  = "ext2"
-	fsExt3  = "ext3"
-	fsExt4  = "ext4"
-	fsXFS   = "xfs"
-	fsBtrfs = "btrfs"
-)
+// fsExt2 is known so that it can be refused by name.
+const fsExt2 = "ext2"
 
 // superblock is what the first 128 KiB of a disk say of the filesystem on it.
 type superblock struct {
@@ -70,7 +66,7 @@ func findSuperblocks(head []byte) []superblock {
 }
 
 // isExt reports whether it is one of those that grow before they are mounted.
-func (sb superblock) isExt() bool { return sb.Type == fsExt3 || sb.Type == fsExt4 }
+func (sb superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
 // leavesRoom reports whether a disk of that size has room for more of the filesystem.
 func (sb superblock) leavesRoom(sizeBytes int64) bool {
@@ -169,9 +165,9 @@ func extDataFrom(b []byte, blocks, blockBytes uint64) int64 {
 func extType(compat, incompat, roCompat uint32) string {
 	switch {
 	case incompat&^uint32(ext3Incompat) != 0, roCompat&^uint32(ext3ROCompat) != 0:
-		return fsExt4
+		return volume.Ext4
 	case compat&extCompatJournal != 0:
-		return fsExt3
+		return volume.Ext3
 	}
 	return fsExt2
 }
@@ -229,7 +225,7 @@ func xfsSuperblock(head []byte) (superblock, bool) {
 	}
 	blockBytes := uint64(binary.BigEndian.Uint32(head[4:]))
 	sb := superblock{
-		Type:       fsXFS,
+		Type:       volume.XFS,
 		UUID:       uuid.UUID(head[32:48]),
 		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
@@ -298,7 +294,7 @@ func btrfsSuperblock(head []byte) (superblock, bool) {
 		return superblock{}, false
 	}
 	sb := superblock{
-		Type:       fsBtrfs,
+		Type:       volume.Btrfs,
 		UUID:       uuid.UUID(b[btrfsFSID : btrfsFSID+16]),
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),

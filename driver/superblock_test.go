@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/google/uuid"
 )
 
@@ -38,23 +40,24 @@ func TestFindSuperblocks(t *testing.T) {
 		size int64
 		want superblock
 	}{
-		{"mke2fs -q -F -t ext4", 64 * mib, superblock{Type: fsExt4, Checked: true, UnitBytes: 8 * mib}},
+		{"mke2fs -q -F -t ext4", 64 * mib, superblock{Type: volume.Ext4, Checked: true,
+			UnitBytes: 8 * mib}},
 		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", gib,
-			superblock{Type: fsExt4, Checked: true, UnitBytes: 128 * mib}},
+			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * mib}},
 		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * mib,
-			superblock{Type: fsExt4, UnitBytes: 8 * mib}},
+			superblock{Type: volume.Ext4, UnitBytes: 8 * mib}},
 		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * mib,
-			superblock{Type: fsExt4, Checked: true, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext3", 64 * mib, superblock{Type: fsExt3, UnitBytes: 8 * mib}},
+			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * mib}},
+		{"mke2fs -q -F -t ext3", 64 * mib, superblock{Type: volume.Ext3, UnitBytes: 8 * mib}},
 		{"mke2fs -q -F -t ext2", 64 * mib, superblock{Type: fsExt2, UnitBytes: 8 * mib}},
-		{"mkfs.xfs -q", 300 * mib, superblock{Type: fsXFS, Checked: true, UnitBytes: 64 * 4096}},
+		{"mkfs.xfs -q", 300 * mib, superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 4096}},
 		{"mkfs.xfs -q -b size=1024", 300 * mib,
-			superblock{Type: fsXFS, Checked: true, UnitBytes: 64 * 1024}},
-		{"mkfs.btrfs -q", 128 * mib, superblock{Type: fsBtrfs, Checked: true, UnitBytes: 4096}},
+			superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 1024}},
+		{"mkfs.btrfs -q", 128 * mib, superblock{Type: volume.Btrfs, Checked: true, UnitBytes: 4096}},
 	} {
 		t.Run("what "+c.mkfs+" makes is recognised", func(t *testing.T) {
 			flag := " -U "
-			if c.want.Type == fsXFS {
+			if c.want.Type == volume.XFS {
 				flag = " -m uuid="
 			}
 			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+inheritedUUID)...)
@@ -62,7 +65,7 @@ func TestFindSuperblocks(t *testing.T) {
 			found := findSuperblocks(head)
 			for i := range found {
 				// Of btrfs nobody knows.
-				if found[i].Fresh == found[i].Young || found[i].Young != (c.want.Type == fsBtrfs) {
+				if found[i].Fresh == found[i].Young || found[i].Young != (c.want.Type == volume.Btrfs) {
 					t.Errorf("was it mounted? %+v", found[i])
 				}
 				found[i].Fresh, found[i].Young = false, false

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -80,7 +82,7 @@ func (h *heldDevice) superblocks() ([]superblock, error) {
 	}
 	found := findSuperblocks(head)
 	for i, sb := range found {
-		if sb.Type == fsXFS && sb.Fresh && !sb.Unfinished {
+		if sb.Type == volume.XFS && sb.Fresh && !sb.Unfinished {
 			if found[i].Fresh, err = h.xfsFresh(sb); err != nil {
 				return nil, unreadable(err)
 			}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
@@ -19,7 +21,7 @@ import (
 )
 
 // behind is a volume whose filesystem of 1 GiB lies on a disk of 3 GiB.
-func behind(t *testing.T, fsType string) volume {
+func behind(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
 	small := g.volume(g.attach(testSerial, gib), fsType)
@@ -32,14 +34,15 @@ func behind(t *testing.T, fsType string) volume {
 }
 
 // restored says that the volume's disk was restored from a snapshot of that size.
-func (v volume) restored(sourceBytes int64) volume {
-	v.Tag = map[string]string{ctxOrigin: originSnapshot, ctxUse: useFilesystem,
-		ctxSourceBytes: fmt.Sprint(sourceBytes)}
+func (v testVolume) restored(sourceBytes int64) testVolume {
+	v.Tag = map[string]string{volume.CtxOrigin: volume.OriginSnapshot,
+		volume.CtxUse:         volume.UseFilesystem,
+		volume.CtxSourceBytes: fmt.Sprint(sourceBytes)}
 	return v
 }
 
 // tail is a picture of what lies behind the first GiB, holes and zeroes left out.
-func (v volume) tail(t *testing.T) string {
+func (v testVolume) tail(t *testing.T) string {
 	t.Helper()
 	run(t, "blockdev", "--flushbufs", v.disk.Loop)
 	f, err := os.Open(v.disk.File)
@@ -62,7 +65,7 @@ func (v volume) tail(t *testing.T) string {
 	}
 }
 
-func (v volume) health(t *testing.T) healthEntries {
+func (v testVolume) health(t *testing.T) healthEntries {
 	t.Helper()
 	r, err := v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: v.ID, StagingTargetPath: v.staging()})
@@ -71,7 +74,7 @@ func (v volume) health(t *testing.T) healthEntries {
 }
 
 // isGrown says how large the staged filesystem is, and that the health agrees.
-func (v volume) isGrown(t *testing.T) bool {
+func (v testVolume) isGrown(t *testing.T) bool {
 	t.Helper()
 	d, err := v.guest.node().devices().lookup(testSerial)
 	must(t, err)
@@ -90,7 +93,7 @@ func (v volume) isGrown(t *testing.T) bool {
 }
 
 func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
-	for _, fsType := range supportedFilesystems {
+	for _, fsType := range volume.Filesystems {
 		t.Run("data behind a "+fsType+" stays as it is", func(t *testing.T) {
 			v := behind(t, fsType)
 			for at := int64(gib); at < 3*gib; at += 8 * mib {
@@ -116,27 +119,27 @@ func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 		})
 		for i, c := range []struct {
 			name string
-			with func(v volume) volume
+			with func(v testVolume) testVolume
 			at   int64 // where a byte is; 0 is nowhere
 			want bool
 		}{
 			{"nothing behind it on a disk of which nothing is known",
-				func(v volume) volume { v.Static = true; return v }, 0, true},
-			{"one byte behind it, where no sample is", func(v volume) volume { return v },
+				func(v testVolume) testVolume { v.Static = true; return v }, 0, true},
+			{"one byte behind it, where no sample is", func(v testVolume) testVolume { return v },
 				2*gib + 12345678, false},
 			{"nothing behind it on a disk that was restored",
-				func(v volume) volume { return v.restored(gib) }, 0, true},
+				func(v testVolume) testVolume { return v.restored(gib) }, 0, true},
 			{"one byte behind it that the snapshot had",
-				func(v volume) volume { return v.restored(2 * gib) }, gib + 12345678, false},
+				func(v testVolume) testVolume { return v.restored(2 * gib) }, gib + 12345678, false},
 			{"one byte where a sample is, which the snapshot had not",
-				func(v volume) volume { return v.restored(gib) }, 3*gib - 1, false},
-			{"one byte on a disk that was restored for raw use, too", func(v volume) volume {
+				func(v testVolume) testVolume { return v.restored(gib) }, 3*gib - 1, false},
+			{"one byte on a disk that was restored for raw use, too", func(v testVolume) testVolume {
 				v = v.restored(gib)
-				v.Tag[ctxUse] = useBoth
+				v.Tag[volume.CtxUse] = volume.UseBoth
 				return v
 			}, 2*gib + 12345678, false},
 		} {
-			if fsType != fsExt4 && i > 1 {
+			if fsType != volume.Ext4 && i > 1 {
 				continue // what is read depends on the disk alone
 			}
 			t.Run("a "+fsType+" with "+c.name, func(t *testing.T) {
@@ -160,7 +163,7 @@ func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 }
 
 func TestAGrowthThatHadBegunNeedsNoSecondProof(t *testing.T) {
-	for _, fsType := range []string{fsXFS, fsBtrfs} {
+	for _, fsType := range []string{volume.XFS, volume.Btrfs} {
 		for _, own := range []bool{true, false} {
 			t.Run(fmt.Sprintf("a %s with marks of a growth, its own: %v", fsType, own),
 				func(t *testing.T) {

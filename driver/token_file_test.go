@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // hungMount mounts a filesystem that answers nothing, until it is let go.
@@ -92,7 +93,7 @@ func TestD63ATokenFileThatBlocksHoldsNobodyUp(t *testing.T) {
 			if took := time.Since(start); took > 20*s.Limit {
 				t.Errorf("the callers waited for %s", took)
 			}
-			wantFailure(t, s.fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			csitest.Want(t, s.fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
 		})
 	}
 }
@@ -167,7 +168,7 @@ func TestD63ATokenFileThatCannotBeReadIsToldByProbe(t *testing.T) {
 				t.Errorf("got %q, %v", token, err)
 			}
 			_, err := h.state()
-			wantFailure(t, err, codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenFileUnreadable)
 			must(t, os.RemoveAll(path))
 			writeToken(t, path, "one")
 			awaitCondition(t, "Probe says that it is mended", func() bool {

@@ -12,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // guardedRack accepts one token, which can be changed, and counts its requests.
@@ -51,7 +54,8 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"Unauthorized",`+
 			`"message":"credentials missing or invalid"}`)
-	case r.Method == http.MethodPost && !strings.Contains(string(body), diskName("blue", "pvc-1")):
+	case r.Method == http.MethodPost && !strings.Contains(string(body), volume.DiskName("blue",
+		"pvc-1")):
 		w.WriteHeader(http.StatusBadRequest) // the body did not come again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
@@ -136,13 +140,13 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	expect("without its file", "six")
 
 	rack.accept("seven")
-	wantFailure(t, create(), codes.Unauthenticated, csierr.TokenRejected)
+	csitest.Want(t, create(), codes.Unauthenticated, csierr.TokenRejected)
 	expect("a token that stays wrong is not tried again", "six")
 	if refusals != 1 {
 		t.Errorf("%d refusals were reported", refusals)
 	}
 	writeToken(t, path, "eight")
-	wantFailure(t, create(), codes.Unauthenticated, csierr.TokenRejected)
+	csitest.Want(t, create(), codes.Unauthenticated, csierr.TokenRejected)
 	expect("another wrong one", "eight")
 }
 
@@ -201,7 +205,7 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 	for _, project := range []string{"told", "untold"} {
 		c := &Controller{Client: client, Project: project}
 		_, err := c.CreateVolume(t.Context(), createRequest())
-		wantFailure(t, err, codes.Unavailable, csierr.RackUnavailable)
+		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
 			t.Errorf("%s: %v", project, err)
 		}

@@ -14,10 +14,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // strangeBytes looks through all of a disk's file for what no mkfs writes; -1 is nothing.
@@ -60,9 +63,9 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	}
 	made := 0
 	for _, size := range sizes {
-		for _, fsType := range supportedFilesystems {
+		for _, fsType := range volume.Filesystems {
 			for _, options := range slotOptions(fsType, size) {
-				for _, block := range blockSizes {
+				for _, block := range volume.BlockSizes {
 					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/mib, options,
 						block)
 					t.Run(name, func(t *testing.T) {
@@ -87,7 +90,7 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 	d := g.attach(testSerial, size, "--sector-size", strconv.Itoa(block))
 	var err error
 	v := nodeVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
-	v.Mkfs, err = parseMkfsOptions(options)
+	v.Mkfs, err = volume.ParseMkfsOptions(options)
 	must(t, err)
 	name, args, err := mkfsCommand(v)
 	must(t, err)
@@ -146,10 +149,10 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 
 // cutOffDisk is a volume whose disk carries the marks of a format that was cut off, and all that
 // mkfs makes; whole says that it was not made blank.
-func cutOffDisk(t *testing.T, whole bool) volume {
+func cutOffDisk(t *testing.T, whole bool) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 256*mib), fsExt4)
+	v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
 	v.Whole = whole
 	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 	return v
@@ -174,7 +177,7 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 			v := cutOffDisk(t, c.whole)
 			v.disk.writeAt(t, c.at, c.bytes)
 			before := digest(t, v.disk)
-			mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 			if digest(t, v.disk) != before {
 				t.Fatal("the disk was written")
 			}
@@ -191,15 +194,15 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 }
 
 func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
-	for name, show := range map[string]func(v volume) error{
-		"staged":              func(v volume) error { return v.stage() },
-		"published":           func(v volume) error { return v.publish("dev") },
-		"published read-only": func(v volume) error { return v.publishReadOnly("dev") },
+	for name, show := range map[string]func(v testVolume) error{
+		"staged":              func(v testVolume) error { return v.stage() },
+		"published":           func(v testVolume) error { return v.publish("dev") },
+		"published read-only": func(v testVolume) error { return v.publishReadOnly("dev") },
 	} {
 		for _, script := range []string{"exit 1", `"$real" "$@" && exit 1`} {
 			t.Run(fmt.Sprintf("%s, after a mkfs of %q", name, script), func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, 256*mib), fsExt4)
+				v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
 				v.Whole = true
 				cutOff(t, script, v.stage)
 				if v.disk.marksOn(t) == 0 {
@@ -224,16 +227,16 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		must(t, raw.unpublish("dev"))
 		must(t, raw.unstage())
 		before := digest(t, v.disk)
-		mustFail(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		if digest(t, v.disk) != before {
 			t.Fatal("the disk was written")
 		}
 	})
 	t.Run("but a file that holds one keeps its bytes", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), fsExt4)
+		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
 		v.Whole = true
-		v.Context = map[string]string{ctxMkfsOptions: "fsBlockSize=4096"}
+		v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
 		must(t, v.stage())
 		fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
 		must(t, v.unstage())

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
-	"unicode"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -17,8 +17,8 @@ import (
 type volumeOrder struct {
 	Name       string // the CO's
 	Cluster    string
-	Range      capacityRange
-	Parameters parameters
+	Range      volume.CapacityRange
+	Parameters volume.Parameters
 	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
 	Topology   []*csi.Topology
 	Use        string // what the capabilities are for
@@ -28,10 +28,10 @@ type volumeOrder struct {
 func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, error) {
 	order := volumeOrder{Name: req.GetName(), Cluster: c.ClusterID,
 		Use: useOf(req.GetVolumeCapabilities())}
-	if err := checkName(req.GetName()); err != nil {
+	if err := volume.CheckName(req.GetName()); err != nil {
 		return order, err
 	}
-	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
+	if err := volume.CheckCapabilities(req.GetVolumeCapabilities()); err != nil {
 		return order, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
@@ -39,10 +39,10 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 			"not supported: a disk cannot be changed after it is made")
 	}
 	var err error
-	if order.Parameters, err = parseParameters(req.GetParameters()); err != nil {
+	if order.Parameters, err = volume.ParseParameters(req.GetParameters()); err != nil {
 		return order, err
 	}
-	if err = order.Parameters.fits(req.GetVolumeCapabilities()); err != nil {
+	if err = order.Parameters.Fits(req.GetVolumeCapabilities()); err != nil {
 		return order, err
 	}
 	if err = order.checkFilesystemBlocks(); err != nil {
@@ -55,33 +55,16 @@ func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, err
 		return order, csierr.New(csierr.SourceIncompatible, "a volume is made "+
 			"from a snapshot or from imageId, not from both")
 	}
-	if order.SnapshotID != "" && order.Parameters.DiskType == oxide.DiskTypeLocal {
+	if order.SnapshotID != "" && order.Parameters.DiskType == volume.DiskTypeLocal {
 		return order, csierr.New(csierr.SourceIncompatible, "a snapshot cannot be "+
 			"restored into diskType local: local disks begin blank")
 	}
-	if order.Topology, err = place(req.GetAccessibilityRequirements(), c.Topology); err != nil {
+	if order.Topology, err = volume.ChooseTopology(req.GetAccessibilityRequirements(),
+		c.Topology); err != nil {
 		return order, err
 	}
-	order.Range, err = parseCapacityRange(req.GetCapacityRange())
+	order.Range, err = volume.ParseCapacityRange(req.GetCapacityRange())
 	return order, err
-}
-
-// checkName holds the name of a new volume or snapshot to CSI's rules: any Unicode, in at most 128
-// bytes, but no control characters other than tab, line feed and carriage return.
-func checkName(name string) error {
-	banned := func(r rune) bool {
-		return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r)
-	}
-	switch {
-	case name == "":
-		return csierr.New(csierr.FieldMissing, "name is missing")
-	case len(name) > mostStringBytes:
-		return csierr.New(csierr.FieldInvalid, "name has %d bytes; CSI allows %d",
-			len(name), mostStringBytes)
-	case strings.ContainsFunc(name, banned):
-		return csierr.New(csierr.FieldInvalid, "name contains a control character")
-	}
-	return nil
 }
 
 // orderedSnapshot is the snapshot to restore; empty for a blank volume.
@@ -110,20 +93,20 @@ func snapshotNotFound(id string) error {
 		"this token none; snapshot_id is a snapshot's UUID", id)
 }
 
-func (o volumeOrder) diskName() string { return diskName(o.Cluster, o.Name) }
+func (o volumeOrder) diskName() string { return volume.DiskName(o.Cluster, o.Name) }
 
 func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
 
 // mark is the tag of the disk that is made from source.
-func (o volumeOrder) mark(source volumeSource) mark {
-	m := mark{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String(),
-		Use: o.Use, Origin: originBlank}
+func (o volumeOrder) mark(source volumeSource) volume.Tag {
+	m := volume.Tag{Name: o.Name, Cluster: o.Cluster, MkfsOptions: o.Parameters.MkfsOptions.String(),
+		Use: o.Use, Origin: volume.OriginBlank}
 	switch {
 	case o.SnapshotID != "":
-		m.Origin, m.SourceBytes = originSnapshot, source.floorBytes
+		m.Origin, m.SourceBytes = volume.OriginSnapshot, source.floorBytes
 		m.FilesystemUUID = source.filesystemUUID
 	case o.Parameters.ImageID != "":
-		m.Origin = originImage
+		m.Origin = volume.OriginImage
 	}
 	if o.hasSource() {
 		m.BlockSize = o.Parameters.BlockSize
@@ -135,12 +118,12 @@ func (o volumeOrder) mark(source volumeSource) mark {
 func useOf(capabilities []*csi.VolumeCapability) string {
 	use := ""
 	for _, c := range capabilities {
-		one := useFilesystem
+		one := volume.UseFilesystem
 		if c.GetBlock() != nil {
-			one = useBlock
+			one = volume.UseBlock
 		}
 		if use != "" && use != one {
-			return useBoth
+			return volume.UseBoth
 		}
 		use = one
 	}
@@ -151,14 +134,14 @@ func useOf(capabilities []*csi.VolumeCapability) string {
 // than were asked for then. Such a create ends with an error whatever happens, so the disk is
 // nobody's.
 func (o volumeOrder) neverHandedOut(d *oxide.Disk) bool {
-	m, marked := readMark(d.Description)
+	m, marked := volume.ParseTag(d.Description)
 	return marked && m.Name == o.Name && m.Cluster == o.Cluster &&
 		m.BlockSize != 0 && m.BlockSize != int(d.BlockSize)
 }
 
 func (o volumeOrder) blankBlockSize() int {
 	if o.Parameters.BlockSize == 0 {
-		return defaultBlockSize
+		return volume.DefaultBlockSize
 	}
 	return o.Parameters.BlockSize
 }
@@ -166,7 +149,7 @@ func (o volumeOrder) blankBlockSize() int {
 // checkFilesystemBlocks refuses a filesystem that mkfs could not make on the disk, before there is
 // one. What comes from an image has its filesystem already.
 func (o volumeOrder) checkFilesystemBlocks() error {
-	n, err := strconv.Atoi(o.Parameters.MkfsOptions.value("fsBlockSize"))
+	n, err := strconv.Atoi(o.Parameters.MkfsOptions.Value("fsBlockSize"))
 	if err == nil && o.Parameters.ImageID == "" && n < o.blankBlockSize() {
 		return csierr.New(csierr.MkfsOptions,
 			"mkfsOptions: fsBlockSize=%d is less "+
@@ -177,7 +160,7 @@ func (o volumeOrder) checkFilesystemBlocks() error {
 }
 
 func (o volumeOrder) backend() oxide.DiskBackend {
-	if o.Parameters.DiskType == oxide.DiskTypeLocal {
+	if o.Parameters.DiskType == volume.DiskTypeLocal {
 		return oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
 	}
 	var source oxide.DiskSource
@@ -199,7 +182,7 @@ func (o volumeOrder) backend() oxide.DiskBackend {
 // difference says in what a disk is not the ordered one, or "". It reads as the end of "the disk
 // …".
 func (o volumeOrder) difference(d *oxide.Disk) string {
-	m, marked := readMark(d.Description)
+	m, marked := volume.ParseTag(d.Description)
 	wantBlocks := o.Parameters.BlockSize
 	if !o.hasSource() {
 		wantBlocks = o.blankBlockSize()
@@ -213,11 +196,11 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return "belongs to another cluster"
 	case m.Use != "" && m.Use != o.Use:
 		return fmt.Sprintf("is for the use %q, not %q", m.Use, o.Use)
-	case !o.Range.contains(int64(d.Size)):
+	case !o.Range.Contains(int64(d.Size)):
 		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
 	case wantBlocks != 0 && wantBlocks != int(d.BlockSize):
 		return fmt.Sprintf("has blocks of %d bytes, not %d", d.BlockSize, wantBlocks)
-	case d.DiskType != o.Parameters.DiskType:
+	case string(d.DiskType) != string(o.Parameters.DiskType):
 		return fmt.Sprintf("is %.40q, not %s", d.DiskType, o.Parameters.DiskType)
 	case d.SnapshotId != string(o.SnapshotID):
 		return "was made from another source"
@@ -268,7 +251,7 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
 	if foreignSnapshot(snapshot, c.ClusterID) == "" {
-		m, _ := readMark(snapshot.Description)
+		m, _ := volume.ParseTag(snapshot.Description)
 		source.filesystemUUID = m.FilesystemUUID
 	}
 	want := order.Parameters.BlockSize
@@ -287,14 +270,15 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 }
 
 func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
-	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: order.Parameters.ImageID})
+	id := oxide.NameOrId(order.Parameters.ImageID)
+	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
-		err = believableImage(order.Parameters.ImageID, image)
+		err = believableImage(id, image)
 	}
 	switch want := order.Parameters.BlockSize; {
 	case unknown(err):
 		return volumeSource{gone: true}, csierr.New(csierr.ImageNotFound,
-			"imageId: the rack has no image %s, or shows this token none", order.Parameters.ImageID)
+			"imageId: the rack has no image %s, or shows this token none", id)
 	case err != nil:
 		return volumeSource{}, statusError(ctx, "read image", err)
 	case want != 0 && want != int(image.BlockSize):

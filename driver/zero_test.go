@@ -12,10 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
@@ -84,7 +87,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 // zeroDisk is a disk that has to be read whole, and a way to read it.
 type zeroDisk struct {
 	*guestDisk
-	v volume
+	v testVolume
 	n *Node
 }
 
@@ -93,7 +96,7 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	before := goleak.IgnoreCurrent()
 	g := newGuest(t)
 	d := g.attach(testSerial, sizeBytes)
-	z := zeroDisk{d, g.volume(d, fsExt4), g.node()}
+	z := zeroDisk{d, g.volume(d, volume.Ext4), g.node()}
 	t.Cleanup(func() {
 		z.n.Close()
 		goleak.VerifyNone(t, before)
@@ -180,7 +183,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		for i := range 2 {
 			var err error
 			n := z.reads(t, func() { err = z.prove(t.Context(), t) })
-			mustFail(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), fmt.Sprint("offset ", size-5000)) {
 				t.Errorf("the message does not name the offset: %v", err)
 			}
@@ -200,7 +203,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
 		err := z.prove(ctx, t)
-		mustFail(t, err, codes.Aborted, csierr.DiskProofPending)
+		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
 		if !strings.Contains(err.Error(), "of 4096 MiB") {
 			t.Errorf("the message does not say how far it is: %v", err)
 		}
@@ -227,7 +230,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		mustFail(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
+		csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
 		if n := z.v.disk.marksOn(t); n != 0 {
 			t.Errorf("%d marks are on the disk", n)
 		}
@@ -240,7 +243,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.writeAt(t, 0, []byte{1}) // behind the reader's back
-		mustFail(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
+		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -256,8 +259,8 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
 		z.n.Close()
 		_, err := waiting()
-		mustFail(t, err, codes.Aborted, csierr.DiskProofPending)
-		mustFail(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
+		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
+		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
 	})
 	t.Run("and ends when the disk is detached", func(t *testing.T) {
 		z := newZeroDisk(t, 64*gib)
@@ -266,7 +269,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 			defer cancel()
 			return z.prove(ctx, t)
 		}
-		mustFail(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
+		csitest.Want(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
 		z.v.guest.unplug(z.guestDisk)
 		for _, job := range z.n.zero.jobs {
 			<-job.done

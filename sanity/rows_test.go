@@ -236,7 +236,8 @@ func TestWhatTheSourceSays(t *testing.T) {
 	})
 	t.Run("B-24 of the reserved variables only CSI_ENDPOINT is read", func(t *testing.T) {
 		reserved := regexp.MustCompile(`"CSI_[A-Z_]+"`)
-		for _, pattern := range []string{"../driver/*.go", "../cmd/oxide-csi-plugin/*.go"} {
+		for _, pattern := range []string{"../driver/*.go", "../driver/*/*.go",
+			"../cmd/oxide-csi-plugin/*.go"} {
 			files, err := filepath.Glob(pattern)
 			if err != nil {
 				t.Fatal(err)

@@ -166,7 +166,7 @@ func (p *place) holds(text string) {
 	}
 }
 
-// uuid is that of the filesystem, which every format makes anew.
+// uuid is that of the mounted filesystem, behind its device.
 func (p *place) uuid() string {
 	source, err := exec.Command("findmnt", "--noheadings", "--output", "SOURCE,UUID",
 		p.staging).Output()

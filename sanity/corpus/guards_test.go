@@ -96,7 +96,7 @@ func holderGuards() []guard {
 			"if REMOVED {\nreturn nil\n}\nTEXT"),
 			[]string{"a blank disk that is read-only", "a healthy disk that is read-only"}},
 		{"a read-only switch of somebody else's stays", in("node_stage.go",
-			"known.Block || v.Use != useFilesystem", "REMOVED || TEXT"),
+			"known.Block || v.Use != volume.UseFilesystem", "REMOVED || TEXT"),
 			[]string{"a healthy disk that somebody has switched read-only"}},
 	}
 }
@@ -274,11 +274,11 @@ func markGuards() []guard {
 func historyGuards() []guard {
 	return []guard{
 		{"a disk that was not made blank is read whole", in("node_request.go",
-			"v.Origin == originBlank", taken), []string{
+			"v.Origin == volume.OriginBlank", taken), []string{
 			"one byte in the midst of a disk restored from a snapshot",
 			"one byte in the midst of a disk from an image"}},
 		{"a disk that is for raw use too is read whole", in("node_request.go",
-			"&& v.Use == useFilesystem", "&& (REMOVED || v.Use == useFilesystem)"),
+			"&& v.Use == volume.UseFilesystem", "&& (REMOVED || v.Use == volume.UseFilesystem)"),
 			[]string{"one byte in the midst of a disk that is for raw use too"}},
 		{"a disk of which nobody tells anything is read whole", in("node_zero.go", "v.madeBlank()",
 			taken), []string{"one byte in the midst of a disk that the driver did not make"}},
@@ -291,7 +291,7 @@ func historyGuards() []guard {
 		{"no more than a mkfs has left is wiped where samples are read", in("blank.go",
 			"s.Strange >= 0", notAsked), []string{"boot code over an own format"}},
 		{"a volume for raw use gets no filesystem", in("node_request.go",
-			"v.Use == useBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
+			"v.Use == volume.UseBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
 		{"the device's blocks are the disk's", in("node_request.go",
 			"blockBytes != 0 && blockBytes != int64(n)", notAsked),
 			[]string{"a blank disk with blocks of another size",
@@ -317,11 +317,11 @@ func tailGuards() []guard {
 				"ext4 with a byte behind it that its snapshot had"}},
 		{"what the rack made blank is sampled", in(file, "; dirty {", "; !REMOVED && dirty {"),
 			[]string{"ext4 with a byte at the end of a disk that was restored"}},
-		{"only what was restored is sampled", in(file, "v.Origin != originSnapshot ||",
-			"!REMOVED && v.Origin != originSnapshot ||"),
+		{"only what was restored is sampled", in(file, "v.Origin != volume.OriginSnapshot ||",
+			"!REMOVED && v.Origin != volume.OriginSnapshot ||"),
 			[]string{"ext4 with a byte behind it on a disk from an image"}},
-		{"what raw use may have written is not sampled", in(file, "v.Use != useFilesystem ||",
-			"!REMOVED && v.Use != useFilesystem ||"),
+		{"what raw use may have written is not sampled", in(file, "v.Use != volume.UseFilesystem ||",
+			"!REMOVED && v.Use != volume.UseFilesystem ||"),
 			[]string{"xfs with a byte behind it on a disk that was restored for raw use, too"}},
 		{"what the snapshot had is not sampled", in(file, "min(v.SourceBytes, sizeBytes)",
 			"zeroIf(REMOVED, TEXT)"),

@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"maps"
@@ -9,35 +9,13 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
-
-// places reads topologies, "region=R1,zone=Z2".
-func places(t *testing.T, texts ...string) []Segments {
-	t.Helper()
-	var list []Segments
-	for _, text := range texts {
-		parsed, err := parseTopology(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, parsed...)
-	}
-	return list
-}
-
-func topologies(t *testing.T, texts ...string) []*csi.Topology {
-	t.Helper()
-	var list []*csi.Topology
-	for _, place := range places(t, texts...) {
-		list = append(list, &csi.Topology{Segments: place})
-	}
-	return list
-}
 
 func TestD17TheExampleOfTheRFD(t *testing.T) {
 	wish := &csi.TopologyRequirement{
-		Requisite: topologies(t, "region=R1,zone=Z2", "region=R1,zone=Z3"),
-		Preferred: topologies(t, "region=R1,zone=Z3"),
+		Requisite: csitest.Topologies("region=R1,zone=Z2", "region=R1,zone=Z3"),
+		Preferred: csitest.Topologies("region=R1,zone=Z3"),
 	}
 	for _, test := range []struct {
 		name string
@@ -52,15 +30,15 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := place(wish, places(t, test.ours...))
+			got, err := ChooseTopology(wish, places(t, test.ours...))
 			if test.want == "" {
-				wantFailure(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
+				csitest.Want(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(got) != len(test.ours) || got[0].Segments[topologyPrefix+"zone"] != test.want {
+			if len(got) != len(test.ours) || got[0].Segments[TopologyPrefix+"zone"] != test.want {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -80,11 +58,11 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 		reason csierr.Reason
 	}{
 		{"CV-8 without a topology of ours", &csi.TopologyRequirement{
-			Requisite: topologies(t, "rack=a")}, nil, codes.InvalidArgument, csierr.TopologyInvalid},
+			Requisite: csitest.Topologies("rack=a")}, nil, codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 an empty requirement", &csi.TopologyRequirement{}, ours, codes.InvalidArgument,
 			csierr.TopologyInvalid},
 		{"CV-9 preferred that is not requisite", &csi.TopologyRequirement{
-			Requisite: topologies(t, "rack=a"), Preferred: topologies(t, "rack=b")}, ours,
+			Requisite: csitest.Topologies("rack=a"), Preferred: csitest.Topologies("rack=b")}, ours,
 			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 no segments", &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}}, ours,
 			codes.InvalidArgument, csierr.TopologyInvalid},
@@ -92,29 +70,29 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a bad prefix", &csi.TopologyRequirement{Requisite: raw("-x/rack", "a")}, ours,
 			codes.InvalidArgument, csierr.TopologyInvalid},
-		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(topologyPrefix+"rack", "-")},
+		{"CV-9 a bad value", &csi.TopologyRequirement{Requisite: raw(TopologyPrefix+"rack", "-")},
 			ours,
 			codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-9 a key twice", &csi.TopologyRequirement{Requisite: []*csi.Topology{{
 			Segments: map[string]string{"x/Rack": "a", "x/rack": "a"}}}}, ours,
 			codes.InvalidArgument,
 			csierr.TopologyInvalid},
-		{"CV-10 another rack", &csi.TopologyRequirement{Requisite: topologies(t, "rack=b")}, ours,
+		{"CV-10 another rack", &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=b")}, ours,
 			codes.ResourceExhausted, csierr.TopologyUnreachable},
-		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: topologies(t, "row=1")},
+		{"CV-10 a key we do not have", &csi.TopologyRequirement{Requisite: csitest.Topologies("row=1")},
 			ours,
 			codes.ResourceExhausted, csierr.TopologyUnreachable},
 		{"B-27 the case of keys does not count", &csi.TopologyRequirement{
-			Requisite: raw(strings.ToUpper(topologyPrefix)+"RACK", "a")}, ours, codes.OK, ""},
-		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: topologies(t, "rack=b")},
+			Requisite: raw(strings.ToUpper(TopologyPrefix)+"RACK", "a")}, ours, codes.OK, ""},
+		{"a wish alone is no demand", &csi.TopologyRequirement{Preferred: csitest.Topologies("rack=b")},
 			ours,
 			codes.OK, ""},
 		{"no requirement", nil, ours, codes.OK, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := place(test.req, test.ours)
+			got, err := ChooseTopology(test.req, test.ours)
 			if test.code != codes.OK {
-				wantFailure(t, err, test.code, test.reason)
+				csitest.Want(t, err, test.code, test.reason)
 				return
 			}
 			if err != nil || len(got) != 1 || !maps.Equal(got[0].Segments, test.ours[0]) {
@@ -122,7 +100,7 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 			}
 		})
 	}
-	if got, err := place(nil, nil); got != nil || err != nil {
+	if got, err := ChooseTopology(nil, nil); got != nil || err != nil {
 		t.Errorf("without any topology: %v, %v", got, err)
 	}
 }
@@ -130,7 +108,7 @@ func TestTopologyRequirementsAreJudged(t *testing.T) {
 func TestB27TopologySettings(t *testing.T) {
 	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
 		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=" + strings.Repeat("x", 64)} {
-		if got, err := parseTopology(bad); err == nil {
+		if got, err := ParseTopology(bad); err == nil {
 			t.Errorf("parseTopology(%q) = %v", bad, got)
 		}
 	}
@@ -140,8 +118,22 @@ func TestB27TopologySettings(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	for key := range got[0] {
-		if !strings.HasPrefix(key, topologyPrefix) {
+		if !strings.HasPrefix(key, TopologyPrefix) {
 			t.Errorf("D-75: the key %s has another prefix", key)
 		}
 	}
+}
+
+// places reads topologies, "region=R1,zone=Z2".
+func places(t *testing.T, texts ...string) []Segments {
+	t.Helper()
+	var list []Segments
+	for _, text := range texts {
+		parsed, err := ParseTopology(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, parsed...)
+	}
+	return list
 }

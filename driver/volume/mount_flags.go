@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"slices"
@@ -9,46 +9,46 @@ import (
 
 // The attributes of a mount as mount_setattr(2) numbers them.
 const (
-	attrReadOnly    = 0x1
-	attrNoSUID      = 0x2
-	attrNoDev       = 0x4
-	attrNoExec      = 0x8
-	attrNoAtime     = 0x10
-	attrStrictAtime = 0x20
-	attrAtimeMask   = 0x70
+	AttrReadOnly    = 0x1
+	AttrNoSUID      = 0x2
+	AttrNoDev       = 0x4
+	AttrNoExec      = 0x8
+	AttrNoAtime     = 0x10
+	AttrStrictAtime = 0x20
+	AttrAtimeMask   = 0x70
 	attrNoDirAtime  = 0x80
-	attrNoSymFollow = 0x200000
+	AttrNoSymFollow = 0x200000
 )
 
-// mountOptions are mount flags, sorted by what takes them: the mount, or the filesystem.
-type mountOptions struct {
+// MountOptions are mount flags, sorted by what takes them: the mount, or the filesystem.
+type MountOptions struct {
 	Attr uint64 // of the mount
 	// AtimeChosen says that the flags name a way to keep access times.
 	AtimeChosen bool
 	Super       []string // flags that every filesystem knows: ro, sync, dirsync, lazytime
-	Data        []mountDatum
+	Data        []MountOption
 	// Given says that somebody chose flags. They may be sensitive, so nothing that may quote them,
 	// such as the kernel's messages, may be shown then.
 	Given bool
 }
 
-// mountDatum is an option that only the filesystem understands.
-type mountDatum struct {
+// MountOption is an option that only the filesystem understands.
+type MountOption struct {
 	Key, Value string
 	HasValue   bool
 }
 
 // attrFlags are the flags of the mount itself: what they set and what they clear.
 var attrFlags = map[string]struct{ set, clear uint64 }{
-	"rw": {0, attrReadOnly}, "ro": {attrReadOnly, 0},
-	"suid": {0, attrNoSUID}, "nosuid": {attrNoSUID, 0},
-	"dev": {0, attrNoDev}, "nodev": {attrNoDev, 0},
-	"exec": {0, attrNoExec}, "noexec": {attrNoExec, 0},
-	"atime": {0, attrNoAtime}, "noatime": {attrNoAtime, attrAtimeMask},
-	"relatime": {0, attrAtimeMask}, "norelatime": {0, 0},
-	"strictatime": {attrStrictAtime, attrAtimeMask}, "nostrictatime": {0, attrStrictAtime},
+	"rw": {0, AttrReadOnly}, "ro": {AttrReadOnly, 0},
+	"suid": {0, AttrNoSUID}, "nosuid": {AttrNoSUID, 0},
+	"dev": {0, AttrNoDev}, "nodev": {AttrNoDev, 0},
+	"exec": {0, AttrNoExec}, "noexec": {AttrNoExec, 0},
+	"atime": {0, AttrNoAtime}, "noatime": {AttrNoAtime, AttrAtimeMask},
+	"relatime": {0, AttrAtimeMask}, "norelatime": {0, 0},
+	"strictatime": {AttrStrictAtime, AttrAtimeMask}, "nostrictatime": {0, AttrStrictAtime},
 	"diratime": {0, attrNoDirAtime}, "nodiratime": {attrNoDirAtime, 0},
-	"symfollow": {0, attrNoSymFollow}, "nosymfollow": {attrNoSymFollow, 0},
+	"symfollow": {0, AttrNoSymFollow}, "nosymfollow": {AttrNoSymFollow, 0},
 }
 
 var (
@@ -64,19 +64,19 @@ var (
 	}
 )
 
-// parseMountFlags reads the mount flags of a volume capability. Its errors name the position of a
+// ParseMountFlags reads the mount flags of a volume capability. Its errors name the position of a
 // flag, never the flag.
-func parseMountFlags(flags []string) (mountOptions, error) {
-	var o mountOptions
+func ParseMountFlags(flags []string) (MountOptions, error) {
+	var o MountOptions
 	for i, f := range flags {
 		words, ok := splitFlag(f)
 		if !ok {
-			return mountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has a quote without "+
+			return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has a quote without "+
 				"its partner, or a NUL", i+1)
 		}
 		for _, word := range words {
 			if !o.add(word) {
-				return mountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for "+
+				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for "+
 					"volumes: bind, remount, move, loop, propagation and user flags, those that "+
 					"name another device, and values for flags that have none, such as ro, are "+
 					"refused", i+1)
@@ -84,7 +84,7 @@ func parseMountFlags(flags []string) (mountOptions, error) {
 		}
 	}
 	o.Given = len(flags) > 0
-	if o.readOnly() {
+	if o.ReadOnly() {
 		o.Super = append(o.Super, "ro")
 	}
 	return o, nil
@@ -111,7 +111,7 @@ func splitFlag(flag string) (words []string, ok bool) {
 }
 
 // add takes one flag; false means that a volume may not have it.
-func (o *mountOptions) add(word string) bool {
+func (o *MountOptions) add(word string) bool {
 	key, value, hasValue := strings.Cut(word, "=")
 	attr, isAttr := attrFlags[word]
 	switch {
@@ -123,11 +123,11 @@ func (o *mountOptions) add(word string) bool {
 		strings.HasPrefix(key, "X-"):
 	case isAttr:
 		o.Attr = o.Attr&^attr.clear | attr.set
-		o.AtimeChosen = o.AtimeChosen || (attr.set|attr.clear)&attrAtimeMask != 0
+		o.AtimeChosen = o.AtimeChosen || (attr.set|attr.clear)&AttrAtimeMask != 0
 	case slices.Contains(superFlags, word):
 		o.Super = append(o.Super, word)
 	default:
-		o.Data = append(o.Data, mountDatum{key, value, hasValue})
+		o.Data = append(o.Data, MountOption{key, value, hasValue})
 	}
 	return true
 }
@@ -138,20 +138,20 @@ func hasNoValue(key string) bool {
 	return isAttr || slices.Contains(superFlags, key)
 }
 
-func (o mountOptions) readOnly() bool { return o.Attr&attrReadOnly != 0 }
+func (o MountOptions) ReadOnly() bool { return o.Attr&AttrReadOnly != 0 }
 
 // setReadOnly makes the filesystem and the mount read-only, whatever the flags say.
-func (o *mountOptions) setReadOnly() {
-	if !o.readOnly() {
-		o.Attr |= attrReadOnly
+func (o *MountOptions) SetReadOnly() {
+	if !o.ReadOnly() {
+		o.Attr |= AttrReadOnly
 		o.Super = append(o.Super, "ro")
 	}
 }
 
 // addData adds an option of the filesystem unless it is there.
-func (o *mountOptions) addData(key string) {
-	if !slices.ContainsFunc(o.Data, func(d mountDatum) bool { return d.Key == key }) {
-		o.Data = append(o.Data, mountDatum{Key: key})
+func (o *MountOptions) AddData(key string) {
+	if !slices.ContainsFunc(o.Data, func(d MountOption) bool { return d.Key == key }) {
+		o.Data = append(o.Data, MountOption{Key: key})
 	}
 }
 
@@ -166,7 +166,7 @@ var (
 )
 
 // shown are the comparable flags with which a mount of these options appears in mountinfo, sorted.
-func (o mountOptions) shown() []string {
+func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
 		on, off := slices.Index(o.Super, f), -1
@@ -191,21 +191,21 @@ func attrWords(attr uint64) []string {
 		bit  uint64
 		word string
 	}{
-		{attrReadOnly, "ro"}, {attrNoSUID, "nosuid"}, {attrNoDev, "nodev"}, {attrNoExec, "noexec"},
-		{attrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {attrNoSymFollow, "nosymfollow"},
+		{AttrReadOnly, "ro"}, {AttrNoSUID, "nosuid"}, {AttrNoDev, "nodev"}, {AttrNoExec, "noexec"},
+		{AttrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {AttrNoSymFollow, "nosymfollow"},
 	} {
 		if attr&w.bit != 0 {
 			words = append(words, w.word)
 		}
 	}
-	if attr&(attrNoAtime|attrStrictAtime) == 0 {
+	if attr&(AttrNoAtime|AttrStrictAtime) == 0 {
 		words = append(words, "relatime")
 	}
 	return words
 }
 
-// shownFlags picks the comparable flags out of the two lists of a mountinfo line, sorted.
-func shownFlags(mount, super string) []string {
+// ShownFlags picks the comparable flags out of the two lists of a mountinfo line, sorted.
+func ShownFlags(mount, super string) []string {
 	var words []string
 	for w := range strings.SplitSeq(mount, ",") {
 		if slices.Contains(shownMountFlags, w) {
@@ -221,9 +221,9 @@ func shownFlags(mount, super string) []string {
 	return words
 }
 
-// publishedFlags are the comparable flags of a publication: those of the staging mount, of which it
+// PublishedFlags are the comparable flags of a publication: those of the staging mount, of which it
 // is a copy, and those of the mount that the publication adds.
-func publishedFlags(staged []string, o mountOptions, readOnly bool) []string {
+func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)
 	if o.AtimeChosen {

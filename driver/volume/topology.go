@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// topologyPrefix begins every topology key of this driver, as CSI demands of a plugin.
-const topologyPrefix = "topology.csi.oxide.computer/"
+// TopologyPrefix begins every topology key of this driver, as CSI demands of a plugin.
+const TopologyPrefix = "topology.csi.oxide.computer/"
 
 // Segments is one place: topology keys with their values. An Oxide rack shows neither rack nor
 // region to its users, so an operator names the places.
@@ -25,9 +25,9 @@ var (
 	topologyDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 )
 
-// parseTopology reads "rack=a,zone=b", and further places after semicolons: those that reach the
+// ParseTopology reads "rack=a,zone=b", and further places after semicolons: those that reach the
 // same disks (D-74).
-func parseTopology(text string) ([]Segments, error) {
+func ParseTopology(text string) ([]Segments, error) {
 	var places []Segments
 	for part := range strings.SplitSeq(text, ";") {
 		place := Segments{}
@@ -36,7 +36,7 @@ func parseTopology(text string) ([]Segments, error) {
 			if !ok {
 				return nil, errors.New("has to be key=value pairs such as rack=a,zone=b")
 			}
-			if err := place.add(name, value); err != nil {
+			if err := place.Add(name, value); err != nil {
 				return nil, err
 			}
 		}
@@ -50,15 +50,15 @@ func parseTopology(text string) ([]Segments, error) {
 	return places, nil
 }
 
-func (s Segments) add(name, value string) error {
+func (s Segments) Add(name, value string) error {
 	switch {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
 			"underscores, with a letter or digit at both ends")
-	case s.has(topologyPrefix + name):
+	case s.has(TopologyPrefix + name):
 		return errors.New("gives a key twice; keys that differ in case only are the same")
 	}
-	s[topologyPrefix+name] = value
+	s[TopologyPrefix+name] = value
 	return nil
 }
 
@@ -78,7 +78,7 @@ func (s Segments) value(key string) (string, bool) {
 }
 
 // within says whether the place is in the wanted one: it has all its segments.
-func (s Segments) within(wanted map[string]string) bool {
+func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {
 			return false
@@ -96,11 +96,11 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// place decides where a volume goes: of the places that reach this rack's disks, the first that the
-// request prefers, else one it allows. Without a topology there is nothing to decide.
-func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, error) {
+// ChooseTopology decides where a volume goes: of the places that reach this rack's disks, the first
+// that the request prefers, else one it allows. Without a topology there is nothing to decide.
+func ChooseTopology(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, error) {
 	if req == nil {
-		return accessible(ours, nil), nil
+		return AccessibleTopologies(ours, nil), nil
 	}
 	if len(ours) == 0 {
 		return nil, csierr.New(csierr.TopologyInvalid,
@@ -112,21 +112,22 @@ func place(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, erro
 	}
 	for _, wanted := range slices.Concat(req.GetPreferred(), req.GetRequisite()) {
 		for _, here := range ours {
-			if here.within(wanted.GetSegments()) {
-				return accessible(ours, here), nil
+			if here.Within(wanted.GetSegments()) {
+				return AccessibleTopologies(ours, here), nil
 			}
 		}
 	}
 	if len(req.GetRequisite()) == 0 {
-		return accessible(ours, nil), nil // a preference is no demand
+		return AccessibleTopologies(ours, nil), nil // a preference is no demand
 	}
 	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d "+
 		"requisite topologies is where this rack's disks can be reached: %s",
 		len(req.GetRequisite()), ours)
 }
 
-// accessible is a volume's topology: all places that reach this rack's disks, the chosen one first.
-func accessible(ours []Segments, chosen Segments) []*csi.Topology {
+// AccessibleTopologies is a volume's topology: all places that reach this rack's disks, the chosen
+// one first.
+func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {
 		list = append(list, &csi.Topology{Segments: maps.Clone(chosen)})
@@ -160,7 +161,7 @@ func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 func containsTopology(list []*csi.Topology, t *csi.Topology) bool {
 	for _, candidate := range list {
 		if len(candidate.GetSegments()) == len(t.GetSegments()) &&
-			Segments(candidate.GetSegments()).within(t.GetSegments()) {
+			Segments(candidate.GetSegments()).Within(t.GetSegments()) {
 			return true
 		}
 	}

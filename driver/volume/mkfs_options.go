@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// mkfsOptions is what a StorageClass may ask of mkfs: name=value pairs from a list of allowed ones,
+// MkfsOptions is what a StorageClass may ask of mkfs: name=value pairs from a list of allowed ones,
 // never free arguments, so that no option reaches mkfs that overrides a finding or opens a file.
-type mkfsOptions struct {
+type MkfsOptions struct {
 	chosen []mkfsChoice
 }
 
@@ -30,46 +30,46 @@ var mkfsLabel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,11}$`)
 var mkfsRules = map[string]mkfsRule{
 	"bytesPerInode": {
 		"a number from 1024 to 67108864", numberFrom(1024, 64<<20),
-		map[string]func(string) []string{fsExt3: mkfsFlag("-i"), fsExt4: mkfsFlag("-i")},
+		map[string]func(string) []string{Ext3: mkfsFlag("-i"), Ext4: mkfsFlag("-i")},
 	},
 	"inodeSize": {
 		"256, 512, 1024 or 2048", anyOf("256", "512", "1024", "2048"),
 		map[string]func(string) []string{
-			fsExt3: mkfsFlag("-I"), fsExt4: mkfsFlag("-I"), fsXFS: mkfsSetting("-i", "size"),
+			Ext3: mkfsFlag("-I"), Ext4: mkfsFlag("-I"), XFS: mkfsSetting("-i", "size"),
 		},
 	},
 	"fsBlockSize": {
 		"1024, 2048 or 4096", anyOf("1024", "2048", "4096"),
 		map[string]func(string) []string{
-			fsExt3: mkfsFlag("-b"), fsExt4: mkfsFlag("-b"), fsXFS: mkfsSetting("-b", "size"),
+			Ext3: mkfsFlag("-b"), Ext4: mkfsFlag("-b"), XFS: mkfsSetting("-b", "size"),
 		},
 	},
 	"reservedPercent": {
 		"a number from 0 to 50", numberFrom(0, 50),
-		map[string]func(string) []string{fsExt3: mkfsFlag("-m"), fsExt4: mkfsFlag("-m")},
+		map[string]func(string) []string{Ext3: mkfsFlag("-m"), Ext4: mkfsFlag("-m")},
 	},
 	"reflink": {
 		"true or false", anyOf("true", "false"),
-		map[string]func(string) []string{fsXFS: func(value string) []string {
+		map[string]func(string) []string{XFS: func(value string) []string {
 			return mkfsSetting("-m", "reflink")(map[string]string{"true": "1", "false": "0"}[value])
 		}},
 	},
 	"nodeSize": {
 		"4096, 8192, 16384, 32768 or 65536", anyOf("4096", "8192", "16384", "32768", "65536"),
-		map[string]func(string) []string{fsBtrfs: mkfsFlag("-n")},
+		map[string]func(string) []string{Btrfs: mkfsFlag("-n")},
 	},
 	"label": {
 		"1 to 12 of A-Z, a-z, 0-9, dot, underscore, hyphen, the first a letter or digit",
 		mkfsLabel.MatchString,
 		map[string]func(string) []string{
-			fsExt3: mkfsFlag("-L"), fsExt4: mkfsFlag("-L"), fsXFS: mkfsFlag("-L"), fsBtrfs: mkfsFlag("-L"),
+			Ext3: mkfsFlag("-L"), Ext4: mkfsFlag("-L"), XFS: mkfsFlag("-L"), Btrfs: mkfsFlag("-L"),
 		},
 	},
 }
 
-// parseMkfsOptions reads "bytesPerInode=16384,reservedPercent=0". Empty means none.
-func parseMkfsOptions(s string) (mkfsOptions, error) {
-	var o mkfsOptions
+// ParseMkfsOptions reads "bytesPerInode=16384,reservedPercent=0". Empty means none.
+func ParseMkfsOptions(s string) (MkfsOptions, error) {
+	var o MkfsOptions
 	if strings.TrimSpace(s) == "" {
 		return o, nil
 	}
@@ -78,21 +78,21 @@ func parseMkfsOptions(s string) (mkfsOptions, error) {
 		rule, known := mkfsRules[name]
 		switch {
 		case !known:
-			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %.40q is not allowed; "+
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %.40q is not allowed; "+
 				"allowed are %s", name, allowedMkfsOptions(""))
 		case !ok || !rule.check(value):
-			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s has to be %s, not %.40q",
 				name, rule.valid, value)
-		case o.value(name) != "":
-			return mkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s is given twice", name)
+		case o.Value(name) != "":
+			return MkfsOptions{}, csierr.New(csierr.MkfsOptions, "mkfsOptions: %s is given twice", name)
 		}
 		o.chosen = append(o.chosen, mkfsChoice{name, value})
 	}
 	return o, nil
 }
 
-// String is the canonical form: what parseMkfsOptions reads, sorted.
-func (o mkfsOptions) String() string {
+// String is the canonical form: what ParseMkfsOptions reads, sorted.
+func (o MkfsOptions) String() string {
 	words := make([]string, 0, len(o.chosen))
 	for _, c := range o.chosen {
 		words = append(words, c.name+"="+c.value)
@@ -102,20 +102,20 @@ func (o mkfsOptions) String() string {
 }
 
 // check says whether every option has a meaning for that filesystem.
-func (o mkfsOptions) check(fsType string) error {
+func (o MkfsOptions) Check(fsType string) error {
 	for _, c := range o.chosen {
 		if mkfsRules[c.name].args[fsType] == nil {
 			return csierr.New(csierr.MkfsOptions, "mkfsOptions: %s does not apply to %s; allowed are %s",
 				c.name, fsType, allowedMkfsOptions(fsType))
 		}
 	}
-	inode, _ := strconv.Atoi(o.value("inodeSize"))
-	block, _ := strconv.Atoi(o.value("fsBlockSize"))
+	inode, _ := strconv.Atoi(o.Value("inodeSize"))
+	block, _ := strconv.Atoi(o.Value("fsBlockSize"))
 	if block == 0 {
 		block = 4096
 	}
 	switch {
-	case fsType == fsXFS && inode > 0 && (inode < 512 || inode > block/2):
+	case fsType == XFS && inode > 0 && (inode < 512 || inode > block/2):
 		return csierr.New(csierr.MkfsOptions, "mkfsOptions: inodeSize=%d: xfs takes 512 up to half of "+
 			"its block size, %d", inode, block)
 	case inode > block:
@@ -127,7 +127,7 @@ func (o mkfsOptions) check(fsType string) error {
 }
 
 // args are the options as arguments of the filesystem's mkfs.
-func (o mkfsOptions) args(fsType string) []string {
+func (o MkfsOptions) Args(fsType string) []string {
 	var args []string
 	for _, c := range o.chosen {
 		if arg := mkfsRules[c.name].args[fsType]; arg != nil {
@@ -137,7 +137,7 @@ func (o mkfsOptions) args(fsType string) []string {
 	return args
 }
 
-func (o mkfsOptions) value(name string) string {
+func (o MkfsOptions) Value(name string) string {
 	for _, c := range o.chosen {
 		if c.name == name {
 			return c.value

@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"strings"
@@ -8,25 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
-
-// mountable is a capability for a filesystem.
-func mountable(fsType string) *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{
-			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
-		},
-		AccessType: &csi.VolumeCapability_Mount{
-			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType},
-		},
-	}
-}
-
-func inMode(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
-	c := mountable("ext4")
-	c.AccessMode.Mode = mode
-	return c
-}
 
 func TestD16EveryAccessModeIsJudged(t *testing.T) {
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
@@ -36,29 +19,30 @@ func TestD16EveryAccessModeIsJudged(t *testing.T) {
 	}
 	for number, name := range csi.VolumeCapability_AccessMode_Mode_name {
 		mode := csi.VolumeCapability_AccessMode_Mode(number)
-		p := capabilityProblem(inMode(mode))
+		p := CapabilityProblem(csitest.InMode(mode))
 		switch {
-		case fine[mode] && p != capabilityFault{}:
-			t.Errorf("%s is refused: %s", name, p.message)
-		case number == 0 && !p.malformed:
+		case fine[mode] && p != CapabilityFault{}:
+			t.Errorf("%s is refused: %s", name, p.Message)
+		case number == 0 && !p.Malformed:
 			t.Errorf("%s is not missing", name)
-		case number != 0 && !fine[mode] && (!p.unsupported || !strings.Contains(p.message, name)):
+		case number != 0 && !fine[mode] && (!p.Unsupported || !strings.Contains(p.Message, name)):
 			t.Errorf("%s: got %+v, want a refusal that names it", name, p)
 		}
 	}
-	if p := capabilityProblem(inMode(99)); !p.unsupported || !strings.Contains(p.message, "99") {
+	if p := CapabilityProblem(csitest.InMode(99)); !p.Unsupported || !strings.Contains(p.Message,
+		"99") {
 		t.Errorf("a mode of the future: %+v", p)
 	}
 }
 
 func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
-	block := mountable("")
+	block := csitest.Filesystem("")
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	grouped := mountable("xfs")
+	grouped := csitest.Filesystem("xfs")
 	grouped.GetMount().VolumeMountGroup = "1000"
-	flagged := mountable("xfs")
+	flagged := csitest.Filesystem("xfs")
 	flagged.GetMount().MountFlags = []string{strings.Repeat("tweety", 1000)}
-	typeless := mountable("")
+	typeless := csitest.Filesystem("")
 	typeless.AccessType = nil
 	for _, test := range []struct {
 		name                   string
@@ -66,12 +50,12 @@ func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
 		malformed, unsupported bool
 	}{
 		{"block", block, false, false},
-		{"no filesystem named", mountable(""), false, false},
-		{"ext4", mountable("ext4"), false, false},
-		{"ext3", mountable("ext3"), false, false},
-		{"xfs", mountable("xfs"), false, false},
-		{"btrfs", mountable("btrfs"), false, false},
-		{"ntfs", mountable("ntfs"), false, true},
+		{"no filesystem named", csitest.Filesystem(""), false, false},
+		{"ext4", csitest.Filesystem("ext4"), false, false},
+		{"ext3", csitest.Filesystem("ext3"), false, false},
+		{"xfs", csitest.Filesystem("xfs"), false, false},
+		{"btrfs", csitest.Filesystem("btrfs"), false, false},
+		{"ntfs", csitest.Filesystem("ntfs"), false, true},
 		{"nothing", nil, true, false},
 		{"no access mode", &csi.VolumeCapability{AccessType: block.AccessType}, true, false},
 		{"no access type", typeless, true, false},
@@ -79,23 +63,23 @@ func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
 		{"too many mount flags", flagged, true, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := capabilityProblem(test.c)
-			if p.malformed != test.malformed || p.unsupported != test.unsupported {
+			p := CapabilityProblem(test.c)
+			if p.Malformed != test.malformed || p.Unsupported != test.unsupported {
 				t.Fatalf("got %+v", p)
 			}
-			if (p.message == "") != (p == capabilityFault{}) || strings.Contains(p.message,
+			if (p.Message == "") != (p == CapabilityFault{}) || strings.Contains(p.Message,
 				"tweety") {
-				t.Errorf("the message is %q", p.message)
+				t.Errorf("the message is %q", p.Message)
 			}
 		})
 	}
-	wantFailure(t, checkCapabilities(nil), codes.InvalidArgument, csierr.FieldMissing)
-	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, mountable("ntfs")}),
+	csitest.Want(t, CheckCapabilities(nil), codes.InvalidArgument, csierr.FieldMissing)
+	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, csitest.Filesystem("ntfs")}),
 		codes.InvalidArgument, csierr.CapabilityUnsupported)
-	loop := mountable("ext4")
+	loop := csitest.Filesystem("ext4")
 	loop.GetMount().MountFlags = []string{"noatime", "loop=/tweety"}
-	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, loop}),
+	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, loop}),
 		codes.InvalidArgument, csierr.MountFlags)
-	wantFailure(t, checkCapabilities([]*csi.VolumeCapability{block, nil}),
+	csitest.Want(t, CheckCapabilities([]*csi.VolumeCapability{block, nil}),
 		codes.InvalidArgument, csierr.CapabilityInvalid)
 }

@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"fmt"
@@ -11,8 +11,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// supportedFilesystems are those a volume may have; ext4 when the request names none.
-var supportedFilesystems = []string{"ext4", "ext3", "xfs", "btrfs"}
+// The filesystems a volume may have, as the kernel names them; ext4 when the request names none.
+const (
+	Ext3  = "ext3"
+	Ext4  = "ext4"
+	XFS   = "xfs"
+	Btrfs = "btrfs"
+)
+
+var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
 // supportedModes: a disk is attached to one instance at a time, for reading and writing (RFD 595).
 // How many workloads of that one node share it is the node's affair.
@@ -22,14 +29,14 @@ var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// capabilityFault says what is wrong with a volume capability. The zero value is a fine one.
-type capabilityFault struct {
-	malformed   bool // INVALID_ARGUMENT everywhere
-	unsupported bool // INVALID_ARGUMENT of the controller, FAILED_PRECONDITION of the node
-	message     string
+// CapabilityFault says what is wrong with a volume capability. The zero value is a fine one.
+type CapabilityFault struct {
+	Malformed   bool // INVALID_ARGUMENT everywhere
+	Unsupported bool // INVALID_ARGUMENT of the controller, FAILED_PRECONDITION of the node
+	Message     string
 }
 
-func capabilityProblem(c *csi.VolumeCapability) capabilityFault {
+func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 	mode := c.GetAccessMode().GetMode()
 	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
 	switch {
@@ -50,7 +57,7 @@ func capabilityProblem(c *csi.VolumeCapability) capabilityFault {
 	return mountProblem(c.GetMount())
 }
 
-func mountProblem(m *csi.VolumeCapability_MountVolume) capabilityFault {
+func mountProblem(m *csi.VolumeCapability_MountVolume) CapabilityFault {
 	const mostFlagBytes = 4 << 10
 	total := 0
 	for _, f := range m.GetMountFlags() {
@@ -58,49 +65,49 @@ func mountProblem(m *csi.VolumeCapability_MountVolume) capabilityFault {
 	}
 	fsType := m.GetFsType()
 	switch {
-	case fsType != "" && !slices.Contains(supportedFilesystems, fsType):
+	case fsType != "" && !slices.Contains(Filesystems, fsType):
 		return unsupported("fs_type %.40q is not supported; it is one of %s", fsType,
-			strings.Join(supportedFilesystems, ", "))
+			strings.Join(Filesystems, ", "))
 	case total > mostFlagBytes:
 		return malformed("mount_flags have %d bytes; CSI allows %d", total, mostFlagBytes)
 	case m.GetVolumeMountGroup() != "":
 		return unsupported("volume_mount_group is not supported; let the CO set the group of the " +
 			"files (Kubernetes: fsGroup)")
 	}
-	return capabilityFault{}
+	return CapabilityFault{}
 }
 
-func malformed(message string, args ...any) capabilityFault {
-	return capabilityFault{malformed: true, message: fmt.Sprintf(message, args...)}
+func malformed(message string, args ...any) CapabilityFault {
+	return CapabilityFault{Malformed: true, Message: fmt.Sprintf(message, args...)}
 }
 
-func unsupported(message string, args ...any) capabilityFault {
-	return capabilityFault{unsupported: true, message: fmt.Sprintf(message, args...)}
+func unsupported(message string, args ...any) CapabilityFault {
+	return CapabilityFault{Unsupported: true, Message: fmt.Sprintf(message, args...)}
 }
 
-// checkCapabilities answers for the capabilities of a controller's request, all of which have to be
+// CheckCapabilities answers for the capabilities of a controller's request, all of which have to be
 // ones that volumes have.
-func checkCapabilities(capabilities []*csi.VolumeCapability) error {
+func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
 		return csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
 	}
 	for _, c := range capabilities {
-		if err := checkCapability(c); err != nil {
+		if err := CheckCapability(c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkCapability(c *csi.VolumeCapability) error {
-	switch p := capabilityProblem(c); {
-	case p.malformed:
-		return csierr.New(csierr.CapabilityInvalid, "%s", p.message)
-	case p.unsupported:
-		return csierr.New(csierr.CapabilityUnsupported, "%s", p.message)
+func CheckCapability(c *csi.VolumeCapability) error {
+	switch p := CapabilityProblem(c); {
+	case p.Malformed:
+		return csierr.New(csierr.CapabilityInvalid, "%s", p.Message)
+	case p.Unsupported:
+		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
 	// A node would refuse them when the volume is there.
-	if _, err := parseMountFlags(c.GetMount().GetMountFlags()); err != nil {
+	if _, err := ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
 	}
 	return nil

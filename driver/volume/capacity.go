@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"math"
@@ -9,25 +9,25 @@ import (
 )
 
 const (
-	gibBytes = 1 << 30
+	GiB = 1 << 30
 	// defaultSizeBytes is the size of a volume for which nobody asked for one.
-	defaultSizeBytes = 10 * gibBytes
-	// maxDistributedBytes is the largest distributed disk a rack makes. For a local one only the
+	defaultSizeBytes = 10 * GiB
+	// MaxDistributedBytes is the largest distributed disk a rack makes. For a local one only the
 	// rack knows.
-	maxDistributedBytes = 1023 * gibBytes
+	MaxDistributedBytes = 1023 * GiB
 )
 
-// capacityRange is a request's range in bytes; max is MaxInt64 where it sets no limit.
-type capacityRange struct {
+// CapacityRange is a request's range in bytes; max is MaxInt64 where it sets no limit.
+type CapacityRange struct {
 	given    bool
 	min, max int64
 }
 
-func parseCapacityRange(r *csi.CapacityRange) (capacityRange, error) {
+func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	if r == nil {
-		return capacityRange{max: math.MaxInt64}, nil
+		return CapacityRange{max: math.MaxInt64}, nil
 	}
-	out := capacityRange{given: true, min: r.GetRequiredBytes(), max: r.GetLimitBytes()}
+	out := CapacityRange{given: true, min: r.GetRequiredBytes(), max: r.GetLimitBytes()}
 	switch {
 	case out.min < 0 || out.max < 0:
 		return out, csierr.New(csierr.CapacityInvalid, "capacity_range is negative")
@@ -44,24 +44,24 @@ func parseCapacityRange(r *csi.CapacityRange) (capacityRange, error) {
 	return out, nil
 }
 
-func (r capacityRange) contains(sizeBytes int64) bool {
+func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
 // diskSize is the size of the disk to make: whole GiB, as the rack wants it, within the range.
 // floor is what the source holds, 0 for a blank disk; ceiling is the largest disk the rack makes.
-func (r capacityRange) diskSize(floor, ceiling int64) (int64, error) {
+func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	// Nobody asked for more than what there is: the source's size, or the default.
 	size := r.min
 	if size == 0 && floor == 0 {
-		size = min(defaultSizeBytes, max(r.max-r.max%gibBytes, gibBytes))
+		size = min(defaultSizeBytes, max(r.max-r.max%GiB, GiB))
 	}
-	size = max(size, floor, gibBytes)
+	size = max(size, floor, GiB)
 	if size > ceiling {
 		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the "+
 			"largest disk, %d", size, ceiling)
 	}
-	size = roundUp(size)
+	size = RoundUp(size)
 	if size > r.max {
 		if floor > r.max {
 			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less "+
@@ -73,10 +73,10 @@ func (r capacityRange) diskSize(floor, ceiling int64) (int64, error) {
 	return size, nil
 }
 
-// roundUp rounds to whole GiB; near the end of int64 it rounds to the last whole one.
-func roundUp(sizeBytes int64) int64 {
-	if sizeBytes > math.MaxInt64-gibBytes {
-		return math.MaxInt64 / gibBytes * gibBytes
+// RoundUp rounds to whole GiB; near the end of int64 it rounds to the last whole one.
+func RoundUp(sizeBytes int64) int64 {
+	if sizeBytes > math.MaxInt64-GiB {
+		return math.MaxInt64 / GiB * GiB
 	}
-	return (sizeBytes + gibBytes - 1) / gibBytes * gibBytes
+	return (sizeBytes + GiB - 1) / GiB * GiB
 }

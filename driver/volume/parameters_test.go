@@ -1,19 +1,19 @@
-package driver
+package volume
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestCV6ParametersAreRead(t *testing.T) {
-	p, err := parseParameters(map[string]string{
-		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(testImage),
+	p, err := ParseParameters(map[string]string{
+		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
 		"mkfsOptions":                    "reservedPercent=0,bytesPerInode=16384",
 		"csi.storage.k8s.io/pvc/name":    "claim",
 		"csi.storage.k8s.io/anything":    "goes",
@@ -22,15 +22,15 @@ func TestCV6ParametersAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.BlockSize != 512 || p.DiskType != oxide.DiskTypeDistributed || p.ImageID != testImage ||
+	if p.BlockSize != 512 || p.DiskType != DiskTypeDistributed || p.ImageID != someID ||
 		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
 		t.Errorf("got %+v", p)
 	}
-	p, err = parseParameters(nil)
-	if err != nil || p.DiskType != oxide.DiskTypeDistributed || p.BlockSize != 0 {
+	p, err = ParseParameters(nil)
+	if err != nil || p.DiskType != DiskTypeDistributed || p.BlockSize != 0 {
 		t.Errorf("without parameters: %+v, %v", p, err)
 	}
-	if _, err = parseParameters(map[string]string{"diskType": "local",
+	if _, err = ParseParameters(map[string]string{"diskType": "local",
 		"blockSize": "4096"}); err != nil {
 		t.Error(err)
 	}
@@ -51,29 +51,30 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 		{"mkfsOptions", "-F", csierr.MkfsOptions},
 		{"colour", "blue", csierr.ParameterInvalid},
 	} {
-		_, err := parseParameters(map[string]string{test.key: test.value})
-		wantFailure(t, err, codes.InvalidArgument, test.reason)
+		_, err := ParseParameters(map[string]string{test.key: test.value})
+		csitest.Want(t, err, codes.InvalidArgument, test.reason)
 		if !strings.Contains(err.Error(), test.key) {
 			t.Errorf("%v does not name %s", err, test.key)
 		}
 	}
 	for _, values := range []map[string]string{
 		{"diskType": "local", "blockSize": "512"},
-		{"diskType": "local", "imageId": testImage},
+		{"diskType": "local", "imageId": someID},
 	} {
-		_, err := parseParameters(values)
-		wantFailure(t, err, codes.InvalidArgument, csierr.ParameterInvalid)
+		_, err := ParseParameters(values)
+		csitest.Want(t, err, codes.InvalidArgument, csierr.ParameterInvalid)
 	}
 }
 
 func TestMkfsOptionsHaveToFitTheFilesystem(t *testing.T) {
-	p, err := parseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
+	p, err := ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.fits([]*csi.VolumeCapability{mountable(""), mountable("ext3")}); err != nil {
+	if err := p.Fits([]*csi.VolumeCapability{csitest.Filesystem(""),
+		csitest.Filesystem("ext3")}); err != nil {
 		t.Error(err)
 	}
-	err = p.fits([]*csi.VolumeCapability{mountable("ext4"), mountable("xfs")})
-	wantFailure(t, err, codes.InvalidArgument, csierr.MkfsOptions)
+	err = p.Fits([]*csi.VolumeCapability{csitest.Filesystem("ext4"), csitest.Filesystem("xfs")})
+	csitest.Want(t, err, codes.InvalidArgument, csierr.MkfsOptions)
 }

@@ -1,4 +1,4 @@
-package driver
+package volume
 
 import (
 	"errors"
@@ -8,68 +8,76 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// The parameters of a StorageClass. blockSize and mkfsOptions have the keys of the contexts.
+// The parameters of a StorageClass. blockSize and MkfsOptions have the keys of the contexts.
 const (
-	paramDiskType    = "diskType"
-	paramBlockSize   = ctxBlockSize
-	paramImageID     = "imageId"
-	paramMkfsOptions = ctxMkfsOptions
+	ParamDiskType    = "diskType"
+	paramBlockSize   = CtxBlockSize
+	ParamImageID     = "imageId"
+	ParamMkfsOptions = CtxMkfsOptions
 
-	// defaultBlockSize is a blank disk's when nobody chose: what today's filesystems work in.
-	defaultBlockSize = 4096
+	// DefaultBlockSize is a blank disk's when nobody chose: what today's filesystems work in.
+	DefaultBlockSize = 4096
 	// localBlockSize is the only one that local disks have.
 	localBlockSize = 4096
 )
 
 var (
-	parameterNames = []string{paramBlockSize, paramDiskType, paramImageID, paramMkfsOptions}
-	blockSizes     = []int{512, 2048, 4096}
+	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions}
+	BlockSizes     = []int{512, 2048, 4096}
 	// foreignKeys begin what a CO adds to parameters and contexts for itself.
 	foreignKeys = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
 )
 
-// parameters are a StorageClass's, checked. The zero BlockSize says that nobody chose one.
-type parameters struct {
-	DiskType    oxide.DiskType
+// DiskType is a kind of the rack's disks, in the rack's own word.
+type DiskType string
+
+// The disk types: on the storage of the whole rack, or on the drives of one sled.
+const (
+	DiskTypeDistributed DiskType = "distributed"
+	DiskTypeLocal       DiskType = "local"
+)
+
+// Parameters are a StorageClass's, checked. The zero BlockSize says that nobody chose one.
+type Parameters struct {
+	DiskType    DiskType
 	BlockSize   int
-	ImageID     oxide.NameOrId
-	MkfsOptions mkfsOptions
+	ImageID     string
+	MkfsOptions MkfsOptions
 }
 
-func foreignKey(key string) bool {
+func ForeignKey(key string) bool {
 	return slices.ContainsFunc(foreignKeys, func(p string) bool {
 		return strings.HasPrefix(key, p)
 	})
 }
 
-func parseParameters(values map[string]string) (parameters, error) {
-	p := parameters{DiskType: oxide.DiskTypeDistributed}
+func ParseParameters(values map[string]string) (Parameters, error) {
+	p := Parameters{DiskType: DiskTypeDistributed}
 	for key, value := range values {
 		var err error
 		switch key {
-		case paramDiskType:
-			p.DiskType = oxide.DiskType(value)
-			if p.DiskType != oxide.DiskTypeDistributed && p.DiskType != oxide.DiskTypeLocal {
+		case ParamDiskType:
+			p.DiskType = DiskType(value)
+			if p.DiskType != DiskTypeDistributed && p.DiskType != DiskTypeLocal {
 				err = fmt.Errorf("has to be distributed or local, not %.40q", value)
 			}
 		case paramBlockSize:
 			p.BlockSize, err = parseBlockSize(value)
-		case paramImageID:
-			id, ok := rackID(value)
+		case ParamImageID:
+			id, ok := ParseID(value)
 			if p.ImageID = id; !ok {
 				err = errors.New("has to be the UUID of an image, not a name")
 			}
-		case paramMkfsOptions:
-			if p.MkfsOptions, err = parseMkfsOptions(value); err != nil {
+		case ParamMkfsOptions:
+			if p.MkfsOptions, err = ParseMkfsOptions(value); err != nil {
 				return p, csierr.New(csierr.MkfsOptions, "%s", err.Error())
 			}
 		default:
-			if !foreignKey(key) {
+			if !ForeignKey(key) {
 				return p, csierr.New(csierr.ParameterInvalid, "the parameter "+
 					"%.80q is unknown; known are %s", key, strings.Join(parameterNames, ", "))
 			}
@@ -83,15 +91,15 @@ func parseParameters(values map[string]string) (parameters, error) {
 
 func parseBlockSize(value string) (int, error) {
 	n, err := strconv.Atoi(value)
-	if err != nil || !slices.Contains(blockSizes, n) {
+	if err != nil || !slices.Contains(BlockSizes, n) {
 		return 0, fmt.Errorf("has to be 512, 2048 or 4096, not %.40q", value)
 	}
 	return n, nil
 }
 
 // contradiction is what no disk can be.
-func (p parameters) contradiction() error {
-	if p.DiskType != oxide.DiskTypeLocal {
+func (p Parameters) contradiction() error {
+	if p.DiskType != DiskTypeLocal {
 		return nil
 	}
 	switch {
@@ -106,16 +114,16 @@ func (p parameters) contradiction() error {
 }
 
 // fits says whether the parameters mean something for the capabilities.
-func (p parameters) fits(capabilities []*csi.VolumeCapability) error {
+func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
 			continue
 		}
 		fsType := c.GetMount().GetFsType()
 		if fsType == "" {
-			fsType = fsExt4
+			fsType = Ext4
 		}
-		if err := p.MkfsOptions.check(fsType); err != nil {
+		if err := p.MkfsOptions.Check(fsType); err != nil {
 			return csierr.New(csierr.MkfsOptions, "%s", err.Error())
 		}
 	}
@@ -123,9 +131,9 @@ func (p parameters) fits(capabilities []*csi.VolumeCapability) error {
 }
 
 // largest is the largest disk of the type.
-func (p parameters) largest() int64 {
-	if p.DiskType == oxide.DiskTypeLocal {
-		return 1<<63 - gibBytes // the rack knows its drives
+func (p Parameters) Largest() int64 {
+	if p.DiskType == DiskTypeLocal {
+		return 1<<63 - GiB // the rack knows its drives
 	}
-	return maxDistributedBytes
+	return MaxDistributedBytes
 }

@@ -1,0 +1,42 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+func TestE17ANameBelongsToOneCluster(t *testing.T) {
+	disk := func(cluster, name string) *oxide.Disk {
+		return &oxide.Disk{Name: oxide.Name(name), Description: volume.Tag{Name: "db",
+			Cluster: cluster}.Description()}
+	}
+	for _, test := range []struct {
+		name  string
+		disk  *oxide.Disk
+		words string // of why it is foreign; empty: it is the cluster blue's
+	}{
+		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
+		{"another cluster's of the same volume name", disk("red", volume.DiskName("red", "db")), `"red"`},
+		{"one without a cluster", disk("", volume.DiskName("", "db")), `""`},
+		{"a tag of ours on another cluster's name", disk("blue", volume.DiskName("red", "db")),
+			"another name"},
+		{"a tag of ours on a name without a cluster", disk("blue", volume.DiskName("", "db")),
+			"another name"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if why := foreignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
+				!strings.Contains(why, test.words) {
+				t.Errorf("foreignDisk says %q, want %q", why, test.words)
+			}
+			// An audit owns, and deletes, what its own cluster made, and nothing else.
+			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
+			if why := foreignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
+				t.Errorf("foreignSnapshot says %q, want %q", why, test.words)
+			}
+		})
+	}
+}

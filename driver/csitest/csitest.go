@@ -1,0 +1,97 @@
+// Package csitest has what the tests of several packages share: parts of CSI requests, and what is
+// asked of an error.
+package csitest
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+// Want ends the test unless err has the code and the reason, and can be shown to anybody.
+func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
+	t.Helper()
+	s := status.Convert(err)
+	if s.Code() != code || !strings.HasPrefix(s.Message(), string(reason)+": ") {
+		t.Fatalf("got %v %q, want %v with reason %s", s.Code(), s.Message(), code, reason)
+	}
+	Presentable(t, err, code)
+}
+
+var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
+
+// Presentable demands of an error that it has one of the codes, and a message that may be shown to
+// anybody: a reason, one line of bounded length, no token, no details.
+func Presentable(t *testing.T, err error, allowed ...codes.Code) {
+	t.Helper()
+	s := status.Convert(err)
+	message := s.Message()
+	switch {
+	case !slices.Contains(allowed, s.Code()):
+		t.Fatalf("the code is %v: %v", s.Code(), err)
+	case !startsWithReason.MatchString(message), len(s.Details()) > 0,
+		strings.ContainsAny(message, "\n\r\x00"), strings.Contains(message, "tweety"),
+		!utf8.ValidString(message), len(message) > 1200, csierr.WithoutTokens(message) != message:
+		t.Fatalf("the message is not fit to be shown: %q", message)
+	}
+}
+
+// UUID matches the one form in which the driver knows an id.
+var UUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// Filesystem is a capability for a filesystem.
+func Filesystem(fsType string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{
+			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		},
+		AccessType: &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType},
+		},
+	}
+}
+
+// InMode is a capability for ext4 in an access mode.
+func InMode(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
+	c := Filesystem("ext4")
+	c.AccessMode.Mode = mode
+	return c
+}
+
+// Range is a capacity range in bytes.
+func Range(required, limit int64) *csi.CapacityRange {
+	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+}
+
+// Pairs reads lines of key=value.
+func Pairs(text string) map[string]string {
+	values := map[string]string{}
+	for line := range strings.SplitSeq(text, "\n") {
+		if key, value, ok := strings.Cut(line, "="); ok {
+			values[key] = value
+		}
+	}
+	return values
+}
+
+// Topologies reads topologies as the driver's settings have them, "region=R1,zone=Z2" each.
+func Topologies(texts ...string) []*csi.Topology {
+	var list []*csi.Topology
+	for _, text := range texts {
+		segments := map[string]string{}
+		for key, value := range Pairs(strings.ReplaceAll(text, ",", "\n")) {
+			segments["topology.csi.oxide.computer/"+key] = value
+		}
+		list = append(list, &csi.Topology{Segments: segments})
+	}
+	return list
+}

@@ -1,0 +1,93 @@
+package volume
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseMountFlags(t *testing.T) {
+	for _, c := range []struct {
+		flags string // with | between the flags
+		want  MountOptions
+		shown []string
+	}{
+		{"noatime", MountOptions{Attr: AttrNoAtime, AtimeChosen: true},
+			[]string{"noatime"}},
+		{"noatime|strictatime", MountOptions{Attr: AttrStrictAtime, AtimeChosen: true},
+			nil},
+		{"noatime|relatime", MountOptions{AtimeChosen: true}, []string{"relatime"}},
+		{"nosuid,nodev|noexec|nosymfollow",
+			MountOptions{Attr: AttrNoSUID | AttrNoDev | AttrNoExec |
+				AttrNoSymFollow},
+			[]string{"nodev", "noexec", "nosuid", "nosymfollow", "relatime"}},
+		{"nosuid|suid", MountOptions{}, []string{"relatime"}},
+		{"ro", MountOptions{Attr: AttrReadOnly, Super: []string{"ro"}}, []string{"relatime",
+			"ro"}},
+		{"ro|rw", MountOptions{}, []string{"relatime"}},
+		{"sync|lazytime|dirsync", MountOptions{Super: []string{"sync", "lazytime", "dirsync"}},
+			[]string{"dirsync", "lazytime", "relatime", "sync"}},
+		{"sync|async", MountOptions{Super: []string{"sync", "async"}}, []string{"relatime"}},
+		{"data=journal,discard", MountOptions{Data: []MountOption{{"data", "journal", true},
+			{"discard", "", false}}}, []string{"relatime"}},
+		{`context="system_u:object_r:x:s0:c1,c2",discard`, MountOptions{Data: []MountOption{
+			{"context", "system_u:object_r:x:s0:c1,c2", true}, {"discard", "", false}}},
+			[]string{"relatime"}},
+		{"defaults,_netdev|x-systemd.automount|comment=a|", MountOptions{}, []string{"relatime"}},
+	} {
+		t.Run("flags "+c.flags, func(t *testing.T) {
+			c.want.Given = true
+			got, err := ParseMountFlags(strings.Split(c.flags, "|"))
+			must(t, err)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Fatal(diff)
+			}
+			if diff := cmp.Diff(c.shown, got.Shown()); diff != "" {
+				t.Fatal(diff)
+			}
+		})
+	}
+	t.Run("B-15 a refused flag is not quoted", func(t *testing.T) {
+		for _, f := range []string{"bind", "remount", "loop=/canary", "source=canary", "rshared", "user",
+			"device=/canary", "journal_dev=canary", `a="canary`, "canary\x00", "ro=canary", "rw=canary",
+			"sync=canary", "noexec=canary"} {
+			_, err := ParseMountFlags([]string{"noatime", f})
+			if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(),
+				"mount flag 2") {
+				t.Errorf("ParseMountFlags(%q): %v", f, err)
+			}
+		}
+	})
+}
+
+func TestPublishedFlags(t *testing.T) {
+	for _, c := range []struct {
+		staged   string
+		flags    []string
+		readOnly bool
+		want     string
+	}{
+		{"relatime", nil, false, "relatime"},
+		{"relatime", nil, true, "relatime,ro"},
+		{"noatime,nodev", []string{"noatime"}, false, "noatime,nodev"},
+		{"noatime,nodev", []string{"noexec"}, false, "noatime,nodev,noexec"},
+		{"relatime", []string{"noatime"}, false, "noatime"},
+		{"noatime", []string{"strictatime"}, false, ""},
+		{"relatime,sync", []string{"ro"}, true, "relatime,ro,sync"},
+	} {
+		o, err := ParseMountFlags(c.flags)
+		must(t, err)
+		got := strings.Join(PublishedFlags(strings.Split(c.staged, ","), o, c.readOnly), ",")
+		if got != c.want {
+			t.Errorf("PublishedFlags(%q, %q, %v) = %q, want %q", c.staged, c.flags, c.readOnly, got, c.want)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
