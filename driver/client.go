@@ -12,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -71,7 +72,7 @@ func connections(caFile string) (*http.Transport, error) {
 func certificates(path string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read: %w", reasonOf(err))
+		return nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +28,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
 			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
-		first := inBackground(func() (struct{}, error) { return struct{}{}, v.stage() })
+		first := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
 		awaitCondition(t, "mke2fs has begun", func() bool {
 			_, err := os.Stat(begun)
 			return err == nil
@@ -70,7 +72,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		f, err := os.Open(node)
 		must(t, err)
 		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
-		staged := inBackground(func() (struct{}, error) { return struct{}{}, v.stage() })
+		staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
 		awaitCondition(t, "the call waits", func() bool { return ownDescriptors(t, node) > 1 })
 		must(t, f.Close())
 		_, err = staged()

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // socketMode lets the socket's owner and group in: kubelet and the sidecars.
@@ -52,13 +54,13 @@ func listenUnix(path string) (net.Listener, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)
 	if err != nil {
-		return nil, fmt.Errorf("make the socket: %w", reasonOf(err))
+		return nil, fmt.Errorf("make the socket: %w", csierr.WithoutPath(err))
 	}
 	listener.SetUnlinkOnClose(false)
 	info, err := os.Lstat(path)
 	if err != nil {
 		_ = listener.Close()
-		return nil, fmt.Errorf("look at the socket: %w", reasonOf(err))
+		return nil, fmt.Errorf("look at the socket: %w", csierr.WithoutPath(err))
 	}
 	return &ownSocket{UnixListener: listener, path: path, info: info}, nil
 }
@@ -91,7 +93,7 @@ func lockDirectory(dir string) (unlock func(), err error) {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return nil, errors.New("the socket's directory does not exist; the supervisor makes it")
 	case err != nil:
-		return nil, fmt.Errorf("open the socket's directory: %w", reasonOf(err))
+		return nil, fmt.Errorf("open the socket's directory: %w", csierr.WithoutPath(err))
 	}
 	for end := time.Now().Add(patience); ; {
 		err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -117,7 +119,7 @@ func removeStale(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("look for an old socket: %w", reasonOf(err))
+		return fmt.Errorf("look for an old socket: %w", csierr.WithoutPath(err))
 	case info.Mode().Type() != fs.ModeSocket:
 		return errors.New("something that is no socket is in the socket's place; remove it")
 	}
@@ -127,19 +129,10 @@ func removeStale(path string) error {
 		_ = conn.Close()
 		return errors.New("another process serves there; stop it first")
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("look whether another process serves there: %w", reasonOf(err))
+		return fmt.Errorf("look whether another process serves there: %w", csierr.WithoutPath(err))
 	}
 	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove the socket that a process left: %w", reasonOf(err))
+		return fmt.Errorf("remove the socket that a process left: %w", csierr.WithoutPath(err))
 	}
 	return nil
-}
-
-// reasonOf is an error of the system without the path, which is the operator's value.
-func reasonOf(err error) error {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
-		return errno
-	}
-	return err
 }

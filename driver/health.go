@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
@@ -82,7 +84,7 @@ func (h *rackHealth) soon() <-chan struct{} {
 
 // guardedLook looks, and makes a fault of a panic.
 func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
-	err := guarded(ctx, h.Log, "the look at the rack", func() error {
+	err := async.Guard(ctx, h.Log, "the look at the rack", func() error {
 		fine = h.look(ctx)
 		return nil
 	})

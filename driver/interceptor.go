@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"google.golang.org/grpc"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -43,7 +45,7 @@ func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
-		defer recovered(ctx, log, shortMethod(info.FullMethod), &err)
+		defer async.Recover(ctx, log, shortMethod(info.FullMethod), &err)
 		return handler(ctx, req)
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -75,7 +78,7 @@ func (m *metrics) listen(address string) (net.Listener, error) {
 	if !strings.HasPrefix(address, "unix:") {
 		listener, err := net.Listen("tcp", address)
 		if err != nil {
-			return nil, fmt.Errorf("listen: %w", reasonOf(err))
+			return nil, fmt.Errorf("listen: %w", csierr.WithoutPath(err))
 		}
 		return listener, nil
 	}
@@ -92,7 +95,7 @@ func (m *metrics) serve(ctx context.Context, log *slog.Logger, listener net.List
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := afterwards(ctx, log, "the end of the metrics", func() { _ = server.Close() })
+	stop := async.AfterDone(ctx, log, "the end of the metrics", func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)

@@ -283,11 +283,11 @@ func (n *Node) openState() error {
 	const advice = "name a directory that the driver can make and write, and that outlives its " +
 		"process, such as one of the host's"
 	if err := tryState(n.StateDir); err != nil {
-		return fmt.Errorf("no records can be kept there (%w); %s", reasonOf(err), advice)
+		return fmt.Errorf("no records can be kept there (%w); %s", csierr.WithoutPath(err), advice)
 	}
 	entries, err := os.ReadDir(n.StateDir)
 	if err != nil {
-		return fmt.Errorf("it cannot be listed (%w); %s", reasonOf(err), advice)
+		return fmt.Errorf("it cannot be listed (%w); %s", csierr.WithoutPath(err), advice)
 	}
 	for _, e := range entries {
 		path := filepath.Join(n.StateDir, e.Name())

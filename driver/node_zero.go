@@ -10,6 +10,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -155,7 +157,7 @@ func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
 	log := n.log().With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a disk whole, to prove that nothing is on it")
 	j.found = -1
-	j.err = guarded(ctx, log, "the read of a disk", func() error {
+	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
 		own, err := h.from.open(h.device)
 		if err != nil {
 			return err
@@ -163,7 +165,7 @@ func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
 		defer func() { _ = own.Close() }()
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		attached := inBackground(func() (struct{}, error) {
+		attached := async.Start(func() (struct{}, error) {
 			defer stop()
 			return struct{}{}, own.watchZero(ctx, j, log)
 		})

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -19,9 +21,9 @@ import (
 
 func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
 	for name, call := range map[string]func() (any, error){
-		"in the background": func() (any, error) { return inBackground(panicking)() },
+		"in the background": func() (any, error) { return async.Start(panicking)() },
 		"in a crew": func() (any, error) {
-			var group crew
+			var group async.Group
 			for range 3 {
 				group.Go(func() { _, _ = panicking() })
 			}
@@ -70,13 +72,17 @@ func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 }
 
 func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
-	paths, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
+	var paths []string
+	for _, pattern := range []string{"*.go", "*/*.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, found...)
 	}
 	looked := 0
 	for _, path := range paths {
-		if strings.HasSuffix(path, "_test.go") || path == "panics.go" {
+		if strings.HasSuffix(path, "_test.go") || path == "async/async.go" {
 			continue
 		}
 		files := token.NewFileSet()
@@ -100,7 +106,7 @@ func TestEveryGoroutineIsStartedWhereItsPanicIsRecovered(t *testing.T) {
 				}
 			}
 			if starts != "" {
-				t.Errorf("%s: %s; start goroutines by what panics.go has", files.Position(n.Pos()),
+				t.Errorf("%s: %s; start goroutines by package async", files.Position(n.Pos()),
 					starts)
 			}
 			return true

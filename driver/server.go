@@ -9,6 +9,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
@@ -50,7 +52,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		csi.RegisterNodeServer(server, s.Node)
 	}
 	drained := make(chan struct{})
-	stop := afterwards(ctx, s.Log, "the end of the server", func() {
+	stop := async.AfterDone(ctx, s.Log, "the end of the server", func() {
 		defer close(drained)
 		s.Log.Info("finishing the calls at work")
 		server.GracefulStop()
@@ -209,13 +211,13 @@ func (p *plugin) state() (ready bool, err error) {
 func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
 	// Metrics stay while the last calls finish.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var work crew
+	var work async.Group
 	if p.health != nil {
 		work.Go(func() { p.health.run(background) })
 	}
 	if metricsAt != nil {
 		work.Go(func() {
-			err := guarded(background, p.log, "the metrics", func() error {
+			err := async.Guard(background, p.log, "the metrics", func() error {
 				return p.metrics.serve(background, p.log, metricsAt)
 			})
 			if err != nil {
@@ -224,7 +226,7 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 		})
 	}
 	if p.stop != nil {
-		defer afterwards(ctx, p.log, "the end of its reads", p.stop)()
+		defer async.AfterDone(ctx, p.log, "the end of its reads", p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -106,7 +108,7 @@ func unreadable(err error) error {
 
 // survey reads every area and asks blkid meanwhile, which takes about as long.
 func (h *heldDevice) survey(found []superblock) (survey, error) {
-	ask := inBackground(func() (blkidAnswer, error) { return blkid(h.file) })
+	ask := async.Start(func() (blkidAnswer, error) { return blkid(h.file) })
 	s, err := h.read(markAreas(h.SizeBytes), found)
 	known, probeErr := ask()
 	if err != nil {
@@ -140,7 +142,7 @@ const readers = 8
 // readAreas reads all areas. One that cannot be read is an error that names it.
 func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
 	pieces, errs := make([]piece, len(areas)), make([]error, len(areas))
-	var group crew
+	var group async.Group
 	for first := range min(readers, len(areas)) {
 		group.Go(func() {
 			room := rooms.Get().(*[]byte)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -92,7 +94,7 @@ func (s *tokenSource) begin(force bool) (r *tokenReading, wait bool) {
 	if s.reading == nil {
 		r := &tokenReading{force: force, began: time.Now(), done: make(chan struct{})}
 		s.reading = r
-		detached(func() { s.read(r) })
+		async.Detach(func() { s.read(r) })
 	}
 	return s.reading, force || s.token == "" || !s.slow
 }
@@ -114,7 +116,7 @@ func (s *tokenSource) limit() time.Duration { return cmp.Or(s.Limit, tokenFileLi
 
 func (s *tokenSource) read(r *tokenReading) {
 	defer close(r.done)
-	err := guarded(context.Background(), s.Log, "the reader of the token file", func() error {
+	err := async.Guard(context.Background(), s.Log, "the reader of the token file", func() error {
 		return s.readFile(r.force)
 	})
 	s.mu.Lock()
@@ -177,14 +179,14 @@ func readToken(path string, limit time.Duration) (string, os.FileInfo, error) {
 	// With O_NONBLOCK a FIFO that nobody writes to is opened at once, and has an end.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return "", nil, fmt.Errorf("open: %w", reasonOf(err))
+		return "", nil, fmt.Errorf("open: %w", csierr.WithoutPath(err))
 	}
 	defer func() { _ = f.Close() }()
 	// Files have no deadline, and need none.
 	_ = f.SetReadDeadline(time.Now().Add(limit / 2))
 	info, err := f.Stat()
 	if err != nil {
-		return "", nil, fmt.Errorf("look at: %w", reasonOf(err))
+		return "", nil, fmt.Errorf("look at: %w", csierr.WithoutPath(err))
 	}
 	const most = 64 << 10
 	content, err := io.ReadAll(io.LimitReader(f, most))
@@ -192,7 +194,7 @@ func readToken(path string, limit time.Duration) (string, os.FileInfo, error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "", nil, errors.New("read: nothing came; it has to be a file, and is a pipe")
 	case err != nil:
-		return "", nil, fmt.Errorf("read: %w", reasonOf(err))
+		return "", nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
 	}
 	token := string(bytes.TrimSpace(content))
 	return token, info, tokenProblem(token)

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
 // zeroJobs are the reads of whole disks that are under way, and the results of those that have
@@ -18,7 +20,7 @@ type zeroJobs struct {
 	jobs   map[zeroRange]*zeroJob
 	closed bool
 
-	running crew
+	running async.Group
 }
 
 // zeroRange is what a job reads: a part of one attachment of a disk.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
 const (
@@ -35,7 +37,7 @@ func (h *heldDevice) foreignIn(ctx context.Context, from, to int64, foreign fore
 	s.next.Store(from &^ (spotBytes - 1))
 	s.found.Store(to)
 	errs := make([]error, zeroReaders)
-	var group crew
+	var group async.Group
 	for i := range errs {
 		group.Go(func() {
 			errs[i] = s.run(ctx)

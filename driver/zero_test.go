@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"go.uber.org/goleak"
@@ -73,8 +75,8 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 	t.Run("a panic in a reader is raised in the caller, and no reader is left", func(t *testing.T) {
 		before := goleak.IgnoreCurrent()
 		defer func() {
-			raised, ok := recover().(*raisedPanic)
-			if !ok || raised.value != "a bug" {
+			raised, ok := recover().(*async.RaisedPanic)
+			if !ok || raised.Value != "a bug" {
 				t.Errorf("raised is %v", raised)
 			}
 			goleak.VerifyNone(t, before)
@@ -256,7 +258,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 	t.Run("and ends with the driver, which lets waiting calls go", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		waiting := inBackground(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
+		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
 		z.n.Close()
 		_, err := waiting()
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)

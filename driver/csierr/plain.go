@@ -1,8 +1,10 @@
 package csierr
 
 import (
+	"errors"
 	"regexp"
 	"strings"
+	"syscall"
 	"unicode"
 )
 
@@ -28,3 +30,12 @@ func Plain(text string) string {
 
 // WithoutTokens replaces what looks like a token of the rack by ***.
 func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
+
+// WithoutPath is an error of the system without the path, which is the operator's value.
+func WithoutPath(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
