@@ -33,16 +33,14 @@ func auditRack(ctx context.Context, c AuditConfig, tokens *tokenSource, out, log
 	for _, warning := range c.rackWarnings() {
 		_, _ = fmt.Fprintln(log, "warning: "+warning)
 	}
-	client, closeIdle, err := newClient(c.Config,
-		&rackTransport{Tokens: tokens, Metrics: newMetrics()})
+	client, closeIdle, err := newClient(c.rackOptions(), &rackTransport{Tokens: tokens})
 	if err != nil {
 		return false, err
 	}
 	defer closeIdle()
 	a := &audit{
 		config: c,
-		rack: &Controller{Client: client, Project: c.Project, ClusterID: c.ClusterID,
-			Log: slog.New(slog.DiscardHandler)},
+		rack:   &auditedRack{client, c.ClusterID},
 		source: c.toldSource(),
 		log:    log,
 	}
@@ -67,7 +65,7 @@ func forPeople(err error) error {
 // audit is one audit under way.
 type audit struct {
 	config AuditConfig
-	rack   *Controller
+	rack   *auditedRack
 	source toldSource
 	log    io.Writer
 

@@ -62,7 +62,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 			cut: true}}, "", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			kept, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
+			kept, err := auditedThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
 			if grpcCode(err) != test.code {
 				t.Fatalf("got %v, want %v", err, test.code)
 			}
@@ -131,7 +131,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := ripe()
-			a.source, a.rack = &lists{test.again}, rackThat(t, test.lines...)
+			a.source, a.rack = &lists{test.again}, auditedThat(t, test.lines...)
 			err := a.deleteOrphans(t.Context())
 			if (err != nil) != test.fails || a.report.Deleted != test.deleted {
 				t.Errorf("got %v, %d deleted: %+v", err, a.report.Deleted, a.report.Orphans[0])
@@ -171,7 +171,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 		if atMost < many {
 			want, lines = 0, nil
 		}
-		a.rack = rackThat(t, lines...)
+		a.rack = auditedThat(t, lines...)
 		if err := a.deleteOrphans(t.Context()); err != nil || a.report.Deleted != want {
 			t.Errorf("--at-most %d: %d of %d are deleted, %v", atMost, a.report.Deleted, many, err)
 		}
@@ -181,4 +181,10 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 			}
 		}
 	}
+}
+
+// auditedThat is a rack that answers as a script says, seen by an audit of the cluster blue.
+func auditedThat(t *testing.T, lines ...exchange) *auditedRack {
+	t.Helper()
+	return &auditedRack{rackThat(t, lines...).Rack, "blue"}
 }

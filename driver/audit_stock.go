@@ -62,8 +62,14 @@ type stock struct {
 	others map[string]object
 }
 
+// auditedRack is the rack with the cluster whose objects are looked for.
+type auditedRack struct {
+	*rackClient
+	ClusterID string
+}
+
 // takeStock lists the project's disks and snapshots, all of them or none.
-func (c *Controller) takeStock(ctx context.Context) (stock, error) {
+func (c *auditedRack) takeStock(ctx context.Context) (stock, error) {
 	s := stock{owned: map[string]object{}, others: map[string]object{}}
 	var inside error
 	add := func(o object, err error) (enough bool) {
@@ -89,7 +95,7 @@ func (c *Controller) takeStock(ctx context.Context) (stock, error) {
 	return s, cmp.Or(inside, err)
 }
 
-func (c *Controller) diskObject(d *oxide.Disk) object {
+func (c *auditedRack) diskObject(d *oxide.Disk) object {
 	m, _ := volume.ParseTag(d.Description)
 	return object{
 		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
@@ -99,7 +105,7 @@ func (c *Controller) diskObject(d *oxide.Disk) object {
 	}
 }
 
-func (c *Controller) snapshotObject(s *oxide.Snapshot) object {
+func (c *auditedRack) snapshotObject(s *oxide.Snapshot) object {
 	m, _ := volume.ParseTag(s.Description)
 	return object{
 		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
@@ -116,7 +122,7 @@ func createdAt(t *time.Time) time.Time {
 }
 
 // anywhere finds what a handle names, also in another project, or nil.
-func (c *Controller) anywhere(ctx context.Context, h handle, s stock) (*object, error) {
+func (c *auditedRack) anywhere(ctx context.Context, h handle, s stock) (*object, error) {
 	for _, listed := range []map[string]object{s.owned, s.others} {
 		if o, ok := listed[h.ID]; ok && h.could(o.Kind) {
 			return &o, nil
@@ -139,7 +145,7 @@ func (c *Controller) anywhere(ctx context.Context, h handle, s stock) (*object, 
 }
 
 // read reads an object, nil when the rack does not know it.
-func (c *Controller) read(ctx context.Context, kind objectKind, id oxide.NameOrId) (*object,
+func (c *auditedRack) read(ctx context.Context, kind objectKind, id oxide.NameOrId) (*object,
 	error) {
 	var o object
 	if kind == kindDisk {
@@ -164,7 +170,7 @@ func (c *Controller) read(ctx context.Context, kind objectKind, id oxide.NameOrI
 
 // deleteOrphan reads the object once more and deletes it if it is what was seen. kept says why it
 // stays; an object that is gone by itself counts as kept from deletion.
-func (c *Controller) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
+func (c *auditedRack) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
 	id := oxide.NameOrId(seen.ID)
 	now, err := c.read(ctx, seen.Kind, id)
 	switch {
@@ -181,9 +187,9 @@ func (c *Controller) deleteOrphan(ctx context.Context, seen object) (kept string
 		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
 	}
 	if seen.Kind == kindDisk {
-		err = c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+		err = c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	} else {
-		err = c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+		err = c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 	}
 	switch {
 	case err == nil:

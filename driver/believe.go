@@ -13,8 +13,8 @@ import (
 // disk is looked at in believable, a snapshot in believableSnapshot.
 
 // projectByConfig reads the driver's project.
-func (c *Controller) projectByConfig(ctx context.Context) (*oxide.Project, error) {
-	project, err := c.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
+func (c *rackClient) projectByConfig(ctx context.Context) (*oxide.Project, error) {
+	project, err := c.ProjectView(ctx, oxide.ProjectViewParams{Project: c.project()})
 	if err != nil {
 		return nil, err
 	}

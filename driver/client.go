@@ -16,13 +16,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
+// rackClient is the rack as one project shows it: the Oxide client, and reads whose answers are
+// checked.
+type rackClient struct {
+	*oxide.Client
+	Project string // name or UUID
+}
+
 // requestTimeLimit is a net under the deadlines that every call carries.
 const requestTimeLimit = 10 * time.Minute
 
-// newClient makes the rack's client of a configuration, which sends its requests by way of t. The
-// returned function gives up the connections that are idle.
-func newClient(c Config, t *rackTransport) (*oxide.Client, func(), error) {
-	base, err := connections(c.CAFile)
+// rackOptions say where the rack is and what of it is the driver's.
+type rackOptions struct {
+	Host      string
+	Project   string // name or UUID
+	CAFile    string // empty for the system's certificates
+	UserAgent string
+}
+
+// newClient makes the rack's client, which sends its requests by way of t. The returned function
+// gives up the connections that are idle.
+func newClient(o rackOptions, t *rackTransport) (*rackClient, func(), error) {
+	base, err := connections(o.CAFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
 	}
@@ -31,9 +46,9 @@ func newClient(c Config, t *rackTransport) (*oxide.Client, func(), error) {
 		return nil, nil, fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 	}
 	client, err := oxide.NewClient(
-		oxide.WithHost(c.Host),
+		oxide.WithHost(o.Host),
 		oxide.WithToken("set by the transport"),
-		oxide.WithUserAgent("oxide-csi-plugin/"+Version()),
+		oxide.WithUserAgent(o.UserAgent),
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
 			Transport: t,
@@ -46,7 +61,7 @@ func newClient(c Config, t *rackTransport) (*oxide.Client, func(), error) {
 	if err != nil {
 		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
 	}
-	return client, base.CloseIdleConnections, nil
+	return &rackClient{client, o.Project}, base.CloseIdleConnections, nil
 }
 
 // connections makes the connections to the rack; caFile is empty for the system's certificates.

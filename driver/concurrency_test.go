@@ -135,9 +135,10 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 		}
 		http.Error(w, "<html>a proxy's page</html>", http.StatusBadGateway)
 	}))
-	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: testToken}, nil)
+	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: testToken,
+		Project: testProject}, nil)
 	must(t, err)
-	s := serve(t, &Server{Controller: &Controller{Client: client, Project: testProject}})
+	s := serve(t, &Server{Controller: &Controller{Rack: client}})
 	controller := csi.NewControllerClient(s.conn)
 	callAtOnce(t, 6, func(r *rand.Rand, _ int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+r.IntN(80))*time.Millisecond)

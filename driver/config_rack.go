@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"net/url"
 	"regexp"
@@ -53,20 +54,6 @@ func thisMachine(host string) bool {
 func setToken(c *Config, value string) error {
 	c.Token = value
 	return tokenProblem(c.Token)
-}
-
-// tokenProblem is why a token cannot be sent at all. Whether the rack likes it is seen later.
-func tokenProblem(token string) error {
-	const most = 4096
-	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
-	switch {
-	case token == "":
-		return errors.New("holds no token")
-	case len(token) > most || strings.ContainsFunc(token, noWord):
-		return errors.New("holds something that is no token: a token is one word of ASCII " +
-			"characters")
-	}
-	return nil
 }
 
 func setProject(c *Config, value string) error {
@@ -123,4 +110,16 @@ func setMetricsAddress(c *Config, value string) error {
 		return errors.New("has to be unix:///path/name.sock or host:port")
 	}
 	return nil
+}
+
+// rackOptions are those of the settings.
+func (c *Config) rackOptions() rackOptions {
+	return rackOptions{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
+		UserAgent: "oxide-csi-plugin/" + Version()}
+}
+
+// tokensOf is where a configuration has the token.
+func tokensOf(c Config, h *hidden, log *slog.Logger) *tokenSource {
+	h.add(c.Token)
+	return &tokenSource{Fixed: c.Token, Path: c.TokenFile, Learned: h.add, Log: log}
 }

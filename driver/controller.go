@@ -2,14 +2,12 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -20,15 +18,14 @@ import (
 type Controller struct {
 	csi.UnimplementedControllerServer
 
-	Client    *oxide.Client
-	Project   string            // name or UUID
+	Rack      *rackClient
 	ClusterID string            // in the description of what this cluster made; may be empty
 	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
 	MaxDisks  int               // that the rack lets an instance have; 0 means 12
 	Log       *slog.Logger
 }
 
-func (c *Controller) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
+func (c *rackClient) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
 
 func (c *Controller) maxDisks() int {
 	if c.MaxDisks == 0 {
@@ -78,33 +75,4 @@ func (c *Controller) ControllerModifyVolume(context.Context, *csi.ControllerModi
 	*csi.ControllerModifyVolumeResponse, error) {
 	return nil, csierr.New(csierr.NotSupported, "a disk has nothing that could be "+
 		"changed after it is made")
-}
-
-// unknown says whether the rack does not know an object of the call. A 404 without the rack's code
-// is somebody else's and says nothing about objects.
-func unknown(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
-
-// refused says whether the rack understood the call and declined it. Why is read from the objects'
-// state, never from the text.
-func refused(err error) bool {
-	return errors.Is(err, oxide.ErrInvalidRequest) || errors.Is(err, oxide.ErrConflict)
-}
-
-// projectVisible answers for a token that may not see the project. Such a token sees none of its
-// objects either, and then "not found" does not mean that they are gone.
-func (c *Controller) projectVisible(ctx context.Context) error {
-	_, err := c.projectByConfig(ctx)
-	if err != nil {
-		return projectError(ctx, err)
-	}
-	return nil
-}
-
-func projectError(ctx context.Context, err error) error {
-	if unknown(err) {
-		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "the rack shows this token "+
-			"no project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in it; "+
-			"give the token's user a role on it")
-	}
-	return statusError(ctx, "read project", err)
 }

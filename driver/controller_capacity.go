@@ -23,7 +23,7 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	case !possible:
 		return &csi.GetCapacityResponse{}, nil
 	}
-	use, err := c.Client.UtilizationView(ctx)
+	use, err := c.Rack.UtilizationView(ctx)
 	if err != nil {
 		return nil, statusError(ctx, "read utilization", err)
 	}

@@ -12,7 +12,7 @@ import (
 // ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
 func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 // are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
 func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
-	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -57,13 +57,13 @@ func (c *Controller) eachVolume(ctx context.Context, pages *pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
 	var inside error
-	err := c.eachDisk(ctx, pages, func(disk *oxide.Disk) bool {
+	err := c.Rack.eachDisk(ctx, pages, func(disk *oxide.Disk) bool {
 		m, marked := volume.ParseTag(disk.Description)
 		switch {
 		case marked && m.Cluster != c.ClusterID, !marked && holder(disk) == "":
 			return false
 		case !marked && boot == nil:
-			if boot, inside = c.bootDisks(ctx); inside != nil {
+			if boot, inside = c.Rack.bootDisks(ctx); inside != nil {
 				return true
 			}
 		}
@@ -97,5 +97,5 @@ func (c *Controller) requestedDisk(ctx context.Context, volumeID string) (*oxide
 	if !ok {
 		return nil, volumeNotFound(volumeID)
 	}
-	return c.diskByID(ctx, id)
+	return c.Rack.diskByID(ctx, id)
 }

@@ -11,44 +11,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// foreignDisk says why a disk is none that this driver made for this cluster, or "". It reads as
-// the end of "the disk …".
-func foreignDisk(d *oxide.Disk, cluster string) string {
-	return foreign(d.Description, cluster, func(m volume.Tag) bool {
-		// A delete that the rack gave up leaves the disk faulted and with the second name.
-		return string(d.Name) == volume.DiskName(m.Cluster, m.Name) || halfDeleted(d)
-	})
-}
-
-// halfDeleted says whether the rack began to delete the disk and gave up.
-func halfDeleted(d *oxide.Disk) bool {
-	return string(d.Name) == "deleted-"+d.Id &&
-		d.State.State() == oxide.DiskStateStateFaulted
-}
-
-// foreignSnapshot is foreignDisk for a snapshot.
-func foreignSnapshot(s *oxide.Snapshot, cluster string) string {
-	return foreign(s.Description, cluster, func(m volume.Tag) bool {
-		return string(s.Name) == volume.SnapshotName(m.Cluster, m.Name)
-	})
-}
-
-// foreign holds an object to its mark. The name has to be the one that the mark stands for: a
-// description can be copied, from a volume to the disk that somebody made of its data.
-func foreign(description, cluster string, named func(volume.Tag) bool) string {
-	m, marked := volume.ParseTag(description)
-	switch {
-	case !marked:
-		return "carries no mark of this driver"
-	case m.Cluster != cluster:
-		return fmt.Sprintf("carries the mark of the cluster %.80q, and OXIDE_CLUSTER_ID is %q here",
-			m.Cluster, cluster)
-	case !named(m):
-		return fmt.Sprintf("carries the mark of %.80q, and another name", m.Name)
-	}
-	return ""
-}
-
 // useProblem says why a disk that this driver made is not for these capabilities, or "". A disk
 // that workloads write as a raw device could later be taken for blank, or for one of the driver's
 // filesystems.

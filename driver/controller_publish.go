@@ -71,11 +71,6 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	return a, nil
 }
 
-func instanceNotFound(id string) error {
-	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or shows "+
-		"this token none; node_id is an instance's UUID", id)
-}
-
 // attachDisk attaches a disk between two looks at the instance's disks: of two whose names begin
 // with the same bytes the guest shows one only (CP-12), whoever made them. The look before saves an
 // attach. The look after finds what was attached meanwhile: of two attached at once, the later look
@@ -109,7 +104,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 func (c *Controller) requestAttach(ctx context.Context, a attachment, before neighbours) (
 	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
-	disk, err = c.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+	disk, err = c.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
@@ -187,7 +182,7 @@ func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxid
 // so.
 func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
 	error) {
-	disk, err := c.diskByID(ctx, a.Disk)
+	disk, err := c.Rack.diskByID(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, err
@@ -203,7 +198,7 @@ func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why err
 // back when it is attached as wanted after all.
 func (c *Controller) refusedAttach(ctx context.Context, a attachment, before neighbours,
 	why error) (*oxide.Disk, error) {
-	disk, err := c.diskByID(ctx, a.Disk)
+	disk, err := c.Rack.diskByID(ctx, a.Disk)
 	switch {
 	case err != nil:
 		return nil, err
@@ -235,7 +230,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 // be said of one whose disks came and went meanwhile.
 func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
 	before neighbours, why error) error {
-	instance, err := c.instanceByID(ctx, a.Instance)
+	instance, err := c.Rack.instanceByID(ctx, a.Instance)
 	if err != nil {
 		return err
 	}
@@ -257,23 +252,6 @@ func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *
 			instance.Name)
 	}
 	return instanceRefusal("attach", disk, instance, why)
-}
-
-func (c *Controller) instanceByID(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
-	instance, err := c.Client.InstanceView(ctx, oxide.InstanceViewParams{Instance: id})
-	switch {
-	case unknown(err):
-		return nil, instanceNotFound(string(id))
-	case err != nil:
-		return nil, statusError(ctx, "read instance", err)
-	}
-	switch err := believableInstance(id, instance); {
-	case err != nil:
-		return nil, err
-	case instance.RunState == oxide.InstanceStateDestroyed:
-		return nil, instanceNotFound(string(id))
-	}
-	return instance, nil
 }
 
 // activeStates are those in which an instance has a virtual machine.

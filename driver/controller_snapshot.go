@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -49,7 +47,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 // ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
 func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
-	pages, err := c.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +79,7 @@ func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	if !ok {
 		return nil, snapshotNotFound(req.GetSnapshotId())
 	}
-	snapshot, err := c.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.snapshotByID(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -97,15 +95,15 @@ func snapshotIDMissing() error {
 func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
 	error) {
 	const doing = "create snapshot"
-	source, err := c.diskByID(ctx, order.Disk)
+	source, err := c.Rack.diskByID(ctx, order.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return c.existingSnapshot(ctx, order, err)
 	case err != nil:
 		return nil, err
 	}
-	snapshot, err := c.Client.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: c.project(),
+	snapshot, err := c.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
+		Project: c.Rack.project(),
 		Body: &oxide.SnapshotCreate{
 			Name:        oxide.Name(order.rackName()),
 			Description: order.mark(source).Description(),
@@ -147,12 +145,12 @@ func (c *Controller) snapshotAfterAll(ctx context.Context, order snapshotOrder, 
 func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, why error) (
 	*oxide.Snapshot, error) {
 	const doing = "read snapshot"
-	snapshot, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(order.rackName()), Project: c.project(),
+	snapshot, err := c.Rack.SnapshotView(ctx, oxide.SnapshotViewParams{
+		Snapshot: oxide.NameOrId(order.rackName()), Project: c.Rack.project(),
 	})
 	switch {
 	case unknown(err) && (unknown(why) || csierr.IsNotFound(why)):
-		if err := c.projectVisible(ctx); err != nil {
+		if err := c.Rack.projectVisible(ctx); err != nil {
 			return nil, err
 		}
 		return nil, volumeNotFound(string(order.Disk))
@@ -184,7 +182,7 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.
 func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -204,7 +202,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 		// Another snapshot of the disk, or its repair, is under way.
 		return diskBusy(disk)
 	}
-	project, err := c.projectByConfig(ctx)
+	project, err := c.Rack.projectByConfig(ctx)
 	switch {
 	case err != nil:
 		return statusError(ctx, "read project", err)
@@ -216,17 +214,17 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 }
 
 func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
-	snapshot, err := c.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.snapshotByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.projectVisible(ctx)
+		return c.Rack.projectVisible(ctx)
 	case err != nil:
 		return err
 	}
 	if err := c.checkOwnSnapshot(snapshot); err != nil {
 		return err
 	}
-	err = c.Client.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	err = c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
 	switch {
 	case err == nil:
 		return nil
@@ -235,10 +233,10 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	case !refused(err):
 		return statusError(ctx, "delete snapshot", err)
 	}
-	snapshot, viewErr := c.snapshotByID(ctx, id)
+	snapshot, viewErr := c.Rack.snapshotByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(viewErr):
-		return c.projectVisible(ctx)
+		return c.Rack.projectVisible(ctx)
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
@@ -251,13 +249,13 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 // snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete
 // it.
 func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
-	switch _, err := c.snapshotByID(ctx, id); {
+	switch _, err := c.Rack.snapshotByID(ctx, id); {
 	case err == nil:
 		return wrongAnswer("delete snapshot", "it does not know the snapshot %s and shows it", id)
 	case !csierr.IsNotFound(err):
 		return err
 	}
-	return c.projectVisible(ctx)
+	return c.Rack.projectVisible(ctx)
 }
 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not
@@ -274,7 +272,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 	}
 	if !isSnapshot {
 		var inside error
-		err := c.eachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
+		err := c.Rack.eachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
 			inside = believableSnapshot("list snapshots", s)
 			return inside != nil || matching(s)
 		})
@@ -283,7 +281,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 		}
 		return err
 	}
-	snapshot, err := c.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.snapshotByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil
@@ -291,39 +289,6 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 		return err
 	}
 	matching(snapshot)
-	return nil
-}
-
-func (c *Controller) snapshotByID(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
-	const doing = "read snapshot"
-	snapshot, err := c.Client.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: id})
-	switch {
-	case unknown(err):
-		return nil, snapshotNotFound(string(id))
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
-	}
-	switch err := believableSnapshot(doing, snapshot); {
-	case err != nil:
-		return nil, err
-	case snapshot.Id != string(id):
-		return nil, wrongAnswer(doing, "asked for the snapshot %s and got %s", id, snapshot.Id)
-	case snapshot.State == oxide.SnapshotStateDestroyed:
-		return nil, snapshotNotFound(string(id))
-	}
-	return snapshot, nil
-}
-
-// believableSnapshot checks what the driver passes on.
-func believableSnapshot(doing string, s *oxide.Snapshot) error {
-	switch {
-	case !volume.IsID(s.Id):
-		return wrongAnswer(doing, "the snapshot's id %.80q is no UUID", s.Id)
-	case s.Size == 0 || s.Size > 1<<62:
-		return wrongAnswer(doing, "the snapshot %s has %d bytes", s.Id, s.Size)
-	case s.TimeCreated == nil:
-		return wrongAnswer(doing, "the snapshot %s has no time", s.Id)
-	}
 	return nil
 }
 

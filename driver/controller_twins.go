@@ -19,7 +19,7 @@ type neighbours struct {
 }
 
 func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, error) {
-	disks, err := c.instanceDisks(ctx, a.Instance)
+	disks, err := c.Rack.instanceDisks(ctx, a.Instance)
 	var n neighbours
 	for i := range disks {
 		if disks[i].Id == string(a.Disk) {
@@ -59,7 +59,7 @@ func (n neighbours) twin(name string) *oxide.Disk {
 func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
 	name := a.DiskName
 	if !a.named() {
-		disk, err := c.diskByID(ctx, a.Disk)
+		disk, err := c.Rack.diskByID(ctx, a.Disk)
 		if err != nil {
 			return neighbours{}, err
 		}
@@ -76,7 +76,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 	}
 	if hopeless && a.named() && before.Own == nil {
 		// CP-4: a disk that is unknown is told before anything else.
-		if _, diskErr := c.diskByID(ctx, a.Disk); diskErr != nil {
+		if _, diskErr := c.Rack.diskByID(ctx, a.Disk); diskErr != nil {
 			return before, diskErr
 		}
 	}
@@ -138,31 +138,4 @@ func (c *Controller) undoAttach(ctx context.Context, a attachment, disk *oxide.D
 			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))
 	}
 	return why
-}
-
-func (c *Controller) instanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
-	error) {
-	const doing = "list the instance's disks"
-	var disks []oxide.Disk
-	var inside error
-	err := eachObject(func(token string) ([]oxide.Disk, string, error) {
-		page, err := c.Client.InstanceDiskList(ctx, oxide.InstanceDiskListParams{
-			Instance: instance, Limit: oxide.NewPointer(rackPage), PageToken: token,
-		})
-		switch {
-		case unknown(err):
-			return nil, "", instanceNotFound(string(instance))
-		case err != nil:
-			return nil, "", statusError(ctx, doing, err)
-		}
-		return page.Items, page.NextPage, nil
-	}, func(disk *oxide.Disk) (enough bool) {
-		disks = append(disks, *disk)
-		inside = believable(doing, disk)
-		return inside != nil
-	})
-	if inside != nil {
-		return nil, inside
-	}
-	return disks, err
 }

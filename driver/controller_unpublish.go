@@ -39,10 +39,10 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
 
 // detachEverywhere detaches a disk from the instance that has it.
 func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.projectVisible(ctx)
+		return c.Rack.projectVisible(ctx)
 	case err != nil:
 		return err
 	case holder(disk) != "":
@@ -67,7 +67,7 @@ func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) er
 func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (*oxide.Disk,
 	error) {
 	const doing = "detach disk"
-	disk, err := c.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+	disk, err := c.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: instance,
 		Body:     &oxide.DiskPath{Disk: id},
 	})
@@ -86,7 +86,7 @@ func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId
 	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.projectVisible(ctx)
+		return nil, c.Rack.projectVisible(ctx)
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
@@ -113,11 +113,11 @@ func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance o
 	if holder(disk) != "" || slices.Contains(statesAtNone, disk.State.State()) {
 		return nil
 	}
-	disks, err := c.instanceDisks(ctx, instance)
+	disks, err := c.Rack.instanceDisks(ctx, instance)
 	switch {
 	case csierr.IsNotFound(err):
 		// Deleted, or hidden from this token with all that is in the project.
-		return c.projectVisible(ctx)
+		return c.Rack.projectVisible(ctx)
 	case err != nil:
 		return err
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
@@ -132,10 +132,10 @@ func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance o
 // gone, or elsewhere, is as detached from the instance as one could wish.
 func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
 	why error) (*oxide.Disk, error) {
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.projectVisible(ctx)
+		return nil, c.Rack.projectVisible(ctx)
 	case err != nil:
 		return nil, err
 	case holder(disk) != string(instanceID):
@@ -143,7 +143,7 @@ func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.Nam
 	case disk.State.State() != oxide.DiskStateStateAttached:
 		return nil, diskBusy(disk)
 	}
-	instance, err := c.instanceByID(ctx, instanceID)
+	instance, err := c.Rack.instanceByID(ctx, instanceID)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.InstanceNotFound, "the rack says that the disk %s "+

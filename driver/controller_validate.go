@@ -21,7 +21,7 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -54,10 +54,10 @@ func volumeIDMissing() error {
 
 // deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
 func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.projectVisible(ctx)
+		return c.Rack.projectVisible(ctx)
 	case err != nil:
 		return err
 	}
@@ -67,7 +67,7 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	if holder(disk) != "" {
 		return diskAttached(disk)
 	}
-	err = c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	err = c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	switch {
 	case err == nil:
 		return nil
@@ -79,10 +79,10 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 
 // refusedDelete finds the reason of a refusal in the disk's state.
 func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.diskByID(ctx, id)
+	disk, err := c.Rack.diskByID(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.projectVisible(ctx) // it went while we asked
+		return c.Rack.projectVisible(ctx) // it went while we asked
 	case err != nil:
 		return err
 	case holder(disk) != "":
@@ -118,8 +118,8 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: c.project(),
+	disk, err := c.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: c.Rack.project(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(order.diskName()),
 			Description: order.mark(source).Description(),
@@ -179,8 +179,8 @@ func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceEr
 // the rack's refusal to make it, nil when it was not asked.
 func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (
 	*oxide.Disk, error) {
-	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(order.diskName()), Project: c.project(),
+	disk, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{
+		Disk: oxide.NameOrId(order.diskName()), Project: c.Rack.project(),
 	})
 	switch {
 	case unknown(err) && why == nil:

@@ -10,80 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
-
-// holder is the instance that a disk is attached to, or on its way to or from; empty when none.
-func holder(d *oxide.Disk) string {
-	if s, ok := d.State.AsAttached(); ok {
-		return s.Instance
-	}
-	if s, ok := d.State.AsAttaching(); ok {
-		return s.Instance
-	}
-	if s, ok := d.State.AsDetaching(); ok {
-		return s.Instance
-	}
-	return ""
-}
-
-// statesAtInstance are those in which an instance has the disk.
-var statesAtInstance = []oxide.DiskStateState{
-	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
-}
-
-func readOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
-
-// believable checks a disk in an answer: what the driver passes on, and decides from, has to be
-// there.
-func believable(doing string, d *oxide.Disk) error {
-	switch {
-	case !volume.IsID(d.Id):
-		return wrongAnswer(doing, "the disk's id %.80q is no UUID", d.Id)
-	case d.Name == "":
-		return wrongAnswer(doing, "the disk %s has no name", d.Id)
-	case d.Size == 0 || d.Size > 1<<62:
-		return wrongAnswer(doing, "the disk %s has %d bytes", d.Id, d.Size)
-	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
-		return wrongAnswer(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
-	case d.DiskType == "":
-		// One of another release: what is not said would pass for a difference from what was asked.
-		return wrongAnswer(doing, "the disk %s has no type", d.Id)
-	case d.State.State() == "":
-		return wrongAnswer(doing, "the disk %s has no state", d.Id)
-	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(holder(d)):
-		// Taken for a disk that nobody has, it would be unpublished by doing nothing.
-		return wrongAnswer(doing, "the disk %s is %s at no instance", d.Id, d.State.State())
-	}
-	return nil
-}
-
-// diskByID reads a disk. An unknown one is NOT_FOUND.
-func (c *Controller) diskByID(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
-	const doing = "read disk"
-	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: id})
-	switch {
-	case unknown(err):
-		return nil, volumeNotFound(string(id))
-	case err != nil:
-		return nil, statusError(ctx, doing, err)
-	}
-	switch err := believable(doing, disk); {
-	case err != nil:
-		return nil, err
-	case disk.Id != string(id):
-		return nil, wrongAnswer(doing, "asked for the disk %s and got %s", id, disk.Id)
-	case disk.State.State() == oxide.DiskStateStateDestroyed:
-		return nil, volumeNotFound(string(id))
-	}
-	return disk, nil
-}
-
-func volumeNotFound(id string) error {
-	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or shows this "+
-		"token none; volume_id is a disk's UUID", id)
-}
 
 // The pace at which a passing state is looked at.
 const (
@@ -111,7 +38,7 @@ func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
 			return nil, statusError(ctx, "wait for disk", err)
 		}
 		var err error
-		if disk, err = c.diskByID(ctx, oxide.NameOrId(disk.Id)); err != nil {
+		if disk, err = c.Rack.diskByID(ctx, oxide.NameOrId(disk.Id)); err != nil {
 			return nil, err
 		}
 	}

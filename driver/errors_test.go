@@ -21,7 +21,7 @@ const viewDisk = "GET /v1/disks/" + testDisk
 
 // viewing reads the disk, as the simplest call that can meet an answer.
 func viewing(ctx context.Context, c *Controller) error {
-	_, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: testDisk})
+	_, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{Disk: testDisk})
 	return statusError(ctx, "read disk", err)
 }
 

@@ -28,10 +28,9 @@ const (
 // rackHealth knows whether the rack accepts the token and shows the project, from looks in the
 // background, so that Probe never waits.
 type rackHealth struct {
-	Client  *oxide.Client
-	Project string
-	Tokens  *tokenSource // nil: no file to look at
-	Log     *slog.Logger
+	Rack   *rackClient
+	Tokens *tokenSource // nil: no file to look at
+	Log    *slog.Logger
 
 	// asked wakes run for a look out of turn.
 	asked chan struct{}
@@ -100,9 +99,7 @@ func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
 func (h *rackHealth) look(ctx context.Context) bool {
 	limited, cancel := context.WithTimeout(ctx, rackLookTimeLimit)
 	defer cancel()
-	_, err := h.Client.ProjectView(limited, oxide.ProjectViewParams{
-		Project: oxide.NameOrId(h.Project),
-	})
+	_, err := h.Rack.ProjectView(limited, oxide.ProjectViewParams{Project: h.Rack.project()})
 	if ctx.Err() != nil {
 		return true
 	}

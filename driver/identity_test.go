@@ -115,7 +115,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	c := controllerFor(t, server.URL)
-	h := &rackHealth{Client: c.Client, Project: testProject, Log: slog.New(slog.DiscardHandler),
+	h := &rackHealth{Rack: c.Rack, Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	identity := &Identity{Health: h.state}
 	probe := func() (bool, error) {
@@ -176,7 +176,7 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	c := controllerFor(t, server.URL)
-	h := &rackHealth{Client: c.Client, Project: testProject, Log: slog.New(slog.DiscardHandler),
+	h := &rackHealth{Rack: c.Rack, Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

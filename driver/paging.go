@@ -35,7 +35,7 @@ type pager struct {
 	next  string
 }
 
-func (c *Controller) newPager(startingToken string, maxEntries int32) (*pager, error) {
+func (c *rackClient) newPager(startingToken string, maxEntries int32) (*pager, error) {
 	if maxEntries < 0 {
 		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
@@ -189,14 +189,14 @@ func objectID(object any) string {
 }
 
 // eachDisk visits the project's disks in the order of their ids, from where the pages begin.
-func (c *Controller) eachDisk(ctx context.Context, pages *pager,
+func (c *rackClient) eachDisk(ctx context.Context, pages *pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	return eachObject(func(token string) ([]oxide.Disk, string, error) {
 		var params oxide.DiskListParams
 		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
 		}
-		page, err := c.Client.DiskList(ctx, params)
+		page, err := c.DiskList(ctx, params)
 		if err != nil {
 			return nil, "", pages.problem(ctx, "list disks", err)
 		}
@@ -206,14 +206,14 @@ func (c *Controller) eachDisk(ctx context.Context, pages *pager,
 
 // eachSnapshot visits the project's snapshots in the order of their ids, from where the pages
 // begin.
-func (c *Controller) eachSnapshot(ctx context.Context, pages *pager,
+func (c *rackClient) eachSnapshot(ctx context.Context, pages *pager,
 	visit func(*oxide.Snapshot) bool) error {
 	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
 		var params oxide.SnapshotListParams
 		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
 		}
-		page, err := c.Client.SnapshotList(ctx, params)
+		page, err := c.SnapshotList(ctx, params)
 		if err != nil {
 			return nil, "", pages.problem(ctx, "list snapshots", err)
 		}
@@ -222,14 +222,14 @@ func (c *Controller) eachSnapshot(ctx context.Context, pages *pager,
 }
 
 // bootDisks are the ids of the project's boot disks.
-func (c *Controller) bootDisks(ctx context.Context) (map[string]bool, error) {
+func (c *rackClient) bootDisks(ctx context.Context) (map[string]bool, error) {
 	boot := map[string]bool{}
 	err := eachObject(func(token string) ([]oxide.Instance, string, error) {
 		params := oxide.InstanceListParams{Limit: oxide.NewPointer(rackPage), PageToken: token}
 		if token == "" {
 			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
 		}
-		page, err := c.Client.InstanceList(ctx, params)
+		page, err := c.InstanceList(ctx, params)
 		if err != nil {
 			return nil, "", statusError(ctx, "list instances", err)
 		}

@@ -99,7 +99,7 @@ func (l *longRack) controller(t *testing.T) *Controller {
 	server := httptest.NewServer(l)
 	t.Cleanup(server.Close)
 	c := controllerFor(t, server.URL)
-	c.Project = l.project
+	c.Rack.Project = l.project
 	return c
 }
 

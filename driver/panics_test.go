@@ -50,7 +50,7 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 	book := &logBook{}
 	// Without a client every look panics.
-	h := &rackHealth{Project: testProject, Log: newLog(Config{}, &hidden{}, book),
+	h := &rackHealth{Rack: &rackClient{}, Log: newLog(Config{}, &hidden{}, book),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

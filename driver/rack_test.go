@@ -14,7 +14,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -68,20 +67,22 @@ func rackThat(t *testing.T, lines ...exchange) *Controller {
 
 func controllerFor(t *testing.T, url string) *Controller {
 	t.Helper()
-	client, closeIdle, err := newTestClient(Config{Host: url, Token: testToken}, nil)
+	client, closeIdle, err := newTestClient(Config{Host: url, Token: testToken,
+		Project: testProject}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeIdle)
 	return &Controller{
-		Client: client, Project: testProject, ClusterID: "blue", Log: slog.New(slog.DiscardHandler),
+		Rack: client, ClusterID: "blue",
+		Log: slog.New(slog.DiscardHandler),
 	}
 }
 
 // newTestClient is newClient for a test that looks neither at metrics nor at what is hidden.
-func newTestClient(c Config, refused func()) (*oxide.Client, func(), error) {
+func newTestClient(c Config, refused func()) (*rackClient, func(), error) {
 	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
-	return newClient(c, &rackTransport{Tokens: tokens, Metrics: newMetrics(), Refused: refused})
+	return newClient(c.rackOptions(), &rackTransport{Tokens: tokens, Refused: refused})
 }
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -20,7 +20,7 @@ func FuzzStartingToken(f *testing.F) {
 	for i := range 40 {
 		ids = append(ids, fmt.Sprintf("%08x-0000-4000-8000-000000000000", i*0x06000000))
 	}
-	c := &Controller{Project: testProject}
+	c := &rackClient{Project: testProject}
 	f.Fuzz(func(t *testing.T, token string, most int32) {
 		_, err := c.newPager(token, most)
 		after, _, paged := strings.Cut(token, ".")

@@ -158,17 +158,17 @@ func (p *plugin) assemble() (*Server, error) {
 func (p *plugin) controller() (*Controller, error) {
 	c := p.config
 	tokens := tokensOf(c, &p.hidden, p.log)
-	p.health = &rackHealth{Project: c.Project, Tokens: tokens, Log: p.log,
+	p.health = &rackHealth{Tokens: tokens, Log: p.log,
 		asked: make(chan struct{}, 1)}
-	client, closeIdle, err := newClient(c, &rackTransport{Tokens: tokens, Metrics: p.metrics,
-		Refused: p.health.lookSoon})
+	client, closeIdle, err := newClient(c.rackOptions(), &rackTransport{Tokens: tokens,
+		Observe: p.metrics.request, Refused: p.health.lookSoon})
 	if err != nil {
 		return nil, err
 	}
-	p.health.Client = client
+	p.health.Rack = client
 	p.closes = append(p.closes, closeIdle)
 	return &Controller{
-		Client: client, Project: c.Project, ClusterID: c.ClusterID, Topology: c.Topology,
+		Rack: client, ClusterID: c.ClusterID, Topology: c.Topology,
 		MaxDisks: c.MaxDisks, Log: p.log,
 	}, nil
 }

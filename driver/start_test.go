@@ -235,7 +235,7 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	book := &logBook{}
-	h := &rackHealth{Client: controllerFor(t, server.URL).Client, Project: testProject,
+	h := &rackHealth{Rack: controllerFor(t, server.URL).Rack,
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
 		mood exchange

@@ -11,9 +11,10 @@ import (
 // rackTransport carries the client's requests: it puts the present token in, tries once more with a
 // fresh one when the rack refuses it, and counts.
 type rackTransport struct {
-	Base    http.RoundTripper
-	Tokens  *tokenSource
-	Metrics *metrics
+	Base   http.RoundTripper
+	Tokens *tokenSource
+	// Observe is told of every request and its answer, nil when there was none.
+	Observe func(method string, answer *http.Response, took time.Duration)
 	// Refused is told when the rack refused the freshest token there is.
 	Refused func()
 }
@@ -46,7 +47,9 @@ func (t *rackTransport) send(req *http.Request, token string) (*http.Response, e
 	req.Header.Set("Authorization", "Bearer "+token)
 	start := time.Now()
 	answer, err := t.Base.RoundTrip(req)
-	t.Metrics.request(req.Method, answer, time.Since(start))
+	if t.Observe != nil {
+		t.Observe(req.Method, answer, time.Since(start))
+	}
 	if err != nil {
 		return nil, err
 	}

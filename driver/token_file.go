@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,9 +23,9 @@ import (
 type tokenSource struct {
 	Fixed string
 	Path  string
-	// Hidden learns every token, so that nobody is shown it.
-	Hidden *hidden
-	Log    *slog.Logger
+	// Learned is told every token before it is sent, so that nobody is shown it; may be nil.
+	Learned func(token string)
+	Log     *slog.Logger
 	// Limit is how long a caller waits for the file; 0 means tokenFileLimit.
 	Limit time.Duration
 
@@ -49,12 +50,6 @@ type tokenReading struct {
 	force bool // reads also the file that was read before
 	began time.Time
 	done  chan struct{} // closed at the end
-}
-
-// tokensOf is where a configuration has the token.
-func tokensOf(c Config, h *hidden, log *slog.Logger) *tokenSource {
-	h.add(c.Token)
-	return &tokenSource{Fixed: c.Token, Path: c.TokenFile, Hidden: h, Log: log}
 }
 
 // current is the token to send. The file is read again when it is another one than last time; while
@@ -134,7 +129,9 @@ func (s *tokenSource) readFile(force bool) error {
 	if err != nil {
 		return err
 	}
-	s.Hidden.add(token)
+	if s.Learned != nil {
+		s.Learned(token)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.token, s.file = token, info
@@ -202,4 +199,18 @@ func readToken(path string, limit time.Duration) (string, os.FileInfo, error) {
 
 func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+// tokenProblem is why a token cannot be sent at all. Whether the rack likes it is seen later.
+func tokenProblem(token string) error {
+	const most = 4096
+	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
+	switch {
+	case token == "":
+		return errors.New("holds no token")
+	case len(token) > most || strings.ContainsFunc(token, noWord):
+		return errors.New("holds something that is no token: a token is one word of ASCII " +
+			"characters")
+	}
+	return nil
 }

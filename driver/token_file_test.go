@@ -60,7 +60,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 }
 
 func tokenFile(path string) *tokenSource {
-	return &tokenSource{Path: path, Hidden: &hidden{}, Log: slog.New(slog.DiscardHandler),
+	return &tokenSource{Path: path, Log: slog.New(slog.DiscardHandler),
 		Limit: 300 * time.Millisecond}
 }
 
@@ -184,8 +184,8 @@ func TestD63AProcessWhoseTokenFileBlocksDoesNotStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
 			block(path)
-			_, _, err := newClient(Config{Host: "http://localhost"},
-				&rackTransport{Tokens: tokenFile(path), Metrics: newMetrics()})
+			_, _, err := newClient(rackOptions{Host: "http://localhost"},
+				&rackTransport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
 				strings.Contains(err.Error(), path) {
 				t.Errorf("got %v", err)

@@ -83,13 +83,13 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	refusals := 0
-	client, closeIdle, err := newTestClient(Config{Host: server.URL, TokenFile: path},
+	client, closeIdle, err := newTestClient(Config{Host: server.URL, TokenFile: path, Project: testProject},
 		func() { refusals++ })
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeIdle)
-	c := &Controller{Client: client, Project: testProject, ClusterID: "blue"}
+	c := &Controller{Rack: client, ClusterID: "blue"}
 	create := func() error {
 		_, err := c.CreateVolume(t.Context(), createRequest())
 		return err
@@ -156,7 +156,7 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	t.Cleanup(elsewhere.Close)
 	server := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(server.Close)
-	_, err := controllerFor(t, server.URL).Client.Ping(t.Context())
+	_, err := controllerFor(t, server.URL).Rack.Ping(t.Context())
 	if err == nil || len(thief.seen()) > 0 {
 		t.Errorf("a redirect was followed: %v", err)
 	}
@@ -203,7 +203,7 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, project := range []string{"told", "untold"} {
-		c := &Controller{Client: client, Project: project}
+		c := &Controller{Rack: &rackClient{client.Client, project}}
 		_, err := c.CreateVolume(t.Context(), createRequest())
 		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {

@@ -88,11 +88,6 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 	return id, nil
 }
 
-func snapshotNotFound(id string) error {
-	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or shows "+
-		"this token none; snapshot_id is a snapshot's UUID", id)
-}
-
 func (o volumeOrder) diskName() string { return volume.DiskName(o.Cluster, o.Name) }
 
 func (o volumeOrder) hasSource() bool { return o.SnapshotID != "" || o.Parameters.ImageID != "" }
@@ -235,7 +230,7 @@ func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volum
 }
 
 func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
-	snapshot, err := c.snapshotByID(ctx, order.SnapshotID)
+	snapshot, err := c.Rack.snapshotByID(ctx, order.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
@@ -257,7 +252,7 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 	want := order.Parameters.BlockSize
 	if id, ok := rackID(snapshot.DiskId); ok && want != 0 {
 		// Its disk shows the block size that the new one inherits, unless it is gone.
-		disk, err := c.diskByID(ctx, id)
+		disk, err := c.Rack.diskByID(ctx, id)
 		switch {
 		case csierr.IsNotFound(err):
 		case err != nil:
@@ -271,7 +266,7 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 
 func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	id := oxide.NameOrId(order.Parameters.ImageID)
-	image, err := c.Client.ImageView(ctx, oxide.ImageViewParams{Image: id})
+	image, err := c.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
 		err = believableImage(id, image)
 	}
@@ -294,7 +289,7 @@ func blockSizeInherited(want, inherited int) error {
 
 // refusedSource says why the rack does not make a disk from this snapshot.
 func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why error) error {
-	project, err := c.projectByConfig(ctx)
+	project, err := c.Rack.projectByConfig(ctx)
 	switch {
 	case err != nil:
 		return statusError(ctx, "read project", err)
