@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"google.golang.org/grpc/status"
 )
 
@@ -28,12 +30,12 @@ func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, 
 	return found, err
 }
 
-func auditRack(ctx context.Context, c AuditConfig, tokens *tokenSource, out, log io.Writer) (
+func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
 	found bool, err error) {
 	for _, warning := range c.rackWarnings() {
 		_, _ = fmt.Fprintln(log, "warning: "+warning)
 	}
-	client, closeIdle, err := newClient(c.rackOptions(), &rackTransport{Tokens: tokens})
+	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
 	if err != nil {
 		return false, err
 	}
@@ -77,9 +79,9 @@ type audit struct {
 
 // look finds what there is to find, and keeps it for the next audit.
 func (a *audit) look(ctx context.Context) error {
-	project, err := a.rack.projectByConfig(ctx)
+	project, err := a.rack.ReadProject(ctx)
 	if err != nil {
-		return projectError(ctx, err)
+		return rack.ProjectError(ctx, err)
 	}
 	earlier, err := readSightings(a.config.Sightings, a.config.ClusterID, project.Id)
 	if err != nil {

@@ -8,58 +8,64 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
 )
 
-// seenDisk is diskOf("detached") as an audit has listed it.
+// seenDisk is racktest.DiskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: kindDisk, ID: testDisk, Name: volume.DiskName("blue", "pvc-1"),
+	return object{Kind: kindDisk, ID: racktest.Disk, Name: volume.DiskName("blue", "pvc-1"),
 		CSIName:   "pvc-1",
 		SizeBytes: 10 * volume.GiB, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
-		description: ownMark.Description()}
+		description: racktest.OwnTag.Description()}
 }
 
 func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
-	gone := exchange{want: deleteDisk, status: 204}
-	looks := func(state string, edit ...func(map[string]any)) exchange {
-		return ok(viewDisk, diskOf(state, edit...))
+	gone := racktest.Exchange{Want: deleteDisk, Status: 204}
+	looks := func(state string, edit ...func(map[string]any)) racktest.Exchange {
+		return ok(racktest.ViewDisk, racktest.DiskOf(state, edit...))
 	}
 	for _, test := range []struct {
 		name  string
-		lines []exchange
+		lines []racktest.Exchange
 		kept  string // a word of why it stays; empty: it is deleted
 		code  codes.Code
 	}{
-		{"and deleted when it is the same", []exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []exchange{looks(here)}, testInstance, codes.OK},
-		{"and stays while it is snapshotted", []exchange{looks("maintenance")}, "maintenance",
+		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
+		{"and stays when it is in use", []racktest.Exchange{looks(here)}, racktest.Instance, codes.OK},
+		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
-		{"and stays when it has another mark", []exchange{looks("detached", with("description",
-			volume.Tag{Name: "pvc-1", Cluster: "red"}.Description()))}, `"red"`, codes.OK},
-		{"and stays when it has another name", []exchange{looks("detached", with("name", "mine"))},
+		{"and stays when it has another mark", []racktest.Exchange{looks("detached",
+			racktest.With("description",
+				volume.Tag{Name: "pvc-1", Cluster: "red"}.Description()))}, `"red"`, codes.OK},
+		{"and stays when it has another name", []racktest.Exchange{looks("detached", racktest.With("name",
+			"mine"))},
 			"another name", codes.OK},
-		{"and stays when it is for another volume now", []exchange{looks("detached",
-			with("name", volume.DiskName("blue", "pvc-2")), with("description", volume.Tag{Name: "pvc-2",
-				Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
-		{"and stays when it was made at another time", []exchange{looks("detached",
-			with("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
-		{"and may be gone", []exchange{lost.to(viewDisk), ok(viewProject, projectOf())}, "gone",
+		{"and stays when it is for another volume now", []racktest.Exchange{looks("detached",
+			racktest.With("name", volume.DiskName("blue", "pvc-2")), racktest.With("description",
+				volume.Tag{Name: "pvc-2",
+					Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
+		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
+			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
+		{"and may be gone", []racktest.Exchange{lost.To(racktest.ViewDisk), ok(viewProject,
+			racktest.ProjectOf())}, "gone",
 			codes.OK},
-		{"and may be hidden, which is an error", []exchange{lost.to(viewDisk),
-			lost.to(viewProject)}, "", codes.PermissionDenied},
-		{"and may go before the request", []exchange{looks("detached"), lost.to(deleteDisk),
-			lost.to(viewDisk), ok(viewProject, projectOf())}, "gone", codes.OK},
-		{"and is not gone because a delete does not find it", []exchange{looks("detached"),
-			lost.to(deleteDisk), looks("detached")}, "shows it", codes.OK},
-		{"and stays when the rack refuses", []exchange{looks("detached"), not.to(deleteDisk)},
+		{"and may be hidden, which is an error", []racktest.Exchange{lost.To(racktest.ViewDisk),
+			lost.To(viewProject)}, "", codes.PermissionDenied},
+		{"and may go before the request", []racktest.Exchange{looks("detached"), lost.To(deleteDisk),
+			lost.To(racktest.ViewDisk), ok(viewProject, racktest.ProjectOf())}, "gone", codes.OK},
+		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
+			lost.To(deleteDisk), looks("detached")}, "shows it", codes.OK},
+		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"), not.To(deleteDisk)},
 			"the rack refuses", codes.OK},
-		{"and another answer than was asked for is an error", []exchange{looks("detached",
-			with("id", testImage))}, "", codes.Internal},
-		{"and no answer is an error", []exchange{looks("detached"), {want: deleteDisk,
-			cut: true}}, "", codes.Unavailable},
+		{"and another answer than was asked for is an error", []racktest.Exchange{looks("detached",
+			racktest.With("id", racktest.Image))}, "", codes.Internal},
+		{"and no answer is an error", []racktest.Exchange{looks("detached"), {Want: deleteDisk,
+			Cut: true}}, "", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			kept, err := auditedThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
@@ -106,7 +112,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
 			log:    &bytes.Buffer{},
 			sightings: sightings{Objects: map[string]sighting{
-				testDisk: {First: auditNow.Add(48 * time.Hour)},
+				racktest.Disk: {First: auditNow.Add(48 * time.Hour)},
 			}},
 			report: report{Orphans: []*orphan{{object: o}}},
 		}
@@ -115,16 +121,17 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		a.told.Read = time.Now().Add(-time.Minute)
 		return a
 	}
-	gone := []exchange{ok(viewDisk, diskOf("detached")), {want: deleteDisk, status: 204}}
+	gone := []racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached")), {Want: deleteDisk,
+		Status: 204}}
 	for _, test := range []struct {
 		name    string
 		again   func() (told, error)
-		lines   []exchange
+		lines   []racktest.Exchange
 		deleted int
 		fails   bool
 	}{
 		{"and nobody tells of the orphan still", list(numbered(1)), gone, 1, false},
-		{"and somebody tells of it now", list(numbered(1), testDisk), nil, 0, false},
+		{"and somebody tells of it now", list(numbered(1), racktest.Disk), nil, 0, false},
 		{"and its claim is there now", claimed, nil, 0, false},
 		{"and it is empty, which is no list", list(), nil, 0, true},
 		{"and it cannot be read", failing, nil, 0, true},
@@ -154,18 +161,19 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 			sightings: sightings{Objects: map[string]sighting{}},
 		}
 		a.told.Read = time.Now()
-		var lines []exchange
+		var lines []racktest.Exchange
 		for n := range many {
 			o := seenDisk()
 			o.ID = numbered(n + 1)
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 			a.sightings.Objects[o.ID] = sighting{First: auditNow}
-			lines = append(lines, ok("GET /v1/disks/"+o.ID, diskOf("detached", with("id", o.ID))),
-				exchange{want: "DELETE /v1/disks/" + o.ID, status: 204})
+			lines = append(lines, ok("GET /v1/disks/"+o.ID, racktest.DiskOf("detached", racktest.With("id",
+				o.ID))),
+				racktest.Exchange{Want: "DELETE /v1/disks/" + o.ID, Status: 204})
 		}
 		// One that stays for another reason does not count.
 		busy := seenDisk()
-		busy.ID, busy.AttachedTo = numbered(many+1), testInstance
+		busy.ID, busy.AttachedTo = numbered(many+1), racktest.Instance
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: busy})
 		want := many
 		if atMost < many {
@@ -184,7 +192,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 }
 
 // auditedThat is a rack that answers as a script says, seen by an audit of the cluster blue.
-func auditedThat(t *testing.T, lines ...exchange) *auditedRack {
+func auditedThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
 	t.Helper()
 	return &auditedRack{rackThat(t, lines...).Rack, "blue"}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -64,7 +66,7 @@ type stock struct {
 
 // auditedRack is the rack with the cluster whose objects are looked for.
 type auditedRack struct {
-	*rackClient
+	*rack.Client
 	ClusterID string
 }
 
@@ -83,14 +85,14 @@ func (c *auditedRack) takeStock(ctx context.Context) (stock, error) {
 		}
 		return inside != nil
 	}
-	err := c.eachDisk(ctx, &pager{}, func(d *oxide.Disk) bool {
-		return add(c.diskObject(d), believable("list disks", d))
+	err := c.EachDisk(ctx, &rack.Pager{}, func(d *oxide.Disk) bool {
+		return add(c.diskObject(d), rack.ValidateDisk("list disks", d))
 	})
 	if err = cmp.Or(inside, err); err != nil {
 		return stock{}, err
 	}
-	err = c.eachSnapshot(ctx, &pager{}, func(snapshot *oxide.Snapshot) bool {
-		return add(c.snapshotObject(snapshot), believableSnapshot("list snapshots", snapshot))
+	err = c.EachSnapshot(ctx, &rack.Pager{}, func(snapshot *oxide.Snapshot) bool {
+		return add(c.snapshotObject(snapshot), rack.ValidateSnapshot("list snapshots", snapshot))
 	})
 	return s, cmp.Or(inside, err)
 }
@@ -100,8 +102,8 @@ func (c *auditedRack) diskObject(d *oxide.Disk) object {
 	return object{
 		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
-		State: string(d.State.State()), AttachedTo: holder(d), Why: foreignDisk(d, c.ClusterID),
-		description: d.Description, halfDeleted: halfDeleted(d),
+		State: string(d.State.State()), AttachedTo: rack.Holder(d), Why: rack.ForeignDisk(d, c.ClusterID),
+		description: d.Description, halfDeleted: rack.HalfDeleted(d),
 	}
 }
 
@@ -110,7 +112,7 @@ func (c *auditedRack) snapshotObject(s *oxide.Snapshot) object {
 	return object{
 		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
-		Why: foreignSnapshot(s, c.ClusterID), description: s.Description,
+		Why: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
 	}
 }
 
@@ -128,7 +130,7 @@ func (c *auditedRack) anywhere(ctx context.Context, h handle, s stock) (*object,
 			return &o, nil
 		}
 	}
-	id, ok := rackID(h.ID)
+	id, ok := rack.ID(h.ID)
 	if !ok {
 		return nil, nil
 	}
@@ -149,18 +151,18 @@ func (c *auditedRack) read(ctx context.Context, kind objectKind, id oxide.NameOr
 	error) {
 	var o object
 	if kind == kindDisk {
-		disk, err := c.diskByID(ctx, id)
+		disk, err := c.Disk(ctx, id)
 		if csierr.IsNotFound(err) {
-			return nil, c.projectVisible(ctx)
+			return nil, c.CheckProject(ctx)
 		} else if err != nil {
 			return nil, err
 		}
 		o = c.diskObject(disk)
 		return &o, nil
 	}
-	snapshot, err := c.snapshotByID(ctx, id)
+	snapshot, err := c.Snapshot(ctx, id)
 	if csierr.IsNotFound(err) {
-		return nil, c.projectVisible(ctx)
+		return nil, c.CheckProject(ctx)
 	} else if err != nil {
 		return nil, err
 	}
@@ -194,15 +196,15 @@ func (c *auditedRack) deleteOrphan(ctx context.Context, seen object) (kept strin
 	switch {
 	case err == nil:
 		return "", nil
-	case unknown(err):
+	case rack.Unknown(err):
 		if now, err := c.read(ctx, seen.Kind, id); now != nil || err != nil {
 			return "the rack shows it, and does not know it when it is to delete it", err
 		}
 		return "it is gone by now", nil
-	case refused(err):
-		return "the rack refuses: " + csierr.Message(statusError(ctx, "delete", err)), nil
+	case rack.Refused(err):
+		return "the rack refuses: " + csierr.Message(rack.Error(ctx, "delete", err)), nil
 	}
-	return "", statusError(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
+	return "", rack.Error(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
 }
 
 // sorted lists objects, disks first, by name and id.

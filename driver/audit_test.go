@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,8 +172,8 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 		{"from the future", auditDisk(1, aged(-time.Hour)), long, "old when"},
 		{"of unknown age", auditDisk(1, func(o *object) { o.Created = time.Time{} }), long,
 			"how old"},
-		{"attached", auditDisk(1, in("attached", testInstance)), long, testInstance},
-		{"being detached", auditDisk(1, in("detaching", testInstance)), long, "detaching"},
+		{"attached", auditDisk(1, in("attached", racktest.Instance)), long, racktest.Instance},
+		{"being detached", auditDisk(1, in("detaching", racktest.Instance)), long, "detaching"},
 		{"being made", auditDisk(1, in("creating", "")), long, "creating"},
 		{"being snapshotted", auditDisk(1, in("maintenance", "")), long, "maintenance"},
 		{"faulted", auditDisk(1, in("faulted", "")), long, "faulted"},
@@ -191,19 +193,19 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 
 func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sightings")
-	s, err := readSightings(path, "blue", testProjectID)
+	s, err := readSightings(path, "blue", racktest.ProjectID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	sound, later := trust{}, auditNow.Add(time.Hour)
 	bad := trust{kindDisk: "another cluster's list"}
 	first := s.next([]object{auditDisk(1), auditDisk(2), auditDisk(3, func(o *object) {
-		o.State, o.AttachedTo = "attached", testInstance
+		o.State, o.AttachedTo = "attached", racktest.Instance
 	})}, auditNow, sound)
 	if err := first.write(path); err != nil {
 		t.Fatal(err)
 	}
-	read, err := readSightings(path, "blue", testProjectID)
+	read, err := readSightings(path, "blue", racktest.ProjectID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,8 +228,8 @@ func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 	if !when(doubted, 1).Equal(auditNow) || len(doubted.Objects) != 1 {
 		t.Errorf("a list that is not trusted added something: %v", doubted)
 	}
-	for name, other := range map[string][2]string{"cluster": {"red", testProjectID},
-		"project": {"blue", testDisk}} {
+	for name, other := range map[string][2]string{"cluster": {"red", racktest.ProjectID},
+		"project": {"blue", racktest.Disk}} {
 		if _, err := readSightings(path, other[0], other[1]); err == nil {
 			t.Errorf("another %s read the file", name)
 		}
@@ -236,7 +238,7 @@ func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readSightings(path, "blue", testProjectID); err == nil {
+		if _, err := readSightings(path, "blue", racktest.ProjectID); err == nil {
 			t.Errorf("%q was read", text)
 		}
 	}

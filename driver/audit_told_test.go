@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,27 +38,28 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 		name, text string
 		want       []handle
 	}{
-		{"handles, one in each line", "\n# a comment\n" + strings.ToUpper(testDisk) + "\r\n  " +
-			testSnapshot + "\n" + testDisk, []handle{{kindEither, testDisk, "line 3"},
-			{kindEither, testSnapshot, "line 4"}}},
+		{"handles, one in each line", "\n# a comment\n" + strings.ToUpper(racktest.Disk) + "\r\n  " +
+			racktest.Snapshot + "\n" + racktest.Disk, []handle{{kindEither, racktest.Disk, "line 3"},
+			{kindEither, racktest.Snapshot, "line 4"}}},
 		{"nothing", "", nil},
 		{"an empty list", listOf(), nil},
-		{"volumes of two drivers", listOf(persistent("one", volume.DriverName, testDisk),
-			persistent("two", "ebs.csi.aws.com", testImage)), []handle{{kindDisk, testDisk,
+		{"volumes of two drivers", listOf(persistent("one", volume.DriverName, racktest.Disk),
+			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{kindDisk, racktest.Disk,
 			"PersistentVolume one"}}},
-		{"one volume", persistent("one", volume.DriverName, testDisk), []handle{{kindDisk, testDisk,
+		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{kindDisk,
+			racktest.Disk,
 			"PersistentVolume one"}}},
 		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
 			`{"name":"one"},"spec":{"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` +
-			testDisk + `"}}}]}`, []handle{{kindDisk, testDisk, "PersistentVolume one"}}},
+			racktest.Disk + `"}}}]}`, []handle{{kindDisk, racktest.Disk, "PersistentVolume one"}}},
 		{"a handle that is no UUID, which nothing on the rack has", listOf(persistent("one",
 			volume.DriverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
 		{"snapshots: taken, given, and in the making", listOf(
-			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+testSnapshot+`"`),
-			content(`"source":{"snapshotHandle":"`+testImage+`"}`, ""),
+			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+racktest.Snapshot+`"`),
+			content(`"source":{"snapshotHandle":"`+racktest.Image+`"}`, ""),
 			content(`"source":{"volumeHandle":"x"}`, "")), []handle{
-			{kindSnapshot, testSnapshot, "VolumeSnapshotContent c"},
-			{kindSnapshot, testImage, "VolumeSnapshotContent c"}}},
+			{kindSnapshot, racktest.Snapshot, "VolumeSnapshotContent c"},
+			{kindSnapshot, racktest.Image, "VolumeSnapshotContent c"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := parseTold([]byte(test.text), auditNow)
@@ -71,7 +74,7 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 }
 
 func TestAListThatIsNotWholeIsNoList(t *testing.T) {
-	whole := listOf(persistent("one", volume.DriverName, testDisk))
+	whole := listOf(persistent("one", volume.DriverName, racktest.Disk))
 	meta := func(text string) string {
 		return strings.Replace(whole, `"resourceVersion":""`, text, 1)
 	}
@@ -97,7 +100,7 @@ func TestAListThatIsNotWholeIsNoList(t *testing.T) {
 
 func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "told")
-	if err := os.WriteFile(path, []byte(testDisk), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(racktest.Disk), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	written := time.Now().Add(-48 * time.Hour).Truncate(time.Second)
@@ -120,19 +123,19 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 }
 
 func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
-	json := listOf(persistent("one", volume.DriverName, testDisk))
+	json := listOf(persistent("one", volume.DriverName, racktest.Disk))
 	for name, test := range map[string]struct {
 		text  string
 		whole bool
 	}{
 		"JSON":                         {json, true},
-		"lines with an end":            {testDisk + "\n# end\n", true},
-		"an end without a newline":     {testDisk + "\n#  end", true},
+		"lines with an end":            {racktest.Disk + "\n# end\n", true},
+		"an end without a newline":     {racktest.Disk + "\n#  end", true},
 		"an empty list with an end":    {"# end\n", true},
-		"lines that were cut off":      {testDisk + "\n", false},
-		"an end in the midst":          {"# end\n" + testDisk + "\n", false},
+		"lines that were cut off":      {racktest.Disk + "\n", false},
+		"an end in the midst":          {"# end\n" + racktest.Disk + "\n", false},
 		"nothing":                      {"", false},
-		"a comment that is not an end": {testDisk + "\n# the end\n", false},
+		"a comment that is not an end": {racktest.Disk + "\n# the end\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "told")
@@ -151,8 +154,8 @@ func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
 }
 
 func TestWhatAnAuditIsGiven(t *testing.T) {
-	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": testToken,
-		"OXIDE_PROJECT": testProject, "OXIDE_CLUSTER_ID": "blue"}
+	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": racktest.Token,
+		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
 	parse := func(without string, args ...string) (AuditConfig, error) {
 		return ParseAuditConfig(args, func(key string) string {
 			if key == without {

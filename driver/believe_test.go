@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,23 +17,24 @@ import (
 
 func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 	const nothing = `{"id":null,"name":null}`
-	refused := rackError(400, "InvalidRequest", "no")
+	refused := racktest.Error(400, "InvalidRequest", "no")
 	for _, test := range []struct {
 		name  string
 		call  func(context.Context, *Controller) error
-		lines []exchange
+		lines []racktest.Exchange
 	}{
-		{"another project", deleteNothing, []exchange{lost.to(viewDisk),
-			ok(viewProject, `{"id":"`+testDisk+`","name":"puppies"}`)}},
-		{"no project", deleteNothing, []exchange{lost.to(viewDisk), ok(viewProject, nothing)}},
-		{"another instance", publishOwn, []exchange{alone, refused.to(attach),
-			ok(viewDisk, diskOf("detached")),
-			ok(viewInstance, instanceOf("running", with("id", otherInstance)))}},
-		{"no instance", publishOwn, []exchange{alone, refused.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, nothing)}},
-		{"another image", createFromImage, []exchange{ok(viewImage,
-			`{"id":"`+testDisk+`","size":1073741824,"block_size":512}`)}},
-		{"no utilization", capacityLeft, []exchange{ok("GET /v1/utilization",
+		{"another project", deleteNothing, []racktest.Exchange{lost.To(racktest.ViewDisk),
+			ok(viewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
+		{"no project", deleteNothing, []racktest.Exchange{lost.To(racktest.ViewDisk), ok(viewProject,
+			nothing)}},
+		{"another instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")),
+			ok(viewInstance, racktest.InstanceOf("running", racktest.With("id", racktest.OtherInstance)))}},
+		{"no instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance, nothing)}},
+		{"another image", createFromImage, []racktest.Exchange{ok(viewImage,
+			`{"id":"`+racktest.Disk+`","size":1073741824,"block_size":512}`)}},
+		{"no utilization", capacityLeft, []racktest.Exchange{ok("GET /v1/utilization",
 			`{"capacity":null,"provisioned":null}`)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -42,7 +45,7 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 }
 
 func deleteNothing(ctx context.Context, c *Controller) error {
-	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: testDisk})
+	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: racktest.Disk})
 	return err
 }
 
@@ -53,7 +56,7 @@ func publishOwn(ctx context.Context, c *Controller) error {
 
 func createFromImage(ctx context.Context, c *Controller) error {
 	req := createRequest()
-	req.Parameters = map[string]string{volume.ParamImageID: testImage}
+	req.Parameters = map[string]string{volume.ParamImageID: racktest.Image}
 	_, err := c.CreateVolume(ctx, req)
 	return err
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -109,7 +111,7 @@ func anyNodeCall(ctx context.Context, node csi.NodeClient, v testVolume, r *rand
 // left takes the volume from the node, whatever still is at work there.
 func (v testVolume) left(t *testing.T, node csi.NodeClient) {
 	t.Helper()
-	awaitCondition(t, "the volume has left the node", func() bool {
+	csitest.Await(t, "the volume has left the node", func() bool {
 		for i := range 2 {
 			_, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{
 				VolumeId:   v.ID,
@@ -135,8 +137,8 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 		}
 		http.Error(w, "<html>a proxy's page</html>", http.StatusBadGateway)
 	}))
-	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: testToken,
-		Project: testProject}, nil)
+	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: racktest.Token,
+		Project: racktest.Project}, nil)
 	must(t, err)
 	s := serve(t, &Server{Controller: &Controller{Rack: client}})
 	controller := csi.NewControllerClient(s.conn)
@@ -161,13 +163,13 @@ func anyControllerCall(ctx context.Context, controller csi.ControllerClient, r *
 			Name:               fmt.Sprint(r.IntN(3)),
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("")}})
 	case 1:
-		_, err = controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: testDisk})
+		_, err = controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: racktest.Disk})
 	case 2:
 		_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: testDisk, NodeId: testInstance, VolumeCapability: csitest.Filesystem("")})
+			VolumeId: racktest.Disk, NodeId: racktest.Instance, VolumeCapability: csitest.Filesystem("")})
 	case 3:
 		_, err = controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: testDisk, NodeId: testInstance})
+			VolumeId: racktest.Disk, NodeId: racktest.Instance})
 	default:
 		_, err = controller.ListVolumes(ctx, &csi.ListVolumesRequest{})
 	}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -53,11 +55,11 @@ func thisMachine(host string) bool {
 
 func setToken(c *Config, value string) error {
 	c.Token = value
-	return tokenProblem(c.Token)
+	return rack.CheckToken(c.Token)
 }
 
 func setProject(c *Config, value string) error {
-	id, isID := rackID(value)
+	id, isID := rack.ID(value)
 	switch {
 	case isID:
 		c.Project = string(id)
@@ -112,14 +114,14 @@ func setMetricsAddress(c *Config, value string) error {
 	return nil
 }
 
-// rackOptions are those of the settings.
-func (c *Config) rackOptions() rackOptions {
-	return rackOptions{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
+// rack.Options are those of the settings.
+func (c *Config) rackOptions() rack.Options {
+	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
 		UserAgent: "oxide-csi-plugin/" + Version()}
 }
 
 // tokensOf is where a configuration has the token.
-func tokensOf(c Config, h *hidden, log *slog.Logger) *tokenSource {
+func tokensOf(c Config, h *hidden, log *slog.Logger) *rack.TokenSource {
 	h.add(c.Token)
-	return &tokenSource{Fixed: c.Token, Path: c.TokenFile, Learned: h.add, Log: log}
+	return &rack.TokenSource{Fixed: c.Token, Path: c.TokenFile, Learned: h.add, Log: log}
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -21,7 +23,7 @@ import (
 func goodEnv(more map[string]string) func(string) string {
 	env := map[string]string{
 		"OXIDE_MODE": "controller", "CSI_ENDPOINT": "unix:///csi/csi.sock",
-		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": testToken,
+		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "blue",
 	}
 	maps.Copy(env, more)

@@ -4,10 +4,11 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -18,14 +19,12 @@ import (
 type Controller struct {
 	csi.UnimplementedControllerServer
 
-	Rack      *rackClient
+	Rack      *rack.Client
 	ClusterID string            // in the description of what this cluster made; may be empty
 	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
 	MaxDisks  int               // that the rack lets an instance have; 0 means 12
 	Log       *slog.Logger
 }
-
-func (c *rackClient) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
 
 func (c *Controller) maxDisks() int {
 	if c.MaxDisks == 0 {

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -25,9 +27,9 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	}
 	use, err := c.Rack.UtilizationView(ctx)
 	if err != nil {
-		return nil, statusError(ctx, "read utilization", err)
+		return nil, rack.Error(ctx, "read utilization", err)
 	}
-	if err := believableUtilization(use); err != nil {
+	if err := rack.ValidateUtilization(use); err != nil {
 		return nil, err
 	}
 	answer := &csi.GetCapacityResponse{

@@ -1,11 +1,6 @@
 package driver
 
 import (
-	"errors"
-	"net/http"
-
-	"github.com/oxidecomputer/oxide.go/oxide"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -19,16 +14,4 @@ func comeBack(err error) error {
 	}
 	return csierr.New(csierr.EffectUnknown, "it is not known whether the rack has done "+
 		"what was asked for; repeat the call: %s", csierr.Message(err))
-}
-
-// undecided reports whether an answer to a change leaves open whether the change was made: the rack
-// or a proxy gave up on it, maybe behind its effect. A request that is at fault itself has none.
-func undecided(err error) bool {
-	var answer *oxide.HTTPError
-	if !errors.As(err, &answer) || torn(answer) || errors.Is(err, oxide.ErrInsufficientCapacity) {
-		return false
-	}
-	code := answer.HTTPResponse.StatusCode
-	return code < http.StatusBadRequest || code == http.StatusRequestTimeout ||
-		code >= http.StatusInternalServerError && code != http.StatusInsufficientStorage
 }

@@ -12,22 +12,22 @@ import (
 // ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
 func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
 	answer := &csi.ControllerListVolumeHealthResponse{}
 	err = c.eachVolume(ctx, pages, func(disk *oxide.Disk) (enough bool) {
 		if health := volumeHealth(disk); len(health.GetHealthStatuses()) > 0 &&
-			pages.take(disk.Id, health) {
+			pages.Take(disk.Id, health) {
 			answer.Entries = append(answer.Entries, health)
 		}
-		return pages.full()
+		return pages.Full()
 	})
 	if err != nil {
 		return nil, err
 	}
-	answer.NextToken = pages.next
+	answer.NextToken = pages.Next
 	return answer, nil
 }
 

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,7 +15,7 @@ import (
 // are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
 func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
-	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -25,15 +27,15 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 				PublishedNodeIds: publishedNodes(disk),
 			},
 		}
-		if pages.take(disk.Id, entry) {
+		if pages.Take(disk.Id, entry) {
 			answer.Entries = append(answer.Entries, entry)
 		}
-		return pages.full()
+		return pages.Full()
 	})
 	if err != nil {
 		return nil, err
 	}
-	answer.NextToken = pages.next
+	answer.NextToken = pages.Next
 	return answer, nil
 }
 
@@ -53,24 +55,24 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 }
 
 // eachVolume visits the disks that are volumes of this cluster.
-func (c *Controller) eachVolume(ctx context.Context, pages *pager,
+func (c *Controller) eachVolume(ctx context.Context, pages *rack.Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
 	var inside error
-	err := c.Rack.eachDisk(ctx, pages, func(disk *oxide.Disk) bool {
+	err := c.Rack.EachDisk(ctx, pages, func(disk *oxide.Disk) bool {
 		m, marked := volume.ParseTag(disk.Description)
 		switch {
-		case marked && m.Cluster != c.ClusterID, !marked && holder(disk) == "":
+		case marked && m.Cluster != c.ClusterID, !marked && rack.Holder(disk) == "":
 			return false
 		case !marked && boot == nil:
-			if boot, inside = c.Rack.bootDisks(ctx); inside != nil {
+			if boot, inside = c.Rack.BootDisks(ctx); inside != nil {
 				return true
 			}
 		}
 		if !marked && boot[disk.Id] {
 			return false
 		}
-		if inside = believable("list disks", disk); inside != nil {
+		if inside = rack.ValidateDisk("list disks", disk); inside != nil {
 			return true
 		}
 		return visit(disk)
@@ -82,7 +84,7 @@ func (c *Controller) eachVolume(ctx context.Context, pages *pager,
 }
 
 func publishedNodes(disk *oxide.Disk) []string {
-	if node := holder(disk); node != "" {
+	if node := rack.Holder(disk); node != "" {
 		return []string{node}
 	}
 	return nil
@@ -93,9 +95,9 @@ func (c *Controller) requestedDisk(ctx context.Context, volumeID string) (*oxide
 	if volumeID == "" {
 		return nil, volumeIDMissing()
 	}
-	id, ok := rackID(volumeID)
+	id, ok := rack.ID(volumeID)
 	if !ok {
-		return nil, volumeNotFound(volumeID)
+		return nil, rack.VolumeNotFound(volumeID)
 	}
-	return c.Rack.diskByID(ctx, id)
+	return c.Rack.Disk(ctx, id)
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,8 +26,8 @@ import (
 func numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }
 
 func listed(n int, state string, edit ...func(map[string]any)) string {
-	return diskOf(state, append([]func(map[string]any){with("id", numbered(n)),
-		with("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
+	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id", numbered(n)),
+		racktest.With("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
 }
 
 func volumeIDs(answer *csi.ListVolumesResponse) []string {
@@ -37,20 +39,21 @@ func volumeIDs(answer *csi.ListVolumesResponse) []string {
 }
 
 func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
-	mine := with("description", "made by hand")
-	red := with("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
+	mine := racktest.With("description", "made by hand")
+	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
-		ok(listDisks, pageOf("p2",
+		ok(listDisks, racktest.PageOf("p2",
 			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here,
 				red),
 			listed(5, "detached", mine))),
 		// Only an attached disk of somebody else's making raises the question of boot disks.
-		ok(listDisks, pageOf("p3", listed(6, here, mine), listed(7, here, mine),
-			listed(8, "faulted"), listed(9, "detaching "+otherInstance))),
-		ok("GET /v1/instances", pageOf("i2", instanceOf("running", with("boot_disk_id",
-			numbered(7))))),
-		ok("GET /v1/instances", pageOf("")),
-		ok(listDisks, pageOf("")),
+		ok(listDisks, racktest.PageOf("p3", listed(6, here, mine), listed(7, here, mine),
+			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
+		ok("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
+			racktest.With("boot_disk_id",
+				numbered(7))))),
+		ok("GET /v1/instances", racktest.PageOf("")),
+		ok(listDisks, racktest.PageOf("")),
 	)
 	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil {
@@ -67,8 +70,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 		}
 		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
 	}
-	wantNodes := map[string][]string{numbered(1): nil, numbered(2): {testInstance},
-		numbered(6): {testInstance}, numbered(8): nil, numbered(9): {otherInstance}}
+	wantNodes := map[string][]string{numbered(1): nil, numbered(2): {racktest.Instance},
+		numbered(6): {racktest.Instance}, numbered(8): nil, numbered(9): {racktest.OtherInstance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
 	}
@@ -76,16 +79,18 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 
 func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	restored := func(state string) string {
-		return diskOf(state, with("snapshot_id", testSnapshot), with("description",
-			volume.Tag{Name: "pvc-1",
-				Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
+		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
+			racktest.With("description",
+				volume.Tag{Name: "pvc-1",
+					Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	}
-	c := rackThat(t, ok(viewSnap, snapshotOf("ready")), created(postDisk, restored("creating")),
-		ok(listDisks, pageOf("", restored("detached"))), ok(viewDisk, restored(here)))
+	c := rackThat(t, ok(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
+		restored("creating")),
+		ok(listDisks, racktest.PageOf("", restored("detached"))), ok(racktest.ViewDisk, restored(here)))
 	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
-	r.VolumeContentSource = fromSnapshot(testSnapshot)
+	r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 	made, err := c.CreateVolume(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
@@ -96,22 +101,22 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	}
 	sameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
 	got, err := c.ControllerGetVolume(t.Context(),
-		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: []string{testInstance},
+			PublishedNodeIds: []string{racktest.Instance},
 		}})
 }
 
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
-	_, err := rackThat(t, lost.to(viewDisk)).ControllerGetVolume(t.Context(),
-		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+	_, err := rackThat(t, lost.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
+		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t, lost.to(viewDisk)).ControllerGetVolumeHealth(t.Context(),
-		&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
+	_, err = rackThat(t, lost.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
 
@@ -137,9 +142,9 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
 	ctx := t.Context()
 	var disks, want []string
 	for n := range 57 {
-		edit := with("description", "made by hand")
+		edit := racktest.With("description", "made by hand")
 		if n%3 > 0 { // filtered before it is counted
-			edit = with("block_size", 512)
+			edit = racktest.With("block_size", 512)
 			want = append(want, numbered(n))
 		}
 		disks = append(disks, listed(n, "detached", edit))
@@ -196,7 +201,7 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 		},
 	} {
 		csitest.Want(t, list("", -1), codes.InvalidArgument, csierr.FieldInvalid)
-		for _, token := range []string{"invalid-token", strings.ToUpper(testDisk), "7",
+		for _, token := range []string{"invalid-token", strings.ToUpper(racktest.Disk), "7",
 			strings.Repeat("x", 500)} {
 			csitest.Want(t, list(token, 0), codes.Aborted, csierr.StartingTokenInvalid)
 		}
@@ -204,24 +209,26 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 }
 
 func TestAListThatGoesInCirclesEnds(t *testing.T) {
-	c := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))),
-		ok(listDisks, pageOf("p", listed(2, "detached"))))
+	c := rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, "detached"))),
+		ok(listDisks, racktest.PageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestAListIsWholeOrAnError(t *testing.T) {
-	down := rackError(503, "ServiceNotAvailable", "Service Unavailable")
-	_, err := rackThat(t, ok(listDisks, pageOf("p", listed(1, "detached"))), down.to(listDisks)).
+	down := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
+	_, err := rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, "detached"))),
+		down.To(listDisks)).
 		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	_, err = rackThat(t, ok(listDisks, pageOf("p", listed(1, here, with("description", "")))),
-		down.to("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	_, err = rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, here,
+		racktest.With("description", "")))),
+		down.To("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
 func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
-	c := rackThat(t, ok(listDisks, pageOf("", listed(1, "detached"), listed(2, "faulted"),
+	c := rackThat(t, ok(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
 	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
 		MaxEntries: 1})
@@ -237,8 +244,9 @@ func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
 		Entries: []*csi.VolumeHealth{ill}, NextToken: numbered(2)})
 
 	for _, state := range []string{"creating", "detached", here, "maintenance", "import_ready"} {
-		got, err := rackThat(t, ok(viewDisk, diskOf(state))).ControllerGetVolumeHealth(t.Context(),
-			&csi.ControllerGetVolumeHealthRequest{VolumeId: testDisk})
+		got, err := rackThat(t, ok(racktest.ViewDisk,
+			racktest.DiskOf(state))).ControllerGetVolumeHealth(t.Context(),
+			&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 		if err != nil || len(got.GetVolumeHealth().GetHealthStatuses()) > 0 {
 			t.Errorf("VH-5: %s: %v, %v", state, got, err)
 		}
@@ -247,7 +255,7 @@ func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
 
 func TestGetCapacity(t *testing.T) {
 	const utilization = "GET /v1/utilization"
-	left := func(capacity, used uint64) exchange {
+	left := func(capacity, used uint64) racktest.Exchange {
 		return ok(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
 			`"provisioned":{"cpus":1,"memory":1,"storage":%d}}`, capacity, used))
 	}
@@ -260,18 +268,21 @@ func TestGetCapacity(t *testing.T) {
 	local.MaximumVolumeSize = nil
 	for _, test := range []struct {
 		name  string
-		lines []exchange
+		lines []racktest.Exchange
 		req   *csi.GetCapacityRequest
 		want  *csi.GetCapacityResponse
 	}{
-		{"CG-1 whole GiB", []exchange{left(10*volume.GiB, 4*volume.GiB+1)}, &csi.GetCapacityRequest{},
+		{"CG-1 whole GiB", []racktest.Exchange{left(10*volume.GiB, 4*volume.GiB+1)},
+			&csi.GetCapacityRequest{},
 			limits(5 * volume.GiB)},
-		{"CG-1 never negative", []exchange{left(volume.GiB, 2*volume.GiB)}, &csi.GetCapacityRequest{},
+		{"CG-1 never negative", []racktest.Exchange{left(volume.GiB, 2*volume.GiB)},
+			&csi.GetCapacityRequest{},
 			limits(0)},
-		{"CG-1 never too large", []exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{},
+		{"CG-1 never too large", []racktest.Exchange{left(1<<64-1, 0)}, &csi.GetCapacityRequest{},
 			limits(1 << 62)},
-		{"CG-3 local disks", []exchange{left(10*volume.GiB, 5*volume.GiB)}, &csi.GetCapacityRequest{
-			Parameters: map[string]string{"diskType": "local"}}, local},
+		{"CG-3 local disks", []racktest.Exchange{left(10*volume.GiB, 5*volume.GiB)},
+			&csi.GetCapacityRequest{
+				Parameters: map[string]string{"diskType": "local"}}, local},
 		{"CG-2 a mode that volumes do not have", nil, &csi.GetCapacityRequest{
 			VolumeCapabilities: []*csi.VolumeCapability{
 				csitest.InMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}},
@@ -280,7 +291,7 @@ func TestGetCapacity(t *testing.T) {
 			Parameters: map[string]string{"colour": "blue"}}, &csi.GetCapacityResponse{}},
 		{"CG-2 another rack", nil, &csi.GetCapacityRequest{
 			AccessibleTopology: csitest.Topologies("rack=b")[0]}, &csi.GetCapacityResponse{}},
-		{"CG-2 this rack", []exchange{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
+		{"CG-2 this rack", []racktest.Exchange{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
 			AccessibleTopology: csitest.Topologies("rack=a")[0]}, limits(5 * volume.GiB)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -296,7 +307,7 @@ func TestGetCapacity(t *testing.T) {
 	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		AccessibleTopology: csitest.Topologies("rack=a")[0]})
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
-	_, err = rackThat(t, rackError(403, "Forbidden", "Forbidden").to(utilization)).GetCapacity(
+	_, err = rackThat(t, racktest.Error(403, "Forbidden", "Forbidden").To(utilization)).GetCapacity(
 		t.Context(), &csi.GetCapacityRequest{})
 	csitest.Want(t, err, codes.PermissionDenied, csierr.RoleMissing) // CG-5
 }

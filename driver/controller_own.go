@@ -3,6 +3,8 @@ package driver
 import (
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,7 +17,7 @@ import (
 // that workloads write as a raw device could later be taken for blank, or for one of the driver's
 // filesystems.
 func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
-	if foreignDisk(d, c.ClusterID) != "" {
+	if rack.ForeignDisk(d, c.ClusterID) != "" {
 		return ""
 	}
 	m, _ := volume.ParseTag(d.Description)
@@ -31,7 +33,7 @@ func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) 
 // checkOwnDisk refuses a disk that this driver did not make: what it did not make it does not
 // delete, a boot disk for instance that somebody wrote into a volume.
 func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
-	if why := foreignDisk(d, c.ClusterID); why != "" {
+	if why := rack.ForeignDisk(d, c.ClusterID); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+
 			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
 			"disk by hand on the rack", d.Name, d.Id, why)
@@ -40,7 +42,7 @@ func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
 }
 
 func (c *Controller) checkOwnSnapshot(s *oxide.Snapshot) error {
-	if why := foreignSnapshot(s, c.ClusterID); why != "" {
+	if why := rack.ForeignSnapshot(s, c.ClusterID); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the snapshot %.80s (%s) %s; the "+
 			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+
 			"Retain, and delete the snapshot by hand on the rack", s.Name, s.Id, why)

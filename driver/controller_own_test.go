@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -28,13 +30,13 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 			"another name"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if why := foreignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
+			if why := rack.ForeignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
 				!strings.Contains(why, test.words) {
 				t.Errorf("foreignDisk says %q, want %q", why, test.words)
 			}
 			// An audit owns, and deletes, what its own cluster made, and nothing else.
 			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
-			if why := foreignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
+			if why := rack.ForeignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
 				t.Errorf("foreignSnapshot says %q, want %q", why, test.words)
 			}
 		})

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -62,11 +64,11 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 			"supported when a disk is attached; let the node mount the volume read-only")
 	}
 	var ok bool
-	if a.Disk, ok = rackID(req.GetVolumeId()); !ok {
-		return a, volumeNotFound(req.GetVolumeId())
+	if a.Disk, ok = rack.ID(req.GetVolumeId()); !ok {
+		return a, rack.VolumeNotFound(req.GetVolumeId())
 	}
-	if a.Instance, ok = rackID(req.GetNodeId()); !ok {
-		return a, instanceNotFound(req.GetNodeId())
+	if a.Instance, ok = rack.ID(req.GetNodeId()); !ok {
+		return a, rack.InstanceNotFound(req.GetNodeId())
 	}
 	return a, nil
 }
@@ -80,7 +82,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 	if err != nil {
 		return nil, err
 	}
-	if disk := before.Own; disk != nil && holder(disk) == string(a.Instance) &&
+	if disk := before.Own; disk != nil && rack.Holder(disk) == string(a.Instance) &&
 		disk.State.State() == oxide.DiskStateStateAttached {
 		return disk, c.objection(a, disk, before)
 	}
@@ -108,18 +110,18 @@ func (c *Controller) requestAttach(ctx context.Context, a attachment, before nei
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
-	mine = err == nil || undecided(err)
+	mine = err == nil || rack.Undecided(err)
 	if err == nil {
 		err = a.checkAnswer(doing, disk)
 	}
 	switch {
 	case err == nil:
 	case mine:
-		disk, err = c.attachedAfterAll(ctx, a, statusError(ctx, doing, err))
-	case unknown(err), refused(err):
+		disk, err = c.attachedAfterAll(ctx, a, rack.Error(ctx, doing, err))
+	case rack.Unknown(err), rack.Refused(err):
 		disk, err = c.refusedAttach(ctx, a, before, err)
 	default:
-		err = statusError(ctx, doing, err)
+		err = rack.Error(ctx, doing, err)
 	}
 	if err != nil {
 		return nil, mine, err
@@ -130,11 +132,11 @@ func (c *Controller) requestAttach(ctx context.Context, a attachment, before nei
 
 // checkAnswer holds the rack's success to what was asked.
 func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
-	switch err := believable(doing, disk); {
+	switch err := rack.ValidateDisk(doing, disk); {
 	case err != nil:
 		return err
 	case disk.Id != string(a.Disk):
-		return wrongAnswer(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
+		return rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", a.Disk, disk.Id)
 	}
 	return a.checkPlace(doing, disk)
 }
@@ -142,9 +144,10 @@ func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 // checkPlace demands a disk that is attached to the instance, or on its way there.
 func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	state := disk.State.State()
-	if holder(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
-		return wrongAnswer(doing, "the disk %s is %s %s, not attached to the instance %s", disk.Name,
-			state, holder(disk), a.Instance)
+	if rack.Holder(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
+		return rack.InvalidResponse(doing, "the disk %s is %s %s, not attached to the instance %s",
+			disk.Name,
+			state, rack.Holder(disk), a.Instance)
 	}
 	return nil
 }
@@ -182,7 +185,7 @@ func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxid
 // so.
 func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
 	error) {
-	disk, err := c.Rack.diskByID(ctx, a.Disk)
+	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, err
@@ -198,7 +201,7 @@ func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why err
 // back when it is attached as wanted after all.
 func (c *Controller) refusedAttach(ctx context.Context, a attachment, before neighbours,
 	why error) (*oxide.Disk, error) {
-	disk, err := c.Rack.diskByID(ctx, a.Disk)
+	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
 	case err != nil:
 		return nil, err
@@ -214,10 +217,10 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	case state == oxide.DiskStateStateDetaching:
 		// From whichever instance: it is free in a moment (CP-13).
 		return diskBusy(disk)
-	case holder(disk) != "" && holder(disk) != string(a.Instance):
+	case rack.Holder(disk) != "" && rack.Holder(disk) != string(a.Instance):
 		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is "+
 			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
-			holder(disk))
+			rack.Holder(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return nil
 	case state == oxide.DiskStateStateFaulted:
@@ -230,7 +233,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 // be said of one whose disks came and went meanwhile.
 func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
 	before neighbours, why error) error {
-	instance, err := c.Rack.instanceByID(ctx, a.Instance)
+	instance, err := c.Rack.Instance(ctx, a.Instance)
 	if err != nil {
 		return err
 	}
@@ -266,7 +269,7 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 	words := "no explanation"
 	var answer *oxide.HTTPError
 	if errors.As(why, &answer) {
-		words = answerText(answer)
+		words = rack.AnswerText(answer)
 	}
 	if slices.Contains(activeStates, instance.RunState) {
 		cause := "this rack has no hot-plug"

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -16,22 +18,22 @@ import (
 )
 
 const (
-	attach       = "POST /v1/instances/" + testInstance + "/disks/attach"
-	detach       = "POST /v1/instances/" + testInstance + "/disks/detach"
-	beside       = "GET /v1/instances/" + testInstance + "/disks"
-	viewInstance = "GET /v1/instances/" + testInstance
+	attach       = "POST /v1/instances/" + racktest.Instance + "/disks/attach"
+	detach       = "POST /v1/instances/" + racktest.Instance + "/disks/detach"
+	beside       = "GET /v1/instances/" + racktest.Instance + "/disks"
+	viewInstance = "GET /v1/instances/" + racktest.Instance
 	listDisks    = "GET /v1/disks"
 )
 
 var (
-	here      = "attached " + testInstance
-	elsewhere = "attached " + otherInstance
+	here      = "attached " + racktest.Instance
+	elsewhere = "attached " + racktest.OtherInstance
 )
 
 // scene is a call of the controller against a script.
 type scene struct {
 	name   string
-	lines  []exchange
+	lines  []racktest.Exchange
 	code   codes.Code
 	reason csierr.Reason
 	words  string // that the message has to contain
@@ -53,15 +55,15 @@ func (s scene) verify(t *testing.T, err error) {
 
 // alone is the list of an instance without disks, and together of one that has the volume's disk
 // and perhaps others.
-var alone = ok(beside, pageOf(""))
+var alone = ok(beside, racktest.PageOf(""))
 
-func together(others ...string) exchange {
-	return ok(beside, pageOf("", append(others, diskOf(here))...))
+func together(others ...string) racktest.Exchange {
+	return ok(beside, racktest.PageOf("", append(others, racktest.DiskOf(here))...))
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return diskOf(here, with("id", testImage), with("name", name))
+	return racktest.DiskOf(here, racktest.With("id", racktest.Image), racktest.With("name", name))
 }
 
 // serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
@@ -70,89 +72,112 @@ var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = diskOf(here, with("id", numbered(i)), with("name", fmt.Sprint("other-", i)))
+		manyDisks[i] = racktest.DiskOf(here, racktest.With("id", numbered(i)), racktest.With("name",
+			fmt.Sprint("other-", i)))
 	}
-	full := ok(beside, pageOf("", manyDisks...))
-	gateway := rackError(http.StatusInternalServerError, "Internal", "oops")
+	full := ok(beside, racktest.PageOf("", manyDisks...))
+	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
 	for _, s := range []scene{
-		{"is an attach between two looks at the instance", []exchange{alone,
-			accepted(attach, diskOf(here)), together()}, codes.OK, "", ""},
-		{"is no attach when the disk is attached there", []exchange{together()}, codes.OK, "", ""},
-		{"CP-4 an unknown disk comes before the node", []exchange{lost.to(beside),
-			lost.to(viewDisk)}, codes.NotFound, csierr.VolumeNotFound, testDisk},
-		{"CP-4 an unknown disk", []exchange{alone, lost.to(attach), lost.to(viewDisk)},
-			codes.NotFound, csierr.VolumeNotFound, testDisk},
-		{"CP-5 an unknown instance", []exchange{lost.to(beside), ok(viewDisk, diskOf("detached"))},
-			codes.NotFound, csierr.InstanceNotFound, testInstance},
-		{"CP-5 a destroyed instance", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("destroyed"))},
+		{"is an attach between two looks at the instance", []racktest.Exchange{alone,
+			accepted(attach, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
+		{"is no attach when the disk is attached there", []racktest.Exchange{together()}, codes.OK, "",
+			""},
+		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{lost.To(beside),
+			lost.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk", []racktest.Exchange{alone, lost.To(attach), lost.To(racktest.ViewDisk)},
+			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-5 an unknown instance", []racktest.Exchange{lost.To(beside), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached"))},
+			codes.NotFound, csierr.InstanceNotFound, racktest.Instance},
+		{"CP-5 a destroyed instance", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+				racktest.InstanceOf("destroyed"))},
 			codes.NotFound, csierr.InstanceNotFound, ""},
-		{"CP-6 a refusal although it is attached there", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
-		{"CP-8 attached elsewhere names the node", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition, csierr.DiskAttachedElsewhere,
-			otherInstance},
-		{"CP-8 on its way elsewhere", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("attaching "+otherInstance))}, codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, otherInstance},
-		{"CP-9 a full instance", []exchange{full, not.to(attach), ok(viewDisk, diskOf("detached")),
-			ok(viewInstance, instanceOf("running")), full},
+		{"CP-6 a refusal although it is attached there", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
+			csierr.DiskAttachedElsewhere,
+			racktest.OtherInstance},
+		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.OtherInstance))},
+			codes.FailedPrecondition,
+			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"CP-9 a full instance", []racktest.Exchange{full, not.To(attach), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached")),
+			ok(viewInstance, racktest.InstanceOf("running")), full},
 			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+				racktest.InstanceOf("running")), alone},
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
-		{"CP-10 a local disk at a running instance, with hot-plug or without", []exchange{alone,
-			rackError(409, "Conflict", "cannot attach local storage disk: instance is starting").to(
-				attach), ok(viewDisk, diskOf("detached", with("disk_type", "local"))),
-			ok(viewInstance, instanceOf("running")), alone}, codes.FailedPrecondition,
+		{"CP-10 a local disk at a running instance, with hot-plug or without", []racktest.Exchange{alone,
+			racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is starting").To(
+				attach), ok(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
+				"local"))),
+			ok(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
 			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full a moment ago", []exchange{full, not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("running")), alone},
+		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+				racktest.InstanceOf("running")), alone},
 			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detached")), ok(viewInstance, instanceOf("failed")), alone},
+		{"an instance in a state that takes no disks", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+				racktest.InstanceOf("failed")), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
-		{"CP-11 another project", []exchange{alone, not.to(attach), ok(viewDisk, diskOf("detached",
-			with("project_id", testDisk))), ok(viewInstance, instanceOf("running"))},
+		{"CP-11 another project", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached",
+				racktest.With("project_id", racktest.Disk))), ok(viewInstance, racktest.InstanceOf("running"))},
 			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being made", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("creating"))}, codes.Aborted, csierr.DiskBusy, "creating"},
-		{"CP-13 a disk on its way off", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detaching "+testInstance))}, codes.Aborted, csierr.DiskBusy,
+		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk,
+				racktest.DiskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
+		{"CP-13 a disk being made", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("creating"))}, codes.Aborted, csierr.DiskBusy, "creating"},
+		{"CP-13 a disk on its way off", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance))}, codes.Aborted,
+			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a disk on its way off another instance", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf("detaching "+otherInstance))}, codes.Aborted, csierr.DiskBusy,
+		{"CP-13 a disk on its way off another instance", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.OtherInstance))}, codes.Aborted,
+			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a faulted disk", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CP-13 a destroyed disk", []exchange{alone, not.to(attach), ok(viewDisk,
-			diskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
-		{"CP-15 a disk on its way is awaited", []exchange{alone,
-			accepted(attach, diskOf("attaching "+testInstance)),
-			ok(viewDisk, diskOf("attaching "+testInstance)), ok(viewDisk, diskOf(here)),
+		{"CP-13 a faulted disk", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+			racktest.DiskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
+		{"CP-13 a destroyed disk", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+			racktest.DiskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
+		{"CP-15 a disk on its way is awaited", []racktest.Exchange{alone,
+			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
+			ok(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.Instance)), ok(racktest.ViewDisk,
+				racktest.DiskOf(here)),
 			together()}, codes.OK, "", ""},
-		{"a success that is none", []exchange{alone, accepted(attach, diskOf("detached")),
-			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
+		{"a success that is none", []racktest.Exchange{alone, accepted(attach,
+			racktest.DiskOf("detached")),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
 			"not attached"},
-		{"a success elsewhere", []exchange{alone, accepted(attach, diskOf(elsewhere)),
-			ok(viewDisk, diskOf(elsewhere))}, codes.FailedPrecondition,
-			csierr.DiskAttachedElsewhere, otherInstance},
-		{"another disk's success", []exchange{alone, accepted(attach, diskOf(here, with("id",
-			testImage))), ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
-			testImage},
-		{"another disk's success behind the effect", []exchange{alone, accepted(attach, diskOf(here,
-			with("id", testImage))), ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
-		{"a lost answer", []exchange{alone, {want: attach, cut: true}}, codes.Unavailable,
+		{"a success elsewhere", []racktest.Exchange{alone, accepted(attach, racktest.DiskOf(elsewhere)),
+			ok(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
+			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
+		{"another disk's success", []racktest.Exchange{alone, accepted(attach, racktest.DiskOf(here,
+			racktest.With("id",
+				racktest.Image))), ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable,
+			csierr.EffectUnknown,
+			racktest.Image},
+		{"another disk's success behind the effect", []racktest.Exchange{alone, accepted(attach,
+			racktest.DiskOf(here,
+				racktest.With("id", racktest.Image))), ok(racktest.ViewDisk, racktest.DiskOf(here)),
+			together()},
+			codes.OK, "", ""},
+		{"a lost answer", []racktest.Exchange{alone, {Want: attach, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
-		{"OX-8 an error inside the rack", []exchange{alone, gateway.to(attach),
-			ok(viewDisk, diskOf("detached"))}, codes.Unavailable, csierr.RackUnavailable, "oops"},
-		{"OX-8 an error inside the rack behind the effect", []exchange{alone, gateway.to(attach),
-			ok(viewDisk, diskOf(here)), together()}, codes.OK, "", ""},
-		{"OX-8 an error inside the rack, which then cannot be asked", []exchange{alone,
-			gateway.to(attach), rackError(403, "Forbidden", "Forbidden").to(viewDisk)},
+		{"OX-8 an error inside the rack", []racktest.Exchange{alone, gateway.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.RackUnavailable,
+			"oops"},
+		{"OX-8 an error inside the rack behind the effect", []racktest.Exchange{alone, gateway.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
+		{"OX-8 an error inside the rack, which then cannot be asked", []racktest.Exchange{alone,
+			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -163,8 +188,8 @@ func TestPublishing(t *testing.T) {
 				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
 						"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240",
-						"readOnly": "false", "diskId": testDisk, "blockSize": "4096",
-						"origin": "blank", "use": "filesystem", "filesystemUUID": testDisk,
+						"readOnly": "false", "diskId": racktest.Disk, "blockSize": "4096",
+						"origin": "blank", "use": "filesystem", "filesystemUUID": racktest.Disk,
 					}})
 			}
 		})
@@ -172,47 +197,53 @@ func TestPublishing(t *testing.T) {
 }
 
 func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
-	mine := accepted(attach, diskOf(here))
+	mine := accepted(attach, racktest.DiskOf(here))
 	for _, s := range []scene{
-		{"one that is there already saves the attach", []exchange{ok(beside, pageOf("", serialTwin)),
-			ok(viewDisk, diskOf("detached"))}, codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"CP-4: that the own disk is gone is told before", []exchange{
-			ok(beside, pageOf("", serialTwin)), lost.to(viewDisk)},
-			codes.NotFound, csierr.VolumeNotFound, testDisk},
-		{"one that comes meanwhile has the disk detached again", []exchange{alone, mine,
-			together(serialTwin), accepted(detach, diskOf("detached"))}, codes.FailedPrecondition,
+		{"one that is there already saves the attach", []racktest.Exchange{ok(beside, racktest.PageOf("",
+			serialTwin)),
+			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
+			csierr.SerialTaken, "-backup"},
+		{"CP-4: that the own disk is gone is told before", []racktest.Exchange{
+			ok(beside, racktest.PageOf("", serialTwin)), lost.To(racktest.ViewDisk)},
+			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"one that comes meanwhile has the disk detached again", []racktest.Exchange{alone, mine,
+			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, volume.DiskName("blue", "pvc-1") + " and " + volume.DiskName("blue",
 				"pvc-1") + "-backup"},
-		{"the detach is awaited", []exchange{alone, mine, together(serialTwin),
-			accepted(detach, diskOf("detaching "+testInstance)),
-			ok(viewDisk, diskOf("detaching "+testInstance)), ok(viewDisk, diskOf("detached"))},
+		{"the detach is awaited", []racktest.Exchange{alone, mine, together(serialTwin),
+			accepted(detach, racktest.DiskOf("detaching "+racktest.Instance)),
+			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance)), ok(racktest.ViewDisk,
+				racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, ""},
-		{"a disk that was attached before is not detached", []exchange{together(serialTwin)},
+		{"a disk that was attached before is not detached", []racktest.Exchange{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that was on its way before", []exchange{
-			ok(beside, pageOf("", diskOf("attaching "+testInstance))), mine, together(serialTwin)},
+		{"nor one that was on its way before", []racktest.Exchange{
+			ok(beside, racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))), mine,
+			together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that somebody else attached meanwhile", []exchange{alone, not.to(attach),
-			ok(viewDisk, diskOf(here)), together(serialTwin)},
+		{"nor one that somebody else attached meanwhile", []racktest.Exchange{alone, not.To(attach),
+			ok(racktest.ViewDisk, racktest.DiskOf(here)), together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a detach that is refused brings the caller back", []exchange{alone, mine,
-			together(serialTwin), not.to(detach), ok(viewDisk, diskOf(here)),
-			ok(viewInstance, instanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
+		{"a detach that is refused brings the caller back", []racktest.Exchange{alone, mine,
+			together(serialTwin), not.To(detach), ok(racktest.ViewDisk, racktest.DiskOf(here)),
+			ok(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
 			"may still be attached"},
-		{"so does one whose answer is lost", []exchange{alone, mine, together(serialTwin),
-			{want: detach, cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
-		{"so does a second look that fails", []exchange{alone, mine,
-			rackError(403, "Forbidden", "Forbidden").to(beside)}, codes.Unavailable,
+		{"so does one whose answer is lost", []racktest.Exchange{alone, mine, together(serialTwin),
+			{Want: detach, Cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
+		{"so does a second look that fails", []racktest.Exchange{alone, mine,
+			racktest.Error(403, "Forbidden", "Forbidden").To(beside)}, codes.Unavailable,
 			csierr.EffectUnknown, "Forbidden"},
-		{"so does a second look without the disk", []exchange{alone, mine, alone}, codes.Aborted,
+		{"so does a second look without the disk", []racktest.Exchange{alone, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
-		{"the second page of the list counts", []exchange{alone, mine,
-			ok(beside, pageOf("x", diskOf(here))), ok(beside, pageOf("y", serialTwin)),
-			ok(beside, pageOf("")), accepted(detach, diskOf("detached"))},
+		{"the second page of the list counts", []racktest.Exchange{alone, mine,
+			ok(beside, racktest.PageOf("x", racktest.DiskOf(here))), ok(beside, racktest.PageOf("y",
+				serialTwin)),
+			ok(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a context that names another disk", []exchange{alone, accepted(attach, diskOf(here,
-			with("name", "csi-0000000000000000"))), together(), accepted(detach,
-			diskOf("detached"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
+		{"a context that names another disk", []racktest.Exchange{alone, accepted(attach,
+			racktest.DiskOf(here,
+				racktest.With("name", "csi-0000000000000000"))), together(), accepted(detach,
+			racktest.DiskOf("detached"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).ControllerPublishVolume(t.Context(), publishRequest())
@@ -223,10 +254,10 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 
 func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
-		m := ownMark
+		m := racktest.OwnTag
 		m.Use = use
 		return func(state string) string {
-			return diskOf(state, append(edit, with("description", m.Description()))...)
+			return racktest.DiskOf(state, append(edit, racktest.With("description", m.Description()))...)
 		}
 	}
 	raw := &csi.VolumeCapability{AccessMode: csitest.Filesystem("").GetAccessMode(),
@@ -245,12 +276,12 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 		{"one for both as a device", madeFor(volume.UseBoth), raw, true},
 		{"one for both as a filesystem", madeFor(volume.UseBoth), csitest.Filesystem("ext4"), true},
 		{"one whose tag does not say", madeFor(""), raw, true},
-		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, with("name",
+		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, racktest.With("name",
 			"csi-0000000000000000")), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			listed := ok(beside, pageOf("", test.disk(here)))
-			for name, lines := range map[string][]exchange{
+			listed := ok(beside, racktest.PageOf("", test.disk(here)))
+			for name, lines := range map[string][]racktest.Exchange{
 				"attached":       {listed},
 				"to be attached": {alone, accepted(attach, test.disk(here)), listed},
 			} {
@@ -270,9 +301,9 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 					csitest.Want(t, err, codes.FailedPrecondition, csierr.UseDiffers)
 				}
 			}
-			answer, err := rackThat(t, ok(viewDisk, test.disk("detached"))).
+			answer, err := rackThat(t, ok(racktest.ViewDisk, test.disk("detached"))).
 				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-					VolumeId: testDisk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
+					VolumeId: racktest.Disk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
 			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
 				!test.fits && !strings.Contains(answer.GetMessage(), "created for") {
 				t.Errorf("VC-4: got %v, %v", answer, err)
@@ -284,24 +315,25 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 func TestD2PublishingAStaticVolume(t *testing.T) {
 	const name = "made-by-hand-with-a-long-name"
 	static := func(state string) string {
-		return diskOf(state, with("name", name), with("read_only", true))
+		return racktest.DiskOf(state, racktest.With("name", name), racktest.With("read_only", true))
 	}
 	for _, s := range []scene{
-		{"looks at the neighbours first", []exchange{ok(viewDisk, static("detached")),
-			ok(beside, pageOf("x", besideDisk("boot"))), ok(beside, pageOf("")),
-			accepted(attach, static(here)), ok(beside, pageOf("", static(here)))}, codes.OK, "", ""},
-		{"needs no attach when it is attached", []exchange{ok(viewDisk, static(here)),
-			ok(beside, pageOf("", static(here)))}, codes.OK, "", ""},
-		{"CP-12 is refused beside one of the same 20 bytes", []exchange{ok(viewDisk,
+		{"looks at the neighbours first", []racktest.Exchange{ok(racktest.ViewDisk, static("detached")),
+			ok(beside, racktest.PageOf("x", besideDisk("boot"))), ok(beside, racktest.PageOf("")),
+			accepted(attach, static(here)), ok(beside, racktest.PageOf("", static(here)))}, codes.OK, "",
+			""},
+		{"needs no attach when it is attached", []racktest.Exchange{ok(racktest.ViewDisk, static(here)),
+			ok(beside, racktest.PageOf("", static(here)))}, codes.OK, "", ""},
+		{"CP-12 is refused beside one of the same 20 bytes", []racktest.Exchange{ok(racktest.ViewDisk,
 			static("detached")),
-			ok(beside, pageOf("", besideDisk("made-by-hand-with-a-short-one")))},
+			ok(beside, racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one")))},
 			codes.FailedPrecondition,
 			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", []exchange{lost.to(viewDisk)}, codes.NotFound,
+		{"CP-4 of an unknown disk", []racktest.Exchange{lost.To(racktest.ViewDisk)}, codes.NotFound,
 			csierr.VolumeNotFound,
 			""},
-		{"CP-5 to an unknown instance", []exchange{ok(viewDisk, static("detached")),
-			lost.to(beside)},
+		{"CP-5 to an unknown instance", []racktest.Exchange{ok(racktest.ViewDisk, static("detached")),
+			lost.To(beside)},
 			codes.NotFound, csierr.InstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -322,23 +354,26 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		context map[string]string
-		lines   []exchange
+		lines   []racktest.Exchange
 		code    codes.Code
 		words   string
 	}{
 		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
-			[]exchange{ok(viewDisk, diskOf("detached"))}, codes.InvalidArgument, "diskName"},
+			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
+			"diskName"},
 		{"and attached when it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
-			[]exchange{ok(viewDisk, diskOf("detached")), alone,
-				accepted(attach, diskOf(here)), together()}, codes.OK, ""},
+			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached")), alone,
+				accepted(attach, racktest.DiskOf(here)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
-			"diskId": testImage, "blockSize": "4096"}, []exchange{ok(viewDisk,
-			diskOf("detached"))}, codes.InvalidArgument, "diskName"},
-		{"another volume's id beside the right name", map[string]string{"diskId": testImage,
-			"diskName": volume.DiskName("blue", "pvc-1")}, []exchange{ok(viewDisk, diskOf("detached"))},
+			"diskId": racktest.Image, "blockSize": "4096"}, []racktest.Exchange{ok(racktest.ViewDisk,
+			racktest.DiskOf("detached"))}, codes.InvalidArgument, "diskName"},
+		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
+			"diskName": volume.DiskName("blue", "pvc-1")}, []racktest.Exchange{ok(racktest.ViewDisk,
+			racktest.DiskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
-			[]exchange{ok(viewDisk, diskOf(here))}, codes.InvalidArgument, "diskName"},
+			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf(here))}, codes.InvalidArgument,
+			"diskName"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := publishRequest()
@@ -350,8 +385,9 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 }
 
 func TestValidating(t *testing.T) {
-	made := diskOf("detached", with("block_size", 512), with("description", volume.Tag{Name: "pvc-1",
-		Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
+	made := racktest.DiskOf("detached", racktest.With("block_size", 512), racktest.With("description",
+		volume.Tag{Name: "pvc-1",
+			Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	for _, test := range []struct {
 		name string
 		disk string
@@ -361,13 +397,14 @@ func TestValidating(t *testing.T) {
 		{"VC-3 everything right", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
 				"blockSize":   "512",
-				"diskId":      testDisk,
+				"diskId":      racktest.Disk,
 				"mkfsOptions": "reservedPercent=0",
 				"storage.kubernetes.io/csiProvisionerIdentity": "x"}
 			r.Parameters = map[string]string{"blockSize": "512", "diskType": "distributed",
 				"mkfsOptions": "reservedPercent=0", "csi.storage.k8s.io/fstype": "ext4"}
 		}, ""},
-		{"D-2 a static volume without a context", diskOf("detached", with("description", "mine")),
+		{"D-2 a static volume without a context", racktest.DiskOf("detached", racktest.With("description",
+			"mine")),
 			func(*csi.ValidateVolumeCapabilitiesRequest) {}, ""},
 		{"VC-4 a mode", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities,
@@ -380,7 +417,7 @@ func TestValidating(t *testing.T) {
 			r.VolumeContext = map[string]string{"diskName": "x"}
 		}, "diskName"},
 		{"VC-5 another disk's id", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"diskId": testImage}
+			r.VolumeContext = map[string]string{"diskId": racktest.Image}
 		}, "diskId"},
 		{"VC-5 other blocks in the context", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeContext = map[string]string{"blockSize": "4096"}
@@ -402,19 +439,19 @@ func TestValidating(t *testing.T) {
 			r.Parameters = map[string]string{"diskType": "local"}
 		}, "diskType"},
 		{"VC-5 an image", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"imageId": testImage}
+			r.Parameters = map[string]string{"imageId": racktest.Image}
 		}, "imageId"},
 		{"VC-5 mutable parameters", made, func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.MutableParameters = map[string]string{"a": "b"}
 		}, "mutable_parameters"},
-		{"E-6 a read-only disk", diskOf("detached", with("read_only", true)),
+		{"E-6 a read-only disk", racktest.DiskOf("detached", racktest.With("read_only", true)),
 			func(*csi.ValidateVolumeCapabilitiesRequest) {}, "read-only"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
+			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}}
 			test.edit(r)
-			answer, err := rackThat(t, ok(viewDisk,
+			answer, err := rackThat(t, ok(racktest.ViewDisk,
 				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
@@ -433,8 +470,8 @@ func TestValidating(t *testing.T) {
 				}})
 		})
 	}
-	_, err := rackThat(t, lost.to(viewDisk)).ValidateVolumeCapabilities(t.Context(),
-		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: testDisk,
+	_, err := rackThat(t, lost.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
+		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }

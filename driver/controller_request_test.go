@@ -3,6 +3,8 @@ package driver
 import (
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -25,15 +27,15 @@ func createRequest() *csi.CreateVolumeRequest {
 
 func publishRequest() *csi.ControllerPublishVolumeRequest {
 	return &csi.ControllerPublishVolumeRequest{
-		VolumeId: testDisk, NodeId: testInstance, VolumeCapability: csitest.Filesystem("ext4"),
+		VolumeId: racktest.Disk, NodeId: racktest.Instance, VolumeCapability: csitest.Filesystem("ext4"),
 		VolumeContext: map[string]string{volume.CtxDiskName: volume.DiskName("blue", "pvc-1"),
-			volume.CtxDiskID:    testDisk,
+			volume.CtxDiskID:    racktest.Disk,
 			volume.CtxBlockSize: "4096"},
 	}
 }
 
 func snapshotRequest() *csi.CreateSnapshotRequest {
-	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: testDisk}
+	return &csi.CreateSnapshotRequest{Name: "snap-1", SourceVolumeId: racktest.Disk}
 }
 
 // TestB3EveryRequiredFieldIsRequired blanks the required fields of every controller RPC, one at a
@@ -114,7 +116,7 @@ func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
 		}},
 		{"VC-1 ValidateVolumeCapabilities without capabilities", func() error {
 			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-				VolumeId: testDisk})
+				VolumeId: racktest.Disk})
 			return err
 		}},
 		{"VH-3 ControllerGetVolumeHealth", func() error {
@@ -208,17 +210,17 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"CV-13 a clone", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: testDisk}}}
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: racktest.Disk}}}
 		}, codes.InvalidArgument, csierr.SourceUnsupported},
 		{"CV-14 a snapshot id that is no UUID", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = fromSnapshot("non-existing-snapshot-id")
 		}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 a snapshot and an image", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = fromSnapshot(testSnapshot)
-			r.Parameters = map[string]string{"imageId": testImage}
+			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
+			r.Parameters = map[string]string{"imageId": racktest.Image}
 		}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"CV-15 a snapshot into a local disk", func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = fromSnapshot(testSnapshot)
+			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
 			r.Parameters = map[string]string{"diskType": "local"}
 		}, codes.InvalidArgument, csierr.SourceIncompatible},
 	} {
@@ -239,10 +241,10 @@ func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
 	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"})
 	must("DV-2", err)
 	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: "fake-vol-id", NodeId: testInstance})
+		VolumeId: "fake-vol-id", NodeId: racktest.Instance})
 	must("CU-4", err)
 	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: testDisk, NodeId: "fake-node"})
+		VolumeId: racktest.Disk, NodeId: "fake-node"})
 	must("CU-5", err)
 	_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: "reallyfakesnapshotid"})
 	must("DS-2", err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -34,7 +36,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	if req.GetSnapshotId() == "" {
 		return nil, snapshotIDMissing()
 	}
-	id, ok := rackID(req.GetSnapshotId())
+	id, ok := rack.ID(req.GetSnapshotId())
 	if !ok {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
@@ -47,7 +49,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 // ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
 func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
-	pages, err := c.Rack.newPager(req.GetStartingToken(), req.GetMaxEntries())
+	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -57,15 +59,15 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 			return false
 		}
 		entry := &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotAnswer(snapshot)}
-		if pages.take(snapshot.Id, entry) {
+		if pages.Take(snapshot.Id, entry) {
 			answer.Entries = append(answer.Entries, entry)
 		}
-		return pages.full()
+		return pages.Full()
 	})
 	if err != nil {
 		return nil, err
 	}
-	answer.NextToken = pages.next
+	answer.NextToken = pages.Next
 	return answer, nil
 }
 
@@ -75,11 +77,11 @@ func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	if req.GetSnapshotId() == "" {
 		return nil, snapshotIDMissing()
 	}
-	id, ok := rackID(req.GetSnapshotId())
+	id, ok := rack.ID(req.GetSnapshotId())
 	if !ok {
-		return nil, snapshotNotFound(req.GetSnapshotId())
+		return nil, rack.SnapshotNotFound(req.GetSnapshotId())
 	}
-	snapshot, err := c.Rack.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.Snapshot(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +97,7 @@ func snapshotIDMissing() error {
 func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
 	error) {
 	const doing = "create snapshot"
-	source, err := c.Rack.diskByID(ctx, order.Disk)
+	source, err := c.Rack.Disk(ctx, order.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return c.existingSnapshot(ctx, order, err)
@@ -103,14 +105,14 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 		return nil, err
 	}
 	snapshot, err := c.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
-		Project: c.Rack.project(),
+		Project: c.Rack.ProjectParam(),
 		Body: &oxide.SnapshotCreate{
 			Name:        oxide.Name(order.rackName()),
 			Description: order.mark(source).Description(),
 			Disk:        order.Disk,
 		},
 	})
-	open := err == nil || undecided(err)
+	open := err == nil || rack.Undecided(err)
 	if err == nil {
 		err = order.checkAnswer(doing, snapshot)
 	}
@@ -118,15 +120,15 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 	case err == nil:
 		return snapshot, snapshotFaulted(snapshot)
 	case open:
-		return c.snapshotAfterAll(ctx, order, statusError(ctx, doing, err))
+		return c.snapshotAfterAll(ctx, order, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
-		errors.Is(err, oxide.ErrInsufficientCapacity), unknown(err):
+		errors.Is(err, oxide.ErrInsufficientCapacity), rack.Unknown(err):
 		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
 		return c.existingSnapshot(ctx, order, err)
-	case refused(err):
+	case rack.Refused(err):
 		return nil, c.refusedSnapshot(ctx, order.Disk, err)
 	}
-	return nil, statusError(ctx, doing, err)
+	return nil, rack.Error(ctx, doing, err)
 }
 
 // snapshotAfterAll is for an answer that leaves open whether the snapshot was taken. Its name says
@@ -146,19 +148,19 @@ func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, 
 	*oxide.Snapshot, error) {
 	const doing = "read snapshot"
 	snapshot, err := c.Rack.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(order.rackName()), Project: c.Rack.project(),
+		Snapshot: oxide.NameOrId(order.rackName()), Project: c.Rack.ProjectParam(),
 	})
 	switch {
-	case unknown(err) && (unknown(why) || csierr.IsNotFound(why)):
-		if err := c.Rack.projectVisible(ctx); err != nil {
+	case rack.Unknown(err) && (rack.Unknown(why) || csierr.IsNotFound(why)):
+		if err := c.Rack.CheckProject(ctx); err != nil {
 			return nil, err
 		}
-		return nil, volumeNotFound(string(order.Disk))
-	case unknown(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
-		return nil, statusError(ctx, "create snapshot", why)
-	case err != nil && !unknown(err):
-		return nil, statusError(ctx, doing, err)
-	case unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
+		return nil, rack.VolumeNotFound(string(order.Disk))
+	case rack.Unknown(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
+		return nil, rack.Error(ctx, "create snapshot", why)
+	case err != nil && !rack.Unknown(err):
+		return nil, rack.Error(ctx, doing, err)
+	case rack.Unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
 		return nil, csierr.New(csierr.OperationPending, "the snapshot %s was there and is "+
 			"gone; repeat the call", order.rackName())
 	}
@@ -182,7 +184,7 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.
 func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -193,7 +195,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 	switch state := disk.State.State(); {
 	case disk.DiskType == oxide.DiskTypeLocal:
 		return impossible("local")
-	case readOnly(disk):
+	case rack.ReadOnly(disk):
 		return impossible("read-only")
 	case state == oxide.DiskStateStateFaulted:
 		return diskFaulted(disk)
@@ -202,22 +204,22 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 		// Another snapshot of the disk, or its repair, is under way.
 		return diskBusy(disk)
 	}
-	project, err := c.Rack.projectByConfig(ctx)
+	project, err := c.Rack.ReadProject(ctx)
 	switch {
 	case err != nil:
-		return statusError(ctx, "read project", err)
+		return rack.Error(ctx, "read project", err)
 	case disk.ProjectId != project.Id:
 		return csierr.New(csierr.OtherProject, "the disk %s is in another project "+
 			"than OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
 	}
-	return statusError(ctx, "create snapshot", why)
+	return rack.Error(ctx, "create snapshot", why)
 }
 
 func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
-	snapshot, err := c.Rack.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.projectVisible(ctx)
+		return c.Rack.CheckProject(ctx)
 	case err != nil:
 		return err
 	}
@@ -228,42 +230,43 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 	switch {
 	case err == nil:
 		return nil
-	case unknown(err):
+	case rack.Unknown(err):
 		return c.snapshotGone(ctx, id)
-	case !refused(err):
-		return statusError(ctx, "delete snapshot", err)
+	case !rack.Refused(err):
+		return rack.Error(ctx, "delete snapshot", err)
 	}
-	snapshot, viewErr := c.Rack.snapshotByID(ctx, id)
+	snapshot, viewErr := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(viewErr):
-		return c.Rack.projectVisible(ctx)
+		return c.Rack.CheckProject(ctx)
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
 		return csierr.Coded(codes.Aborted, csierr.SnapshotNotReady, "the rack is still taking the "+
 			"snapshot %s; repeat the call later", snapshot.Id)
 	}
-	return statusError(ctx, "delete snapshot", err)
+	return rack.Error(ctx, "delete snapshot", err)
 }
 
 // snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete
 // it.
 func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
-	switch _, err := c.Rack.snapshotByID(ctx, id); {
+	switch _, err := c.Rack.Snapshot(ctx, id); {
 	case err == nil:
-		return wrongAnswer("delete snapshot", "it does not know the snapshot %s and shows it", id)
+		return rack.InvalidResponse("delete snapshot", "it does not know the snapshot %s and shows it",
+			id)
 	case !csierr.IsNotFound(err):
 		return err
 	}
-	return c.Rack.projectVisible(ctx)
+	return c.Rack.CheckProject(ctx)
 }
 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not
 // exist matches nothing, which is no error.
 func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
-	pages *pager, visit func(*oxide.Snapshot) (enough bool)) error {
-	source, isDisk := rackID(req.GetSourceVolumeId())
-	id, isSnapshot := rackID(req.GetSnapshotId())
+	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
+	source, isDisk := rack.ID(req.GetSourceVolumeId())
+	id, isSnapshot := rack.ID(req.GetSnapshotId())
 	if (req.GetSourceVolumeId() != "" && !isDisk) || (req.GetSnapshotId() != "" && !isSnapshot) {
 		return nil
 	}
@@ -272,8 +275,8 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 	}
 	if !isSnapshot {
 		var inside error
-		err := c.Rack.eachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
-			inside = believableSnapshot("list snapshots", s)
+		err := c.Rack.EachSnapshot(ctx, pages, func(s *oxide.Snapshot) bool {
+			inside = rack.ValidateSnapshot("list snapshots", s)
 			return inside != nil || matching(s)
 		})
 		if inside != nil {
@@ -281,7 +284,7 @@ func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapsho
 		}
 		return err
 	}
-	snapshot, err := c.Rack.snapshotByID(ctx, id)
+	snapshot, err := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil

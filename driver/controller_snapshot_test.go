@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -18,88 +20,98 @@ import (
 
 const (
 	postSnap   = "POST /v1/snapshots"
-	deleteSnap = "DELETE /v1/snapshots/" + testSnapshot
+	deleteSnap = "DELETE /v1/snapshots/" + racktest.Snapshot
 	listSnaps  = "GET /v1/snapshots"
 )
 
 var viewSnapName = "GET /v1/snapshots/" + volume.SnapshotName("blue", "snap-1")
 
 func TestTakingSnapshots(t *testing.T) {
-	busy := rackError(409, "Conflict", "volume repair lock")
+	busy := racktest.Error(409, "Conflict", "volume repair lock")
 	for _, s := range []scene{
-		{"is a look and one request", []exchange{{want: postSnap, status: 201, body: snapshotOf("ready"),
-			query: "project=" + testProject, check: func(t *testing.T, body []byte) {
+		{"is a look and one request", []racktest.Exchange{{Want: postSnap, Status: 201,
+			Body:  racktest.SnapshotOf("ready"),
+			Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
 				var got map[string]any
 				_ = json.Unmarshal(body, &got)
-				if got["disk"] != testDisk || got["name"] != volume.SnapshotName("blue", "snap-1") {
+				if got["disk"] != racktest.Disk || got["name"] != volume.SnapshotName("blue", "snap-1") {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of a volume that goes between look and request", []exchange{lost.to(postSnap),
-			lost.to(viewSnapName), ok(viewProject, projectOf())}, codes.NotFound,
-			csierr.VolumeNotFound, testDisk},
-		{"OX-6 in a project that cannot be seen", []exchange{lost.to(postSnap),
-			lost.to(viewSnapName),
-			lost.to(viewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"CS-5 twice", []exchange{taken.to(postSnap), ok(viewSnapName, snapshotOf("ready"))},
+		{"CS-4 of a volume that goes between look and request", []racktest.Exchange{lost.To(postSnap),
+			lost.To(viewSnapName), ok(viewProject, racktest.ProjectOf())}, codes.NotFound,
+			csierr.VolumeNotFound, racktest.Disk},
+		{"OX-6 in a project that cannot be seen", []racktest.Exchange{lost.To(postSnap),
+			lost.To(viewSnapName),
+			lost.To(viewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"CS-5 twice", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+			racktest.SnapshotOf("ready"))},
 			codes.OK, "", ""},
-		{"CS-5 twice, with a full quota", []exchange{full.to(postSnap),
-			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-5 twice, the volume deleted between", []exchange{lost.to(postSnap),
-			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-6 of another volume", []exchange{taken.to(postSnap), ok(viewSnapName,
-			snapshotOf("ready",
-				with("disk_id", testImage)))}, codes.AlreadyExists, csierr.SnapshotExists,
-			testImage},
-		{"CS-6 over one made by hand", []exchange{taken.to(postSnap), ok(viewSnapName,
-			snapshotOf("ready", with("description", "mine")))}, codes.AlreadyExists,
-			csierr.SnapshotExists, testSnapshot},
-		{"of a name whose snapshot is being destroyed", []exchange{taken.to(postSnap),
-			ok(viewSnapName, snapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
-		{"of a name that is gone again", []exchange{taken.to(postSnap), lost.to(viewSnapName)},
+		{"CS-5 twice, with a full quota", []racktest.Exchange{full.To(postSnap),
+			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 twice, the volume deleted between", []racktest.Exchange{lost.To(postSnap),
+			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-6 of another volume", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+			racktest.SnapshotOf("ready",
+				racktest.With("disk_id", racktest.Image)))}, codes.AlreadyExists, csierr.SnapshotExists,
+			racktest.Image},
+		{"CS-6 over one made by hand", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+			racktest.SnapshotOf("ready", racktest.With("description", "mine")))}, codes.AlreadyExists,
+			csierr.SnapshotExists, racktest.Snapshot},
+		{"of a name whose snapshot is being destroyed", []racktest.Exchange{taken.To(postSnap),
+			ok(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
+		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap), lost.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
-		{"CS-7 while another is taken", []exchange{busy.to(postSnap), ok(viewDisk, diskOf(here))},
+		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf(here))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-8 without room", []exchange{full.to(postSnap), lost.to(viewSnapName)},
+		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), lost.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
-		{"CS-9 that fails", []exchange{created(postSnap, snapshotOf("faulted"))}, codes.Internal,
+		{"CS-9 that fails", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("faulted"))},
+			codes.Internal,
 			csierr.SnapshotFaulted, "take another"},
-		{"CS-10 of a local disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
-			with("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
+		{"CS-10 of a local disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached",
+				racktest.With("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
-		{"CS-10 of a read-only disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("detached",
-			with("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
+		{"CS-10 of a read-only disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached",
+				racktest.With("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"read-only"},
-		{"CS-10 of a faulted disk", []exchange{not.to(postSnap), ok(viewDisk, diskOf("faulted"))},
+		{"CS-10 of a faulted disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf("faulted"))},
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk in the making", []exchange{not.to(postSnap), ok(viewDisk,
-			diskOf("creating"))},
+		{"CS-10 of a disk in the making", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"of a disk in another project", []exchange{not.to(postSnap), ok(viewDisk,
-			diskOf("detached",
-				with("project_id", testDisk))), ok(viewProject, projectOf())},
+		{"of a disk in another project", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+			racktest.DiskOf("detached",
+				racktest.With("project_id", racktest.Disk))), ok(viewProject, racktest.ProjectOf())},
 			codes.InvalidArgument,
 			csierr.OtherProject, ""},
-		{"while the rack cannot hold the writers", []exchange{gaveUp["HTTP 503"].to(postSnap),
-			lost.to(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"with another disk's answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("disk_id", testImage))), lost.to(viewSnapName)}, codes.Unavailable,
-			csierr.EffectUnknown, testImage},
-		{"with another disk's answer behind the effect", []exchange{created(postSnap,
-			snapshotOf("ready", with("disk_id", testImage))),
-			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
-		{"with a nameless answer", []exchange{created(postSnap, snapshotOf("ready", with("name",
-			""))), lost.to(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
-		{"with a timeless answer", []exchange{created(postSnap, snapshotOf("ready",
-			with("time_created", nil))), lost.to(viewSnapName)}, codes.Unavailable,
+		{"while the rack cannot hold the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
+			lost.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
+		{"with another disk's answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
+			racktest.With("disk_id", racktest.Image))), lost.To(viewSnapName)}, codes.Unavailable,
+			csierr.EffectUnknown, racktest.Image},
+		{"with another disk's answer behind the effect", []racktest.Exchange{created(postSnap,
+			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
+			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"with a nameless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
+			racktest.With("name",
+				""))), lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+		{"with a timeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
+			racktest.With("time_created", nil))), lost.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, ""},
-		{"with a sizeless answer", []exchange{created(postSnap, snapshotOf("ready", with("size",
-			0))), lost.to(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
-		{"without an answer", []exchange{{want: postSnap, cut: true}}, codes.Unavailable,
+		{"with a sizeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
+			racktest.With("size",
+				0))), lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+		{"without an answer", []racktest.Exchange{{Want: postSnap, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			lines := append([]exchange{ok(viewDisk, diskOf("detached"))}, s.lines...)
+			lines := append([]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached"))},
+				s.lines...)
 			answer, err := rackThat(t, lines...).CreateSnapshot(t.Context(), snapshotRequest())
 			s.verify(t, err)
 			if err == nil {
@@ -111,13 +123,14 @@ func TestTakingSnapshots(t *testing.T) {
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scene{
-		{"CS-4 is not found", []exchange{lost.to(viewDisk), lost.to(viewSnapName),
-			ok(viewProject, projectOf())}, codes.NotFound, csierr.VolumeNotFound, testDisk},
-		{"OX-6 is something else in a project that cannot be seen", []exchange{lost.to(viewDisk),
-			lost.to(viewSnapName), lost.to(viewProject)}, codes.PermissionDenied,
+		{"CS-4 is not found", []racktest.Exchange{lost.To(racktest.ViewDisk), lost.To(viewSnapName),
+			ok(viewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"OX-6 is something else in a project that cannot be seen",
+			[]racktest.Exchange{lost.To(racktest.ViewDisk),
+				lost.To(viewSnapName), lost.To(viewProject)}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
-		{"CS-5 finds the snapshot that was taken of it", []exchange{lost.to(viewDisk),
-			ok(viewSnapName, snapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 finds the snapshot that was taken of it", []racktest.Exchange{lost.To(racktest.ViewDisk),
+			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
@@ -129,26 +142,30 @@ func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
 	inherited := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
 		Use:            volume.UseFilesystem,
-		FilesystemUUID: testImage}
+		FilesystemUUID: racktest.Image}
 	forAccess := func(use string) volume.Tag {
 		return volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank, Use: use}
 	}
 	for _, test := range []struct{ name, disk, want string }{
-		{"a blank disk's is its own id", diskOf("detached"), testDisk},
-		{"a restored disk's is its origin's", diskOf("detached",
-			with("description", inherited.Description())), testImage},
-		{"a raw volume has none", diskOf("detached",
-			with("description", forAccess(volume.UseBlock).Description())), ""},
-		{"nor one for both", diskOf("detached",
-			with("description", forAccess(volume.UseBoth).Description())), ""},
-		{"nor a disk made by hand", diskOf("detached", with("description", "mine")), ""},
-		{"nor one of another cluster", diskOf("detached", with("description", volume.Tag{Name: "pvc-1",
-			Cluster: "red", Origin: volume.OriginBlank, Use: volume.UseFilesystem}.Description())), ""},
-		{"nor one whose tag was copied", diskOf("detached", with("name", "somebodys-disk")), ""},
+		{"a blank disk's is its own id", racktest.DiskOf("detached"), racktest.Disk},
+		{"a restored disk's is its origin's", racktest.DiskOf("detached",
+			racktest.With("description", inherited.Description())), racktest.Image},
+		{"a raw volume has none", racktest.DiskOf("detached",
+			racktest.With("description", forAccess(volume.UseBlock).Description())), ""},
+		{"nor one for both", racktest.DiskOf("detached",
+			racktest.With("description", forAccess(volume.UseBoth).Description())), ""},
+		{"nor a disk made by hand", racktest.DiskOf("detached", racktest.With("description", "mine")),
+			""},
+		{"nor one of another cluster", racktest.DiskOf("detached", racktest.With("description",
+			volume.Tag{Name: "pvc-1",
+				Cluster: "red", Origin: volume.OriginBlank, Use: volume.UseFilesystem}.Description())), ""},
+		{"nor one whose tag was copied", racktest.DiskOf("detached", racktest.With("name",
+			"somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := rackThat(t, ok(viewDisk, test.disk), exchange{want: postSnap, status: 201,
-				body: snapshotOf("ready"), check: func(t *testing.T, body []byte) {
+			_, err := rackThat(t, ok(racktest.ViewDisk, test.disk), racktest.Exchange{Want: postSnap,
+				Status: 201,
+				Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }
 					_ = json.Unmarshal(body, &got)
 					want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
@@ -167,28 +184,28 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 	for name, answer := range gaveUp {
 		for _, test := range []struct {
 			name   string
-			found  exchange
+			found  racktest.Exchange
 			code   codes.Code
 			reason csierr.Reason
 		}{
-			{"it is there", ok(viewSnapName, snapshotOf("ready")), codes.OK, ""},
-			{"it is being taken", ok(viewSnapName, snapshotOf("creating")), codes.OK, ""},
-			{"another has the name", ok(viewSnapName, snapshotOf("ready", with("disk_id",
-				testImage))), codes.AlreadyExists, csierr.SnapshotExists},
-			{"it is faulted", ok(viewSnapName, snapshotOf("faulted")), codes.Unavailable,
+			{"it is there", ok(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
+			{"it is being taken", ok(viewSnapName, racktest.SnapshotOf("creating")), codes.OK, ""},
+			{"another has the name", ok(viewSnapName, racktest.SnapshotOf("ready", racktest.With("disk_id",
+				racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
+			{"it is faulted", ok(viewSnapName, racktest.SnapshotOf("faulted")), codes.Unavailable,
 				csierr.EffectUnknown},
-			{"it cannot be looked at", rackError(403, "Forbidden", "Forbidden").to(viewSnapName),
+			{"it cannot be looked at", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, ok(viewDisk, diskOf(here)), answer.to(postSnap),
+				_, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf(here)), answer.To(postSnap),
 					test.found).CreateSnapshot(t.Context(), snapshotRequest())
 				scene{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
-			_, err := rackThat(t, ok(viewDisk, diskOf(here)), answer.to(postSnap),
-				lost.to(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
+			_, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf(here)), answer.To(postSnap),
+				lost.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
 			if got := grpcCode(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
@@ -197,15 +214,16 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 }
 
 func wantedSnapshot(ready bool) *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: testSnapshot, SourceVolumeId: testDisk,
+	return &csi.Snapshot{SnapshotId: racktest.Snapshot, SourceVolumeId: racktest.Disk,
 		SizeBytes:  10 * volume.GiB,
 		ReadyToUse: ready, CreationTime: timestamppb.New(
 			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
 }
 
 func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
-	answer, err := rackThat(t, ok(viewDisk, diskOf("maintenance")), taken.to(postSnap),
-		ok(viewSnapName, snapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
+	answer, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf("maintenance")),
+		taken.To(postSnap),
+		ok(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,38 +231,40 @@ func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
 }
 
 func TestDeletingSnapshots(t *testing.T) {
-	seen := ok(viewSnap, snapshotOf("ready"))
-	described := func(edit ...func(map[string]any)) []exchange {
-		return []exchange{ok(viewSnap, snapshotOf("ready", edit...))}
+	seen := ok(viewSnap, racktest.SnapshotOf("ready"))
+	described := func(edit ...func(map[string]any)) []racktest.Exchange {
+		return []racktest.Exchange{ok(viewSnap, racktest.SnapshotOf("ready", edit...))}
 	}
 	for _, s := range []scene{
-		{"is a look and one request", []exchange{seen, {want: deleteSnap, status: 204}}, codes.OK,
+		{"is a look and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
+			codes.OK,
 			"", ""},
-		{"DS-2 of one that is gone", []exchange{lost.to(viewSnap), ok(viewProject, projectOf())},
+		{"DS-2 of one that is gone", []racktest.Exchange{lost.To(viewSnap), ok(viewProject,
+			racktest.ProjectOf())},
 			codes.OK, "", ""},
-		{"DS-2 of one that goes between look and request", []exchange{seen, lost.to(deleteSnap),
-			lost.to(viewSnap), ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"OX-6 of one that is there although the rack denies it", []exchange{seen,
-			lost.to(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
-		{"OX-6 of one that cannot be seen", []exchange{lost.to(viewSnap), lost.to(viewProject)},
+		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen, lost.To(deleteSnap),
+			lost.To(viewSnap), ok(viewProject, racktest.ProjectOf())}, codes.OK, "", ""},
+		{"OX-6 of one that is there although the rack denies it", []racktest.Exchange{seen,
+			lost.To(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
+		{"OX-6 of one that cannot be seen", []racktest.Exchange{lost.To(viewSnap), lost.To(viewProject)},
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"D-69 of one taken by hand", described(with("description", "before the upgrade")),
+		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
-		{"D-69 of another cluster's", described(with("description", volume.Tag{Name: "snap-1",
+		{"D-69 of another cluster's", described(racktest.With("description", volume.Tag{Name: "snap-1",
 			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
-		{"D-69 of one to which the description was copied", described(with("name", "by-hand")),
+		{"D-69 of one to which the description was copied", described(racktest.With("name", "by-hand")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
-		{"DS-5 of one in the making", []exchange{ok(viewSnap, snapshotOf("creating")),
-			not.to(deleteSnap), ok(viewSnap, snapshotOf("creating"))}, codes.Aborted,
+		{"DS-5 of one in the making", []racktest.Exchange{ok(viewSnap, racktest.SnapshotOf("creating")),
+			not.To(deleteSnap), ok(viewSnap, racktest.SnapshotOf("creating"))}, codes.Aborted,
 			csierr.SnapshotNotReady, ""},
-		{"of one that goes meanwhile", []exchange{seen, not.to(deleteSnap), lost.to(viewSnap),
-			ok(viewProject, projectOf())}, codes.OK, "", ""},
-		{"DS-4 of one that the rack keeps", []exchange{seen, rackError(409, "Conflict",
-			"in use").to(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
+		{"of one that goes meanwhile", []racktest.Exchange{seen, not.To(deleteSnap), lost.To(viewSnap),
+			ok(viewProject, racktest.ProjectOf())}, codes.OK, "", ""},
+		{"DS-4 of one that the rack keeps", []racktest.Exchange{seen, racktest.Error(409, "Conflict",
+			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).DeleteSnapshot(t.Context(),
-				&csi.DeleteSnapshotRequest{SnapshotId: testSnapshot})
+				&csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot})
 			s.verify(t, err)
 		})
 	}
@@ -252,7 +272,7 @@ func TestDeletingSnapshots(t *testing.T) {
 
 func TestListingSnapshots(t *testing.T) {
 	numberedSnap := func(n int, state string, edit ...func(map[string]any)) string {
-		return snapshotOf(state, append(edit, with("id", numbered(n)))...)
+		return racktest.SnapshotOf(state, append(edit, racktest.With("id", numbered(n)))...)
 	}
 	var five []string
 	for n := range 5 {
@@ -273,24 +293,26 @@ func TestListingSnapshots(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		req   *csi.ListSnapshotsRequest
-		lines []exchange
+		lines []racktest.Exchange
 		want  string
 	}{
-		{"LS-5 everybody's, but none uncut", &csi.ListSnapshotsRequest{}, []exchange{ok(listSnaps,
-			pageOf("",
-				numberedSnap(1, "ready", with("description", "mine")), numberedSnap(2, "creating"),
-				numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))}, "[1:true 3:false]"},
-		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: testDisk},
-			[]exchange{ok(listSnaps,
-				pageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", with("disk_id",
-					testImage))))},
+		{"LS-5 everybody's, but none uncut", &csi.ListSnapshotsRequest{},
+			[]racktest.Exchange{ok(listSnaps,
+				racktest.PageOf("",
+					numberedSnap(1, "ready", racktest.With("description", "mine")), numberedSnap(2, "creating"),
+					numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))}, "[1:true 3:false]"},
+		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
+			[]racktest.Exchange{ok(listSnaps,
+				racktest.PageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", racktest.With("disk_id",
+					racktest.Image))))},
 			"[1:true]"},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)}, []exchange{ok(viewSeventh,
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)}, []racktest.Exchange{ok(viewSeventh,
 			numberedSnap(7, "ready"))}, "[7:true]"},
 		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: numbered(7),
-			SourceVolumeId: testImage}, []exchange{ok(viewSeventh, numberedSnap(7, "ready"))}, "[]"},
-		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: testSnapshot},
-			[]exchange{lost.to(viewSnap)}, "[]"},
+			SourceVolumeId: racktest.Image}, []racktest.Exchange{ok(viewSeventh, numberedSnap(7, "ready"))},
+			"[]"},
+		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
+			[]racktest.Exchange{lost.To(viewSnap)}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
@@ -311,21 +333,23 @@ func TestListingSnapshots(t *testing.T) {
 }
 
 func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
-	c := rackThat(t, ok(listSnaps, pageOf("", snapshotOf("ready", with("time_created", nil)))))
+	c := rackThat(t, ok(listSnaps, racktest.PageOf("", racktest.SnapshotOf("ready",
+		racktest.With("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestGetSnapshot(t *testing.T) {
-	answer, err := rackThat(t, ok(viewSnap, snapshotOf("creating"))).GetSnapshot(t.Context(),
-		&csi.GetSnapshotRequest{SnapshotId: testSnapshot})
+	answer, err := rackThat(t, ok(viewSnap, racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
+		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	for _, line := range []exchange{lost.to(viewSnap), ok(viewSnap, snapshotOf("destroyed"))} {
+	for _, line := range []racktest.Exchange{lost.To(viewSnap), ok(viewSnap,
+		racktest.SnapshotOf("destroyed"))} {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
-			SnapshotId: testSnapshot})
+			SnapshotId: racktest.Snapshot})
 		csitest.Want(t, err, codes.NotFound, csierr.SnapshotNotFound) // LS-7
 	}
 }

@@ -19,7 +19,7 @@ type neighbours struct {
 }
 
 func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, error) {
-	disks, err := c.Rack.instanceDisks(ctx, a.Instance)
+	disks, err := c.Rack.InstanceDisks(ctx, a.Instance)
 	var n neighbours
 	for i := range disks {
 		if disks[i].Id == string(a.Disk) {
@@ -59,7 +59,7 @@ func (n neighbours) twin(name string) *oxide.Disk {
 func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
 	name := a.DiskName
 	if !a.named() {
-		disk, err := c.Rack.diskByID(ctx, a.Disk)
+		disk, err := c.Rack.Disk(ctx, a.Disk)
 		if err != nil {
 			return neighbours{}, err
 		}
@@ -76,7 +76,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 	}
 	if hopeless && a.named() && before.Own == nil {
 		// CP-4: a disk that is unknown is told before anything else.
-		if _, diskErr := c.Rack.diskByID(ctx, a.Disk); diskErr != nil {
+		if _, diskErr := c.Rack.Disk(ctx, a.Disk); diskErr != nil {
 			return before, diskErr
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -19,8 +21,8 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
 	if req.GetVolumeId() == "" {
 		return nil, volumeIDMissing()
 	}
-	disk, isDisk := rackID(req.GetVolumeId())
-	instance, isInstance := rackID(req.GetNodeId())
+	disk, isDisk := rack.ID(req.GetVolumeId())
+	instance, isInstance := rack.ID(req.GetNodeId())
 	// What is no UUID is no disk, or no instance, and so nothing is attached to it.
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
@@ -39,19 +41,19 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
 
 // detachEverywhere detaches a disk from the instance that has it.
 func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.projectVisible(ctx)
+		return c.Rack.CheckProject(ctx)
 	case err != nil:
 		return err
-	case holder(disk) != "":
-		disk, err = c.detachDisk(ctx, id, oxide.NameOrId(holder(disk)))
+	case rack.Holder(disk) != "":
+		disk, err = c.detachDisk(ctx, id, oxide.NameOrId(rack.Holder(disk)))
 	}
 	switch {
 	case disk == nil || err != nil:
 		return err
-	case holder(disk) != "":
+	case rack.Holder(disk) != "":
 		// Somebody attached it to another instance meanwhile.
 		return diskBusy(disk)
 	case slices.Contains(statesAtNone, disk.State.State()):
@@ -72,28 +74,28 @@ func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId
 		Body:     &oxide.DiskPath{Disk: id},
 	})
 	switch {
-	case err != nil && (unknown(err) || refused(err)):
+	case err != nil && (rack.Unknown(err) || rack.Refused(err)):
 		return c.refusedDetach(ctx, id, instance, err)
 	case err != nil:
-		return nil, statusError(ctx, doing, err)
+		return nil, rack.Error(ctx, doing, err)
 	}
-	if err := believable(doing, disk); err != nil {
+	if err := rack.ValidateDisk(doing, disk); err != nil {
 		return nil, err
 	}
 	if disk.Id != string(id) {
-		return nil, wrongAnswer(doing, "asked for the disk %s and got %.80q", id, disk.Id)
+		return nil, rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", id, disk.Id)
 	}
 	disk, err = c.await(ctx, disk, oxide.DiskStateStateDetaching)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.Rack.projectVisible(ctx)
+		return nil, c.Rack.CheckProject(ctx)
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetaching:
 		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still "+
 			"detaching the disk %s; a repeated call goes on waiting", disk.Name)
-	case holder(disk) == string(instance):
-		return nil, wrongAnswer(doing, "the disk %s is still %s", disk.Name, disk.State.State())
+	case rack.Holder(disk) == string(instance):
+		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", disk.Name, disk.State.State())
 	}
 	return disk, c.checkAway(ctx, disk, instance)
 }
@@ -110,14 +112,14 @@ var statesAtNone = []oxide.DiskStateState{
 // says nothing of instances, as a faulted disk's, proves nothing: the instance's own list does.
 func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
 ) error {
-	if holder(disk) != "" || slices.Contains(statesAtNone, disk.State.State()) {
+	if rack.Holder(disk) != "" || slices.Contains(statesAtNone, disk.State.State()) {
 		return nil
 	}
-	disks, err := c.Rack.instanceDisks(ctx, instance)
+	disks, err := c.Rack.InstanceDisks(ctx, instance)
 	switch {
 	case csierr.IsNotFound(err):
 		// Deleted, or hidden from this token with all that is in the project.
-		return c.Rack.projectVisible(ctx)
+		return c.Rack.CheckProject(ctx)
 	case err != nil:
 		return err
 	case slices.ContainsFunc(disks, func(d oxide.Disk) bool { return d.Id == disk.Id }):
@@ -132,18 +134,18 @@ func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance o
 // gone, or elsewhere, is as detached from the instance as one could wish.
 func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
 	why error) (*oxide.Disk, error) {
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, c.Rack.projectVisible(ctx)
+		return nil, c.Rack.CheckProject(ctx)
 	case err != nil:
 		return nil, err
-	case holder(disk) != string(instanceID):
+	case rack.Holder(disk) != string(instanceID):
 		return disk, c.checkAway(ctx, disk, instanceID)
 	case disk.State.State() != oxide.DiskStateStateAttached:
 		return nil, diskBusy(disk)
 	}
-	instance, err := c.Rack.instanceByID(ctx, instanceID)
+	instance, err := c.Rack.Instance(ctx, instanceID)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, csierr.New(csierr.InstanceNotFound, "the rack says that the disk %s "+

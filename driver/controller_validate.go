@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,7 +23,7 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -69,9 +71,9 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 	if objection == "" && len(req.GetMutableParameters()) > 0 {
 		objection = "mutable_parameters are not supported"
 	}
-	id, ok := rackID(req.GetVolumeId())
+	id, ok := rack.ID(req.GetVolumeId())
 	if !ok {
-		return "", "", volumeNotFound(req.GetVolumeId())
+		return "", "", rack.VolumeNotFound(req.GetVolumeId())
 	}
 	return id, objection, nil
 }
@@ -89,7 +91,7 @@ func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	}
 	m, _ := volume.ParseTag(disk.Description)
 	switch {
-	case readOnly(disk):
+	case rack.ReadOnly(disk):
 		return "the disk is read-only"
 	case p.BlockSize != 0 && p.BlockSize != int(disk.BlockSize):
 		return fmt.Sprintf("blockSize: the disk has blocks of %d bytes", disk.BlockSize)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
@@ -38,7 +40,7 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if req.GetVolumeId() == "" {
 		return nil, volumeIDMissing()
 	}
-	id, ok := rackID(req.GetVolumeId())
+	id, ok := rack.ID(req.GetVolumeId())
 	if !ok {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
@@ -54,48 +56,48 @@ func volumeIDMissing() error {
 
 // deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
 func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.projectVisible(ctx)
+		return c.Rack.CheckProject(ctx)
 	case err != nil:
 		return err
 	}
 	if err := c.checkOwnDisk(disk); err != nil {
 		return err
 	}
-	if holder(disk) != "" {
+	if rack.Holder(disk) != "" {
 		return diskAttached(disk)
 	}
 	err = c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	switch {
 	case err == nil:
 		return nil
-	case unknown(err), refused(err):
+	case rack.Unknown(err), rack.Refused(err):
 		return c.refusedDelete(ctx, id, err)
 	}
-	return statusError(ctx, "delete disk", err)
+	return rack.Error(ctx, "delete disk", err)
 }
 
 // refusedDelete finds the reason of a refusal in the disk's state.
 func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
-	disk, err := c.Rack.diskByID(ctx, id)
+	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.projectVisible(ctx) // it went while we asked
+		return c.Rack.CheckProject(ctx) // it went while we asked
 	case err != nil:
 		return err
-	case holder(disk) != "":
+	case rack.Holder(disk) != "":
 		return diskAttached(disk)
 	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(why, oxide.ErrConflict):
-		return statusError(ctx, "delete disk", why)
+		return rack.Error(ctx, "delete disk", why)
 	}
 	return diskBusy(disk)
 }
 
 func diskAttached(d *oxide.Disk) error {
 	return csierr.New(csierr.DiskAttached, "the disk %s is %s at the instance "+
-		"%s; unpublish the volume first", d.Name, d.State.State(), holder(d))
+		"%s; unpublish the volume first", d.Name, d.State.State(), rack.Holder(d))
 }
 
 func diskBusy(d *oxide.Disk) error {
@@ -119,7 +121,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 		return nil, err
 	}
 	disk, err := c.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: c.Rack.project(),
+		Project: c.Rack.ProjectParam(),
 		Body: &oxide.DiskCreate{
 			Name:        oxide.Name(order.diskName()),
 			Description: order.mark(source).Description(),
@@ -127,7 +129,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 			DiskBackend: order.backend(),
 		},
 	})
-	open := undecided(err)
+	open := rack.Undecided(err)
 	if err == nil {
 		if err = order.checkAnswer(doing, disk, sizeBytes); err == nil {
 			return disk, c.checkMade(ctx, order, disk)
@@ -136,18 +138,18 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 	}
 	switch {
 	case open:
-		return c.createdAfterAll(ctx, order, statusError(ctx, doing, err))
+		return c.createdAfterAll(ctx, order, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
 		// The rack counts the quota before it looks at the name: a repeated create may meet either.
 		return c.existingDisk(ctx, order, err)
-	case refused(err) && order.hasSource():
+	case rack.Refused(err) && order.hasSource():
 		return nil, c.refusedSource(ctx, source, err)
-	case unknown(err) && !order.hasSource():
+	case rack.Unknown(err) && !order.hasSource():
 		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "the rack shows this token no "+
 			"project of the name or id in OXIDE_PROJECT")
 	}
-	return nil, statusError(ctx, doing, err)
+	return nil, rack.Error(ctx, doing, err)
 }
 
 // createdAfterAll is for an answer that leaves open whether the disk was made. Its name says so: a
@@ -180,25 +182,25 @@ func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceEr
 func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (
 	*oxide.Disk, error) {
 	disk, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(order.diskName()), Project: c.Rack.project(),
+		Disk: oxide.NameOrId(order.diskName()), Project: c.Rack.ProjectParam(),
 	})
 	switch {
-	case unknown(err) && why == nil:
-		return nil, volumeNotFound(order.diskName())
-	case unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
-		return nil, statusError(ctx, "create disk", why)
-	case unknown(err):
+	case rack.Unknown(err) && why == nil:
+		return nil, rack.VolumeNotFound(order.diskName())
+	case rack.Unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+		return nil, rack.Error(ctx, "create disk", why)
+	case rack.Unknown(err):
 		// The rack undid a create that was at work, or somebody deleted the disk.
 		return nil, csierr.New(csierr.DiskBusy, "the disk %s was there and is gone; "+
 			"repeat the call", order.diskName())
 	case err != nil:
-		return nil, statusError(ctx, "read disk", err)
+		return nil, rack.Error(ctx, "read disk", err)
 	}
-	if err := believable("read disk", disk); err != nil {
+	if err := rack.ValidateDisk("read disk", disk); err != nil {
 		return nil, err
 	}
 	if string(disk.Name) != order.diskName() {
-		return nil, wrongAnswer("read disk", "asked for %s and got %.80q", order.diskName(),
+		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", order.diskName(),
 			disk.Name)
 	}
 	if order.neverHandedOut(disk) {
@@ -252,7 +254,7 @@ var statesWhenMade = []oxide.DiskStateState{
 
 // checkAnswer compares the rack's answer to a create with the order.
 func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) error {
-	if err := believable(doing, d); err != nil {
+	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
 	expected := o
@@ -261,14 +263,14 @@ func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) e
 	}
 	switch state := d.State.State(); {
 	case string(d.Name) != o.diskName():
-		return wrongAnswer(doing, "asked for %s and got %.80q", o.diskName(), d.Name)
+		return rack.InvalidResponse(doing, "asked for %s and got %.80q", o.diskName(), d.Name)
 	case int64(d.Size) != sizeBytes:
-		return wrongAnswer(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
+		return rack.InvalidResponse(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
 	case !slices.Contains(statesWhenMade, state):
-		return wrongAnswer(doing, "the new disk is %s", state)
+		return rack.InvalidResponse(doing, "the new disk is %s", state)
 	}
 	if difference := expected.difference(d); difference != "" {
-		return wrongAnswer(doing, "the new disk %s", difference)
+		return rack.InvalidResponse(doing, "the new disk %s", difference)
 	}
 	return nil
 }

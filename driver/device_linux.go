@@ -189,7 +189,7 @@ func writeWhole(w *os.File, b []byte, offset int64) error {
 // flush writes what the kernel holds of the device and empties the device's own cache.
 func (h *heldDevice) flush() error { return h.file.Sync() }
 
-// readOnly says whether the kernel refuses writes to the device.
+// rack.ReadOnly says whether the kernel refuses writes to the device.
 func (h *heldDevice) readOnly() (bool, error) {
 	n, err := unix.IoctlGetInt(h.fd(), unix.BLKROGET)
 	return n != 0, err

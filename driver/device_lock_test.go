@@ -29,7 +29,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
 			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
 		first := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
-		awaitCondition(t, "mke2fs has begun", func() bool {
+		csitest.Await(t, "mke2fs has begun", func() bool {
 			_, err := os.Stat(begun)
 			return err == nil
 		})
@@ -73,7 +73,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		must(t, err)
 		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
 		staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
-		awaitCondition(t, "the call waits", func() bool { return ownDescriptors(t, node) > 1 })
+		csitest.Await(t, "the call waits", func() bool { return ownDescriptors(t, node) > 1 })
 		must(t, f.Close())
 		_, err = staged()
 		must(t, err)

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -35,10 +37,10 @@ func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
 			return disk, nil
 		}
 		if err := sleep(ctx, pause); err != nil {
-			return nil, statusError(ctx, "wait for disk", err)
+			return nil, rack.Error(ctx, "wait for disk", err)
 		}
 		var err error
-		if disk, err = c.Rack.diskByID(ctx, oxide.NameOrId(disk.Id)); err != nil {
+		if disk, err = c.Rack.Disk(ctx, oxide.NameOrId(disk.Id)); err != nil {
 			return nil, err
 		}
 	}
@@ -95,9 +97,9 @@ func (c *Controller) publishContext(d *oxide.Disk) map[string]string {
 		volume.CtxDiskID:    d.Id,
 		volume.CtxBlockSize: strconv.Itoa(int(d.BlockSize)),
 		volume.CtxSizeBytes: strconv.FormatInt(int64(d.Size), 10),
-		volume.CtxReadOnly:  strconv.FormatBool(readOnly(d)),
+		volume.CtxReadOnly:  strconv.FormatBool(rack.ReadOnly(d)),
 	}
-	if foreignDisk(d, c.ClusterID) != "" {
+	if rack.ForeignDisk(d, c.ClusterID) != "" {
 		return values
 	}
 	m, _ := volume.ParseTag(d.Description)

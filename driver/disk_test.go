@@ -3,6 +3,8 @@ package driver
 import (
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
@@ -11,8 +13,9 @@ import (
 )
 
 func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
-	c := rackThat(t, ok(viewDisk, diskOf("detached", with("disk_type", nil))))
+	c := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
+		nil))))
 	_, err := c.ControllerGetVolume(t.Context(),
-		&csi.ControllerGetVolumeRequest{VolumeId: testDisk})
+		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }

@@ -48,7 +48,7 @@
 //
 // Each RPC checks its request, does one thing, and builds its answer. What surrounds that is in one
 // place each: interceptors for the log without secrets, metrics, panics, CSI's field limits and
-// one call at a time for each object (interceptor.go); the rack's answers as gRPC codes
-// (errors.go); the words for what went wrong (package csierr); names and ids, of the
-// orchestrator and of the rack (name.go); and a disk in CSI's words (disk.go).
+// one call at a time for each object (interceptor.go); the words for what went wrong, with their
+// gRPC codes (package csierr); names and ids, of the orchestrator and of the rack (package volume);
+// and the rack's answers, checked before anybody decides from them (package rack).
 package driver

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -28,8 +30,8 @@ const (
 // rackHealth knows whether the rack accepts the token and shows the project, from looks in the
 // background, so that Probe never waits.
 type rackHealth struct {
-	Rack   *rackClient
-	Tokens *tokenSource // nil: no file to look at
+	Rack   *rack.Client
+	Tokens *rack.TokenSource // nil: no file to look at
 	Log    *slog.Logger
 
 	// asked wakes run for a look out of turn.
@@ -99,11 +101,11 @@ func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
 func (h *rackHealth) look(ctx context.Context) bool {
 	limited, cancel := context.WithTimeout(ctx, rackLookTimeLimit)
 	defer cancel()
-	_, err := h.Rack.ProjectView(limited, oxide.ProjectViewParams{Project: h.Rack.project()})
+	_, err := h.Rack.ProjectView(limited, oxide.ProjectViewParams{Project: h.Rack.ProjectParam()})
 	if ctx.Err() != nil {
 		return true
 	}
-	fault, fileFault := healthFault(err), h.Tokens.fault()
+	fault, fileFault := healthFault(err), h.Tokens.Fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.tell(limited, err, cmp.Or(fault, fileFault))
@@ -120,7 +122,7 @@ func (h *rackHealth) look(ctx context.Context) bool {
 func (h *rackHealth) tell(ctx context.Context, err, fault error) {
 	why := fault
 	if why == nil && err != nil {
-		why = statusError(ctx, lookAtProject, err)
+		why = rack.Error(ctx, lookAtProject, err)
 	}
 	trouble := csierr.Message(why)
 	told := trouble
@@ -151,7 +153,7 @@ const lookAtProject = "look at the project"
 func healthFault(err error) error {
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
-		why := statusError(context.Background(), lookAtProject, err)
+		why := rack.Error(context.Background(), lookAtProject, err)
 		return csierr.Coded(codes.FailedPrecondition, csierr.ReasonOf(why), "%w", why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
 		return csierr.New(csierr.ProjectNotFound, "the rack shows this token "+
@@ -163,7 +165,7 @@ func healthFault(err error) error {
 
 // state is the answer for Probe.
 func (h *rackHealth) state() (ready bool, err error) {
-	fileFault := h.Tokens.fault()
+	fileFault := h.Tokens.Fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.looked, cmp.Or(h.fault, fileFault)

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"encoding/pem"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -18,10 +19,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
-
-func pemOf(certificate []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
-}
 
 func TestGI1AndGI2TheNameAndVersion(t *testing.T) {
 	info, err := (&Identity{}).GetPluginInfo(t.Context(), nil)
@@ -62,7 +59,7 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 	var answers []proto.Message
 	for _, mode := range []Mode{ModeController, ModeNode, ModeAll} {
 		p := plugin{config: Config{Mode: mode, Host: "http://127.0.0.1:1", Token: "x", Project: "p",
-			InstanceID: testInstance, SysfsRoot: t.TempDir(), Topology: rackA},
+			InstanceID: racktest.Instance, SysfsRoot: t.TempDir(), Topology: rackA},
 			log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
 		server, err := p.assemble()
 		if err != nil {
@@ -86,11 +83,11 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 type moodyRack struct {
 	mu sync.Mutex
 	// guarded by mu
-	mood   exchange
+	mood   racktest.Exchange
 	served int
 }
 
-func (m *moodyRack) set(mood exchange) {
+func (m *moodyRack) set(mood racktest.Exchange) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mood = mood
@@ -106,8 +103,8 @@ func (m *moodyRack) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.served++
-	w.WriteHeader(m.mood.status)
-	_, _ = w.Write([]byte(m.mood.body))
+	w.WriteHeader(m.mood.Status)
+	_, _ = w.Write([]byte(m.mood.Body))
 }
 
 func TestPR1ToPR5Probe(t *testing.T) {
@@ -128,8 +125,8 @@ func TestPR1ToPR5Probe(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
-	away := rackError(503, "ServiceNotAvailable", "Service Unavailable")
-	fine := exchange{status: 200, body: projectOf()}
+	away := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
+	fine := racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}
 
 	expect("PR-2 before the first look", false)
 	rack.set(away)
@@ -142,7 +139,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	h.look(t.Context())
 	expect("PR-5 the rack is away", true)
 
-	rack.set(rackError(401, "Unauthorized", "credentials missing or invalid"))
+	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
 	h.look(t.Context())
 	_, err := probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
@@ -150,11 +147,11 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	h.look(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
-	rack.set(rackError(403, "Forbidden", "Forbidden"))
+	rack.set(racktest.Error(403, "Forbidden", "Forbidden"))
 	h.look(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.RoleMissing)
-	rack.set(rackError(404, "ObjectNotFound", "not found: project"))
+	rack.set(racktest.Error(404, "ObjectNotFound", "not found: project"))
 	h.look(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
@@ -172,7 +169,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 }
 
 func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
-	rack := &moodyRack{mood: exchange{status: 200, body: projectOf()}}
+	rack := &moodyRack{mood: racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	c := controllerFor(t, server.URL)
@@ -184,13 +181,13 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 		defer close(ended)
 		h.run(ctx)
 	}()
-	awaitCondition(t, "the first look is done", func() bool {
+	csitest.Await(t, "the first look is done", func() bool {
 		ready, err := h.state()
 		return ready && err == nil
 	})
-	rack.set(rackError(401, "Unauthorized", "credentials missing or invalid"))
+	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
 	h.lookSoon()
-	awaitCondition(t, "the refusal is known", func() bool {
+	csitest.Await(t, "the refusal is known", func() bool {
 		_, err := h.state()
 		return err != nil
 	})

@@ -7,13 +7,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 )
 
 // A log is read by machines too: who adds up what a volume cost finds its calls by their objects.
 func TestAFinishedCallIsOneLineWithItsObjectsAndItsTime(t *testing.T) {
-	const volume, node, snapshot = testDisk, testInstance, testSnapshot
+	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
 	type objects map[string]string
 	for _, test := range []struct {
 		method      string

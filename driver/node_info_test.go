@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -97,12 +99,12 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.remember(t.Context(), nodeVolume{ID: testDisk, DiskName: disk}))
+			must(t, n.remember(t.Context(), nodeVolume{ID: racktest.Disk, DiskName: disk}))
 			room(11)
 			n = &Node{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.openState())
 			room(11)
-			n.forget(t.Context(), testDisk)
+			n.forget(t.Context(), racktest.Disk)
 			room(10)
 		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {

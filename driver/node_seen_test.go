@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -204,7 +206,7 @@ func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testin
 	if info.Mode().Perm() != 0o700 {
 		t.Errorf("its mode is %v", info.Mode())
 	}
-	for _, own := range []string{seenFile(testDisk), seenFile("no UUID"), "trial-1984.new"} {
+	for _, own := range []string{seenFile(racktest.Disk), seenFile("no UUID"), "trial-1984.new"} {
 		name := filepath.Join(g.state, strings.TrimSuffix(own, newSuffix)+newSuffix)
 		must(t, os.WriteFile(name, nil, 0o600))
 	}
@@ -218,14 +220,14 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 	g := rememberingGuest(t)
 	must(t, os.MkdirAll(g.state, 0o700))
 	others := []string{"config.new", "x.json.new", "trial-.new", "trial-1984.new.old", "trial-x.new",
-		"passwd.new", "0" + seenFile(testDisk) + newSuffix, seenFile(testDisk) + ".newer",
+		"passwd.new", "0" + seenFile(racktest.Disk) + newSuffix, seenFile(racktest.Disk) + ".newer",
 		strings.ToUpper(seenFile("no UUID")) + newSuffix}
 	for _, name := range others {
 		must(t, os.WriteFile(filepath.Join(g.state, name), []byte("precious"), 0o600))
 	}
 	// A directory of such a name is none of the driver's either.
-	others = append(others, seenFile(testInstance)+newSuffix)
-	must(t, os.Mkdir(filepath.Join(g.state, seenFile(testInstance)+newSuffix), 0o700))
+	others = append(others, seenFile(racktest.Instance)+newSuffix)
+	must(t, os.Mkdir(filepath.Join(g.state, seenFile(racktest.Instance)+newSuffix), 0o700))
 	must(t, g.node().openState())
 	slices.Sort(others)
 	if got := g.records(); !slices.Equal(got, others) {
@@ -301,7 +303,11 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 		return v, other
 	}
 	asFilesystem := func(v, _ testVolume) testVolume { v.FSType = volume.Ext4; return v }
-	ofAnother := func(v, other testVolume) testVolume { v.disk, v.Name = other.disk, other.Name; return v }
+	ofAnother := func(v, other testVolume) testVolume {
+		v.disk, v.Name = other.disk,
+			other.Name
+		return v
+	}
 	for name, change := range map[string]func(v, other testVolume) testVolume{
 		"as a filesystem":   asFilesystem,
 		"with another disk": ofAnother,

@@ -8,16 +8,16 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
@@ -27,21 +27,21 @@ import (
 
 func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 	// An unmarked disk that is attached may be a boot disk: the instances are looked at.
-	byHand := listed(1, "attached "+testInstance, with("description", "made by hand"))
+	byHand := listed(1, "attached "+racktest.Instance, racktest.With("description", "made by hand"))
 	for name, list := range map[string]struct {
 		call  func(context.Context, *Controller) error
-		lines []exchange
+		lines []racktest.Exchange
 	}{
-		"disks": {listVolumes, []exchange{{want: "GET /v1/disks"}}},
-		"instances": {listVolumes, []exchange{
-			{want: "GET /v1/disks", body: pageOf("", byHand)}, {want: "GET /v1/instances"}}},
-		"snapshots": {listSnapshots, []exchange{{want: "GET /v1/snapshots"}}},
+		"disks": {listVolumes, []racktest.Exchange{{Want: "GET /v1/disks"}}},
+		"instances": {listVolumes, []racktest.Exchange{
+			{Want: "GET /v1/disks", Body: racktest.PageOf("", byHand)}, {Want: "GET /v1/instances"}}},
+		"snapshots": {listSnapshots, []racktest.Exchange{{Want: "GET /v1/snapshots"}}},
 	} {
-		for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, projectOf()} {
-			lines := append([]exchange{}, list.lines...)
-			lines[len(lines)-1].body = body
+		for _, body := range []string{`{}`, `{"items":null,"next_page":null}`, racktest.ProjectOf()} {
+			lines := append([]racktest.Exchange{}, list.lines...)
+			lines[len(lines)-1].Body = body
 			for i := range lines {
-				lines[i].status = 200
+				lines[i].Status = 200
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
 				csitest.Want(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
@@ -119,7 +119,10 @@ var pagedLists = map[string]struct {
 			}
 			return volumeIDs(answer), answer.GetNextToken(), err
 		}},
-	"snapshots": {func(n int) string { return snapshotOf("ready", with("id", numbered(n))) },
+	"snapshots": {func(n int) string {
+		return racktest.SnapshotOf("ready", racktest.With("id",
+			numbered(n)))
+	},
 		func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
 			next string, err error) {
 			answer, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: most,
@@ -133,7 +136,7 @@ var pagedLists = map[string]struct {
 
 func TestLV4APageCostsTheRackTwoRequestsHoweverLongTheListIs(t *testing.T) {
 	for name, list := range pagedLists {
-		for _, project := range []string{testProjectID, "p", strings.Repeat("x", 63)} {
+		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
 				t.Run(fmt.Sprintf("%s of %.8s in pages of %d", name, project, most),
 					func(t *testing.T) {
@@ -181,108 +184,21 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controll
 }
 
 func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
-	rack := &longRack{project: testProject}
+	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
 		rack.items = append(rack.items, listed(n, here))
 	}
 	walkList(t, rack, pagedLists["volumes"].call, 0)
 }
 
-func TestLV2AStartingTokenHoldsTheRacksAndNothingElse(t *testing.T) {
-	page := base64.URLEncoding.EncodeToString([]byte(
-		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
-			testDisk + `"}}`))
-	token := packToken(testProject, testDisk, page)
-	if after, got, ok := unpackToken(testProject, token); !ok || after != testDisk || got != page ||
-		len(token) > volume.MaxStringBytes {
-		t.Errorf("%q becomes %q, which is %q, %q, %t", page, token, after, got, ok)
-	}
-	for _, bad := range []string{token + "A", token[:len(token)-4], testDisk + ".", testDisk + ".AAAA",
-		strings.ToUpper(token), "." + token, token + "." + token} {
-		if after, got, ok := unpackToken(testProject, bad); ok {
-			t.Errorf("%q is a token: %q, %q", bad, after, got)
-		}
-	}
-	for _, odd := range []string{"", "no base64!", strings.Repeat("A", 501), page + "\n"} {
-		if got := packToken(testProject, testDisk, odd); got != testDisk {
-			t.Errorf("the rack's token %q becomes %q", odd, got)
-		}
-	}
-}
-
 func TestLV2ATokenThatTheRackRefusesIsNoneOfOurs(t *testing.T) {
-	token := packToken(testProject, testDisk, base64.URLEncoding.EncodeToString([]byte("of old")))
-	refusal := rackError(400, "", "unable to parse query string: failed to parse pagination token")
+	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // for a page that the rack calls "of old"
+	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
+		"token")
 	for _, list := range pagedLists {
 		path := map[bool]string{true: listDisks, false: listSnaps}[strings.Contains(list.item(1),
 			"block_size")]
-		_, _, err := list.call(t.Context(), rackThat(t, refusal.to(path)), 1, token)
+		_, _, err := list.call(t.Context(), rackThat(t, refusal.To(path)), 1, token)
 		csitest.Want(t, err, codes.Aborted, csierr.StartingTokenInvalid)
 	}
-}
-
-// page is one of a rack's answers: items and the token of the next page.
-type page struct {
-	items []oxide.Disk
-	next  string
-}
-
-// visited walks the pages, which are looked up by the token that asks for them.
-func visited(t *testing.T, pages map[string]page, most int) (ids []string, err error) {
-	t.Helper()
-	asked := 0
-	err = eachObject(func(token string) ([]oxide.Disk, string, error) {
-		if asked++; asked > most {
-			t.Fatalf("the driver asked for more than %d pages", most)
-		}
-		p, ok := pages[token]
-		if !ok {
-			t.Fatalf("the driver asked for the page %q", token)
-		}
-		return p.items, p.next, nil
-	}, func(d *oxide.Disk) bool {
-		ids = append(ids, d.Id)
-		return false
-	})
-	return ids, err
-}
-
-func disksOf(ids ...string) []oxide.Disk {
-	disks := []oxide.Disk{}
-	for _, id := range ids {
-		disks = append(disks, oxide.Disk{Id: id})
-	}
-	return disks
-}
-
-func TestOX9PagesThatLoopAreNoList(t *testing.T) {
-	for name, pages := range map[string]map[string]page{
-		"a page names itself": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "A"}},
-		"the third names the first": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "B"},
-			"B": {disksOf("3"), "A"}},
-		"an object comes again on another page": {"": {disksOf("1", "2"), "A"},
-			"A": {disksOf("3", "1"), "B"}, "B": {disksOf(), ""}},
-		"an object is twice on one page": {"": {disksOf("1", "1"), ""}},
-		"a page that is empty loops":     {"": {disksOf(), "A"}, "A": {disksOf(), "A"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := visited(t, pages, 4)
-			csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
-		})
-	}
-}
-
-func TestOX9EmptyPagesAreNotTheEndAndComeToAnEnd(t *testing.T) {
-	pages := map[string]page{"": {disksOf("1"), "A"}, "A": {disksOf(), "B"},
-		"B": {disksOf("2"), "C"}, "C": {disksOf(), ""}}
-	ids, err := visited(t, pages, 4)
-	if err != nil || !slices.Equal(ids, []string{"1", "2"}) {
-		t.Errorf("got %q, %v, want both disks", ids, err)
-	}
-	endless := map[string]page{}
-	for token := range 1000 {
-		endless[strings.Repeat("x", token)] = page{disksOf(), strings.Repeat("x", token+1)}
-	}
-	_, err = visited(t, endless, 100)
-	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }

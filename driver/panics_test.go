@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 
 	"google.golang.org/grpc"
@@ -50,7 +53,7 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 	book := &logBook{}
 	// Without a client every look panics.
-	h := &rackHealth{Rack: &rackClient{}, Log: newLog(Config{}, &hidden{}, book),
+	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project}, Log: newLog(Config{}, &hidden{}, book),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -58,7 +61,7 @@ func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 		defer close(ended)
 		h.run(ctx)
 	}()
-	awaitCondition(t, "Probe says so", func() bool {
+	csitest.Await(t, "Probe says so", func() bool {
 		_, err := h.state()
 		return err != nil
 	})

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -19,7 +22,7 @@ import (
 
 func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, projectOf())
+		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
 	t.Cleanup(rack.Close)
 	before := goleak.IgnoreCurrent()
@@ -45,7 +48,7 @@ func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	awaitCondition(t, "the plugin is ready", func() bool {
+	csitest.Await(t, "the plugin is ready", func() bool {
 		answer, err := csi.NewIdentityClient(conn).Probe(t.Context(), &csi.ProbeRequest{})
 		return err == nil && answer.GetReady().GetValue()
 	})

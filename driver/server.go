@@ -9,6 +9,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -160,7 +162,7 @@ func (p *plugin) controller() (*Controller, error) {
 	tokens := tokensOf(c, &p.hidden, p.log)
 	p.health = &rackHealth{Tokens: tokens, Log: p.log,
 		asked: make(chan struct{}, 1)}
-	client, closeIdle, err := newClient(c.rackOptions(), &rackTransport{Tokens: tokens,
+	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens,
 		Observe: p.metrics.request, Refused: p.health.lookSoon})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -173,7 +175,7 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 		t.Error(err)
 	}
 	// And this one is, once the work is done.
-	awaitCondition(t, "the lock is free", func() bool {
+	csitest.Await(t, "the lock is free", func() bool {
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
 		return err == nil
 	})
@@ -197,7 +199,7 @@ func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
 	<-working
 	ended := make(chan error, 1)
 	go func() { ended <- s.stop() }()
-	awaitCondition(t, "the socket is gone", func() bool {
+	csitest.Await(t, "the socket is gone", func() bool {
 		_, err := os.Lstat(s.path)
 		return os.IsNotExist(err)
 	})
@@ -250,7 +252,7 @@ func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
 			_, err := controller.CreateVolume(t.Context(),
 				&csi.CreateVolumeRequest{Name: "visible-name",
 					VolumeCapabilities: []*csi.VolumeCapability{capability}, Secrets: secrets,
-					Parameters: map[string]string{"unknown": testToken}})
+					Parameters: map[string]string{"unknown": racktest.Token}})
 			return err
 		},
 		func() error {
@@ -351,23 +353,23 @@ func TestLogLevelsFitTheOccasion(t *testing.T) {
 }
 
 func TestLockKeysNameTheObject(t *testing.T) {
-	upper := strings.ToUpper(testDisk)
+	upper := strings.ToUpper(racktest.Disk)
 	for _, test := range []struct {
 		req  any
 		want string
 	}{
 		{&csi.CreateVolumeRequest{Name: "a"}, "volume name a"},
-		{&csi.CreateSnapshotRequest{Name: "a", SourceVolumeId: testDisk}, "snapshot name a"},
-		{&csi.DeleteSnapshotRequest{SnapshotId: testSnapshot}, "snapshot " + testSnapshot},
-		{&csi.DeleteVolumeRequest{VolumeId: upper}, "volume " + testDisk},
-		{&csi.ControllerPublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.ControllerUnpublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.NodeStageVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.NodeUnstageVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.NodePublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.NodeUnpublishVolumeRequest{VolumeId: testDisk}, "volume " + testDisk},
-		{&csi.NodeGetVolumeStatsRequest{VolumeId: testDisk}, ""},
-		{&csi.ControllerGetVolumeRequest{VolumeId: testDisk}, ""},
+		{&csi.CreateSnapshotRequest{Name: "a", SourceVolumeId: racktest.Disk}, "snapshot name a"},
+		{&csi.DeleteSnapshotRequest{SnapshotId: racktest.Snapshot}, "snapshot " + racktest.Snapshot},
+		{&csi.DeleteVolumeRequest{VolumeId: upper}, "volume " + racktest.Disk},
+		{&csi.ControllerPublishVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.ControllerUnpublishVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.NodeStageVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.NodeUnstageVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.NodePublishVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.NodeUnpublishVolumeRequest{VolumeId: racktest.Disk}, "volume " + racktest.Disk},
+		{&csi.NodeGetVolumeStatsRequest{VolumeId: racktest.Disk}, ""},
+		{&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk}, ""},
 		{&csi.DeleteVolumeRequest{}, ""},
 		{&csi.ListVolumesRequest{}, ""},
 	} {

@@ -3,6 +3,8 @@ package driver
 import (
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -38,8 +40,8 @@ func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrde
 			"are not supported for snapshots; a snapshot is where its volume is")
 	}
 	var ok bool
-	if order.Disk, ok = rackID(req.GetSourceVolumeId()); !ok {
-		return order, volumeNotFound(req.GetSourceVolumeId())
+	if order.Disk, ok = rack.ID(req.GetSourceVolumeId()); !ok {
+		return order, rack.VolumeNotFound(req.GetSourceVolumeId())
 	}
 	return order, nil
 }
@@ -50,7 +52,7 @@ func (o snapshotOrder) rackName() string { return volume.SnapshotName(o.Cluster,
 // which filesystem it holds, and so which one a volume has that is restored from the snapshot.
 func (o snapshotOrder) mark(source *oxide.Disk) volume.Tag {
 	m := volume.Tag{Name: o.Name, Cluster: o.Cluster}
-	if foreignDisk(source, o.Cluster) == "" {
+	if rack.ForeignDisk(source, o.Cluster) == "" {
 		tag, _ := volume.ParseTag(source.Description)
 		m.FilesystemUUID = expectedUUID(source, tag)
 	}
@@ -58,11 +60,11 @@ func (o snapshotOrder) mark(source *oxide.Disk) volume.Tag {
 }
 
 func (o snapshotOrder) checkName(doing string, s *oxide.Snapshot) error {
-	if err := believableSnapshot(doing, s); err != nil {
+	if err := rack.ValidateSnapshot(doing, s); err != nil {
 		return err
 	}
 	if string(s.Name) != o.rackName() {
-		return wrongAnswer(doing, "asked for %s and got %.80q", o.rackName(), s.Name)
+		return rack.InvalidResponse(doing, "asked for %s and got %.80q", o.rackName(), s.Name)
 	}
 	return nil
 }
@@ -73,7 +75,7 @@ func (o snapshotOrder) checkAnswer(doing string, s *oxide.Snapshot) error {
 		return err
 	}
 	if s.DiskId != string(o.Disk) {
-		return wrongAnswer(doing, "asked for the disk %s and got %.80q", o.Disk, s.DiskId)
+		return rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", o.Disk, s.DiskId)
 	}
 	return nil
 }

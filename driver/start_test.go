@@ -15,14 +15,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
 	values := map[string]string{
-		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": testToken,
+		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
-		"OXIDE_TOPOLOGY_RACK": "a", "OXIDE_INSTANCE_ID": testInstance, "OXIDE_MAX_DISKS": "8",
+		"OXIDE_TOPOLOGY_RACK": "a", "OXIDE_INSTANCE_ID": racktest.Instance, "OXIDE_MAX_DISKS": "8",
 	}
 	want, err := ParseConfig(nil, goodEnv(values), io.Discard)
 	if err != nil {
@@ -94,7 +97,7 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 		}
 	}()
 	var found map[string]string
-	awaitCondition(t, "the log has a line of level "+level, func() bool {
+	csitest.Await(t, "the log has a line of level "+level, func() bool {
 		for line := range strings.Lines(book.String()) {
 			entry := map[string]string{}
 			err := json.Unmarshal([]byte(line), &entry)
@@ -118,10 +121,10 @@ func TestAControllerWithoutAClusterIDSaysSoWhenItStarts(t *testing.T) {
 }
 
 func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
-	answering := func(e exchange) http.HandlerFunc {
+	answering := func(e racktest.Exchange) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(e.status)
-			_, _ = io.WriteString(w, e.body)
+			w.WriteHeader(e.Status)
+			_, _ = io.WriteString(w, e.Body)
 		}
 	}
 	plain := func(h http.Handler) func(*testing.T) map[string]string {
@@ -131,19 +134,19 @@ func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
 			return map[string]string{"OXIDE_HOST": server.URL}
 		}
 	}
-	fine := answering(exchange{status: 200, body: projectOf()})
+	fine := answering(racktest.Exchange{Status: 200, Body: racktest.ProjectOf()})
 	for _, test := range []struct {
 		name  string
 		rack  func(*testing.T) map[string]string
 		level string
 		want  []string
 	}{
-		{"a wrong token", plain(answering(rackError(401, "Unauthorized",
+		{"a wrong token", plain(answering(racktest.Error(401, "Unauthorized",
 			"credentials missing or invalid"))), "ERROR",
 			[]string{"TokenRejected", "OXIDE_TOKEN"}},
-		{"a token without a role", plain(answering(rackError(403, "Forbidden", "Forbidden"))),
+		{"a token without a role", plain(answering(racktest.Error(403, "Forbidden", "Forbidden"))),
 			"ERROR", []string{"RoleMissing", "limited-collaborator"}},
-		{"an unknown project", plain(answering(rackError(404, "ObjectNotFound",
+		{"an unknown project", plain(answering(racktest.Error(404, "ObjectNotFound",
 			`not found: project with name "tweety"`))), "ERROR",
 			[]string{"ProjectNotFound", "OXIDE_PROJECT"}},
 		{"an address of something else", plain(http.NotFoundHandler()), "WARN",
@@ -162,7 +165,7 @@ func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
 		{"a certificate for another name", func(t *testing.T) map[string]string {
 			server := secureRack(t, fine)
 			ca := filepath.Join(t.TempDir(), "ca.pem")
-			must(t, os.WriteFile(ca, pemOf(server.Certificate().Raw), 0o600))
+			must(t, os.WriteFile(ca, racktest.PEM(server.Certificate().Raw), 0o600))
 			return map[string]string{"OXIDE_CA_FILE": ca,
 				"OXIDE_HOST": strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}
 		}, "WARN", []string{"RackUnavailable", "other names than the one in OXIDE_HOST"}},
@@ -238,17 +241,17 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 	h := &rackHealth{Rack: controllerFor(t, server.URL).Rack,
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
-		mood exchange
+		mood racktest.Exchange
 		want int // lines in the log from the start
 	}{
-		{exchange{status: 200, body: projectOf()}, 0},
-		{rackError(503, "ServiceNotAvailable", "Service Unavailable"), 1},
-		{rackError(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
-		{rackError(401, "Unauthorized", "credentials missing or invalid"), 2},
-		{rackError(401, "Unauthorized", "credentials missing or invalid"), 2},
-		{rackError(404, "ObjectNotFound", "not found: project"), 3},
-		{exchange{status: 200, body: projectOf()}, 4},
-		{exchange{status: 200, body: projectOf()}, 4},
+		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 0},
+		{racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"), 1},
+		{racktest.Error(503, "ServiceNotAvailable", "another sentence, as one with a number is"), 1},
+		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
+		{racktest.Error(401, "Unauthorized", "credentials missing or invalid"), 2},
+		{racktest.Error(404, "ObjectNotFound", "not found: project"), 3},
+		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 4},
+		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 4},
 	} {
 		rack.set(step.mood)
 		h.look(t.Context())
@@ -270,7 +273,7 @@ func TestPR4ANodeNamesMissingProgramsAtItsStart(t *testing.T) {
 	}
 	t.Setenv("PATH", path)
 	line := started(t, "ERROR", []string{"--mode=node"}, map[string]string{
-		"OXIDE_INSTANCE_ID": testInstance, "OXIDE_SYSFS_ROOT": t.TempDir()})
+		"OXIDE_INSTANCE_ID": racktest.Instance, "OXIDE_SYSFS_ROOT": t.TempDir()})
 	want := "ToolsMissing: the node service runs mkfs.xfs, btrfs and cannot find it"
 	if !strings.HasPrefix(line["error"], want) || line["msg"] != "this node cannot stage volumes" {
 		t.Errorf("got %v, want %q", line, want)

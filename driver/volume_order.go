@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -81,9 +83,9 @@ func orderedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
 	case source.GetSnapshot().GetSnapshotId() == "":
 		return "", csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 	}
-	id, ok := rackID(source.GetSnapshot().GetSnapshotId())
+	id, ok := rack.ID(source.GetSnapshot().GetSnapshotId())
 	if !ok {
-		return "", snapshotNotFound(source.GetSnapshot().GetSnapshotId())
+		return "", rack.SnapshotNotFound(source.GetSnapshot().GetSnapshotId())
 	}
 	return id, nil
 }
@@ -203,7 +205,7 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return "was made from another image"
 	case m.MkfsOptions != o.Parameters.MkfsOptions.String():
 		return "has other mkfsOptions"
-	case readOnly(d):
+	case rack.ReadOnly(d):
 		return "is read-only"
 	}
 	return ""
@@ -230,7 +232,7 @@ func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volum
 }
 
 func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
-	snapshot, err := c.Rack.snapshotByID(ctx, order.SnapshotID)
+	snapshot, err := c.Rack.Snapshot(ctx, order.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
 	}
@@ -245,14 +247,14 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 			"snapshot %s is %s; repeat the call when it is ready", snapshot.Id, snapshot.State)
 	}
 	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
-	if foreignSnapshot(snapshot, c.ClusterID) == "" {
+	if rack.ForeignSnapshot(snapshot, c.ClusterID) == "" {
 		m, _ := volume.ParseTag(snapshot.Description)
 		source.filesystemUUID = m.FilesystemUUID
 	}
 	want := order.Parameters.BlockSize
-	if id, ok := rackID(snapshot.DiskId); ok && want != 0 {
+	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 {
 		// Its disk shows the block size that the new one inherits, unless it is gone.
-		disk, err := c.Rack.diskByID(ctx, id)
+		disk, err := c.Rack.Disk(ctx, id)
 		switch {
 		case csierr.IsNotFound(err):
 		case err != nil:
@@ -268,14 +270,14 @@ func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volume
 	id := oxide.NameOrId(order.Parameters.ImageID)
 	image, err := c.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
-		err = believableImage(id, image)
+		err = rack.ValidateImage(id, image)
 	}
 	switch want := order.Parameters.BlockSize; {
-	case unknown(err):
+	case rack.Unknown(err):
 		return volumeSource{gone: true}, csierr.New(csierr.ImageNotFound,
 			"imageId: the rack has no image %s, or shows this token none", id)
 	case err != nil:
-		return volumeSource{}, statusError(ctx, "read image", err)
+		return volumeSource{}, rack.Error(ctx, "read image", err)
 	case want != 0 && want != int(image.BlockSize):
 		return volumeSource{}, blockSizeInherited(want, int(image.BlockSize))
 	}
@@ -289,13 +291,13 @@ func blockSizeInherited(want, inherited int) error {
 
 // refusedSource says why the rack does not make a disk from this snapshot.
 func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why error) error {
-	project, err := c.Rack.projectByConfig(ctx)
+	project, err := c.Rack.ReadProject(ctx)
 	switch {
 	case err != nil:
-		return statusError(ctx, "read project", err)
+		return rack.Error(ctx, "read project", err)
 	case source.projectID != "" && source.projectID != project.Id:
 		return csierr.New(csierr.SourceIncompatible, "the source belongs to "+
 			"another project; the rack makes disks from sources of their own project only")
 	}
-	return statusError(ctx, "create disk", why)
+	return rack.Error(ctx, "create disk", why)
 }

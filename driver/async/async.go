@@ -1,6 +1,6 @@
-// Package async starts the goroutines of the driver. A panic in one that nobody recovers would end the
-// process, and with it the mounts and attaches of all other calls; here it becomes the error, or the
-// panic, of whoever waits for the goroutine.
+// Package async starts the goroutines of the driver. A panic in one that nobody recovers would end
+// the process, and with it the mounts and attaches of all other calls; here it becomes the error,
+// or the panic, of whoever waits for the goroutine.
 package async
 
 import (

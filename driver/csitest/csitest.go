@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -94,4 +95,16 @@ func Topologies(texts ...string) []*csi.Topology {
 		list = append(list, &csi.Topology{Segments: segments})
 	}
 	return list
+}
+
+// Await waits for something that another goroutine does.
+func Await(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		if met() {
+			return
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+	t.Fatalf("it did not come to pass that %s", what)
 }

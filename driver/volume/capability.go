@@ -19,6 +19,7 @@ const (
 	Btrfs = "btrfs"
 )
 
+// Filesystems are those a volume may have, the default first.
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
 // supportedModes: a disk is attached to one instance at a time, for reading and writing (RFD 595).
@@ -36,6 +37,7 @@ type CapabilityFault struct {
 	Message     string
 }
 
+// CapabilityProblem finds what is wrong with a volume capability.
 func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 	mode := c.GetAccessMode().GetMode()
 	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
@@ -99,6 +101,7 @@ func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
+// CheckCapability answers for one capability of a controller's request.
 func CheckCapability(c *csi.VolumeCapability) error {
 	switch p := CapabilityProblem(c); {
 	case p.Malformed:

@@ -23,6 +23,7 @@ type CapacityRange struct {
 	min, max int64
 }
 
+// ParseCapacityRange reads a capacity range in bytes; nil sets no limit.
 func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	if r == nil {
 		return CapacityRange{max: math.MaxInt64}, nil
@@ -44,11 +45,12 @@ func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	return out, nil
 }
 
+// Contains reports whether a size in bytes is in the range.
 func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
-// diskSize is the size of the disk to make: whole GiB, as the rack wants it, within the range.
+// DiskSize is the size of the disk to make: whole GiB, as the rack wants it, within the range.
 // floor is what the source holds, 0 for a blank disk; ceiling is the largest disk the rack makes.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	// Nobody asked for more than what there is: the source's size, or the default.

@@ -101,7 +101,7 @@ func (o MkfsOptions) String() string {
 	return strings.Join(words, ",")
 }
 
-// check says whether every option has a meaning for that filesystem.
+// Check says whether every option has a meaning for that filesystem.
 func (o MkfsOptions) Check(fsType string) error {
 	for _, c := range o.chosen {
 		if mkfsRules[c.name].args[fsType] == nil {
@@ -126,7 +126,7 @@ func (o MkfsOptions) Check(fsType string) error {
 	return nil
 }
 
-// args are the options as arguments of the filesystem's mkfs.
+// Args are the options as arguments of the filesystem's mkfs.
 func (o MkfsOptions) Args(fsType string) []string {
 	var args []string
 	for _, c := range o.chosen {
@@ -137,6 +137,7 @@ func (o MkfsOptions) Args(fsType string) []string {
 	return args
 }
 
+// Value is the value of an option, "" when it was not chosen.
 func (o MkfsOptions) Value(name string) string {
 	for _, c := range o.chosen {
 		if c.name == name {

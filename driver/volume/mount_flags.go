@@ -138,9 +138,10 @@ func hasNoValue(key string) bool {
 	return isAttr || slices.Contains(superFlags, key)
 }
 
+// ReadOnly reports whether the mount is to be read-only.
 func (o MountOptions) ReadOnly() bool { return o.Attr&AttrReadOnly != 0 }
 
-// setReadOnly makes the filesystem and the mount read-only, whatever the flags say.
+// SetReadOnly makes the filesystem and the mount read-only, whatever the flags say.
 func (o *MountOptions) SetReadOnly() {
 	if !o.ReadOnly() {
 		o.Attr |= AttrReadOnly
@@ -148,7 +149,7 @@ func (o *MountOptions) SetReadOnly() {
 	}
 }
 
-// addData adds an option of the filesystem unless it is there.
+// AddData adds an option of the filesystem unless it is there.
 func (o *MountOptions) AddData(key string) {
 	if !slices.ContainsFunc(o.Data, func(d MountOption) bool { return d.Key == key }) {
 		o.Data = append(o.Data, MountOption{Key: key})
@@ -165,7 +166,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// shown are the comparable flags with which a mount of these options appears in mountinfo, sorted.
+// Shown are the comparable flags with which a mount of these options appears in mountinfo, sorted.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {

@@ -49,12 +49,14 @@ type Parameters struct {
 	MkfsOptions MkfsOptions
 }
 
+// ForeignKey reports whether a CO adds a parameter with that key for itself.
 func ForeignKey(key string) bool {
 	return slices.ContainsFunc(foreignKeys, func(p string) bool {
 		return strings.HasPrefix(key, p)
 	})
 }
 
+// ParseParameters reads the parameters of a StorageClass.
 func ParseParameters(values map[string]string) (Parameters, error) {
 	p := Parameters{DiskType: DiskTypeDistributed}
 	for key, value := range values {
@@ -113,7 +115,7 @@ func (p Parameters) contradiction() error {
 	return nil
 }
 
-// fits says whether the parameters mean something for the capabilities.
+// Fits says whether the parameters mean something for the capabilities.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -130,7 +132,7 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// largest is the largest disk of the type.
+// Largest is the largest disk of the type.
 func (p Parameters) Largest() int64 {
 	if p.DiskType == DiskTypeLocal {
 		return 1<<63 - GiB // the rack knows its drives

@@ -50,6 +50,7 @@ func ParseTopology(text string) ([]Segments, error) {
 	return places, nil
 }
 
+// Add adds a segment, under the driver's prefix.
 func (s Segments) Add(name, value string) error {
 	switch {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
@@ -77,7 +78,7 @@ func (s Segments) value(key string) (string, bool) {
 	return "", false
 }
 
-// within says whether the place is in the wanted one: it has all its segments.
+// Within says whether the place is in the wanted one: it has all its segments.
 func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {

@@ -26,9 +26,13 @@ func driverOperations(t *testing.T) []string {
 	for i := range client.NumMethod() {
 		methods[client.Method(i).Name] = true
 	}
-	files, err := filepath.Glob(driverSource + "/*.go")
-	if err != nil {
-		t.Fatal(err)
+	var files []string
+	for _, pattern := range []string{"/*.go", "/*/*.go"} {
+		found, err := filepath.Glob(driverSource + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
 	}
 	asked := map[string]bool{}
 	for _, file := range files {

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"io"
@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -59,9 +61,9 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest) // the body did not come again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, diskOf("creating"))
+		_, _ = io.WriteString(w, racktest.DiskOf("creating"))
 	default:
-		_, _ = io.WriteString(w, projectOf())
+		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}
 }
 
@@ -83,16 +85,16 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	refusals := 0
-	client, closeIdle, err := newTestClient(Config{Host: server.URL, TokenFile: path, Project: testProject},
-		func() { refusals++ })
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(closeIdle)
-	c := &Controller{Rack: client, ClusterID: "blue"}
+	c := clientWith(t, Options{Host: server.URL}, &Transport{
+		Tokens: tokenFile(path), Refused: func() { refusals++ }})
 	create := func() error {
-		_, err := c.CreateVolume(t.Context(), createRequest())
-		return err
+		_, err := c.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: c.ProjectParam(),
+			Body: &oxide.DiskCreate{Name: oxide.Name(volume.DiskName("blue", "pvc-1")),
+				DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}}})
+		if err != nil {
+			return Error(t.Context(), "create disk", err)
+		}
+		return nil
 	}
 	expect := func(what string, want ...string) {
 		t.Helper()
@@ -156,7 +158,7 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	t.Cleanup(elsewhere.Close)
 	server := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(server.Close)
-	_, err := controllerFor(t, server.URL).Rack.Ping(t.Context())
+	_, err := clientFor(t, server.URL).Ping(t.Context())
 	if err == nil || len(thief.seen()) > 0 {
 		t.Errorf("a redirect was followed: %v", err)
 	}
@@ -164,19 +166,15 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 
 func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, projectOf())
+		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pemOf(server.Certificate().Raw), 0o600); err != nil {
+	if err := os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	client, closeIdle, err := newTestClient(Config{Host: server.URL, Token: testToken, CAFile: path},
-		nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(closeIdle)
+	client := clientWith(t, Options{Host: server.URL, CAFile: path}, &Transport{
+		Tokens: &TokenSource{Fixed: racktest.Token}})
 	if _, err := client.ProjectView(t.Context(),
 		oxide.ProjectViewParams{Project: "x"}); err != nil {
 		t.Error(err)
@@ -198,13 +196,14 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 			sent.Add(1)
 		}
 	}))
-	client, closeIdle, err := newTestClient(Config{Host: server.URL, Token: "one"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, project := range []string{"told", "untold"} {
-		c := &Controller{Rack: &rackClient{client.Client, project}}
-		_, err := c.CreateVolume(t.Context(), createRequest())
+	client, closeIdle, err := New(Options{Host: server.URL}, &Transport{
+		Tokens: &TokenSource{Fixed: "one"}})
+	must(t, err)
+	for _, project := range []oxide.NameOrId{"told", "untold"} {
+		_, err := client.DiskCreate(t.Context(), oxide.DiskCreateParams{Project: project,
+			Body: &oxide.DiskCreate{DiskBackend: oxide.DiskBackend{
+				Value: &oxide.DiskBackendLocal{}}}})
+		err = Error(t.Context(), "create disk", err)
 		csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 		if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
 			t.Errorf("%s: %v", project, err)

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -11,17 +11,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// rackPage is how many objects the driver asks the rack for at once.
-const rackPage = 1000
+// pageSize is how many objects the driver asks the rack for at once.
+const pageSize = 1000
 
 // mostListBytes is the largest list that the driver answers, below gRPC's default limit of 4 MiB.
 // What does not fit is on the next page, also when the CO asked for everything.
 const mostListBytes = 7 << 19
 
-// pager cuts a CSI page out of a listing in the order of ids. Its token is the last id of the page
+// Pager cuts a CSI page out of a listing in the order of ids. Its token is the last id of the page
 // before, so that a page can be asked for again, from any controller, and objects that come and go
 // move no others; and the rack's own token, with which the listing goes on where it was.
-type pager struct {
+type Pager struct {
 	project string
 	from    string // the rack's page to begin with; empty for the first
 	after   string
@@ -32,14 +32,15 @@ type pager struct {
 	taken int
 	bytes int
 	last  string
-	next  string
+	Next  string
 }
 
-func (c *rackClient) newPager(startingToken string, maxEntries int32) (*pager, error) {
+// NewPager begins a page of at most maxEntries entries, 0 for no limit, behind a starting token.
+func (c *Client) NewPager(startingToken string, maxEntries int32) (*Pager, error) {
 	if maxEntries < 0 {
 		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
-	p := &pager{project: c.Project, most: int(maxEntries)}
+	p := &Pager{project: c.Project, most: int(maxEntries)}
 	if startingToken == "" {
 		return p, nil
 	}
@@ -55,50 +56,50 @@ func startingTokenInvalid() error {
 		"this driver gave; begin the listing again without one")
 }
 
-// take puts an object that belongs into the listing on this page, if it belongs there.
-func (p *pager) take(id string, entry proto.Message) bool {
+// Take puts an object that belongs into the listing on this page, if it belongs there.
+func (p *Pager) Take(id string, entry proto.Message) bool {
 	const frame = 8 // around an entry in the answer
-	if id <= p.after || p.next != "" {
+	if id <= p.after || p.Next != "" {
 		return false
 	}
 	size := proto.Size(entry) + frame
 	if p.most > 0 && p.taken == p.most || p.taken > 0 && p.bytes+size > mostListBytes {
-		p.next = packToken(p.project, p.last, p.page)
+		p.Next = packToken(p.project, p.last, p.page)
 		return false
 	}
 	p.taken, p.bytes, p.last = p.taken+1, p.bytes+size, id
 	return true
 }
 
-// full says that nothing more can be taken.
-func (p *pager) full() bool { return p.next != "" }
+// Full says that nothing more can be taken.
+func (p *Pager) Full() bool { return p.Next != "" }
 
 // ask says which page of the rack comes next, and how many objects to ask for. Two requests make a
 // page as long as most of the objects belong into the listing: one for its entries, and one for the
 // entry behind them.
-func (p *pager) ask(token string) (page string, limit *int) {
+func (p *Pager) ask(token string) (page string, limit *int) {
 	if p.page = token; token == "" {
 		p.page = p.from
 	}
 	p.pages++
-	n := rackPage
+	n := pageSize
 	switch {
 	case p.most == 0 || p.pages > 2:
 	case p.taken == p.most:
 		n = 1
 	default:
-		n = min(p.most, rackPage)
+		n = min(p.most, pageSize)
 	}
 	return p.page, &n
 }
 
 // problem is what the rack has against a page. A token of another rack's, or of another release, is
 // none of this driver's.
-func (p *pager) problem(ctx context.Context, doing string, err error) error {
+func (p *Pager) problem(ctx context.Context, doing string, err error) error {
 	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
 		return startingTokenInvalid()
 	}
-	return statusError(ctx, doing, err)
+	return Error(ctx, doing, err)
 }
 
 // eachObject visits the objects of all the rack's pages until visit says that it has enough. The
@@ -115,7 +116,7 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 		if items == nil {
 			// The rack's empty page has a list, an empty one. Without any it is somebody else's
 			// answer, and what is not listed would pass for lost.
-			return wrongAnswer("list", "the page has no list of objects")
+			return InvalidResponse("list", "the page has no list of objects")
 		}
 		for i := range items {
 			if err := walk.object(objectID(&items[i])); err != nil {
@@ -147,7 +148,7 @@ type pageWalk struct {
 
 func (w *pageWalk) object(id string) error {
 	if w.objects[id] && id != "" {
-		return wrongAnswer("list", "the object %.80q is listed twice", id)
+		return InvalidResponse("list", "the object %.80q is listed twice", id)
 	}
 	if w.objects == nil {
 		w.objects = map[string]bool{}
@@ -164,9 +165,9 @@ func (w *pageWalk) page(objects int, next string) error {
 	}
 	switch {
 	case w.tokens[next]:
-		return wrongAnswer("list", "its pages go round in a circle")
+		return InvalidResponse("list", "its pages go round in a circle")
 	case w.empty > mostEmptyPages:
-		return wrongAnswer("list", "%d pages in a row are empty and name a next one", w.empty)
+		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
 	}
 	if w.tokens == nil {
 		w.tokens = map[string]bool{}
@@ -188,13 +189,13 @@ func objectID(object any) string {
 	return ""
 }
 
-// eachDisk visits the project's disks in the order of their ids, from where the pages begin.
-func (c *rackClient) eachDisk(ctx context.Context, pages *pager,
+// EachDisk visits the project's disks in the order of their ids, from where the pages begin.
+func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	return eachObject(func(token string) ([]oxide.Disk, string, error) {
 		var params oxide.DiskListParams
 		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
-			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.DiskList(ctx, params)
 		if err != nil {
@@ -204,14 +205,14 @@ func (c *rackClient) eachDisk(ctx context.Context, pages *pager,
 	}, visit)
 }
 
-// eachSnapshot visits the project's snapshots in the order of their ids, from where the pages
+// EachSnapshot visits the project's snapshots in the order of their ids, from where the pages
 // begin.
-func (c *rackClient) eachSnapshot(ctx context.Context, pages *pager,
+func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 	visit func(*oxide.Snapshot) bool) error {
 	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
 		var params oxide.SnapshotListParams
 		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
-			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.SnapshotList(ctx, params)
 		if err != nil {
@@ -221,17 +222,17 @@ func (c *rackClient) eachSnapshot(ctx context.Context, pages *pager,
 	}, visit)
 }
 
-// bootDisks are the ids of the project's boot disks.
-func (c *rackClient) bootDisks(ctx context.Context) (map[string]bool, error) {
+// BootDisks are the ids of the project's boot disks.
+func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
 	boot := map[string]bool{}
 	err := eachObject(func(token string) ([]oxide.Instance, string, error) {
-		params := oxide.InstanceListParams{Limit: oxide.NewPointer(rackPage), PageToken: token}
+		params := oxide.InstanceListParams{Limit: oxide.NewPointer(pageSize), PageToken: token}
 		if token == "" {
-			params.Project, params.SortBy = c.project(), oxide.NameOrIdSortModeIdAscending
+			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.InstanceList(ctx, params)
 		if err != nil {
-			return nil, "", statusError(ctx, "list instances", err)
+			return nil, "", Error(ctx, "list instances", err)
 		}
 		return page.Items, page.NextPage, nil
 	}, func(instance *oxide.Instance) (enough bool) {

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -17,78 +20,77 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-const viewDisk = "GET /v1/disks/" + testDisk
-
 // viewing reads the disk, as the simplest call that can meet an answer.
-func viewing(ctx context.Context, c *Controller) error {
-	_, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{Disk: testDisk})
-	return statusError(ctx, "read disk", err)
+func viewing(ctx context.Context, c *Client) error {
+	_, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: racktest.Disk})
+	return Error(ctx, "read disk", err)
 }
 
 func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		answer exchange
+		answer racktest.Exchange
 		code   codes.Code
 		reason csierr.Reason
 		words  string // that the message has to contain
 	}{
-		{"OX-1 a name that is taken is 400", rackError(400, "ObjectAlreadyExists",
+		{"OX-1 a name that is taken is 400", racktest.Error(400, "ObjectAlreadyExists",
 			`already exists: disk "x"`), codes.AlreadyExists, csierr.NameTaken,
 			`already exists: disk "x"`},
-		{"OX-2 a bad value", rackError(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
+		{"OX-2 a bad value", racktest.Error(400, "InvalidValue", "unsupported value"), codes.OutOfRange,
 			csierr.ValueRefused, "unsupported value"},
-		{"a refusal nobody has a better word for", rackError(400, "InvalidRequest", "no"),
+		{"a refusal nobody has a better word for", racktest.Error(400, "InvalidRequest", "no"),
 			codes.Internal, csierr.RackError, "no (HTTP 400, request r-1)"},
-		{"a body that the rack cannot parse", rackError(400, "", "unable to parse JSON body"),
+		{"a body that the rack cannot parse", racktest.Error(400, "", "unable to parse JSON body"),
 			codes.Internal, csierr.RackError, "unable to parse"},
-		{"OX-4 a bad token", rackError(401, "Unauthorized", "credentials missing or invalid"),
+		{"OX-4 a bad token", racktest.Error(401, "Unauthorized", "credentials missing or invalid"),
 			codes.Unauthenticated, csierr.TokenRejected, "OXIDE_TOKEN"},
-		{"OX-5 a missing role", rackError(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
+		{"OX-5 a missing role", racktest.Error(403, "Forbidden", "Forbidden"), codes.PermissionDenied,
 			csierr.RoleMissing, "limited-collaborator"},
-		{"OX-6 an unknown object", rackError(404, "ObjectNotFound", "not found: disk"),
+		{"OX-6 an unknown object", racktest.Error(404, "ObjectNotFound", "not found: disk"),
 			codes.NotFound,
 			csierr.ObjectNotFound, "not found: disk"},
-		{"OX-6 a 404 that is not the rack's", exchange{status: 404, body: "<html>Not Found</html>"},
+		{"OX-6 a 404 that is not the rack's", racktest.Exchange{Status: 404,
+			Body: "<html>Not Found</html>"},
 			codes.Internal, csierr.RackUnknown, "OXIDE_HOST"},
-		{"OX-6 a route the rack does not have", rackError(404, "", "Not Found"), codes.Internal,
+		{"OX-6 a route the rack does not have", racktest.Error(404, "", "Not Found"), codes.Internal,
 			csierr.RackUnknown, "v20"},
-		{"OX-7 a conflict", rackError(409, "Conflict", "boot disk cannot be detached"),
+		{"OX-7 a conflict", racktest.Error(409, "Conflict", "boot disk cannot be detached"),
 			codes.FailedPrecondition, csierr.Conflict, "boot disk"},
-		{"OX-8 gone", rackError(410, "Gone", "Gone"), codes.Internal, csierr.RackError,
+		{"OX-8 gone", racktest.Error(410, "Gone", "Gone"), codes.Internal, csierr.RackError,
 			"request r-1"},
-		{"OX-8 an error inside the rack", rackError(500, "Internal", "Internal Server Error"),
+		{"OX-8 an error inside the rack", racktest.Error(500, "Internal", "Internal Server Error"),
 			codes.Unavailable, csierr.RackUnavailable, "request r-1"},
-		{"OX-8 a proxy's time is up", exchange{status: 408, body: "<html>timeout</html>"},
+		{"OX-8 a proxy's time is up", racktest.Exchange{Status: 408, Body: "<html>timeout</html>"},
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 408"},
-		{"OX-8 a proxy that did not understand the rack", exchange{status: 520, body: "<html>"},
+		{"OX-8 a proxy that did not understand the rack", racktest.Exchange{Status: 520, Body: "<html>"},
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 520"},
-		{"OX-8 a call that does not exist there", exchange{status: 501, body: "<html>"},
+		{"OX-8 a call that does not exist there", racktest.Exchange{Status: 501, Body: "<html>"},
 			codes.Internal, csierr.RackError, "HTTP 501"},
-		{"OX-9 the rack cannot answer now", rackError(503, "ServiceNotAvailable",
+		{"OX-9 the rack cannot answer now", racktest.Error(503, "ServiceNotAvailable",
 			"Service Unavailable"),
 			codes.Unavailable, csierr.RackUnavailable, "Service Unavailable"},
-		{"OX-9 a proxy that limits", exchange{status: 429, body: "slow down"}, codes.Unavailable,
+		{"OX-9 a proxy that limits", racktest.Exchange{Status: 429, Body: "slow down"}, codes.Unavailable,
 			csierr.RackUnavailable, "HTTP 429"},
-		{"OX-9 a proxy without a rack", exchange{status: 502, body: "<html>Bad Gateway</html>"},
+		{"OX-9 a proxy without a rack", racktest.Exchange{Status: 502, Body: "<html>Bad Gateway</html>"},
 			codes.Unavailable, csierr.RackUnavailable, "HTTP 502"},
-		{"OX-10 no room", rackError(507, "InsufficientCapacity", "Insufficient capacity: quota"),
+		{"OX-10 no room", racktest.Error(507, "InsufficientCapacity", "Insufficient capacity: quota"),
 			codes.ResourceExhausted, csierr.RackFull, "quota"},
-		{"OX-12 a redirect is not followed", exchange{status: 302, body: ""}, codes.Internal,
+		{"OX-12 a redirect is not followed", racktest.Exchange{Status: 302, Body: ""}, codes.Internal,
 			csierr.RackError, "HTTP 302"},
-		{"OX-12 a status nobody expects", exchange{status: 418, body: "short and stout"},
+		{"OX-12 a status nobody expects", racktest.Exchange{Status: 418, Body: "short and stout"},
 			codes.Internal,
 			csierr.RackError, "HTTP 418"},
-		{"a success that is no JSON", exchange{status: 200, body: "<html>hello</html>"},
+		{"a success that is no JSON", racktest.Exchange{Status: 200, Body: "<html>hello</html>"},
 			codes.Unavailable, csierr.RackUnavailable, "no whole answer"},
-		{"OX-9 a connection cut before the answer", exchange{cut: true}, codes.Unavailable,
+		{"OX-9 a connection cut before the answer", racktest.Exchange{Cut: true}, codes.Unavailable,
 			csierr.RackUnavailable, "no whole answer"},
-		{"B-16 a token in the rack's text is not shown", rackError(500, "Internal",
-			"Bearer "+testToken+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
+		{"B-16 a token in the rack's text is not shown", racktest.Error(500, "Internal",
+			"Bearer "+racktest.Token+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
 			"Bearer *** line two"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			err := viewing(t.Context(), rackThat(t, test.answer.to(viewDisk)))
+			err := viewing(t.Context(), clientThat(t, test.answer.To(racktest.ViewDisk)))
 			csitest.Want(t, err, test.code, test.reason)
 			message := csierr.Message(err)
 			if !strings.Contains(message, test.words) || !strings.Contains(message, "read disk") {
@@ -101,7 +103,7 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
-	err := viewing(t.Context(), controllerFor(t, server.URL))
+	err := viewing(t.Context(), clientFor(t, server.URL))
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if text := err.Error(); !strings.Contains(text, "connection refused") ||
 		strings.Contains(text, "/v1/") || strings.Contains(text, "127.0.0.1") {
@@ -113,32 +115,22 @@ func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	server.Config.ErrorLog = nil
 	t.Cleanup(server.Close)
-	err := viewing(t.Context(), controllerFor(t, server.URL))
+	err := viewing(t.Context(), clientFor(t, server.URL))
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v does not mention the certificate", err)
 	}
 }
 
-// silentRack takes requests and never answers.
-func silentRack(t *testing.T) *Controller {
-	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then does the server see the caller go
-		<-r.Context().Done()
-	}))
-	t.Cleanup(server.Close)
-	return controllerFor(t, server.URL)
-}
-
 func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
-	csitest.Want(t, viewing(ctx, silentRack(t)), codes.DeadlineExceeded, csierr.DeadlineExceeded)
+	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.DeadlineExceeded,
+		csierr.DeadlineExceeded)
 
 	ctx, cancel = context.WithCancel(t.Context())
 	time.AfterFunc(30*time.Millisecond, cancel)
-	csitest.Want(t, viewing(ctx, silentRack(t)), codes.Canceled, csierr.Canceled)
+	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.Canceled, csierr.Canceled)
 }
 
 func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
@@ -149,7 +141,7 @@ func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), left)
 		cancel()
-		if got := grpcCode(transportError(ctx, "read disk", context.Canceled)); got != want {
+		if got := status.Code(transportError(ctx, "read disk", context.Canceled)); got != want {
 			t.Errorf("canceled %s before the deadline: got %s, want %s", left, got, want)
 		}
 	}
@@ -162,6 +154,6 @@ func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
 		_, _ = io.WriteString(w, `{"request_id":"r-1","error_code":"ObjectAl`)
 	}))
 	t.Cleanup(server.Close)
-	err := viewing(t.Context(), controllerFor(t, server.URL))
+	err := viewing(t.Context(), clientFor(t, server.URL))
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 // A rack's address that moves to another machine leaves connections on which nobody answers. Calls
@@ -18,13 +21,13 @@ import (
 func TestOX9AConnectionThatWentSilentIsGivenUp(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
-		_, _ = io.WriteString(w, projectOf())
+		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pemOf(server.Certificate().Raw), 0o600); err != nil {
+	if err := os.WriteFile(path, racktest.PEM(server.Certificate().Raw), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	relay := newRelay(t, server.Listener.Addr().String())
@@ -51,7 +54,7 @@ func TestOX9AConnectionThatWentSilentIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	relay.silent.Store(true)
-	awaitCondition(t, "calls take another connection", func() bool { return call() == nil })
+	csitest.Await(t, "calls take another connection", func() bool { return call() == nil })
 }
 
 // relay passes bytes on to a server until it falls silent; connections made after that work.

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// rackClient is the rack as one project shows it: the Oxide client, and reads whose answers are
+// Client is the rack as one project shows it: the Oxide client, and reads whose answers are
 // checked.
-type rackClient struct {
+type Client struct {
 	*oxide.Client
 	Project string // name or UUID
 }
@@ -26,17 +26,17 @@ type rackClient struct {
 // requestTimeLimit is a net under the deadlines that every call carries.
 const requestTimeLimit = 10 * time.Minute
 
-// rackOptions say where the rack is and what of it is the driver's.
-type rackOptions struct {
+// Options say where the rack is and what of it is the driver's.
+type Options struct {
 	Host      string
 	Project   string // name or UUID
 	CAFile    string // empty for the system's certificates
 	UserAgent string
 }
 
-// newClient makes the rack's client, which sends its requests by way of t. The returned function
+// New makes the rack's client, which sends its requests by way of t. The returned function
 // gives up the connections that are idle.
-func newClient(o rackOptions, t *rackTransport) (*rackClient, func(), error) {
+func New(o Options, t *Transport) (*Client, func(), error) {
 	base, err := connections(o.CAFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("OXIDE_CA_FILE (--ca-file): %w", err)
@@ -61,7 +61,7 @@ func newClient(o rackOptions, t *rackTransport) (*rackClient, func(), error) {
 	if err != nil {
 		return nil, nil, errors.New("OXIDE_HOST (--host): the client does not accept it")
 	}
-	return &rackClient{client, o.Project}, base.CloseIdleConnections, nil
+	return &Client{client, o.Project}, base.CloseIdleConnections, nil
 }
 
 // connections makes the connections to the rack; caFile is empty for the system's certificates.
@@ -96,8 +96,11 @@ func certificates(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// rackID reads an id as the Oxide client takes it.
-func rackID(id string) (oxide.NameOrId, bool) {
+// ID reads an id as the Oxide client takes it.
+func ID(id string) (oxide.NameOrId, bool) {
 	canonical, ok := volume.ParseID(id)
 	return oxide.NameOrId(canonical), ok
 }
+
+// ProjectParam is the project as a parameter of the client.
+func (c *Client) ProjectParam() oxide.NameOrId { return oxide.NameOrId(c.Project) }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package rack
 
 import (
 	"context"
@@ -59,8 +59,8 @@ func blocked(t *testing.T) map[string]func(path string) {
 	}
 }
 
-func tokenFile(path string) *tokenSource {
-	return &tokenSource{Path: path, Log: slog.New(slog.DiscardHandler),
+func tokenFile(path string) *TokenSource {
+	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler),
 		Limit: 300 * time.Millisecond}
 }
 
@@ -73,7 +73,7 @@ func TestD63ATokenFileThatBlocksHoldsNobodyUp(t *testing.T) {
 			if token, err := s.current(t.Context()); token != "one" || err != nil {
 				t.Fatalf("got %q, %v", token, err)
 			}
-			must(t, s.fault())
+			must(t, s.Fault())
 			block(path)
 			start := time.Now()
 			var callers sync.WaitGroup
@@ -93,7 +93,7 @@ func TestD63ATokenFileThatBlocksHoldsNobodyUp(t *testing.T) {
 			if took := time.Since(start); took > 20*s.Limit {
 				t.Errorf("the callers waited for %s", took)
 			}
-			csitest.Want(t, s.fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
 		})
 	}
 }
@@ -128,23 +128,22 @@ func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgainWhenItWorks(t *testing.T)
 	}
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	readers := strings.Count(string(stacks), "(*tokenSource).readFile(")
+	readers := strings.Count(string(stacks), "(*TokenSource).readFile(")
 	if readers != 1 {
 		t.Errorf("%d goroutines read the file", readers)
 	}
 	writeToken(t, path, "two")
 	letGo()
-	awaitCondition(t, "the new token is read", func() bool {
+	csitest.Await(t, "the new token is read", func() bool {
 		token, err := s.current(t.Context())
-		return token == "two" && err == nil && s.fault() == nil
+		return token == "two" && err == nil && s.Fault() == nil
 	})
 }
 
-func TestD63ATokenFileThatCannotBeReadIsToldByProbe(t *testing.T) {
+func TestD63ATokenFileThatCannotBeReadIsAFault(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)
-	h := &rackHealth{Tokens: s, looked: true}
 	for name, spoil := range map[string]func(){
 		"it is gone":  func() { must(t, os.Remove(path)) },
 		"it is empty": func() { must(t, os.WriteFile(path, nil, 0o600)) },
@@ -160,21 +159,17 @@ func TestD63ATokenFileThatCannotBeReadIsToldByProbe(t *testing.T) {
 			if _, err := s.current(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if ready, err := h.state(); !ready || err != nil {
-				t.Fatalf("before: %v, %v", ready, err)
+			if err := s.Fault(); err != nil {
+				t.Fatalf("before: %v", err)
 			}
 			spoil()
 			if token, err := s.current(t.Context()); token != "one" || err != nil {
 				t.Errorf("got %q, %v", token, err)
 			}
-			_, err := h.state()
-			csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenFileUnreadable)
+			csitest.Want(t, s.Fault(), codes.FailedPrecondition, csierr.TokenFileUnreadable)
 			must(t, os.RemoveAll(path))
 			writeToken(t, path, "one")
-			awaitCondition(t, "Probe says that it is mended", func() bool {
-				_, err := h.state()
-				return err == nil
-			})
+			csitest.Await(t, "it is mended", func() bool { return s.Fault() == nil })
 		})
 	}
 }
@@ -184,8 +179,8 @@ func TestD63AProcessWhoseTokenFileBlocksDoesNotStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
 			block(path)
-			_, _, err := newClient(rackOptions{Host: "http://localhost"},
-				&rackTransport{Tokens: tokenFile(path)})
+			_, _, err := New(Options{Host: "http://localhost"},
+				&Transport{Tokens: tokenFile(path)})
 			if err == nil || !strings.HasPrefix(err.Error(), "OXIDE_TOKEN_FILE (--token-file): ") ||
 				strings.Contains(err.Error(), path) {
 				t.Errorf("got %v", err)

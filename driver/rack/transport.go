@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"errors"
@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// rackTransport carries the client's requests: it puts the present token in, tries once more with a
+// Transport carries the client's requests: it puts the present token in, tries once more with a
 // fresh one when the rack refuses it, and counts.
-type rackTransport struct {
+type Transport struct {
 	Base   http.RoundTripper
-	Tokens *tokenSource
+	Tokens *TokenSource
 	// Observe is told of every request and its answer, nil when there was none.
 	Observe func(method string, answer *http.Response, took time.Duration)
 	// Refused is told when the rack refused the freshest token there is.
@@ -20,7 +20,7 @@ type rackTransport struct {
 }
 
 // RoundTrip sends one request.
-func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.Tokens.current(req.Context())
 	if err != nil {
 		return nil, fmt.Errorf("token file: %w", err)
@@ -42,7 +42,7 @@ func (t *rackTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-func (t *rackTransport) send(req *http.Request, token string) (*http.Response, error) {
+func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
 	req = req.Clone(req.Context())
 	req.Header.Set("Authorization", "Bearer "+token)
 	start := time.Now()
@@ -80,6 +80,7 @@ type boundedBody struct {
 	left int64
 }
 
+// Read reads up to the bound, and is an error behind it.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
 		return 0, errAnswerTooLarge
@@ -98,7 +99,7 @@ func falseDelete(req *http.Request, answer *http.Response) bool {
 }
 
 // secondTry is the request once more and a fresher token for it; nil when there is none.
-func (t *rackTransport) secondTry(req *http.Request, token string) (*http.Request, string) {
+func (t *Transport) secondTry(req *http.Request, token string) (*http.Request, string) {
 	fresh, err := t.Tokens.renewed(req.Context())
 	if err != nil || fresh == token {
 		return nil, ""
@@ -110,7 +111,7 @@ func (t *rackTransport) secondTry(req *http.Request, token string) (*http.Reques
 	return again, fresh
 }
 
-func (t *rackTransport) refused() {
+func (t *Transport) refused() {
 	if t.Refused != nil {
 		t.Refused()
 	}

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// statusError turns an error of the Oxide client into the status the CO sees. It is the default for
+// Error turns an error of the Oxide client into the status the CO sees. It is the default for
 // answers that no RPC has a better word for; what a refusal means for an object is decided from the
 // object's state, which the RPC reads again. doing names the call: "create disk".
-func statusError(ctx context.Context, doing string, err error) error {
+func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
@@ -26,12 +26,12 @@ func statusError(ctx context.Context, doing string, err error) error {
 	if !errors.As(err, &answer) {
 		return transportError(ctx, doing, err)
 	}
-	if torn(answer) {
+	if truncated(answer) {
 		// The client's own text would show the answer's headers and what there is of its body.
 		return transportError(ctx, doing, fmt.Errorf("one with HTTP %d broke off",
 			answer.HTTPResponse.StatusCode))
 	}
-	why := answerText(answer)
+	why := AnswerText(answer)
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401):
 		return csierr.New(csierr.TokenRejected, "%s: the rack does not accept the "+
@@ -53,17 +53,17 @@ func statusError(ctx context.Context, doing string, err error) error {
 		return csierr.New(csierr.NameTaken, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrInvalidValue):
 		return csierr.New(csierr.ValueRefused, "%s: %s", doing, why)
-	case temporary(answer):
+	case retryable(answer):
 		return csierr.New(csierr.RackUnavailable, "%s: the rack cannot answer now: %s",
 			doing, why)
 	}
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// temporary reports whether the same call may be answered in a moment: the rack's own failures, and
+// retryable reports whether the same call may be answered in a moment: the rack's own failures, and
 // what a proxy before it says when it gave up. A change may have been made behind such an answer,
 // so a code that ends the call would leave behind what nobody knows of.
-func temporary(answer *oxide.HTTPError) bool {
+func retryable(answer *oxide.HTTPError) bool {
 	switch code := answer.HTTPResponse.StatusCode; code {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return true
@@ -74,9 +74,9 @@ func temporary(answer *oxide.HTTPError) bool {
 	}
 }
 
-// torn says whether the connection broke within the rack's explanation. What it was about to say is
-// then not known.
-func torn(answer *oxide.HTTPError) bool {
+// truncated reports whether the connection broke within the rack's explanation. What it was about
+// to say is then not known.
+func truncated(answer *oxide.HTTPError) bool {
 	return answer.ErrorResponse == nil &&
 		answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
 }
@@ -127,9 +127,9 @@ func transportText(err error) string {
 	return text
 }
 
-// answerText is the rack's message with its request id. A body that is not the rack's JSON (a
+// AnswerText is the rack's message with its request id. A body that is not the rack's JSON (a
 // proxy's page) is not shown.
-func answerText(answer *oxide.HTTPError) string {
+func AnswerText(answer *oxide.HTTPError) string {
 	code := answer.HTTPResponse.StatusCode
 	if answer.ErrorResponse == nil || answer.ErrorResponse.Message == "" {
 		return fmt.Sprintf("HTTP %d without an explanation of the rack's", code)
@@ -141,8 +141,20 @@ func answerText(answer *oxide.HTTPError) string {
 	return fmt.Sprintf("%s (HTTP %d)", text, code)
 }
 
-// wrongAnswer is for an answer that contradicts the call: a success that cannot be believed.
-func wrongAnswer(doing, format string, args ...any) error {
+// InvalidResponse is for an answer that contradicts the call: a success that cannot be believed.
+func InvalidResponse(doing, format string, args ...any) error {
 	return csierr.New(csierr.RackAnswerWrong, "%s: the rack's answer cannot be believed: "+
 		"%s", doing, fmt.Sprintf(format, args...))
+}
+
+// Undecided reports whether an answer to a change leaves open whether the change was made: the rack
+// or a proxy gave up on it, maybe behind its effect. A request that is at fault itself has none.
+func Undecided(err error) bool {
+	var answer *oxide.HTTPError
+	if !errors.As(err, &answer) || truncated(answer) || errors.Is(err, oxide.ErrInsufficientCapacity) {
+		return false
+	}
+	code := answer.HTTPResponse.StatusCode
+	return code < http.StatusBadRequest || code == http.StatusRequestTimeout ||
+		code >= http.StatusInternalServerError && code != http.StatusInsufficientStorage
 }

@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"context"
@@ -8,24 +8,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-func (c *rackClient) instanceByID(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
+// Instance reads an instance. An unknown one is NOT_FOUND.
+func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
 	instance, err := c.InstanceView(ctx, oxide.InstanceViewParams{Instance: id})
 	switch {
-	case unknown(err):
-		return nil, instanceNotFound(string(id))
+	case Unknown(err):
+		return nil, InstanceNotFound(string(id))
 	case err != nil:
-		return nil, statusError(ctx, "read instance", err)
+		return nil, Error(ctx, "read instance", err)
 	}
-	switch err := believableInstance(id, instance); {
+	switch err := validateInstance(id, instance); {
 	case err != nil:
 		return nil, err
 	case instance.RunState == oxide.InstanceStateDestroyed:
-		return nil, instanceNotFound(string(id))
+		return nil, InstanceNotFound(string(id))
 	}
 	return instance, nil
 }
 
-func instanceNotFound(id string) error {
+// InstanceNotFound is the error for a node whose instance the rack does not show.
+func InstanceNotFound(id string) error {
 	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or shows "+
 		"this token none; node_id is an instance's UUID", id)
 }

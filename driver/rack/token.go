@@ -1,4 +1,4 @@
-package driver
+package rack
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// tokenSource is where the rack's token comes from: a fixed one, or a file that somebody renews.
-type tokenSource struct {
+// TokenSource is where the rack's token comes from: a fixed one, or a file that somebody renews.
+type TokenSource struct {
 	Fixed string
 	Path  string
 	// Learned is told every token before it is sent, so that nobody is shown it; may be nil.
@@ -54,14 +54,14 @@ type tokenReading struct {
 
 // current is the token to send. The file is read again when it is another one than last time; while
 // it cannot be read the token last seen serves on.
-func (s *tokenSource) current(ctx context.Context) (string, error) { return s.ask(ctx, false) }
+func (s *TokenSource) current(ctx context.Context) (string, error) { return s.ask(ctx, false) }
 
 // renewed reads the file anew, for a rack that refused the token: the file's times need not tell.
-func (s *tokenSource) renewed(ctx context.Context) (string, error) { return s.ask(ctx, true) }
+func (s *TokenSource) renewed(ctx context.Context) (string, error) { return s.ask(ctx, true) }
 
 // ask waits for a reading, but no longer than the limit: on a mount that hangs, even a look at the
 // file's times does not come back, and no call may hang with it.
-func (s *tokenSource) ask(ctx context.Context, force bool) (string, error) {
+func (s *TokenSource) ask(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
 	}
@@ -83,7 +83,7 @@ func (s *tokenSource) ask(ctx context.Context, force bool) (string, error) {
 // begin begins a reading, or joins the one under way: a file that blocks has one reader, for as
 // long as it takes. Nobody can end a system call on a mount that hangs. wait says whether to wait
 // for it: when the one before was slow and failed, only who has no other token does.
-func (s *tokenSource) begin(force bool) (r *tokenReading, wait bool) {
+func (s *TokenSource) begin(force bool) (r *tokenReading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reading == nil {
@@ -95,7 +95,7 @@ func (s *tokenSource) begin(force bool) (r *tokenReading, wait bool) {
 }
 
 // await says whether a reading has ended before the time for it was up.
-func (s *tokenSource) await(ctx context.Context, r *tokenReading) bool {
+func (s *TokenSource) await(ctx context.Context, r *tokenReading) bool {
 	limit := time.NewTimer(time.Until(r.began.Add(s.limit())))
 	defer limit.Stop()
 	select {
@@ -107,9 +107,9 @@ func (s *tokenSource) await(ctx context.Context, r *tokenReading) bool {
 	return false
 }
 
-func (s *tokenSource) limit() time.Duration { return cmp.Or(s.Limit, tokenFileLimit) }
+func (s *TokenSource) limit() time.Duration { return cmp.Or(s.Limit, tokenFileLimit) }
 
-func (s *tokenSource) read(r *tokenReading) {
+func (s *TokenSource) read(r *tokenReading) {
 	defer close(r.done)
 	err := async.Guard(context.Background(), s.Log, "the reader of the token file", func() error {
 		return s.readFile(r.force)
@@ -120,7 +120,7 @@ func (s *tokenSource) read(r *tokenReading) {
 	s.slow = err != nil && time.Since(r.began) > s.limit()/4
 }
 
-func (s *tokenSource) readFile(force bool) error {
+func (s *TokenSource) readFile(force bool) error {
 	info, err := os.Stat(s.Path)
 	if err == nil && !force && s.knows(info) {
 		return nil
@@ -138,14 +138,14 @@ func (s *tokenSource) readFile(force bool) error {
 	return nil
 }
 
-func (s *tokenSource) knows(info os.FileInfo) bool {
+func (s *TokenSource) knows(info os.FileInfo) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.file != nil && sameFile(info, s.file)
 }
 
 // trouble is called with mu held.
-func (s *tokenSource) trouble() error {
+func (s *TokenSource) trouble() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit() {
 		return fmt.Errorf("reading it has not ended within %s; look whether its mount hangs",
 			s.limit())
@@ -153,8 +153,8 @@ func (s *tokenSource) trouble() error {
 	return s.problem
 }
 
-// fault is what a person has to mend about the file, or nil. Calls go on with the token last seen.
-func (s *tokenSource) fault() error {
+// Fault is what a person has to mend about the file, or nil. Calls go on with the token last seen.
+func (s *TokenSource) Fault() error {
 	if s == nil {
 		return nil
 	}
@@ -194,15 +194,15 @@ func readToken(path string, limit time.Duration) (string, os.FileInfo, error) {
 		return "", nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
 	}
 	token := string(bytes.TrimSpace(content))
-	return token, info, tokenProblem(token)
+	return token, info, CheckToken(token)
 }
 
 func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// tokenProblem is why a token cannot be sent at all. Whether the rack likes it is seen later.
-func tokenProblem(token string) error {
+// CheckToken is why a token cannot be sent at all. Whether the rack likes it is seen later.
+func CheckToken(token string) error {
 	const most = 4096
 	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
 	switch {

@@ -1,0 +1,38 @@
+package rack
+
+import (
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+)
+
+// clientFor is a client of the rack at an address.
+func clientFor(t *testing.T, url string) *Client {
+	t.Helper()
+	return clientWith(t, Options{Host: url}, &Transport{
+		Tokens: &TokenSource{Fixed: racktest.Token}})
+}
+
+// clientThat is a client of a rack that answers as a script says.
+func clientThat(t *testing.T, lines ...racktest.Exchange) *Client {
+	t.Helper()
+	return clientFor(t, racktest.Serve(t, lines...))
+}
+
+func clientWith(t *testing.T, o Options, transport *Transport) *Client {
+	t.Helper()
+	o.Project, o.UserAgent = racktest.Project, "test"
+	client, closeIdle, err := New(o, transport)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeIdle)
+	return client
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
