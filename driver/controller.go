@@ -28,7 +28,7 @@ type Controller struct {
 
 func (c *Controller) maxDisks() int {
 	if c.MaxDisks == 0 {
-		return defaultMaxDisks
+		return volume.DefaultMaxDisks
 	}
 	return c.MaxDisks
 }

@@ -67,7 +67,7 @@ func (n *Node) maxVolumes() (int64, error) {
 	}))
 	limit := n.MaxDisks
 	if limit == 0 {
-		limit = defaultMaxDisks
+		limit = volume.DefaultMaxDisks
 	}
 	room := limit - foreign
 	if room < 1 {

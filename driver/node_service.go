@@ -10,10 +10,8 @@ import (
 const (
 	defaultDeviceTimeout  = 30 * time.Second
 	defaultReleaseTimeout = 5 * time.Second
-	// defaultMaxDisks is what a rack lets an instance have, the boot disk included.
-	defaultMaxDisks  = 12
-	defaultSysfsRoot = "/sys"
-	defaultDevRoot   = "/dev"
+	defaultSysfsRoot      = "/sys"
+	defaultDevRoot        = "/dev"
 )
 
 // Node is CSI's node service: it finds a volume's device on this instance, formats it once, mounts

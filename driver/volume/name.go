@@ -29,6 +29,9 @@ const (
 	CtxFilesystemUUID = "filesystemUUID" // publish_context, see expectedUUID
 )
 
+// DefaultMaxDisks is how many disks a rack lets an instance have, the boot disk included.
+const DefaultMaxDisks = 12
+
 // What a disk was made from, and what a volume is for.
 const (
 	OriginBlank    = "blank"
