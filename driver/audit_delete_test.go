@@ -13,6 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // seenDisk is racktest.DiskOf("detached") as an audit has listed it.
@@ -25,9 +26,9 @@ func seenDisk() object {
 }
 
 func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
-	gone := racktest.Exchange{Want: deleteDisk, Status: 204}
+	gone := racktest.Exchange{Want: racktest.DeleteDisk, Status: 204}
 	looks := func(state string, edit ...func(map[string]any)) racktest.Exchange {
-		return ok(racktest.ViewDisk, racktest.DiskOf(state, edit...))
+		return racktest.OK(racktest.ViewDisk, racktest.DiskOf(state, edit...))
 	}
 	for _, test := range []struct {
 		name  string
@@ -36,7 +37,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		code  codes.Code
 	}{
 		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []racktest.Exchange{looks(here)}, racktest.Instance, codes.OK},
+		{"and stays when it is in use", []racktest.Exchange{looks(racktest.Here)}, racktest.Instance, codes.OK},
 		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
 		{"and stays when it has another mark", []racktest.Exchange{looks("detached",
@@ -51,25 +52,25 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 					Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
 		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
 			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
-		{"and may be gone", []racktest.Exchange{lost.To(racktest.ViewDisk), ok(viewProject,
+		{"and may be gone", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
 			racktest.ProjectOf())}, "gone",
 			codes.OK},
-		{"and may be hidden, which is an error", []racktest.Exchange{lost.To(racktest.ViewDisk),
-			lost.To(viewProject)}, "", codes.PermissionDenied},
-		{"and may go before the request", []racktest.Exchange{looks("detached"), lost.To(deleteDisk),
-			lost.To(racktest.ViewDisk), ok(viewProject, racktest.ProjectOf())}, "gone", codes.OK},
+		{"and may be hidden, which is an error", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.Lost.To(racktest.ViewProject)}, "", codes.PermissionDenied},
+		{"and may go before the request", []racktest.Exchange{looks("detached"), racktest.Lost.To(racktest.DeleteDisk),
+			racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, "gone", codes.OK},
 		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
-			lost.To(deleteDisk), looks("detached")}, "shows it", codes.OK},
-		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"), not.To(deleteDisk)},
+			racktest.Lost.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
+		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"), racktest.Not.To(racktest.DeleteDisk)},
 			"the rack refuses", codes.OK},
 		{"and another answer than was asked for is an error", []racktest.Exchange{looks("detached",
 			racktest.With("id", racktest.Image))}, "", codes.Internal},
-		{"and no answer is an error", []racktest.Exchange{looks("detached"), {Want: deleteDisk,
+		{"and no answer is an error", []racktest.Exchange{looks("detached"), {Want: racktest.DeleteDisk,
 			Cut: true}}, "", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			kept, err := auditedThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
-			if grpcCode(err) != test.code {
+			if status.Code(err) != test.code {
 				t.Fatalf("got %v, want %v", err, test.code)
 			}
 			if err == nil && ((kept == "") != (test.kept == "") ||
@@ -100,7 +101,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		}
 	}
 	claimed := func() (told, error) {
-		l, err := list(numbered(1))()
+		l, err := list(racktest.Numbered(1))()
 		l.claim(auditUID)
 		return l, err
 	}
@@ -116,12 +117,12 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 			}},
 			report: report{Orphans: []*orphan{{object: o}}},
 		}
-		a.told, _ = list(numbered(1))()
+		a.told, _ = list(racktest.Numbered(1))()
 		a.told.At = auditNow.Add(72 * time.Hour)
 		a.told.Read = time.Now().Add(-time.Minute)
 		return a
 	}
-	gone := []racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached")), {Want: deleteDisk,
+	gone := []racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), {Want: racktest.DeleteDisk,
 		Status: 204}}
 	for _, test := range []struct {
 		name    string
@@ -130,8 +131,8 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		deleted int
 		fails   bool
 	}{
-		{"and nobody tells of the orphan still", list(numbered(1)), gone, 1, false},
-		{"and somebody tells of it now", list(numbered(1), racktest.Disk), nil, 0, false},
+		{"and nobody tells of the orphan still", list(racktest.Numbered(1)), gone, 1, false},
+		{"and somebody tells of it now", list(racktest.Numbered(1), racktest.Disk), nil, 0, false},
 		{"and its claim is there now", claimed, nil, 0, false},
 		{"and it is empty, which is no list", list(), nil, 0, true},
 		{"and it cannot be read", failing, nil, 0, true},
@@ -164,16 +165,16 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 		var lines []racktest.Exchange
 		for n := range many {
 			o := seenDisk()
-			o.ID = numbered(n + 1)
+			o.ID = racktest.Numbered(n + 1)
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 			a.sightings.Objects[o.ID] = sighting{First: auditNow}
-			lines = append(lines, ok("GET /v1/disks/"+o.ID, racktest.DiskOf("detached", racktest.With("id",
+			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached", racktest.With("id",
 				o.ID))),
 				racktest.Exchange{Want: "DELETE /v1/disks/" + o.ID, Status: 204})
 		}
 		// One that stays for another reason does not count.
 		busy := seenDisk()
-		busy.ID, busy.AttachedTo = numbered(many+1), racktest.Instance
+		busy.ID, busy.AttachedTo = racktest.Numbered(many+1), racktest.Instance
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: busy})
 		want := many
 		if atMost < many {
@@ -194,5 +195,5 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 // auditedThat is a rack that answers as a script says, seen by an audit of the cluster blue.
 func auditedThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
 	t.Helper()
-	return &auditedRack{rackThat(t, lines...).Rack, "blue"}
+	return &auditedRack{clientFor(t, racktest.Serve(t, lines...)), "blue"}
 }

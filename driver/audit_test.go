@@ -21,7 +21,7 @@ var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 
 // auditDisk is a detached disk of the cluster blue, three days old.
 func auditDisk(n int, edit ...func(*object)) object {
-	o := object{Kind: kindDisk, ID: numbered(n), Name: fmt.Sprintf("csi-%016d", n),
+	o := object{Kind: kindDisk, ID: racktest.Numbered(n), Name: fmt.Sprintf("csi-%016d", n),
 		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: volume.GiB, State: "detached",
 		Created: auditNow.Add(-72 * time.Hour)}
 	for _, e := range edit {
@@ -53,7 +53,7 @@ func marked(cluster string) func(*object) {
 
 func TestWhoIsAnOrphan(t *testing.T) {
 	wanted := func(kind objectKind, n int) func(*told) {
-		return func(l *told) { l.add(kind, strings.ToUpper(numbered(n)), "test") }
+		return func(l *told) { l.add(kind, strings.ToUpper(racktest.Numbered(n)), "test") }
 	}
 	for _, test := range []struct {
 		name        string
@@ -62,11 +62,11 @@ func TestWhoIsAnOrphan(t *testing.T) {
 		want        []string
 	}{
 		{"whom nobody tells of", auditStock(auditDisk(1), auditDisk(2)),
-			auditStock(auditDisk(1), auditDisk(2)), wanted(kindDisk, 1), []string{numbered(2)}},
+			auditStock(auditDisk(1), auditDisk(2)), wanted(kindDisk, 1), []string{racktest.Numbered(2)}},
 		{"not one that a bare handle names", auditStock(auditDisk(1)), auditStock(auditDisk(1)),
 			wanted(kindEither, 1), nil},
 		{"a disk with the id that a snapshot is told by", auditStock(auditDisk(1)),
-			auditStock(auditDisk(1)), wanted(kindSnapshot, 1), []string{numbered(1)}},
+			auditStock(auditDisk(1)), wanted(kindSnapshot, 1), []string{racktest.Numbered(1)}},
 		{"not a snapshot that is told of", auditStock(auditDisk(1, aSnapshot)),
 			auditStock(auditDisk(1, aSnapshot)), wanted(kindSnapshot, 1), nil},
 		{"not one that was made while the list was read", auditStock(), auditStock(auditDisk(1)),
@@ -81,7 +81,7 @@ func TestWhoIsAnOrphan(t *testing.T) {
 			func(l *told) { l.claim(auditUID) }, nil},
 		{"one whose name only resembles a claim's", auditStock(auditDisk(1)),
 			auditStock(auditDisk(1)), func(l *told) { l.claim("1"); l.claim("") },
-			[]string{numbered(1)}},
+			[]string{racktest.Numbered(1)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := newTold(auditNow)
@@ -129,7 +129,7 @@ func TestWhichListIsTrusted(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l := newTold(auditNow)
 			for n, kind := range test.told {
-				l.add(kind, numbered(n), "test")
+				l.add(kind, racktest.Numbered(n), "test")
 			}
 			got := l.trust(rack, test.noneTold)
 			for kind, word := range map[objectKind]string{kindDisk: test.disks,
@@ -212,7 +212,7 @@ func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 	if diff := cmp.Diff(first, read); diff != "" {
 		t.Error(diff)
 	}
-	when := func(s sightings, n int) time.Time { return s.Objects[numbered(n)].First }
+	when := func(s sightings, n int) time.Time { return s.Objects[racktest.Numbered(n)].First }
 	next := read.next([]object{auditDisk(1), auditDisk(2, func(o *object) {
 		o.Created = auditNow
 	}), auditDisk(3)}, later, sound)

@@ -23,18 +23,18 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 		call  func(context.Context, *Controller) error
 		lines []racktest.Exchange
 	}{
-		{"another project", deleteNothing, []racktest.Exchange{lost.To(racktest.ViewDisk),
-			ok(viewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
-		{"no project", deleteNothing, []racktest.Exchange{lost.To(racktest.ViewDisk), ok(viewProject,
+		{"another project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
+		{"no project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
 			nothing)}},
 		{"another instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")),
-			ok(viewInstance, racktest.InstanceOf("running", racktest.With("id", racktest.OtherInstance)))}},
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
+			racktest.OK(viewInstance, racktest.InstanceOf("running", racktest.With("id", racktest.OtherInstance)))}},
 		{"no instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance, nothing)}},
-		{"another image", createFromImage, []racktest.Exchange{ok(viewImage,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance, nothing)}},
+		{"another image", createFromImage, []racktest.Exchange{racktest.OK(viewImage,
 			`{"id":"`+racktest.Disk+`","size":1073741824,"block_size":512}`)}},
-		{"no utilization", capacityLeft, []racktest.Exchange{ok("GET /v1/utilization",
+		{"no utilization", capacityLeft, []racktest.Exchange{racktest.OK("GET /v1/utilization",
 			`{"capacity":null,"provisioned":null}`)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

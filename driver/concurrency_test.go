@@ -21,6 +21,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -40,7 +41,7 @@ func callAtOnce(t *testing.T, calls int, call func(r *rand.Rand, caller int) err
 			r := rand.New(rand.NewPCG(1, uint64(caller)))
 			for range calls {
 				err := call(r, caller)
-				if code := grpcCode(err); !slices.Contains(allowed, code) {
+				if code := status.Code(err); !slices.Contains(allowed, code) {
 					t.Errorf("caller %d got %v: %v", caller, code, err)
 				}
 			}
@@ -102,7 +103,7 @@ func anyNodeCall(ctx context.Context, node csi.NodeClient, v testVolume, r *rand
 		_, err = node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 			VolumeId: v.ID, VolumePath: v.guest.path(target), StagingTargetPath: v.staging()})
 	}
-	if grpcCode(err) == codes.Internal {
+	if status.Code(err) == codes.Internal {
 		return csierr.Coded(codes.Unknown, csierr.Internal, "INTERNAL from another call: %s", err)
 	}
 	return err
@@ -138,7 +139,7 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 		http.Error(w, "<html>a proxy's page</html>", http.StatusBadGateway)
 	}))
 	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: racktest.Token,
-		Project: racktest.Project}, nil)
+		Project: racktest.Project})
 	must(t, err)
 	s := serve(t, &Server{Controller: &Controller{Rack: client}})
 	controller := csi.NewControllerClient(s.conn)

@@ -22,11 +22,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// numbered is a UUID that sorts by its number.
-func numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }
-
 func listed(n int, state string, edit ...func(map[string]any)) string {
-	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id", numbered(n)),
+	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id", racktest.Numbered(n)),
 		racktest.With("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
 }
 
@@ -42,24 +39,24 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	mine := racktest.With("description", "made by hand")
 	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
-		ok(listDisks, racktest.PageOf("p2",
-			listed(1, "detached"), listed(2, here), listed(3, "detached", red), listed(4, here,
+		racktest.OK(listDisks, racktest.PageOf("p2",
+			listed(1, "detached"), listed(2, racktest.Here), listed(3, "detached", red), listed(4, racktest.Here,
 				red),
 			listed(5, "detached", mine))),
 		// Only an attached disk of somebody else's making raises the question of boot disks.
-		ok(listDisks, racktest.PageOf("p3", listed(6, here, mine), listed(7, here, mine),
+		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.Here, mine), listed(7, racktest.Here, mine),
 			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
-		ok("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
+		racktest.OK("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
 			racktest.With("boot_disk_id",
-				numbered(7))))),
-		ok("GET /v1/instances", racktest.PageOf("")),
-		ok(listDisks, racktest.PageOf("")),
+				racktest.Numbered(7))))),
+		racktest.OK("GET /v1/instances", racktest.PageOf("")),
+		racktest.OK(listDisks, racktest.PageOf("")),
 	)
 	answer, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{numbered(1), numbered(2), numbered(6), numbered(8), numbered(9)}
+	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6), racktest.Numbered(8), racktest.Numbered(9)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
 		t.Error(diff)
 	}
@@ -70,8 +67,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 		}
 		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
 	}
-	wantNodes := map[string][]string{numbered(1): nil, numbered(2): {racktest.Instance},
-		numbered(6): {racktest.Instance}, numbered(8): nil, numbered(9): {racktest.OtherInstance}}
+	wantNodes := map[string][]string{racktest.Numbered(1): nil, racktest.Numbered(2): {racktest.Instance},
+		racktest.Numbered(6): {racktest.Instance}, racktest.Numbered(8): nil, racktest.Numbered(9): {racktest.OtherInstance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
 	}
@@ -84,9 +81,9 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 				volume.Tag{Name: "pvc-1",
 					Cluster: "blue", MkfsOptions: "reservedPercent=0"}.Description()))
 	}
-	c := rackThat(t, ok(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
+	c := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
 		restored("creating")),
-		ok(listDisks, racktest.PageOf("", restored("detached"))), ok(racktest.ViewDisk, restored(here)))
+		racktest.OK(listDisks, racktest.PageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(racktest.Here)))
 	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
@@ -99,23 +96,23 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	if err != nil || len(list.GetEntries()) != 1 {
 		t.Fatalf("got %v, %v", list, err)
 	}
-	sameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
+	csitest.SameMessage(t, list.GetEntries()[0].GetVolume(), made.GetVolume())
 	got, err := c.ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
+	csitest.SameMessage(t, got, &csi.ControllerGetVolumeResponse{Volume: made.GetVolume(), // GV-3
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
 			PublishedNodeIds: []string{racktest.Instance},
 		}})
 }
 
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
-	_, err := rackThat(t, lost.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
+	_, err := rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t, lost.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
+	_, err = rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
@@ -145,7 +142,7 @@ func TestLV3AndLV4PagesOfAnySizeGiveEveryVolumeOnce(t *testing.T) {
 		edit := racktest.With("description", "made by hand")
 		if n%3 > 0 { // filtered before it is counted
 			edit = racktest.With("block_size", 512)
-			want = append(want, numbered(n))
+			want = append(want, racktest.Numbered(n))
 		}
 		disks = append(disks, listed(n, "detached", edit))
 	}
@@ -209,42 +206,42 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 }
 
 func TestAListThatGoesInCirclesEnds(t *testing.T) {
-	c := rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, "detached"))),
-		ok(listDisks, racktest.PageOf("p", listed(2, "detached"))))
+	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
+		racktest.OK(listDisks, racktest.PageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestAListIsWholeOrAnError(t *testing.T) {
 	down := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
-	_, err := rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, "detached"))),
+	_, err := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
 		down.To(listDisks)).
 		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	_, err = rackThat(t, ok(listDisks, racktest.PageOf("p", listed(1, here,
+	_, err = rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, racktest.Here,
 		racktest.With("description", "")))),
 		down.To("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
 func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
-	c := rackThat(t, ok(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2, "faulted"),
+	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2, "faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
 	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
 		MaxEntries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ill := &csi.VolumeHealth{VolumeId: numbered(2),
+	ill := &csi.VolumeHealth{VolumeId: racktest.Numbered(2),
 		HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{{
 			Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "DiskFaulted",
 			Message: "the rack reports the disk csi-0000000000000002 as faulted",
 		}}}
-	sameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
-		Entries: []*csi.VolumeHealth{ill}, NextToken: numbered(2)})
+	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
+		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
 
-	for _, state := range []string{"creating", "detached", here, "maintenance", "import_ready"} {
-		got, err := rackThat(t, ok(racktest.ViewDisk,
+	for _, state := range []string{"creating", "detached", racktest.Here, "maintenance", "import_ready"} {
+		got, err := rackThat(t, racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf(state))).ControllerGetVolumeHealth(t.Context(),
 			&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 		if err != nil || len(got.GetVolumeHealth().GetHealthStatuses()) > 0 {
@@ -256,7 +253,7 @@ func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
 func TestGetCapacity(t *testing.T) {
 	const utilization = "GET /v1/utilization"
 	left := func(capacity, used uint64) racktest.Exchange {
-		return ok(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
+		return racktest.OK(utilization, fmt.Sprintf(`{"capacity":{"cpus":1,"memory":1,"storage":%d},`+
 			`"provisioned":{"cpus":1,"memory":1,"storage":%d}}`, capacity, used))
 	}
 	limits := func(available int64) *csi.GetCapacityResponse {
@@ -301,7 +298,7 @@ func TestGetCapacity(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sameMessage(t, answer, test.want)
+			csitest.SameMessage(t, answer, test.want)
 		})
 	}
 	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{

@@ -26,7 +26,6 @@ const (
 )
 
 var (
-	here      = "attached " + racktest.Instance
 	elsewhere = "attached " + racktest.OtherInstance
 )
 
@@ -55,15 +54,15 @@ func (s scene) verify(t *testing.T, err error) {
 
 // alone is the list of an instance without disks, and together of one that has the volume's disk
 // and perhaps others.
-var alone = ok(beside, racktest.PageOf(""))
+var alone = racktest.OK(beside, racktest.PageOf(""))
 
 func together(others ...string) racktest.Exchange {
-	return ok(beside, racktest.PageOf("", append(others, racktest.DiskOf(here))...))
+	return racktest.OK(beside, racktest.PageOf("", append(others, racktest.DiskOf(racktest.Here))...))
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return racktest.DiskOf(here, racktest.With("id", racktest.Image), racktest.With("name", name))
+	return racktest.DiskOf(racktest.Here, racktest.With("id", racktest.Image), racktest.With("name", name))
 }
 
 // serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
@@ -72,110 +71,110 @@ var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = racktest.DiskOf(here, racktest.With("id", numbered(i)), racktest.With("name",
+		manyDisks[i] = racktest.DiskOf(racktest.Here, racktest.With("id", racktest.Numbered(i)), racktest.With("name",
 			fmt.Sprint("other-", i)))
 	}
-	full := ok(beside, racktest.PageOf("", manyDisks...))
+	full := racktest.OK(beside, racktest.PageOf("", manyDisks...))
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
 	for _, s := range []scene{
 		{"is an attach between two looks at the instance", []racktest.Exchange{alone,
-			accepted(attach, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
+			accepted(attach, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
 		{"is no attach when the disk is attached there", []racktest.Exchange{together()}, codes.OK, "",
 			""},
-		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{lost.To(beside),
-			lost.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-4 an unknown disk", []racktest.Exchange{alone, lost.To(attach), lost.To(racktest.ViewDisk)},
+		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{racktest.Lost.To(beside),
+			racktest.Lost.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk", []racktest.Exchange{alone, racktest.Lost.To(attach), racktest.Lost.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-5 an unknown instance", []racktest.Exchange{lost.To(beside), ok(racktest.ViewDisk,
+		{"CP-5 an unknown instance", []racktest.Exchange{racktest.Lost.To(beside), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached"))},
 			codes.NotFound, csierr.InstanceNotFound, racktest.Instance},
-		{"CP-5 a destroyed instance", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+		{"CP-5 a destroyed instance", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("destroyed"))},
 			codes.NotFound, csierr.InstanceNotFound, ""},
-		{"CP-6 a refusal although it is attached there", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
-		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
+		{"CP-6 a refusal although it is attached there", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere,
 			racktest.OtherInstance},
-		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.OtherInstance))},
+		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.OtherInstance))},
 			codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-9 a full instance", []racktest.Exchange{full, not.To(attach), ok(racktest.ViewDisk,
+		{"CP-9 a full instance", []racktest.Exchange{full, racktest.Not.To(attach), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached")),
-			ok(viewInstance, racktest.InstanceOf("running")), full},
+			racktest.OK(viewInstance, racktest.InstanceOf("running")), full},
 			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
 			"the instance worker-1 is running and must be stopped"},
 		{"CP-10 a local disk at a running instance, with hot-plug or without", []racktest.Exchange{alone,
 			racktest.Error(409, "Conflict", "cannot attach local storage disk: instance is starting").To(
-				attach), ok(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
+				attach), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
 				"local"))),
-			ok(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
+			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
 			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached")), ok(viewInstance,
+		{"an instance in a state that takes no disks", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("failed")), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
-		{"CP-11 another project", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+		{"CP-11 another project", []racktest.Exchange{alone, racktest.Not.To(attach), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached",
-				racktest.With("project_id", racktest.Disk))), ok(viewInstance, racktest.InstanceOf("running"))},
+				racktest.With("project_id", racktest.Disk))), racktest.OK(viewInstance, racktest.InstanceOf("running"))},
 			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk,
+		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being made", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("creating"))}, codes.Aborted, csierr.DiskBusy, "creating"},
-		{"CP-13 a disk on its way off", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance))}, codes.Aborted,
+		{"CP-13 a disk being made", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("creating"))}, codes.Aborted, csierr.DiskBusy, "creating"},
+		{"CP-13 a disk on its way off", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance))}, codes.Aborted,
 			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a disk on its way off another instance", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.OtherInstance))}, codes.Aborted,
+		{"CP-13 a disk on its way off another instance", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.OtherInstance))}, codes.Aborted,
 			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a faulted disk", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+		{"CP-13 a faulted disk", []racktest.Exchange{alone, racktest.Not.To(attach), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CP-13 a destroyed disk", []racktest.Exchange{alone, not.To(attach), ok(racktest.ViewDisk,
+		{"CP-13 a destroyed disk", []racktest.Exchange{alone, racktest.Not.To(attach), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
 		{"CP-15 a disk on its way is awaited", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
-			ok(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.Instance)), ok(racktest.ViewDisk,
-				racktest.DiskOf(here)),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.Instance)), racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf(racktest.Here)),
 			together()}, codes.OK, "", ""},
 		{"a success that is none", []racktest.Exchange{alone, accepted(attach,
 			racktest.DiskOf("detached")),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.EffectUnknown,
 			"not attached"},
 		{"a success elsewhere", []racktest.Exchange{alone, accepted(attach, racktest.DiskOf(elsewhere)),
-			ok(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"another disk's success", []racktest.Exchange{alone, accepted(attach, racktest.DiskOf(here,
+		{"another disk's success", []racktest.Exchange{alone, accepted(attach, racktest.DiskOf(racktest.Here,
 			racktest.With("id",
-				racktest.Image))), ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable,
+				racktest.Image))), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable,
 			csierr.EffectUnknown,
 			racktest.Image},
 		{"another disk's success behind the effect", []racktest.Exchange{alone, accepted(attach,
-			racktest.DiskOf(here,
-				racktest.With("id", racktest.Image))), ok(racktest.ViewDisk, racktest.DiskOf(here)),
+			racktest.DiskOf(racktest.Here,
+				racktest.With("id", racktest.Image))), racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
 			together()},
 			codes.OK, "", ""},
 		{"a lost answer", []racktest.Exchange{alone, {Want: attach, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 		{"OX-8 an error inside the rack", []racktest.Exchange{alone, gateway.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.RackUnavailable,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable, csierr.RackUnavailable,
 			"oops"},
 		{"OX-8 an error inside the rack behind the effect", []racktest.Exchange{alone, gateway.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf(here)), together()}, codes.OK, "", ""},
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
 		{"OX-8 an error inside the rack, which then cannot be asked", []racktest.Exchange{alone,
 			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
@@ -185,7 +184,7 @@ func TestPublishing(t *testing.T) {
 				publishRequest())
 			s.verify(t, err)
 			if err == nil {
-				sameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
+				csitest.SameMessage(t, answer, &csi.ControllerPublishVolumeResponse{
 					PublishContext: map[string]string{
 						"diskName": volume.DiskName("blue", "pvc-1"), "sizeBytes": "10737418240",
 						"readOnly": "false", "diskId": racktest.Disk, "blockSize": "4096",
@@ -197,14 +196,14 @@ func TestPublishing(t *testing.T) {
 }
 
 func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
-	mine := accepted(attach, racktest.DiskOf(here))
+	mine := accepted(attach, racktest.DiskOf(racktest.Here))
 	for _, s := range []scene{
-		{"one that is there already saves the attach", []racktest.Exchange{ok(beside, racktest.PageOf("",
+		{"one that is there already saves the attach", []racktest.Exchange{racktest.OK(beside, racktest.PageOf("",
 			serialTwin)),
-			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, "-backup"},
 		{"CP-4: that the own disk is gone is told before", []racktest.Exchange{
-			ok(beside, racktest.PageOf("", serialTwin)), lost.To(racktest.ViewDisk)},
+			racktest.OK(beside, racktest.PageOf("", serialTwin)), racktest.Lost.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"one that comes meanwhile has the disk detached again", []racktest.Exchange{alone, mine,
 			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
@@ -212,21 +211,21 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 				"pvc-1") + "-backup"},
 		{"the detach is awaited", []racktest.Exchange{alone, mine, together(serialTwin),
 			accepted(detach, racktest.DiskOf("detaching "+racktest.Instance)),
-			ok(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance)), ok(racktest.ViewDisk,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance)), racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, ""},
 		{"a disk that was attached before is not detached", []racktest.Exchange{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"nor one that was on its way before", []racktest.Exchange{
-			ok(beside, racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))), mine,
+			racktest.OK(beside, racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))), mine,
 			together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that somebody else attached meanwhile", []racktest.Exchange{alone, not.To(attach),
-			ok(racktest.ViewDisk, racktest.DiskOf(here)), together(serialTwin)},
+		{"nor one that somebody else attached meanwhile", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a detach that is refused brings the caller back", []racktest.Exchange{alone, mine,
-			together(serialTwin), not.To(detach), ok(racktest.ViewDisk, racktest.DiskOf(here)),
-			ok(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
+			together(serialTwin), racktest.Not.To(detach), racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
+			racktest.OK(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable, csierr.EffectUnknown,
 			"may still be attached"},
 		{"so does one whose answer is lost", []racktest.Exchange{alone, mine, together(serialTwin),
 			{Want: detach, Cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
@@ -236,12 +235,12 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 		{"so does a second look without the disk", []racktest.Exchange{alone, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
 		{"the second page of the list counts", []racktest.Exchange{alone, mine,
-			ok(beside, racktest.PageOf("x", racktest.DiskOf(here))), ok(beside, racktest.PageOf("y",
+			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.Here))), racktest.OK(beside, racktest.PageOf("y",
 				serialTwin)),
-			ok(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
+			racktest.OK(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a context that names another disk", []racktest.Exchange{alone, accepted(attach,
-			racktest.DiskOf(here,
+			racktest.DiskOf(racktest.Here,
 				racktest.With("name", "csi-0000000000000000"))), together(), accepted(detach,
 			racktest.DiskOf("detached"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	} {
@@ -280,17 +279,17 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 			"csi-0000000000000000")), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			listed := ok(beside, racktest.PageOf("", test.disk(here)))
+			listed := racktest.OK(beside, racktest.PageOf("", test.disk(racktest.Here)))
 			for name, lines := range map[string][]racktest.Exchange{
 				"attached":       {listed},
-				"to be attached": {alone, accepted(attach, test.disk(here)), listed},
+				"to be attached": {alone, accepted(attach, test.disk(racktest.Here)), listed},
 			} {
 				if name == "to be attached" && !test.fits {
 					lines = append(lines, accepted(detach, test.disk("detached")))
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
-				if strings.Contains(test.disk(here), "csi-0000000000000000") {
+				if strings.Contains(test.disk(racktest.Here), "csi-0000000000000000") {
 					r.VolumeContext[volume.CtxDiskName] = "csi-0000000000000000"
 				}
 				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
@@ -301,7 +300,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 					csitest.Want(t, err, codes.FailedPrecondition, csierr.UseDiffers)
 				}
 			}
-			answer, err := rackThat(t, ok(racktest.ViewDisk, test.disk("detached"))).
+			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk("detached"))).
 				ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 					VolumeId: racktest.Disk, VolumeCapabilities: []*csi.VolumeCapability{test.capability}})
 			if err != nil || test.fits != (answer.GetConfirmed() != nil) ||
@@ -318,22 +317,22 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 		return racktest.DiskOf(state, racktest.With("name", name), racktest.With("read_only", true))
 	}
 	for _, s := range []scene{
-		{"looks at the neighbours first", []racktest.Exchange{ok(racktest.ViewDisk, static("detached")),
-			ok(beside, racktest.PageOf("x", besideDisk("boot"))), ok(beside, racktest.PageOf("")),
-			accepted(attach, static(here)), ok(beside, racktest.PageOf("", static(here)))}, codes.OK, "",
+		{"looks at the neighbours first", []racktest.Exchange{racktest.OK(racktest.ViewDisk, static("detached")),
+			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))), racktest.OK(beside, racktest.PageOf("")),
+			accepted(attach, static(racktest.Here)), racktest.OK(beside, racktest.PageOf("", static(racktest.Here)))}, codes.OK, "",
 			""},
-		{"needs no attach when it is attached", []racktest.Exchange{ok(racktest.ViewDisk, static(here)),
-			ok(beside, racktest.PageOf("", static(here)))}, codes.OK, "", ""},
-		{"CP-12 is refused beside one of the same 20 bytes", []racktest.Exchange{ok(racktest.ViewDisk,
+		{"needs no attach when it is attached", []racktest.Exchange{racktest.OK(racktest.ViewDisk, static(racktest.Here)),
+			racktest.OK(beside, racktest.PageOf("", static(racktest.Here)))}, codes.OK, "", ""},
+		{"CP-12 is refused beside one of the same 20 bytes", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			static("detached")),
-			ok(beside, racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one")))},
+			racktest.OK(beside, racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one")))},
 			codes.FailedPrecondition,
 			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", []racktest.Exchange{lost.To(racktest.ViewDisk)}, codes.NotFound,
+		{"CP-4 of an unknown disk", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk)}, codes.NotFound,
 			csierr.VolumeNotFound,
 			""},
-		{"CP-5 to an unknown instance", []racktest.Exchange{ok(racktest.ViewDisk, static("detached")),
-			lost.To(beside)},
+		{"CP-5 to an unknown instance", []racktest.Exchange{racktest.OK(racktest.ViewDisk, static("detached")),
+			racktest.Lost.To(beside)},
 			codes.NotFound, csierr.InstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -359,20 +358,20 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 		words   string
 	}{
 		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
-			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
+			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
 			"diskName"},
 		{"and attached when it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
-			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached")), alone,
-				accepted(attach, racktest.DiskOf(here)), together()}, codes.OK, ""},
+			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), alone,
+				accepted(attach, racktest.DiskOf(racktest.Here)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
-			"diskId": racktest.Image, "blockSize": "4096"}, []racktest.Exchange{ok(racktest.ViewDisk,
+			"diskId": racktest.Image, "blockSize": "4096"}, []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached"))}, codes.InvalidArgument, "diskName"},
 		{"another volume's id beside the right name", map[string]string{"diskId": racktest.Image,
-			"diskName": volume.DiskName("blue", "pvc-1")}, []racktest.Exchange{ok(racktest.ViewDisk,
+			"diskName": volume.DiskName("blue", "pvc-1")}, []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
-			[]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf(here))}, codes.InvalidArgument,
+			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here))}, codes.InvalidArgument,
 			"diskName"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -451,7 +450,7 @@ func TestValidating(t *testing.T) {
 			r := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 				VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}}
 			test.edit(r)
-			answer, err := rackThat(t, ok(racktest.ViewDisk,
+			answer, err := rackThat(t, racktest.OK(racktest.ViewDisk,
 				test.disk)).ValidateVolumeCapabilities(t.Context(), r)
 			if err != nil {
 				t.Fatal(err)
@@ -463,14 +462,14 @@ func TestValidating(t *testing.T) {
 				}
 				return
 			}
-			sameMessage(t, answer, &csi.ValidateVolumeCapabilitiesResponse{
+			csitest.SameMessage(t, answer, &csi.ValidateVolumeCapabilitiesResponse{
 				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 					VolumeContext: r.GetVolumeContext(), Parameters: r.GetParameters(),
 					VolumeCapabilities: r.GetVolumeCapabilities(),
 				}})
 		})
 	}
-	_, err := rackThat(t, lost.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
+	_, err := rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)

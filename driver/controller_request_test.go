@@ -10,8 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -149,7 +148,7 @@ func TestB3EveryRequiredFieldIsRequired(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if err := test.call(); grpcCode(err) != codes.InvalidArgument {
+			if err := test.call(); status.Code(err) != codes.InvalidArgument {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -332,13 +331,5 @@ func TestCC1TheControllersCapabilities(t *testing.T) {
 	want := []int32{1, 2, 3, 4, 5, 6, 10, 12, 13, 15, 16, 17}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-// sameMessage compares two messages.
-func sameMessage(t *testing.T, got, want proto.Message) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Errorf("the answer differs (-want +got):\n%s", diff)
 	}
 }

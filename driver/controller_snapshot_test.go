@@ -12,6 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -38,84 +39,84 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of a volume that goes between look and request", []racktest.Exchange{lost.To(postSnap),
-			lost.To(viewSnapName), ok(viewProject, racktest.ProjectOf())}, codes.NotFound,
+		{"CS-4 of a volume that goes between look and request", []racktest.Exchange{racktest.Lost.To(postSnap),
+			racktest.Lost.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound,
 			csierr.VolumeNotFound, racktest.Disk},
-		{"OX-6 in a project that cannot be seen", []racktest.Exchange{lost.To(postSnap),
-			lost.To(viewSnapName),
-			lost.To(viewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
-		{"CS-5 twice", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+		{"OX-6 in a project that cannot be seen", []racktest.Exchange{racktest.Lost.To(postSnap),
+			racktest.Lost.To(viewSnapName),
+			racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"CS-5 twice", []racktest.Exchange{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready"))},
 			codes.OK, "", ""},
 		{"CS-5 twice, with a full quota", []racktest.Exchange{full.To(postSnap),
-			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-5 twice, the volume deleted between", []racktest.Exchange{lost.To(postSnap),
-			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-6 of another volume", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 twice, the volume deleted between", []racktest.Exchange{racktest.Lost.To(postSnap),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-6 of another volume", []racktest.Exchange{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready",
 				racktest.With("disk_id", racktest.Image)))}, codes.AlreadyExists, csierr.SnapshotExists,
 			racktest.Image},
-		{"CS-6 over one made by hand", []racktest.Exchange{taken.To(postSnap), ok(viewSnapName,
+		{"CS-6 over one made by hand", []racktest.Exchange{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready", racktest.With("description", "mine")))}, codes.AlreadyExists,
 			csierr.SnapshotExists, racktest.Snapshot},
 		{"of a name whose snapshot is being destroyed", []racktest.Exchange{taken.To(postSnap),
-			ok(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
-		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap), lost.To(viewSnapName)},
+			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
+		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap), racktest.Lost.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
-		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap), ok(racktest.ViewDisk,
-			racktest.DiskOf(here))},
+		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap), racktest.OK(racktest.ViewDisk,
+			racktest.DiskOf(racktest.Here))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), lost.To(viewSnapName)},
+		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), racktest.Lost.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("faulted"))},
 			codes.Internal,
 			csierr.SnapshotFaulted, "take another"},
-		{"CS-10 of a local disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+		{"CS-10 of a local disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached",
 				racktest.With("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
-		{"CS-10 of a read-only disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+		{"CS-10 of a read-only disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached",
 				racktest.With("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"read-only"},
-		{"CS-10 of a faulted disk", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+		{"CS-10 of a faulted disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("faulted"))},
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk in the making", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"of a disk in another project", []racktest.Exchange{not.To(postSnap), ok(racktest.ViewDisk,
+		{"of a disk in another project", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached",
-				racktest.With("project_id", racktest.Disk))), ok(viewProject, racktest.ProjectOf())},
+				racktest.With("project_id", racktest.Disk))), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			codes.InvalidArgument,
 			csierr.OtherProject, ""},
 		{"while the rack cannot hold the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
-			lost.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
+			racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"with another disk's answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("disk_id", racktest.Image))), lost.To(viewSnapName)}, codes.Unavailable,
+			racktest.With("disk_id", racktest.Image))), racktest.Lost.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, racktest.Image},
 		{"with another disk's answer behind the effect", []racktest.Exchange{created(postSnap,
 			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
-			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a nameless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
 			racktest.With("name",
-				""))), lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+				""))), racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"with a timeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("time_created", nil))), lost.To(viewSnapName)}, codes.Unavailable,
+			racktest.With("time_created", nil))), racktest.Lost.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, ""},
 		{"with a sizeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
 			racktest.With("size",
-				0))), lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+				0))), racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"without an answer", []racktest.Exchange{{Want: postSnap, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			lines := append([]racktest.Exchange{ok(racktest.ViewDisk, racktest.DiskOf("detached"))},
+			lines := append([]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))},
 				s.lines...)
 			answer, err := rackThat(t, lines...).CreateSnapshot(t.Context(), snapshotRequest())
 			s.verify(t, err)
 			if err == nil {
-				sameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
+				csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(true))
 			}
 		})
 	}
@@ -123,14 +124,14 @@ func TestTakingSnapshots(t *testing.T) {
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scene{
-		{"CS-4 is not found", []racktest.Exchange{lost.To(racktest.ViewDisk), lost.To(viewSnapName),
-			ok(viewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CS-4 is not found", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.Lost.To(viewSnapName),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"OX-6 is something else in a project that cannot be seen",
-			[]racktest.Exchange{lost.To(racktest.ViewDisk),
-				lost.To(viewSnapName), lost.To(viewProject)}, codes.PermissionDenied,
+			[]racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+				racktest.Lost.To(viewSnapName), racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
-		{"CS-5 finds the snapshot that was taken of it", []racktest.Exchange{lost.To(racktest.ViewDisk),
-			ok(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 finds the snapshot that was taken of it", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
@@ -163,7 +164,7 @@ func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
 			"somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := rackThat(t, ok(racktest.ViewDisk, test.disk), racktest.Exchange{Want: postSnap,
+			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk), racktest.Exchange{Want: postSnap,
 				Status: 201,
 				Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }
@@ -188,25 +189,25 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 			code   codes.Code
 			reason csierr.Reason
 		}{
-			{"it is there", ok(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
-			{"it is being taken", ok(viewSnapName, racktest.SnapshotOf("creating")), codes.OK, ""},
-			{"another has the name", ok(viewSnapName, racktest.SnapshotOf("ready", racktest.With("disk_id",
+			{"it is there", racktest.OK(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
+			{"it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")), codes.OK, ""},
+			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready", racktest.With("disk_id",
 				racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
-			{"it is faulted", ok(viewSnapName, racktest.SnapshotOf("faulted")), codes.Unavailable,
+			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")), codes.Unavailable,
 				csierr.EffectUnknown},
 			{"it cannot be looked at", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf(here)), answer.To(postSnap),
+				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), answer.To(postSnap),
 					test.found).CreateSnapshot(t.Context(), snapshotRequest())
 				scene{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
-			_, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf(here)), answer.To(postSnap),
-				lost.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
-			if got := grpcCode(err); got != codes.Unavailable {
+			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), answer.To(postSnap),
+				racktest.Lost.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
+			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
 		})
@@ -221,32 +222,32 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 }
 
 func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
-	answer, err := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf("maintenance")),
+	answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("maintenance")),
 		taken.To(postSnap),
-		ok(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
+		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
+	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
 }
 
 func TestDeletingSnapshots(t *testing.T) {
-	seen := ok(viewSnap, racktest.SnapshotOf("ready"))
+	seen := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
 	described := func(edit ...func(map[string]any)) []racktest.Exchange {
-		return []racktest.Exchange{ok(viewSnap, racktest.SnapshotOf("ready", edit...))}
+		return []racktest.Exchange{racktest.OK(viewSnap, racktest.SnapshotOf("ready", edit...))}
 	}
 	for _, s := range []scene{
 		{"is a look and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
 			codes.OK,
 			"", ""},
-		{"DS-2 of one that is gone", []racktest.Exchange{lost.To(viewSnap), ok(viewProject,
+		{"DS-2 of one that is gone", []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject,
 			racktest.ProjectOf())},
 			codes.OK, "", ""},
-		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen, lost.To(deleteSnap),
-			lost.To(viewSnap), ok(viewProject, racktest.ProjectOf())}, codes.OK, "", ""},
+		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen, racktest.Lost.To(deleteSnap),
+			racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
 		{"OX-6 of one that is there although the rack denies it", []racktest.Exchange{seen,
-			lost.To(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
-		{"OX-6 of one that cannot be seen", []racktest.Exchange{lost.To(viewSnap), lost.To(viewProject)},
+			racktest.Lost.To(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
+		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.Lost.To(racktest.ViewProject)},
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
@@ -254,11 +255,11 @@ func TestDeletingSnapshots(t *testing.T) {
 			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
 		{"D-69 of one to which the description was copied", described(racktest.With("name", "by-hand")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
-		{"DS-5 of one in the making", []racktest.Exchange{ok(viewSnap, racktest.SnapshotOf("creating")),
-			not.To(deleteSnap), ok(viewSnap, racktest.SnapshotOf("creating"))}, codes.Aborted,
+		{"DS-5 of one in the making", []racktest.Exchange{racktest.OK(viewSnap, racktest.SnapshotOf("creating")),
+			racktest.Not.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))}, codes.Aborted,
 			csierr.SnapshotNotReady, ""},
-		{"of one that goes meanwhile", []racktest.Exchange{seen, not.To(deleteSnap), lost.To(viewSnap),
-			ok(viewProject, racktest.ProjectOf())}, codes.OK, "", ""},
+		{"of one that goes meanwhile", []racktest.Exchange{seen, racktest.Not.To(deleteSnap), racktest.Lost.To(viewSnap),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
 		{"DS-4 of one that the rack keeps", []racktest.Exchange{seen, racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
 	} {
@@ -272,7 +273,7 @@ func TestDeletingSnapshots(t *testing.T) {
 
 func TestListingSnapshots(t *testing.T) {
 	numberedSnap := func(n int, state string, edit ...func(map[string]any)) string {
-		return racktest.SnapshotOf(state, append(edit, racktest.With("id", numbered(n)))...)
+		return racktest.SnapshotOf(state, append(edit, racktest.With("id", racktest.Numbered(n)))...)
 	}
 	var five []string
 	for n := range 5 {
@@ -289,7 +290,7 @@ func TestListingSnapshots(t *testing.T) {
 		t.Fatalf("LS-4: got %v, %v", rest, err)
 	}
 
-	viewSeventh := "GET /v1/snapshots/" + numbered(7)
+	viewSeventh := "GET /v1/snapshots/" + racktest.Numbered(7)
 	for _, test := range []struct {
 		name  string
 		req   *csi.ListSnapshotsRequest
@@ -297,22 +298,22 @@ func TestListingSnapshots(t *testing.T) {
 		want  string
 	}{
 		{"LS-5 everybody's, but none uncut", &csi.ListSnapshotsRequest{},
-			[]racktest.Exchange{ok(listSnaps,
+			[]racktest.Exchange{racktest.OK(listSnaps,
 				racktest.PageOf("",
 					numberedSnap(1, "ready", racktest.With("description", "mine")), numberedSnap(2, "creating"),
 					numberedSnap(3, "faulted"), numberedSnap(4, "destroyed")))}, "[1:true 3:false]"},
 		{"of one volume", &csi.ListSnapshotsRequest{SourceVolumeId: racktest.Disk},
-			[]racktest.Exchange{ok(listSnaps,
+			[]racktest.Exchange{racktest.OK(listSnaps,
 				racktest.PageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", racktest.With("disk_id",
 					racktest.Image))))},
 			"[1:true]"},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: numbered(7)}, []racktest.Exchange{ok(viewSeventh,
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7)}, []racktest.Exchange{racktest.OK(viewSeventh,
 			numberedSnap(7, "ready"))}, "[7:true]"},
-		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: numbered(7),
-			SourceVolumeId: racktest.Image}, []racktest.Exchange{ok(viewSeventh, numberedSnap(7, "ready"))},
+		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7),
+			SourceVolumeId: racktest.Image}, []racktest.Exchange{racktest.OK(viewSeventh, numberedSnap(7, "ready"))},
 			"[]"},
 		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
-			[]racktest.Exchange{lost.To(viewSnap)}, "[]"},
+			[]racktest.Exchange{racktest.Lost.To(viewSnap)}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
@@ -333,20 +334,20 @@ func TestListingSnapshots(t *testing.T) {
 }
 
 func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
-	c := rackThat(t, ok(listSnaps, racktest.PageOf("", racktest.SnapshotOf("ready",
+	c := rackThat(t, racktest.OK(listSnaps, racktest.PageOf("", racktest.SnapshotOf("ready",
 		racktest.With("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
 }
 
 func TestGetSnapshot(t *testing.T) {
-	answer, err := rackThat(t, ok(viewSnap, racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
+	answer, err := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	for _, line := range []racktest.Exchange{lost.To(viewSnap), ok(viewSnap,
+	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
+	for _, line := range []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.OK(viewSnap,
 		racktest.SnapshotOf("destroyed"))} {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
 			SnapshotId: racktest.Snapshot})

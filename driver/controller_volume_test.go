@@ -13,25 +13,20 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 const (
-	postDisk    = "POST /v1/disks"
-	viewProject = "GET /v1/projects/" + racktest.Project
-	deleteDisk  = "DELETE /v1/disks/" + racktest.Disk
-	viewSnap    = "GET /v1/snapshots/" + racktest.Snapshot
-	viewImage   = "GET /v1/images/" + racktest.Image
+	postDisk  = "POST /v1/disks"
+	viewSnap  = "GET /v1/snapshots/" + racktest.Snapshot
+	viewImage = "GET /v1/images/" + racktest.Image
 )
 
 // viewName is the request that looks up the disk of pvc-1 by its name.
 var viewName = "GET /v1/disks/" + volume.DiskName("blue", "pvc-1")
-
-func ok(want, body string) racktest.Exchange {
-	return racktest.Exchange{Want: want, Status: 200, Body: body}
-}
 
 func created(want, body string) racktest.Exchange {
 	return racktest.Exchange{Want: want, Status: 201, Body: body}
@@ -45,8 +40,6 @@ var (
 	taken = racktest.Error(400, "ObjectAlreadyExists", `already exists: disk "x"`)
 	full  = racktest.Error(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit "+
 		"Exceeded")
-	lost = racktest.Error(404, "ObjectNotFound", "not found: it")
-	not  = racktest.Error(400, "InvalidRequest", "the rack says no")
 )
 
 func TestABlankVolumeIsOneRequest(t *testing.T) {
@@ -70,7 +63,7 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
+	csitest.SameMessage(t, answer, &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: racktest.Disk, CapacityBytes: 10 * volume.GiB,
 		VolumeContext: map[string]string{"diskName": volume.DiskName("blue", "pvc-1"),
 			"diskId":    racktest.Disk,
@@ -83,7 +76,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 		"quota full": full} {
 		t.Run(name, func(t *testing.T) {
 			for _, state := range []string{"detached", "attached " + racktest.Instance, "maintenance"} {
-				c := rackThat(t, refusal.To(postDisk), ok(viewName, racktest.DiskOf(state)))
+				c := rackThat(t, refusal.To(postDisk), racktest.OK(viewName, racktest.DiskOf(state)))
 				answer, err := c.CreateVolume(t.Context(), createRequest())
 				if err != nil || answer.GetVolume().GetVolumeId() != racktest.Disk ||
 					answer.GetVolume().GetVolumeContext()["diskName"] != volume.DiskName("blue", "pvc-1") {
@@ -115,7 +108,7 @@ func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := createRequest()
 			r.CapacityRange = csitest.Range(10*volume.GiB, 10*volume.GiB)
-			c := rackThat(t, taken.To(postDisk), ok(viewName, racktest.DiskOf("detached", edit)))
+			c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached", edit)))
 			_, err := c.CreateVolume(t.Context(), r)
 			csitest.Want(t, err, codes.AlreadyExists, csierr.VolumeExists)
 		})
@@ -124,29 +117,29 @@ func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 
 func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	view := "GET /v1/disks/" + racktest.Disk
-	c := rackThat(t, taken.To(postDisk), ok(viewName, racktest.DiskOf("creating")),
-		ok(view, racktest.DiskOf("creating")), ok(view, racktest.DiskOf("detached")))
+	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
+		racktest.OK(view, racktest.DiskOf("creating")), racktest.OK(view, racktest.DiskOf("detached")))
 	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
 		t.Error(err)
 	}
 
-	c = rackThat(t, taken.To(postDisk), ok(viewName, racktest.DiskOf("creating")))
+	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")))
 	ctx, cancel := context.WithTimeout(t.Context(), answerMargin+firstLook/2)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 
 	// Its making came to nothing.
-	c = rackThat(t, taken.To(postDisk), ok(viewName, racktest.DiskOf("creating")), lost.To(view))
+	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")), racktest.Lost.To(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
-	c = rackThat(t, taken.To(postDisk), lost.To(viewName))
+	c = rackThat(t, taken.To(postDisk), racktest.Lost.To(viewName))
 	_, err = c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
 func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
-	c := rackThat(t, taken.To(postDisk), ok(viewName, racktest.DiskOf("faulted")))
+	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("faulted")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)
 	c = rackThat(t, created(postDisk, racktest.DiskOf("faulted")))
@@ -155,14 +148,14 @@ func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
 }
 
 func TestCV22NoRoom(t *testing.T) {
-	c := rackThat(t, full.To(postDisk), lost.To(viewName))
+	c := rackThat(t, full.To(postDisk), racktest.Lost.To(viewName))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.ResourceExhausted, csierr.RackFull)
 }
 
 func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Cut: true},
-		taken.To(postDisk), ok(viewName, racktest.DiskOf("detached")))
+		taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
@@ -191,14 +184,14 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, racktest.DiskOf("creating", edit))
-			_, err := rackThat(t, answer, lost.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer, racktest.Lost.To(viewName)).CreateVolume(t.Context(),
 				createRequest())
 			csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
 			if !strings.Contains(err.Error(), string(csierr.RackAnswerWrong)) {
 				t.Errorf("%v does not say why", err)
 			}
 			// What was made all the same is found.
-			if _, err := rackThat(t, answer, ok(viewName, racktest.DiskOf("detached"))).CreateVolume(
+			if _, err := rackThat(t, answer, racktest.OK(viewName, racktest.DiskOf("detached"))).CreateVolume(
 				t.Context(), createRequest()); err != nil {
 				t.Error(err)
 			}
@@ -229,19 +222,19 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			code   codes.Code
 			reason csierr.Reason
 		}{
-			{"the disk is there", []racktest.Exchange{ok(viewName, racktest.DiskOf("detached"))}, codes.OK,
+			{"the disk is there", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached"))}, codes.OK,
 				""},
-			{"it is being made", []racktest.Exchange{ok(viewName, racktest.DiskOf("creating")),
-				ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.OK, ""},
-			{"another has the name", []racktest.Exchange{ok(viewName, racktest.DiskOf("detached",
+			{"it is being made", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("creating")),
+				racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.OK, ""},
+			{"another has the name", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached",
 				racktest.With("description", "mine")))}, codes.AlreadyExists, csierr.VolumeExists},
-			{"a disk that is faulted", []racktest.Exchange{ok(viewName, racktest.DiskOf("faulted"))},
+			{"a disk that is faulted", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("faulted"))},
 				codes.Unavailable, csierr.EffectUnknown},
 			{"it cannot be looked at", []racktest.Exchange{racktest.Error(403, "Forbidden",
 				"Forbidden").To(viewName)}, codes.Unavailable, csierr.EffectUnknown},
-			{"one that was never handed out", []racktest.Exchange{ok(viewName, racktest.DiskOf("detached",
-				restored(4096))), ok(racktest.ViewDisk, racktest.DiskOf("detached", restored(4096))),
-				{Want: deleteDisk, Status: 204}}, codes.Aborted, csierr.DiskBusy},
+			{"one that was never handed out", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached",
+				restored(4096))), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", restored(4096))),
+				{Want: racktest.DeleteDisk, Status: 204}}, codes.Aborted, csierr.DiskBusy},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, append([]racktest.Exchange{answer.To(postDisk)}, test.found...)...).
@@ -250,9 +243,9 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			})
 		}
 		t.Run(name+", no disk has the name", func(t *testing.T) {
-			_, err := rackThat(t, answer.To(postDisk), lost.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer.To(postDisk), racktest.Lost.To(viewName)).CreateVolume(t.Context(),
 				createRequest())
-			if got := grpcCode(err); got != codes.Unavailable {
+			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
 			}
 		})
@@ -260,7 +253,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 }
 
 func TestAProjectThatIsNotThere(t *testing.T) {
-	c := rackThat(t, lost.To(postDisk))
+	c := rackThat(t, racktest.Lost.To(postDisk))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.NotFound, csierr.ProjectNotFound)
 }
@@ -283,7 +276,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 			racktest.DiskOf("creating", racktest.With("disk_type", "local")), `{"type":"local"}`,
 			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
 				"blockSize": "4096"}},
-		{"an image", map[string]string{"imageId": racktest.Image}, []racktest.Exchange{ok(viewImage,
+		{"an image", map[string]string{"imageId": racktest.Image}, []racktest.Exchange{racktest.OK(viewImage,
 			racktest.JSON(map[string]any{
 				"id": racktest.Image, "size": volume.GiB + 1, "block_size": 512, "project_id": nil}))},
 			racktest.DiskOf("creating", racktest.With("image_id", racktest.Image),
@@ -333,11 +326,11 @@ func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
 	r := createRequest()
 	r.Parameters = map[string]string{"imageId": racktest.Image}
 	made := racktest.DiskOf("detached", racktest.With("image_id", racktest.Image))
-	if _, err := rackThat(t, lost.To(viewImage), ok(viewName, made)).CreateVolume(t.Context(),
+	if _, err := rackThat(t, racktest.Lost.To(viewImage), racktest.OK(viewName, made)).CreateVolume(t.Context(),
 		r); err != nil {
 		t.Error(err)
 	}
-	_, err := rackThat(t, lost.To(viewImage), lost.To(viewName)).CreateVolume(t.Context(), r)
+	_, err := rackThat(t, racktest.Lost.To(viewImage), racktest.Lost.To(viewName)).CreateVolume(t.Context(), r)
 	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
@@ -355,7 +348,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	}
 	restored := racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot),
 		racktest.With("block_size", 2048))
-	ready := ok(viewSnap, racktest.SnapshotOf("ready"))
+	ready := racktest.OK(viewSnap, racktest.SnapshotOf("ready"))
 	other := "99999999-aaaa-4bbb-8ccc-222222222222"
 	for _, test := range []struct {
 		name   string
@@ -366,51 +359,51 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	}{
 		{"D-18 is two requests", restore(), []racktest.Exchange{ready, created(postDisk, restored)},
 			codes.OK, ""},
-		{"CV-14 an unknown snapshot", restore(), []racktest.Exchange{lost.To(viewSnap),
-			lost.To(viewName)},
+		{"CV-14 an unknown snapshot", restore(), []racktest.Exchange{racktest.Lost.To(viewSnap),
+			racktest.Lost.To(viewName)},
 			codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-18 a snapshot that went after the restore", restore(), []racktest.Exchange{lost.To(viewSnap),
-			ok(viewName, racktest.DiskOf("detached", racktest.With("snapshot_id", racktest.Snapshot)))},
+		{"CV-18 a snapshot that went after the restore", restore(), []racktest.Exchange{racktest.Lost.To(viewSnap),
+			racktest.OK(viewName, racktest.DiskOf("detached", racktest.With("snapshot_id", racktest.Snapshot)))},
 			codes.OK, ""},
 		{"a name that is taken and a snapshot that is gone", restore(),
-			[]racktest.Exchange{lost.To(viewSnap),
-				ok(viewName, racktest.DiskOf("detached"))}, codes.NotFound, csierr.SnapshotNotFound},
+			[]racktest.Exchange{racktest.Lost.To(viewSnap),
+				racktest.OK(viewName, racktest.DiskOf("detached"))}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), []racktest.Exchange{ready,
-			ok(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
 			csierr.SourceIncompatible},
 		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
 			[]racktest.Exchange{ready,
-				lost.To(racktest.ViewDisk), created(postDisk, restored), ok(racktest.ViewDisk, restored),
-				{Want: deleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
+				racktest.Lost.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk, restored),
+				{Want: racktest.DeleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []racktest.Exchange{ready,
-			lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("detached",
+			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("detached",
 				racktest.With("snapshot_id", racktest.Snapshot),
 				racktest.With("block_size", 2048), racktest.With("name", "somebodys-disk"))),
-			lost.To(viewName)},
+			racktest.Lost.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), []racktest.Exchange{ready,
-			lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+racktest.Instance,
+			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+racktest.Instance,
 				racktest.With("snapshot_id", racktest.Snapshot), racktest.With("block_size", 2048))),
-			lost.To(viewName)},
+			racktest.Lost.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), []racktest.Exchange{
-			ok(viewSnap, racktest.SnapshotOf("ready", racktest.With("project_id", other))), not.To(postDisk),
-			ok(viewProject, racktest.ProjectOf())}, codes.InvalidArgument, csierr.SourceIncompatible},
-		{"a refusal for another reason", restore(), []racktest.Exchange{ready, not.To(postDisk),
-			ok(viewProject, racktest.ProjectOf())}, codes.Internal, csierr.RackError},
-		{"CV-16 a snapshot in the making", restore(), []racktest.Exchange{ok(viewSnap,
+			racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("project_id", other))), racktest.Not.To(postDisk),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.InvalidArgument, csierr.SourceIncompatible},
+		{"a refusal for another reason", restore(), []racktest.Exchange{ready, racktest.Not.To(postDisk),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.Internal, csierr.RackError},
+		{"CV-16 a snapshot in the making", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("creating"))},
 			codes.FailedPrecondition, csierr.SnapshotNotReady},
-		{"CV-16 a faulted snapshot", restore(), []racktest.Exchange{ok(viewSnap,
+		{"CV-16 a faulted snapshot", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("faulted"))},
 			codes.FailedPrecondition, csierr.SnapshotFaulted},
-		{"CV-16 a destroyed snapshot", restore(), []racktest.Exchange{ok(viewSnap,
+		{"CV-16 a destroyed snapshot", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("destroyed")),
-			lost.To(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
+			racktest.Lost.To(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
 		}), []racktest.Exchange{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
-		{"a snapshot without a size", restore(), []racktest.Exchange{ok(viewSnap,
+		{"a snapshot without a size", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("ready",
 				racktest.With("size", 0)))}, codes.Internal, csierr.RackAnswerWrong},
 	} {
@@ -423,7 +416,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sameMessage(t, answer.GetVolume().GetContentSource(),
+			csitest.SameMessage(t, answer.GetVolume().GetContentSource(),
 				fromSnapshot(racktest.Snapshot)) // CV-23
 		})
 	}
@@ -445,7 +438,7 @@ func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := createRequest()
 			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-			_, err := rackThat(t, ok(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk, Status: 201,
+			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk, Status: 201,
 				Body: racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot)),
 				Check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }

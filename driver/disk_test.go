@@ -13,7 +13,7 @@ import (
 )
 
 func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
-	c := rackThat(t, ok(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
+	c := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
 		nil))))
 	_, err := c.ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -59,7 +60,8 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 	var answers []proto.Message
 	for _, mode := range []Mode{ModeController, ModeNode, ModeAll} {
 		p := plugin{config: Config{Mode: mode, Host: "http://127.0.0.1:1", Token: "x", Project: "p",
-			InstanceID: racktest.Instance, SysfsRoot: t.TempDir(), Topology: rackA},
+			InstanceID: racktest.Instance, SysfsRoot: t.TempDir(),
+			Topology: []volume.Segments{{volume.TopologyPrefix + "rack": "a"}}},
 			log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
 		server, err := p.assemble()
 		if err != nil {
@@ -75,8 +77,8 @@ func TestGC1EveryModeAnswersTheSame(t *testing.T) {
 		}
 		answers = append(answers, answer)
 	}
-	sameMessage(t, answers[1], answers[0])
-	sameMessage(t, answers[2], answers[0])
+	csitest.SameMessage(t, answers[1], answers[0])
+	csitest.SameMessage(t, answers[2], answers[0])
 }
 
 // moodyRack answers every request as its mood is, and counts.
@@ -111,8 +113,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	rack := &moodyRack{}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
-	c := controllerFor(t, server.URL)
-	h := &rackHealth{Rack: c.Rack, Log: slog.New(slog.DiscardHandler),
+	h := &rackHealth{Rack: clientFor(t, server.URL), Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	identity := &Identity{Health: h.state}
 	probe := func() (bool, error) {
@@ -172,8 +173,7 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 	rack := &moodyRack{mood: racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
-	c := controllerFor(t, server.URL)
-	h := &rackHealth{Rack: c.Rack, Log: slog.New(slog.DiscardHandler),
+	h := &rackHealth{Rack: clientFor(t, server.URL), Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

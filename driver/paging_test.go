@@ -89,7 +89,7 @@ func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if len(list) > 0 {
 		next = strconv.Quote(base64.URLEncoding.EncodeToString(fmt.Appendf(nil,
 			`{"v":"v1","page_start":{"sort_by":"id_ascending","project":%q,"last_seen":%q}}`,
-			l.project, numbered(from+len(list)-1))))
+			l.project, racktest.Numbered(from+len(list)-1))))
 	}
 	_, _ = fmt.Fprintf(w, `{"next_page":%s,"items":[%s]}`, next, strings.Join(list, ","))
 }
@@ -109,7 +109,7 @@ var pagedLists = map[string]struct {
 	call func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
 		next string, err error)
 }{
-	"volumes": {func(n int) string { return listed(n, here) },
+	"volumes": {func(n int) string { return listed(n, racktest.Here) },
 		func(ctx context.Context, c *Controller, most int32, token string) ([]string, string,
 			error) {
 			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
@@ -121,7 +121,7 @@ var pagedLists = map[string]struct {
 		}},
 	"snapshots": {func(n int) string {
 		return racktest.SnapshotOf("ready", racktest.With("id",
-			numbered(n)))
+			racktest.Numbered(n)))
 	},
 		func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
 			next string, err error) {
@@ -174,7 +174,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controll
 		}
 	}
 	for n, id := range all {
-		if id != numbered(n) {
+		if id != racktest.Numbered(n) {
 			t.Fatalf("entry %d is %s", n, id)
 		}
 	}
@@ -186,7 +186,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controll
 func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
-		rack.items = append(rack.items, listed(n, here))
+		rack.items = append(rack.items, listed(n, racktest.Here))
 	}
 	walkList(t, rack, pagedLists["volumes"].call, 0)
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -111,7 +112,7 @@ func TestB20IdentityIsServedInEveryModeAndTheRestByMode(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := csi.NewNodeClient(s.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if got := grpcCode(err); got != codes.Unimplemented {
+	if got := status.Code(err); got != codes.Unimplemented {
 		t.Errorf("D-6: a service outside the mode answers %v", got)
 	}
 }
@@ -157,7 +158,7 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 	}()
 	<-working
 	cancel()
-	if err := <-gaveUp; grpcCode(err) != codes.Canceled {
+	if err := <-gaveUp; status.Code(err) != codes.Canceled {
 		t.Fatalf("got %v", err)
 	}
 	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})

@@ -238,7 +238,7 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)
 	book := &logBook{}
-	h := &rackHealth{Rack: controllerFor(t, server.URL).Rack,
+	h := &rackHealth{Rack: clientFor(t, server.URL),
 		Log: newLog(Config{}, &hidden{}, book), asked: make(chan struct{}, 1)}
 	for i, step := range []struct {
 		mood racktest.Exchange

@@ -12,8 +12,11 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -107,4 +110,12 @@ func Await(t *testing.T, what string, met func() bool) {
 		<-time.After(2 * time.Millisecond)
 	}
 	t.Fatalf("it did not come to pass that %s", what)
+}
+
+// SameMessage compares two messages.
+func SameMessage(t *testing.T, got, want proto.Message) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("the answer differs (-want +got):\n%s", diff)
+	}
 }

@@ -210,3 +210,22 @@ func PEM(certificate []byte) []byte {
 
 // ViewDisk is the request that reads the disk.
 const ViewDisk = "GET /v1/disks/" + Disk
+
+// Further requests, and the state of a disk that the instance has.
+const (
+	ViewProject = "GET /v1/projects/" + Project
+	DeleteDisk  = "DELETE /v1/disks/" + Disk
+	Here        = "attached " + Instance
+)
+
+// Lost and Not are the rack's answers for an object it does not know, and for a call it declines.
+var (
+	Lost = Error(404, "ObjectNotFound", "not found: it")
+	Not  = Error(400, "InvalidRequest", "the rack says no")
+)
+
+// OK answers a request with 200.
+func OK(want, body string) Exchange { return Exchange{Want: want, Status: 200, Body: body} }
+
+// Numbered is a UUID that sorts by its number.
+func Numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }

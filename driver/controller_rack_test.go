@@ -1,0 +1,30 @@
+package driver
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// rackThat serves a script and gives a controller for it.
+func rackThat(t *testing.T, lines ...racktest.Exchange) *Controller {
+	t.Helper()
+	return controllerFor(t, racktest.Serve(t, lines...))
+}
+
+func controllerFor(t *testing.T, url string) *Controller {
+	t.Helper()
+	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project,
+		UserAgent: "test"}, &rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeIdle)
+	return &Controller{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
+}
+
+// rackA is the topology of a driver that was started with rack=a.
+var rackA = []volume.Segments{{volume.TopologyPrefix + "rack": "a"}}
