@@ -37,7 +37,8 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		code  codes.Code
 	}{
 		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []racktest.Exchange{looks(racktest.Here)}, racktest.Instance, codes.OK},
+		{"and stays when it is in use", []racktest.Exchange{looks(racktest.Here)}, racktest.Instance,
+			codes.OK},
 		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
 		{"and stays when it has another mark", []racktest.Exchange{looks("detached",
@@ -52,16 +53,20 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 					Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
 		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
 			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
-		{"and may be gone", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
-			racktest.ProjectOf())}, "gone",
+		{"and may be gone", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.OK(racktest.ViewProject,
+				racktest.ProjectOf())}, "gone",
 			codes.OK},
 		{"and may be hidden, which is an error", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
 			racktest.Lost.To(racktest.ViewProject)}, "", codes.PermissionDenied},
-		{"and may go before the request", []racktest.Exchange{looks("detached"), racktest.Lost.To(racktest.DeleteDisk),
-			racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, "gone", codes.OK},
+		{"and may go before the request", []racktest.Exchange{looks("detached"),
+			racktest.Lost.To(racktest.DeleteDisk),
+			racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			"gone", codes.OK},
 		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
 			racktest.Lost.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
-		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"), racktest.Not.To(racktest.DeleteDisk)},
+		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"),
+			racktest.Not.To(racktest.DeleteDisk)},
 			"the rack refuses", codes.OK},
 		{"and another answer than was asked for is an error", []racktest.Exchange{looks("detached",
 			racktest.With("id", racktest.Image))}, "", codes.Internal},
@@ -122,8 +127,9 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		a.told.Read = time.Now().Add(-time.Minute)
 		return a
 	}
-	gone := []racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), {Want: racktest.DeleteDisk,
-		Status: 204}}
+	gone := []racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
+		{Want: racktest.DeleteDisk,
+			Status: 204}}
 	for _, test := range []struct {
 		name    string
 		again   func() (told, error)
@@ -168,8 +174,9 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 			o.ID = racktest.Numbered(n + 1)
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 			a.sightings.Objects[o.ID] = sighting{First: auditNow}
-			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached", racktest.With("id",
-				o.ID))),
+			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached",
+				racktest.With("id",
+					o.ID))),
 				racktest.Exchange{Want: "DELETE /v1/disks/" + o.ID, Status: 204})
 		}
 		// One that stays for another reason does not count.

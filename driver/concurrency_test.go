@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -141,7 +143,7 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: racktest.Token,
 		Project: racktest.Project})
 	must(t, err)
-	s := serve(t, &Server{Controller: &Controller{Rack: client}})
+	s := serve(t, &Server{Controller: &controller.Service{Rack: client}})
 	controller := csi.NewControllerClient(s.conn)
 	callAtOnce(t, 6, func(r *rand.Rand, _ int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+r.IntN(80))*time.Millisecond)

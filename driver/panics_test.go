@@ -53,7 +53,8 @@ func panicking() (any, error) { panic("the secret is " + canary) }
 func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
 	book := &logBook{}
 	// Without a client every look panics.
-	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project}, Log: newLog(Config{}, &hidden{}, book),
+	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project}, Log: newLog(Config{}, &hidden{},
+		book),
 		asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

@@ -9,6 +9,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
@@ -157,7 +159,7 @@ func (p *plugin) assemble() (*Server, error) {
 	return server, nil
 }
 
-func (p *plugin) controller() (*Controller, error) {
+func (p *plugin) controller() (*controller.Service, error) {
 	c := p.config
 	tokens := tokensOf(c, &p.hidden, p.log)
 	p.health = &rackHealth{Tokens: tokens, Log: p.log,
@@ -169,7 +171,7 @@ func (p *plugin) controller() (*Controller, error) {
 	}
 	p.health.Rack = client
 	p.closes = append(p.closes, closeIdle)
-	return &Controller{
+	return &controller.Service{
 		Rack: client, ClusterID: c.ClusterID, Topology: c.Topology,
 		MaxDisks: c.MaxDisks, Log: p.log,
 	}, nil

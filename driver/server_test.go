@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -103,7 +105,7 @@ func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequ
 }
 
 func TestB20IdentityIsServedInEveryModeAndTheRestByMode(t *testing.T) {
-	s := serve(t, &Server{Controller: &Controller{}})
+	s := serve(t, &Server{Controller: &controller.Service{}})
 	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 		t.Error(err)
 	}
@@ -246,7 +248,7 @@ func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
 	capability := csitest.Filesystem("ext4")
 	capability.GetMount().MountFlags = []string{canary, "context=" + canary}
 	secrets := map[string]string{"key": canary}
-	s := serve(t, &Server{Controller: &Controller{}})
+	s := serve(t, &Server{Controller: &controller.Service{}})
 	controller := csi.NewControllerClient(s.conn)
 	requests := []func() error{
 		func() error {

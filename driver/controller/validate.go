@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // ValidateVolumeCapabilities says whether a disk, which may have been made by hand, can be what the
 // request describes. No is not an error but an answer without confirmation.
-func (c *Controller) ValidateVolumeCapabilities(ctx context.Context,
+func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	id, objection, err := validationOf(req)
 	if err != nil {

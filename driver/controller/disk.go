@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -25,7 +25,7 @@ const (
 
 // await reads a disk again while it is in a passing state, until the caller's time is nearly up,
 // and returns what it saw last.
-func (c *Controller) await(ctx context.Context, disk *oxide.Disk,
+func (c *Service) await(ctx context.Context, disk *oxide.Disk,
 	passing ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(end) {
@@ -60,7 +60,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // volume is a disk in CSI's words. Everything in it comes from the disk, so that every call says
 // the same of a volume.
-func (c *Controller) volume(d *oxide.Disk) *csi.Volume {
+func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
 		CapacityBytes:      int64(d.Size),
@@ -91,7 +91,7 @@ func volumeContext(d *oxide.Disk) map[string]string {
 
 // publishContext tells the node what the rack shows of the disk, and what the ownership tag says of
 // its history. The tag counts only on a disk that this driver made for this cluster.
-func (c *Controller) publishContext(d *oxide.Disk) map[string]string {
+func (c *Service) publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
 		volume.CtxDiskID:    d.Id,

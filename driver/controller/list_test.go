@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"fmt"
@@ -23,7 +23,8 @@ import (
 )
 
 func listed(n int, state string, edit ...func(map[string]any)) string {
-	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id", racktest.Numbered(n)),
+	return racktest.DiskOf(state, append([]func(map[string]any){racktest.With("id",
+		racktest.Numbered(n)),
 		racktest.With("name", fmt.Sprintf("csi-%016d", n))}, edit...)...)
 }
 
@@ -40,11 +41,13 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
 		racktest.OK(listDisks, racktest.PageOf("p2",
-			listed(1, "detached"), listed(2, racktest.Here), listed(3, "detached", red), listed(4, racktest.Here,
+			listed(1, "detached"), listed(2, racktest.Here), listed(3, "detached", red), listed(4,
+				racktest.Here,
 				red),
 			listed(5, "detached", mine))),
 		// Only an attached disk of somebody else's making raises the question of boot disks.
-		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.Here, mine), listed(7, racktest.Here, mine),
+		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.Here, mine), listed(7,
+			racktest.Here, mine),
 			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
 		racktest.OK("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
 			racktest.With("boot_disk_id",
@@ -56,7 +59,8 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6), racktest.Numbered(8), racktest.Numbered(9)}
+	want := []string{racktest.Numbered(1), racktest.Numbered(2), racktest.Numbered(6),
+		racktest.Numbered(8), racktest.Numbered(9)}
 	if diff := cmp.Diff(want, volumeIDs(answer)); diff != "" {
 		t.Error(diff)
 	}
@@ -67,8 +71,10 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 		}
 		nodes[e.GetVolume().GetVolumeId()] = e.GetStatus().GetPublishedNodeIds()
 	}
-	wantNodes := map[string][]string{racktest.Numbered(1): nil, racktest.Numbered(2): {racktest.Instance},
-		racktest.Numbered(6): {racktest.Instance}, racktest.Numbered(8): nil, racktest.Numbered(9): {racktest.OtherInstance}}
+	wantNodes := map[string][]string{racktest.Numbered(1): nil,
+		racktest.Numbered(2): {racktest.Instance},
+		racktest.Numbered(6): {racktest.Instance}, racktest.Numbered(8): nil,
+		racktest.Numbered(9): {racktest.OtherInstance}}
 	if diff := cmp.Diff(wantNodes, nodes); diff != "" || answer.GetNextToken() != "" {
 		t.Errorf("LV-5: %s, next %q", diff, answer.GetNextToken())
 	}
@@ -83,7 +89,8 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	}
 	c := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
 		restored("creating")),
-		racktest.OK(listDisks, racktest.PageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk, restored(racktest.Here)))
+		racktest.OK(listDisks, racktest.PageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk,
+			restored(racktest.Here)))
 	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
@@ -119,7 +126,7 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) {
 
 // pagedRack serves lists of objects in pages of its own size, as a rack does: a next page after
 // every page that is not empty.
-func pagedRack(t *testing.T, items map[string][]string, size int) *Controller {
+func pagedRack(t *testing.T, items map[string][]string, size int) *Service {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		list, from := items[r.URL.Path], 0
@@ -225,7 +232,8 @@ func TestAListIsWholeOrAnError(t *testing.T) {
 }
 
 func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
-	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2, "faulted"),
+	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2,
+		"faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))
 	answer, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{
 		MaxEntries: 1})
@@ -240,7 +248,8 @@ func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
 
-	for _, state := range []string{"creating", "detached", racktest.Here, "maintenance", "import_ready"} {
+	for _, state := range []string{"creating", "detached", racktest.Here, "maintenance",
+		"import_ready"} {
 		got, err := rackThat(t, racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf(state))).ControllerGetVolumeHealth(t.Context(),
 			&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 // ListVolumes lists this cluster's volumes: the disks it made, and those made by hand while they
 // are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
-func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
+func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
@@ -40,7 +40,7 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 }
 
 // ControllerGetVolume says what is known of one disk.
-func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (
+func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (
 	*csi.ControllerGetVolumeResponse, error) {
 	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 }
 
 // eachVolume visits the disks that are volumes of this cluster.
-func (c *Controller) eachVolume(ctx context.Context, pages *rack.Pager,
+func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	var boot map[string]bool
 	var inside error
@@ -91,7 +91,7 @@ func publishedNodes(disk *oxide.Disk) []string {
 }
 
 // requestedDisk reads the disk that a request names.
-func (c *Controller) requestedDisk(ctx context.Context, volumeID string) (*oxide.Disk, error) {
+func (c *Service) requestedDisk(ctx context.Context, volumeID string) (*oxide.Disk, error) {
 	if volumeID == "" {
 		return nil, volumeIDMissing()
 	}

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -130,7 +130,8 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 
 	// Its making came to nothing.
-	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")), racktest.Lost.To(view))
+	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
+		racktest.Lost.To(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 	c = rackThat(t, taken.To(postDisk), racktest.Lost.To(viewName))
@@ -191,7 +192,8 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 				t.Errorf("%v does not say why", err)
 			}
 			// What was made all the same is found.
-			if _, err := rackThat(t, answer, racktest.OK(viewName, racktest.DiskOf("detached"))).CreateVolume(
+			if _, err := rackThat(t, answer, racktest.OK(viewName,
+				racktest.DiskOf("detached"))).CreateVolume(
 				t.Context(), createRequest()); err != nil {
 				t.Error(err)
 			}
@@ -222,18 +224,21 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			code   codes.Code
 			reason csierr.Reason
 		}{
-			{"the disk is there", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached"))}, codes.OK,
+			{"the disk is there", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached"))},
+				codes.OK,
 				""},
 			{"it is being made", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("creating")),
 				racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.OK, ""},
 			{"another has the name", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached",
 				racktest.With("description", "mine")))}, codes.AlreadyExists, csierr.VolumeExists},
-			{"a disk that is faulted", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("faulted"))},
+			{"a disk that is faulted", []racktest.Exchange{racktest.OK(viewName,
+				racktest.DiskOf("faulted"))},
 				codes.Unavailable, csierr.EffectUnknown},
 			{"it cannot be looked at", []racktest.Exchange{racktest.Error(403, "Forbidden",
 				"Forbidden").To(viewName)}, codes.Unavailable, csierr.EffectUnknown},
-			{"one that was never handed out", []racktest.Exchange{racktest.OK(viewName, racktest.DiskOf("detached",
-				restored(4096))), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", restored(4096))),
+			{"one that was never handed out", []racktest.Exchange{racktest.OK(viewName,
+				racktest.DiskOf("detached",
+					restored(4096))), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", restored(4096))),
 				{Want: racktest.DeleteDisk, Status: 204}}, codes.Aborted, csierr.DiskBusy},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
@@ -276,9 +281,10 @@ func TestParametersReachTheDisk(t *testing.T) {
 			racktest.DiskOf("creating", racktest.With("disk_type", "local")), `{"type":"local"}`,
 			map[string]string{"diskName": volume.DiskName("blue", "pvc-1"), "diskId": racktest.Disk,
 				"blockSize": "4096"}},
-		{"an image", map[string]string{"imageId": racktest.Image}, []racktest.Exchange{racktest.OK(viewImage,
-			racktest.JSON(map[string]any{
-				"id": racktest.Image, "size": volume.GiB + 1, "block_size": 512, "project_id": nil}))},
+		{"an image", map[string]string{"imageId": racktest.Image},
+			[]racktest.Exchange{racktest.OK(viewImage,
+				racktest.JSON(map[string]any{
+					"id": racktest.Image, "size": volume.GiB + 1, "block_size": 512, "project_id": nil}))},
 			racktest.DiskOf("creating", racktest.With("image_id", racktest.Image),
 				racktest.With("block_size", 512),
 				racktest.With("size", 2*volume.GiB)),
@@ -326,11 +332,13 @@ func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
 	r := createRequest()
 	r.Parameters = map[string]string{"imageId": racktest.Image}
 	made := racktest.DiskOf("detached", racktest.With("image_id", racktest.Image))
-	if _, err := rackThat(t, racktest.Lost.To(viewImage), racktest.OK(viewName, made)).CreateVolume(t.Context(),
+	if _, err := rackThat(t, racktest.Lost.To(viewImage), racktest.OK(viewName,
+		made)).CreateVolume(t.Context(),
 		r); err != nil {
 		t.Error(err)
 	}
-	_, err := rackThat(t, racktest.Lost.To(viewImage), racktest.Lost.To(viewName)).CreateVolume(t.Context(), r)
+	_, err := rackThat(t, racktest.Lost.To(viewImage),
+		racktest.Lost.To(viewName)).CreateVolume(t.Context(), r)
 	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
@@ -362,8 +370,10 @@ func TestVolumesFromSnapshots(t *testing.T) {
 		{"CV-14 an unknown snapshot", restore(), []racktest.Exchange{racktest.Lost.To(viewSnap),
 			racktest.Lost.To(viewName)},
 			codes.NotFound, csierr.SnapshotNotFound},
-		{"CV-18 a snapshot that went after the restore", restore(), []racktest.Exchange{racktest.Lost.To(viewSnap),
-			racktest.OK(viewName, racktest.DiskOf("detached", racktest.With("snapshot_id", racktest.Snapshot)))},
+		{"CV-18 a snapshot that went after the restore", restore(),
+			[]racktest.Exchange{racktest.Lost.To(viewSnap),
+				racktest.OK(viewName, racktest.DiskOf("detached", racktest.With("snapshot_id",
+					racktest.Snapshot)))},
 			codes.OK, ""},
 		{"a name that is taken and a snapshot that is gone", restore(),
 			[]racktest.Exchange{racktest.Lost.To(viewSnap),
@@ -373,7 +383,8 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			csierr.SourceIncompatible},
 		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
 			[]racktest.Exchange{ready,
-				racktest.Lost.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk, restored),
+				racktest.Lost.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk,
+					restored),
 				{Want: racktest.DeleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []racktest.Exchange{ready,
 			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("detached",
@@ -382,13 +393,16 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			racktest.Lost.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), []racktest.Exchange{ready,
-			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+racktest.Instance,
+			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+
+				""+racktest.Instance,
 				racktest.With("snapshot_id", racktest.Snapshot), racktest.With("block_size", 2048))),
 			racktest.Lost.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), []racktest.Exchange{
-			racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("project_id", other))), racktest.Not.To(postDisk),
-			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.InvalidArgument, csierr.SourceIncompatible},
+			racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("project_id", other))),
+			racktest.Not.To(postDisk),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.InvalidArgument,
+			csierr.SourceIncompatible},
 		{"a refusal for another reason", restore(), []racktest.Exchange{ready, racktest.Not.To(postDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.Internal, csierr.RackError},
 		{"CV-16 a snapshot in the making", restore(), []racktest.Exchange{racktest.OK(viewSnap,
@@ -438,8 +452,9 @@ func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := createRequest()
 			r.VolumeContentSource = fromSnapshot(racktest.Snapshot)
-			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk, Status: 201,
-				Body: racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot)),
+			_, err := rackThat(t, racktest.OK(viewSnap, test.snapshot), racktest.Exchange{Want: postDisk,
+				Status: 201,
+				Body:   racktest.DiskOf("creating", racktest.With("snapshot_id", racktest.Snapshot)),
 				Check: func(t *testing.T, body []byte) {
 					var got struct{ Description string }
 					_ = json.Unmarshal(body, &got)

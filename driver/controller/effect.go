@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
-func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
+func (c *Service) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
@@ -32,7 +32,7 @@ func (c *Controller) ControllerListVolumeHealth(ctx context.Context,
 }
 
 // ControllerGetVolumeHealth says whether something is wrong with one disk.
-func (c *Controller) ControllerGetVolumeHealth(ctx context.Context,
+func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
 	if err != nil {

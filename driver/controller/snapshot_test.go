@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"encoding/json"
@@ -39,8 +39,10 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of a volume that goes between look and request", []racktest.Exchange{racktest.Lost.To(postSnap),
-			racktest.Lost.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound,
+		{"CS-4 of a volume that goes between look and request",
+			[]racktest.Exchange{racktest.Lost.To(postSnap),
+				racktest.Lost.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			codes.NotFound,
 			csierr.VolumeNotFound, racktest.Disk},
 		{"OX-6 in a project that cannot be seen", []racktest.Exchange{racktest.Lost.To(postSnap),
 			racktest.Lost.To(viewSnapName),
@@ -60,34 +62,43 @@ func TestTakingSnapshots(t *testing.T) {
 			racktest.SnapshotOf("ready", racktest.With("description", "mine")))}, codes.AlreadyExists,
 			csierr.SnapshotExists, racktest.Snapshot},
 		{"of a name whose snapshot is being destroyed", []racktest.Exchange{taken.To(postSnap),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted, csierr.OperationPending, ""},
-		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap), racktest.Lost.To(viewSnapName)},
+			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted,
+			csierr.OperationPending, ""},
+		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap),
+			racktest.Lost.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
-		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf(racktest.Here))},
+		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf(racktest.Here))},
 			codes.Aborted, csierr.DiskBusy, ""},
 		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), racktest.Lost.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("faulted"))},
 			codes.Internal,
 			csierr.SnapshotFaulted, "take another"},
-		{"CS-10 of a local disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("detached",
-				racktest.With("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
+		{"CS-10 of a local disk", []racktest.Exchange{racktest.Not.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf("detached",
+					racktest.With("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
-		{"CS-10 of a read-only disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("detached",
-				racktest.With("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
+		{"CS-10 of a read-only disk", []racktest.Exchange{racktest.Not.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf("detached",
+					racktest.With("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"read-only"},
-		{"CS-10 of a faulted disk", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("faulted"))},
+		{"CS-10 of a faulted disk", []racktest.Exchange{racktest.Not.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf("faulted"))},
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("creating"))},
+		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Not.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"of a disk in another project", []racktest.Exchange{racktest.Not.To(postSnap), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf("detached",
-				racktest.With("project_id", racktest.Disk))), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+		{"of a disk in another project", []racktest.Exchange{racktest.Not.To(postSnap),
+			racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf("detached",
+					racktest.With("project_id", racktest.Disk))), racktest.OK(racktest.ViewProject,
+				racktest.ProjectOf())},
 			codes.InvalidArgument,
 			csierr.OtherProject, ""},
 		{"while the rack cannot hold the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
@@ -124,14 +135,17 @@ func TestTakingSnapshots(t *testing.T) {
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scene{
-		{"CS-4 is not found", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.Lost.To(viewSnapName),
-			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CS-4 is not found", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.Lost.To(viewSnapName),
+			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound,
+			racktest.Disk},
 		{"OX-6 is something else in a project that cannot be seen",
 			[]racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
 				racktest.Lost.To(viewSnapName), racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
-		{"CS-5 finds the snapshot that was taken of it", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
-			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
+		{"CS-5 finds the snapshot that was taken of it",
+			[]racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+				racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			_, err := rackThat(t, s.lines...).CreateSnapshot(t.Context(), snapshotRequest())
@@ -164,16 +178,17 @@ func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
 			"somebodys-disk")), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk), racktest.Exchange{Want: postSnap,
-				Status: 201,
-				Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
-					var got struct{ Description string }
-					_ = json.Unmarshal(body, &got)
-					want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
-					if m, _ := volume.ParseTag(got.Description); m != want {
-						t.Errorf("the tag is %+v, want %+v", m, want)
-					}
-				}}).CreateSnapshot(t.Context(), snapshotRequest())
+			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, test.disk),
+				racktest.Exchange{Want: postSnap,
+					Status: 201,
+					Body:   racktest.SnapshotOf("ready"), Check: func(t *testing.T, body []byte) {
+						var got struct{ Description string }
+						_ = json.Unmarshal(body, &got)
+						want := volume.Tag{Name: "snap-1", Cluster: "blue", FilesystemUUID: test.want}
+						if m, _ := volume.ParseTag(got.Description); m != want {
+							t.Errorf("the tag is %+v, want %+v", m, want)
+						}
+					}}).CreateSnapshot(t.Context(), snapshotRequest())
 			if err != nil {
 				t.Error(err)
 			}
@@ -191,21 +206,24 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 		}{
 			{"it is there", racktest.OK(viewSnapName, racktest.SnapshotOf("ready")), codes.OK, ""},
 			{"it is being taken", racktest.OK(viewSnapName, racktest.SnapshotOf("creating")), codes.OK, ""},
-			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready", racktest.With("disk_id",
-				racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
+			{"another has the name", racktest.OK(viewSnapName, racktest.SnapshotOf("ready",
+				racktest.With("disk_id",
+					racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
 			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")), codes.Unavailable,
 				csierr.EffectUnknown},
 			{"it cannot be looked at", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), answer.To(postSnap),
+				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
+					answer.To(postSnap),
 					test.found).CreateSnapshot(t.Context(), snapshotRequest())
 				scene{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
-			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), answer.To(postSnap),
+			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
+				answer.To(postSnap),
 				racktest.Lost.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
@@ -224,7 +242,8 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
 	answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("maintenance")),
 		taken.To(postSnap),
-		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(), snapshotRequest())
+		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(),
+		snapshotRequest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,14 +259,18 @@ func TestDeletingSnapshots(t *testing.T) {
 		{"is a look and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
 			codes.OK,
 			"", ""},
-		{"DS-2 of one that is gone", []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject,
-			racktest.ProjectOf())},
+		{"DS-2 of one that is gone", []racktest.Exchange{racktest.Lost.To(viewSnap),
+			racktest.OK(racktest.ViewProject,
+				racktest.ProjectOf())},
 			codes.OK, "", ""},
-		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen, racktest.Lost.To(deleteSnap),
-			racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
+		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen,
+			racktest.Lost.To(deleteSnap),
+			racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK,
+			"", ""},
 		{"OX-6 of one that is there although the rack denies it", []racktest.Exchange{seen,
 			racktest.Lost.To(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
-		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.Lost.To(racktest.ViewProject)},
+		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.Lost.To(viewSnap),
+			racktest.Lost.To(racktest.ViewProject)},
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
@@ -255,10 +278,13 @@ func TestDeletingSnapshots(t *testing.T) {
 			Cluster: "red"}.Description())), codes.FailedPrecondition, csierr.DiskNotOurs, "red"},
 		{"D-69 of one to which the description was copied", described(racktest.With("name", "by-hand")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
-		{"DS-5 of one in the making", []racktest.Exchange{racktest.OK(viewSnap, racktest.SnapshotOf("creating")),
-			racktest.Not.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))}, codes.Aborted,
+		{"DS-5 of one in the making", []racktest.Exchange{racktest.OK(viewSnap,
+			racktest.SnapshotOf("creating")),
+			racktest.Not.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))},
+			codes.Aborted,
 			csierr.SnapshotNotReady, ""},
-		{"of one that goes meanwhile", []racktest.Exchange{seen, racktest.Not.To(deleteSnap), racktest.Lost.To(viewSnap),
+		{"of one that goes meanwhile", []racktest.Exchange{seen, racktest.Not.To(deleteSnap),
+			racktest.Lost.To(viewSnap),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
 		{"DS-4 of one that the rack keeps", []racktest.Exchange{seen, racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
@@ -307,10 +333,12 @@ func TestListingSnapshots(t *testing.T) {
 				racktest.PageOf("", numberedSnap(1, "ready"), numberedSnap(2, "ready", racktest.With("disk_id",
 					racktest.Image))))},
 			"[1:true]"},
-		{"one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7)}, []racktest.Exchange{racktest.OK(viewSeventh,
-			numberedSnap(7, "ready"))}, "[7:true]"},
+		{"one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7)},
+			[]racktest.Exchange{racktest.OK(viewSeventh,
+				numberedSnap(7, "ready"))}, "[7:true]"},
 		{"one of another volume", &csi.ListSnapshotsRequest{SnapshotId: racktest.Numbered(7),
-			SourceVolumeId: racktest.Image}, []racktest.Exchange{racktest.OK(viewSeventh, numberedSnap(7, "ready"))},
+			SourceVolumeId: racktest.Image}, []racktest.Exchange{racktest.OK(viewSeventh, numberedSnap(7,
+			"ready"))},
 			"[]"},
 		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
 			[]racktest.Exchange{racktest.Lost.To(viewSnap)}, "[]"},
@@ -341,7 +369,8 @@ func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
 }
 
 func TestGetSnapshot(t *testing.T) {
-	answer, err := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
+	answer, err := rackThat(t, racktest.OK(viewSnap,
+		racktest.SnapshotOf("creating"))).GetSnapshot(t.Context(),
 		&csi.GetSnapshotRequest{SnapshotId: racktest.Snapshot})
 	if err != nil {
 		t.Fatal(err)

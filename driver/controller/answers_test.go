@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -20,18 +20,21 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 	refused := racktest.Error(400, "InvalidRequest", "no")
 	for _, test := range []struct {
 		name  string
-		call  func(context.Context, *Controller) error
+		call  func(context.Context, *Service) error
 		lines []racktest.Exchange
 	}{
 		{"another project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
-		{"no project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
-			nothing)}},
+		{"no project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.OK(racktest.ViewProject,
+				nothing)}},
 		{"another instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
-			racktest.OK(viewInstance, racktest.InstanceOf("running", racktest.With("id", racktest.OtherInstance)))}},
+			racktest.OK(viewInstance, racktest.InstanceOf("running", racktest.With("id",
+				racktest.OtherInstance)))}},
 		{"no instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance, nothing)}},
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
+				nothing)}},
 		{"another image", createFromImage, []racktest.Exchange{racktest.OK(viewImage,
 			`{"id":"`+racktest.Disk+`","size":1073741824,"block_size":512}`)}},
 		{"no utilization", capacityLeft, []racktest.Exchange{racktest.OK("GET /v1/utilization",
@@ -44,24 +47,24 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 	}
 }
 
-func deleteNothing(ctx context.Context, c *Controller) error {
+func deleteNothing(ctx context.Context, c *Service) error {
 	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: racktest.Disk})
 	return err
 }
 
-func publishOwn(ctx context.Context, c *Controller) error {
+func publishOwn(ctx context.Context, c *Service) error {
 	_, err := c.ControllerPublishVolume(ctx, publishRequest())
 	return err
 }
 
-func createFromImage(ctx context.Context, c *Controller) error {
+func createFromImage(ctx context.Context, c *Service) error {
 	req := createRequest()
 	req.Parameters = map[string]string{volume.ParamImageID: racktest.Image}
 	_, err := c.CreateVolume(ctx, req)
 	return err
 }
 
-func capacityLeft(ctx context.Context, c *Controller) error {
+func capacityLeft(ctx context.Context, c *Service) error {
 	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{})
 	return err
 }

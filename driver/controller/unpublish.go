@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 // ControllerUnpublishVolume detaches the volume's disk from the node's instance, or from whichever
 // has it when no node is named. Not attached there is a success; what is not seen to be detached is
 // none.
-func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
+func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, volumeIDMissing()
@@ -40,7 +40,7 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context,
 }
 
 // detachEverywhere detaches a disk from the instance that has it.
-func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
+func (c *Service) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
@@ -66,7 +66,7 @@ func (c *Controller) detachEverywhere(ctx context.Context, id oxide.NameOrId) er
 
 // detachDisk detaches, and returns when it is seen that the instance does not have the disk. The
 // disk comes as it was seen last, nil when it is gone.
-func (c *Controller) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (*oxide.Disk,
+func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (*oxide.Disk,
 	error) {
 	const doing = "detach disk"
 	disk, err := c.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
@@ -110,7 +110,7 @@ var statesAtNone = []oxide.DiskStateState{
 
 // checkAway proves that an instance does not have a disk that is not said to be there. A state that
 // says nothing of instances, as a faulted disk's, proves nothing: the instance's own list does.
-func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
+func (c *Service) checkAway(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
 ) error {
 	if rack.Holder(disk) != "" || slices.Contains(statesAtNone, disk.State.State()) {
 		return nil
@@ -132,7 +132,7 @@ func (c *Controller) checkAway(ctx context.Context, disk *oxide.Disk, instance o
 
 // refusedDetach finds the reason of a refusal in the state of disk and instance. A disk that is
 // gone, or elsewhere, is as detached from the instance as one could wish.
-func (c *Controller) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
+func (c *Service) refusedDetach(ctx context.Context, id, instanceID oxide.NameOrId,
 	why error) (*oxide.Disk, error) {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // ControllerPublishVolume attaches the volume's disk to the node's instance. The rack answers the
 // same for a disk that is attached there already.
-func (c *Controller) ControllerPublishVolume(ctx context.Context,
+func (c *Service) ControllerPublishVolume(ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	a, err := attachmentOf(req)
 	if err != nil {
@@ -77,7 +77,7 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 // with the same bytes the guest shows one only (CP-12), whoever made them. The look before saves an
 // attach. The look after finds what was attached meanwhile: of two attached at once, the later look
 // sees both, so they never both stay with an OK.
-func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
+func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
 	before, err := c.lookBefore(ctx, a)
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (c *Controller) attachDisk(ctx context.Context, a attachment) (*oxide.Disk,
 
 // requestAttach asks the rack to attach, and returns the disk as it is attached. mine reports
 // whether this request can have done it.
-func (c *Controller) requestAttach(ctx context.Context, a attachment, before neighbours) (
+func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours) (
 	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
 	disk, err = c.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
@@ -168,7 +168,7 @@ func (a attachment) checkContext(disk *oxide.Disk) error {
 }
 
 // awaitAttached waits while the disk is on its way to the instance.
-func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
+func (c *Service) awaitAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
 	*oxide.Disk, error) {
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
 	switch {
@@ -183,7 +183,7 @@ func (c *Controller) awaitAttached(ctx context.Context, a attachment, disk *oxid
 
 // attachedAfterAll is for an answer that leaves open whether the disk was attached. Its state says
 // so.
-func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
+func (c *Service) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
 	error) {
 	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
@@ -199,7 +199,7 @@ func (c *Controller) attachedAfterAll(ctx context.Context, a attachment, why err
 
 // refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
 // back when it is attached as wanted after all.
-func (c *Controller) refusedAttach(ctx context.Context, a attachment, before neighbours,
+func (c *Service) refusedAttach(ctx context.Context, a attachment, before neighbours,
 	why error) (*oxide.Disk, error) {
 	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
@@ -231,7 +231,7 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 
 // refusedByInstance is for a disk that could be attached: the instance is the reason. Nothing can
 // be said of one whose disks came and went meanwhile.
-func (c *Controller) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
+func (c *Service) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
 	before neighbours, why error) error {
 	instance, err := c.Rack.Instance(ctx, a.Instance)
 	if err != nil {

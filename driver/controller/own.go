@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 // useProblem says why a disk that this driver made is not for these capabilities, or "". A disk
 // that workloads write as a raw device could later be taken for blank, or for one of the driver's
 // filesystems.
-func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
+func (c *Service) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	if rack.ForeignDisk(d, c.ClusterID) != "" {
 		return ""
 	}
@@ -32,7 +32,7 @@ func (c *Controller) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) 
 
 // checkOwnDisk refuses a disk that this driver did not make: what it did not make it does not
 // delete, a boot disk for instance that somebody wrote into a volume.
-func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
+func (c *Service) checkOwnDisk(d *oxide.Disk) error {
 	if why := rack.ForeignDisk(d, c.ClusterID); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+
 			"deletes only what it made: give the volume the reclaim policy Retain, and delete the "+
@@ -41,7 +41,7 @@ func (c *Controller) checkOwnDisk(d *oxide.Disk) error {
 	return nil
 }
 
-func (c *Controller) checkOwnSnapshot(s *oxide.Snapshot) error {
+func (c *Service) checkOwnSnapshot(s *oxide.Snapshot) error {
 	if why := rack.ForeignSnapshot(s, c.ClusterID); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the snapshot %.80s (%s) %s; the "+
 			"driver deletes only what it made: give the VolumeSnapshotContent the deletionPolicy "+

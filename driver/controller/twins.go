@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -18,7 +18,7 @@ type neighbours struct {
 	Others []oxide.Disk
 }
 
-func (c *Controller) neighbours(ctx context.Context, a attachment) (neighbours, error) {
+func (c *Service) neighbours(ctx context.Context, a attachment) (neighbours, error) {
 	disks, err := c.Rack.InstanceDisks(ctx, a.Instance)
 	var n neighbours
 	for i := range disks {
@@ -56,7 +56,7 @@ func (n neighbours) twin(name string) *oxide.Disk {
 
 // lookBefore refuses an attach that would have to be undone. A disk without a context of this
 // driver is read first, because the list does not show a disk that is not attached.
-func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
+func (c *Service) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
 	name := a.DiskName
 	if !a.named() {
 		disk, err := c.Rack.Disk(ctx, a.Disk)
@@ -85,7 +85,7 @@ func (c *Controller) lookBefore(ctx context.Context, a attachment) (neighbours, 
 
 // lookAfter lists what the instance has once the disk is attached. The attach has been done, so
 // every failure brings the caller back.
-func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Disk) (neighbours,
+func (c *Service) lookAfter(ctx context.Context, a attachment, disk *oxide.Disk) (neighbours,
 	error) {
 	after, err := c.neighbours(ctx, a)
 	switch {
@@ -99,7 +99,7 @@ func (c *Controller) lookAfter(ctx context.Context, a attachment, disk *oxide.Di
 }
 
 // checkDisk holds the request to what the rack shows of the disk.
-func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
+func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
 	if err := a.checkContext(disk); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (c *Controller) checkDisk(a attachment, disk *oxide.Disk) error {
 
 // objection says why a disk that is attached must not be used: it is not the one that the request
 // tells of, or the guest cannot tell it from another one.
-func (c *Controller) objection(a attachment, disk *oxide.Disk, n neighbours) error {
+func (c *Service) objection(a attachment, disk *oxide.Disk, n neighbours) error {
 	if err := c.checkDisk(a, disk); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 
 // undoAttach detaches the disk that this call attached. The caller has to come back unless the disk
 // is seen to be detached.
-func (c *Controller) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
+func (c *Service) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
 	why error) error {
 	if _, err := c.detachDisk(ctx, a.Disk, a.Instance); err != nil {
 		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to "+

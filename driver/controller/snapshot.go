@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 // CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of
 // the same name took. The rack answers when it is cut.
-func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
+func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
 	*csi.CreateSnapshotResponse, error) {
 	order, err := c.snapshotOrder(req)
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 
 // DeleteSnapshot deletes a snapshot that this driver took. One that is already gone is a success,
 // and disks made from it stay.
-func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
+func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
 	*csi.DeleteSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, snapshotIDMissing()
@@ -47,7 +47,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 }
 
 // ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
-func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
+func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 }
 
 // GetSnapshot says what is known of one snapshot, also of one that is not ready.
-func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (
+func (c *Service) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (
 	*csi.GetSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, snapshotIDMissing()
@@ -94,7 +94,7 @@ func snapshotIDMissing() error {
 
 // createSnapshot reads the disk before: what it tells of its filesystem goes into the snapshot's
 // tag.
-func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
+func (c *Service) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
 	error) {
 	const doing = "create snapshot"
 	source, err := c.Rack.Disk(ctx, order.Disk)
@@ -133,7 +133,7 @@ func (c *Controller) createSnapshot(ctx context.Context, order snapshotOrder) (*
 
 // snapshotAfterAll is for an answer that leaves open whether the snapshot was taken. Its name says
 // so: a snapshot that has it and is another one was there before.
-func (c *Controller) snapshotAfterAll(ctx context.Context, order snapshotOrder, why error) (
+func (c *Service) snapshotAfterAll(ctx context.Context, order snapshotOrder, why error) (
 	*oxide.Snapshot, error) {
 	snapshot, err := c.existingSnapshot(ctx, order, why)
 	if csierr.IsAlreadyExists(err) {
@@ -144,7 +144,7 @@ func (c *Controller) snapshotAfterAll(ctx context.Context, order snapshotOrder, 
 
 // existingSnapshot is the snapshot that has the name already, if it is of the wanted disk. why is
 // the rack's refusal to take it.
-func (c *Controller) existingSnapshot(ctx context.Context, order snapshotOrder, why error) (
+func (c *Service) existingSnapshot(ctx context.Context, order snapshotOrder, why error) (
 	*oxide.Snapshot, error) {
 	const doing = "read snapshot"
 	snapshot, err := c.Rack.SnapshotView(ctx, oxide.SnapshotViewParams{
@@ -183,7 +183,7 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 }
 
 // refusedSnapshot finds the reason of a refusal in the disk's state.
-func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
+func (c *Service) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func (c *Controller) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why
 	return rack.Error(ctx, "create snapshot", why)
 }
 
-func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
+func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	snapshot, err := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
@@ -250,7 +250,7 @@ func (c *Controller) deleteSnapshot(ctx context.Context, id oxide.NameOrId) erro
 
 // snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete
 // it.
-func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
+func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	switch _, err := c.Rack.Snapshot(ctx, id); {
 	case err == nil:
 		return rack.InvalidResponse("delete snapshot", "it does not know the snapshot %s and shows it",
@@ -263,7 +263,7 @@ func (c *Controller) snapshotGone(ctx context.Context, id oxide.NameOrId) error 
 
 // matchingSnapshots visits the snapshots that the request's filters let through. What does not
 // exist matches nothing, which is no error.
-func (c *Controller) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
+func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
 	id, isSnapshot := rack.ID(req.GetSnapshotId())

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"fmt"
@@ -21,7 +21,7 @@ type snapshotOrder struct {
 }
 
 // snapshotOrder checks a request; it asks nobody.
-func (c *Controller) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrder, error) {
+func (c *Service) snapshotOrder(req *csi.CreateSnapshotRequest) (snapshotOrder, error) {
 	order := snapshotOrder{Name: req.GetName(), Cluster: c.ClusterID}
 	if err := volume.CheckName(req.GetName()); err != nil {
 		return order, err

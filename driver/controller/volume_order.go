@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type volumeOrder struct {
 }
 
 // volumeOrder checks a request; it asks nobody.
-func (c *Controller) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, error) {
+func (c *Service) volumeOrder(req *csi.CreateVolumeRequest) (volumeOrder, error) {
 	order := volumeOrder{Name: req.GetName(), Cluster: c.ClusterID,
 		Use: useOf(req.GetVolumeCapabilities())}
 	if err := volume.CheckName(req.GetName()); err != nil {
@@ -221,7 +221,7 @@ type volumeSource struct {
 }
 
 // volumeSource reads the snapshot or image of an order. A blank disk needs no call.
-func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+func (c *Service) volumeSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	switch {
 	case order.SnapshotID != "":
 		return c.snapshotSource(ctx, order)
@@ -231,7 +231,7 @@ func (c *Controller) volumeSource(ctx context.Context, order volumeOrder) (volum
 	return volumeSource{}, nil
 }
 
-func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+func (c *Service) snapshotSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	snapshot, err := c.Rack.Snapshot(ctx, order.SnapshotID)
 	if err != nil {
 		return volumeSource{gone: csierr.IsNotFound(err)}, err
@@ -266,7 +266,7 @@ func (c *Controller) snapshotSource(ctx context.Context, order volumeOrder) (vol
 	return source, nil
 }
 
-func (c *Controller) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
+func (c *Service) imageSource(ctx context.Context, order volumeOrder) (volumeSource, error) {
 	id := oxide.NameOrId(order.Parameters.ImageID)
 	image, err := c.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
 	if err == nil {
@@ -290,7 +290,7 @@ func blockSizeInherited(want, inherited int) error {
 }
 
 // refusedSource says why the rack does not make a disk from this snapshot.
-func (c *Controller) refusedSource(ctx context.Context, source volumeSource, why error) error {
+func (c *Service) refusedSource(ctx context.Context, source volumeSource, why error) error {
 	project, err := c.Rack.ReadProject(ctx)
 	switch {
 	case err != nil:

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"testing"
@@ -13,8 +13,9 @@ import (
 )
 
 func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
-	c := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached", racktest.With("disk_type",
-		nil))))
+	c := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached",
+		racktest.With("disk_type",
+			nil))))
 	_, err := c.ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)

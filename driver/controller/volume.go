@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 // CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name
 // made.
-func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
+func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
 	order, err := c.volumeOrder(req)
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 
 // DeleteVolume deletes the volume's disk, if this driver made it. A disk that is already gone is a
 // success, as the spec asks; its snapshots stay.
-func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
+func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
 	*csi.DeleteVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
 		return nil, volumeIDMissing()
@@ -55,7 +55,7 @@ func volumeIDMissing() error {
 }
 
 // deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
-func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
+func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
@@ -80,7 +80,7 @@ func (c *Controller) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 }
 
 // refusedDelete finds the reason of a refusal in the disk's state.
-func (c *Controller) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
+func (c *Service) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
@@ -107,7 +107,7 @@ func diskBusy(d *oxide.Disk) error {
 
 // createDisk makes the disk of an order. The 201 to our own request is the end of the rack's work,
 // although the disk in it still says "creating".
-func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.Disk, error) {
+func (c *Service) createDisk(ctx context.Context, order volumeOrder) (*oxide.Disk, error) {
 	const doing = "create disk"
 	source, err := c.volumeSource(ctx, order)
 	switch {
@@ -154,7 +154,7 @@ func (c *Controller) createDisk(ctx context.Context, order volumeOrder) (*oxide.
 
 // createdAfterAll is for an answer that leaves open whether the disk was made. Its name says so: a
 // disk that has it and is not the order's was there before.
-func (c *Controller) createdAfterAll(ctx context.Context, order volumeOrder, why error) (
+func (c *Service) createdAfterAll(ctx context.Context, order volumeOrder, why error) (
 	*oxide.Disk, error) {
 	disk, err := c.existingDisk(ctx, order, nil)
 	switch status.Code(err) {
@@ -168,7 +168,7 @@ func (c *Controller) createdAfterAll(ctx context.Context, order volumeOrder, why
 
 // madeBefore is for a source that is gone: the disk may have been made while it was there, and then
 // a repeated create has to find it.
-func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (
+func (c *Service) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (
 	*oxide.Disk, error) {
 	disk, err := c.existingDisk(ctx, order, nil)
 	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
@@ -179,7 +179,7 @@ func (c *Controller) madeBefore(ctx context.Context, order volumeOrder, sourceEr
 
 // existingDisk is the disk that has the order's name already, if it is what is asked for. why is
 // the rack's refusal to make it, nil when it was not asked.
-func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why error) (
+func (c *Service) existingDisk(ctx context.Context, order volumeOrder, why error) (
 	*oxide.Disk, error) {
 	disk, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{
 		Disk: oxide.NameOrId(order.diskName()), Project: c.Rack.ProjectParam(),
@@ -215,7 +215,7 @@ func (c *Controller) existingDisk(ctx context.Context, order volumeOrder, why er
 }
 
 // readyDisk waits while another request makes the disk.
-func (c *Controller) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
+func (c *Service) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
 	switch {
 	case csierr.IsNotFound(err):
@@ -277,7 +277,7 @@ func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) e
 
 // checkMade refuses a faulted disk, and undoes one whose source has other blocks than were asked
 // for. Only now can that be known: a snapshot does not show its block size, and its disk was gone.
-func (c *Controller) checkMade(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+func (c *Service) checkMade(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
 	if d.State.State() == oxide.DiskStateStateFaulted {
 		return newDiskFaulted(d)
 	}
@@ -291,7 +291,7 @@ func (c *Controller) checkMade(ctx context.Context, order volumeOrder, d *oxide.
 // undoInherited deletes a disk that was never handed out, and says what the order has to change, if
 // it is still the order that the disk was made for. Without a sure end the caller has to come back:
 // the next call finds the disk by its mark.
-func (c *Controller) undoInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+func (c *Service) undoInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
 	err := c.deleteDisk(ctx, oxide.NameOrId(d.Id))
 	switch {
 	case err == nil:

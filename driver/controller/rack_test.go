@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"log/slog"
@@ -10,12 +10,12 @@ import (
 )
 
 // rackThat serves a script and gives a controller for it.
-func rackThat(t *testing.T, lines ...racktest.Exchange) *Controller {
+func rackThat(t *testing.T, lines ...racktest.Exchange) *Service {
 	t.Helper()
 	return controllerFor(t, racktest.Serve(t, lines...))
 }
 
-func controllerFor(t *testing.T, url string) *Controller {
+func controllerFor(t *testing.T, url string) *Service {
 	t.Helper()
 	client, closeIdle, err := rack.New(rack.Options{Host: url, Project: racktest.Project,
 		UserAgent: "test"}, &rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
@@ -23,7 +23,7 @@ func controllerFor(t *testing.T, url string) *Controller {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeIdle)
-	return &Controller{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
+	return &Service{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
 }
 
 // rackA is the topology of a driver that was started with rack=a.

@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"testing"
@@ -312,7 +312,7 @@ func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 }
 
 func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
-	c := &Controller{}
+	c := &Service{}
 	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
 	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
 	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
@@ -320,7 +320,7 @@ func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
 }
 
 func TestCC1TheControllersCapabilities(t *testing.T) {
-	answer, err := (&Controller{}).ControllerGetCapabilities(t.Context(), nil)
+	answer, err := (&Service{}).ControllerGetCapabilities(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

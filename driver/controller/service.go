@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Controller is CSI's controller service: it makes, attaches, detaches and deletes disks through
+// Service is CSI's controller service: it makes, attaches, detaches and deletes disks through
 // the rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at
 // any moment. What the rack says is the only state.
-type Controller struct {
+type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
@@ -26,7 +26,7 @@ type Controller struct {
 	Log       *slog.Logger
 }
 
-func (c *Controller) maxDisks() int {
+func (c *Service) maxDisks() int {
 	if c.MaxDisks == 0 {
 		return volume.DefaultMaxDisks
 	}
@@ -36,7 +36,7 @@ func (c *Controller) maxDisks() int {
 // ControllerGetCapabilities says what the controller does. Not among it, because the rack has
 // nothing like it: cloning a volume (take a snapshot and restore it), attaching read-only, growing
 // and changing a volume.
-func (c *Controller) ControllerGetCapabilities(context.Context,
+func (c *Service) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	var list []*csi.ControllerServiceCapability
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
@@ -63,14 +63,14 @@ func (c *Controller) ControllerGetCapabilities(context.Context,
 }
 
 // ControllerExpandVolume says that it cannot be done.
-func (c *Controller) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
+func (c *Service) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
 	*csi.ControllerExpandVolumeResponse, error) {
 	return nil, csierr.New(csierr.NotSupported, "a disk's size is fixed when it is "+
 		"made; take a snapshot of the volume and restore it into a larger one")
 }
 
 // ControllerModifyVolume says that it cannot be done.
-func (c *Controller) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
+func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error) {
 	return nil, csierr.New(csierr.NotSupported, "a disk has nothing that could be "+
 		"changed after it is made")

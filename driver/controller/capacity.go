@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 // GetCapacity says how much of the silo's quota is left. Disks of stopped instances and snapshots
 // count as used. What no volume can have is not an error, but has no capacity.
-func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
+func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	*csi.GetCapacityResponse, error) {
 	possible, err := c.possible(req)
 	switch {
@@ -43,7 +43,7 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 }
 
 // possible says whether there can be volumes such as the request describes.
-func (c *Controller) possible(req *csi.GetCapacityRequest) (bool, error) {
+func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := volume.CapabilityProblem(capability); {
 		case p.Malformed:

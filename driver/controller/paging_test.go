@@ -1,4 +1,4 @@
-package driver
+package controller
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 	// An unmarked disk that is attached may be a boot disk: the instances are looked at.
 	byHand := listed(1, "attached "+racktest.Instance, racktest.With("description", "made by hand"))
 	for name, list := range map[string]struct {
-		call  func(context.Context, *Controller) error
+		call  func(context.Context, *Service) error
 		lines []racktest.Exchange
 	}{
 		"disks": {listVolumes, []racktest.Exchange{{Want: "GET /v1/disks"}}},
@@ -51,12 +51,12 @@ func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 	}
 }
 
-func listVolumes(ctx context.Context, c *Controller) error {
+func listVolumes(ctx context.Context, c *Service) error {
 	_, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{})
 	return err
 }
 
-func listSnapshots(ctx context.Context, c *Controller) error {
+func listSnapshots(ctx context.Context, c *Service) error {
 	_, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
 	return err
 }
@@ -94,7 +94,7 @@ func (l *longRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, `{"next_page":%s,"items":[%s]}`, next, strings.Join(list, ","))
 }
 
-func (l *longRack) controller(t *testing.T) *Controller {
+func (l *longRack) controller(t *testing.T) *Service {
 	t.Helper()
 	server := httptest.NewServer(l)
 	t.Cleanup(server.Close)
@@ -106,11 +106,11 @@ func (l *longRack) controller(t *testing.T) *Controller {
 // pagedLists are ListVolumes and ListSnapshots, with what a rack lists for them.
 var pagedLists = map[string]struct {
 	item func(n int) string
-	call func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
+	call func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 		next string, err error)
 }{
 	"volumes": {func(n int) string { return listed(n, racktest.Here) },
-		func(ctx context.Context, c *Controller, most int32, token string) ([]string, string,
+		func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 			error) {
 			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
 				StartingToken: token})
@@ -123,7 +123,7 @@ var pagedLists = map[string]struct {
 		return racktest.SnapshotOf("ready", racktest.With("id",
 			racktest.Numbered(n)))
 	},
-		func(ctx context.Context, c *Controller, most int32, token string) (ids []string,
+		func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 			next string, err error) {
 			answer, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: most,
 				StartingToken: token})
@@ -152,7 +152,7 @@ func TestLV4APageCostsTheRackTwoRequestsHoweverLongTheListIs(t *testing.T) {
 }
 
 // walkList lists all there is in pages, each from another controller.
-func walkList(t *testing.T, rack *longRack, call func(context.Context, *Controller, int32, string) (
+func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service, int32, string) (
 	[]string, string, error), most int32) {
 	t.Helper()
 	var all []string
