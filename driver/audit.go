@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
@@ -13,47 +12,29 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Audit compares what the driver made on the rack for this cluster with the volumes and snapshots
-// that it is told of, and writes a report to out. It deletes an orphan only when it is told to,
-// and then says each on log at once. found says whether orphans or missing volumes are left.
+// Run compares what the driver made on the rack for a cluster with the volumes and snapshots that it
+// is told of, and writes a report to out. It deletes an orphan only when it is told to, and then
+// says each on log at once. found says whether orphans or missing volumes are left.
 //
 // The order of things is what makes it safe. The rack is listed before and after the told are read:
 // an orphan was there before anybody told of it could have been left out, and is still there after.
 // A list that cannot be read whole is an error, never a shorter list.
-func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
-	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
-	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
-	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
-	if err != nil {
-		err = errors.New(secrets.text(err.Error()))
-	}
-	return found, err
-}
-
-func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
-	found bool, err error) {
-	for _, warning := range c.rackWarnings() {
-		_, _ = fmt.Fprintln(log, "warning: "+warning)
-	}
-	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
-	if err != nil {
-		return false, err
-	}
-	defer closeIdle()
+func runAudit(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
+	log io.Writer) (found bool, err error) {
 	a := &audit{
-		config: c,
-		rack:   &auditedRack{client, c.ClusterID},
-		source: c.toldSource(),
-		log:    log,
+		options: o,
+		rack:    &auditedRack{client, clusterID},
+		source:  o.toldSource(),
+		log:     log,
 	}
 	if err := a.look(ctx); err != nil {
 		return false, forPeople(err)
 	}
-	if c.Delete {
+	if o.Delete {
 		err = forPeople(a.deleteOrphans(ctx))
 	}
 	// What was done is told also when the rest failed.
-	return a.report.found(), errors.Join(err, a.report.write(c.JSON, out, log))
+	return a.report.found(), errors.Join(err, a.report.write(o.JSON, out, log))
 }
 
 // forPeople leaves away what gRPC says of an error.
@@ -66,10 +47,10 @@ func forPeople(err error) error {
 
 // audit is one audit under way.
 type audit struct {
-	config AuditConfig
-	rack   *auditedRack
-	source toldSource
-	log    io.Writer
+	options Options
+	rack    *auditedRack
+	source  toldSource
+	log     io.Writer
 
 	told      told
 	trust     trust
@@ -83,7 +64,7 @@ func (a *audit) look(ctx context.Context) error {
 	if err != nil {
 		return rack.ProjectError(ctx, err)
 	}
-	earlier, err := readSightings(a.config.Sightings, a.config.ClusterID, project.Id)
+	earlier, err := readSightings(a.options.Sightings, a.rack.ClusterID, project.Id)
 	if err != nil {
 		return fmt.Errorf("--sightings: %w", err)
 	}
@@ -99,20 +80,20 @@ func (a *audit) look(ctx context.Context) error {
 		return err
 	}
 	a.report = report{
-		Cluster: a.config.ClusterID, Project: project.Id, ToldAt: a.told.At.UTC(),
+		Cluster: a.rack.ClusterID, Project: project.Id, ToldAt: a.told.At.UTC(),
 		Owned: len(now.owned), Told: len(a.told.Handles),
 		Orphans: []*orphan{}, Missing: []missingObject{}, Static: []staticObject{},
 	}
 	if err := a.lookForTold(ctx, now); err != nil {
 		return err
 	}
-	a.trust = a.told.trust(now, a.config.NoneTold)
+	a.trust = a.told.trust(now, a.options.NoneTold)
 	orphans := orphansOf(before, now, &a.told)
 	a.sightings = earlier.next(orphans, a.told.At, a.trust)
 	for _, o := range orphans {
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
 	}
-	return a.sightings.write(a.config.Sightings)
+	return a.sightings.write(a.options.Sightings)
 }
 
 // lookForTold finds what is told of and is not the driver's: missing, or static.
@@ -155,13 +136,13 @@ func (a *audit) deleteOrphans(ctx context.Context) error {
 		}
 		delete(a.sightings.Objects, o.ID)
 	}
-	return a.sightings.write(a.config.Sightings)
+	return a.sightings.write(a.options.Sightings)
 }
 
 // deletable are the orphans to which nothing can be objected, and none when they are more than may
 // go at once. The others are told why they stay.
 func (a *audit) deletable() []*orphan {
-	policy := deletePolicy{OlderThan: a.config.OlderThan, Between: a.config.Between}
+	policy := deletePolicy{OlderThan: a.options.OlderThan, Between: a.options.Between}
 	var free []*orphan
 	for _, o := range a.report.Orphans {
 		if o.Kept = a.trust[o.Kind]; o.Kept == "" {
@@ -171,12 +152,12 @@ func (a *audit) deletable() []*orphan {
 			free = append(free, o)
 		}
 	}
-	if len(free) <= a.config.AtMost {
+	if len(free) <= a.options.AtMost {
 		return free
 	}
 	for _, o := range free {
 		o.Kept = fmt.Sprintf("%d would go at once, more than --at-most %d: look whether the list of "+
-			"volumes is whole", len(free), a.config.AtMost)
+			"volumes is whole", len(free), a.options.AtMost)
 	}
 	return nil
 }

@@ -1,46 +1,25 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// AuditConfig is what an operator says to an audit. ParseAuditConfig fills it; of Config it uses
-// what describes the rack.
+// AuditConfig is what an operator says to an audit, and where the rack is. ParseAuditConfig fills
+// it; of Config it uses what describes the rack.
 type AuditConfig struct {
 	Config
-
-	Volumes string // a file of what the driver is told of, "-" for standard input
-	Kubectl bool   // ask kubectl instead
-
-	Sightings string // a file; empty remembers nothing
-	Delete    bool
-	OlderThan time.Duration
-	Between   time.Duration
-	AtMost    int // how many one audit may delete; when there are more, none is
-	// NoneTold are the kinds of which the operator says that there is none, so that every one on
-	// the rack is an orphan.
-	NoneTold map[objectKind]bool
-
-	JSON bool
+	Options
 }
-
-const (
-	defaultOlderThan = 24 * time.Hour
-	defaultBetween   = time.Hour
-	// leastPatience is the least of both. An orchestrator takes that long to write down a volume
-	// that has just been made.
-	leastPatience = 10 * time.Minute
-	// defaultAtMost is small: a list of which a part is missing makes many orphans.
-	defaultAtMost = 10
-)
 
 // rackSettings are the settings of the plugin that an audit has too.
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
@@ -50,8 +29,7 @@ var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OX
 // the plugin.
 func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
 	error) {
-	c := AuditConfig{OlderThan: defaultOlderThan, Between: defaultBetween,
-		AtMost: defaultAtMost}
+	var c AuditConfig
 	values := map[string]string{}
 	flags := auditFlags(&c, values)
 	switch err := flags.Parse(args); {
@@ -82,30 +60,7 @@ func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer)
 func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
 	flags := flag.NewFlagSet("audit", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	flags.StringVar(&c.Volumes, "volumes", "", "`FILE` with the volumes that somebody wants: a "+
-		"volume or snapshot handle in each line, or what kubectl prints with -o json; - is standard "+
-		"input")
-	flags.BoolVar(&c.Kubectl, "kubectl", false, "ask the cluster that kubectl speaks to")
-	flags.Func("output", "`FORMAT` of the report: table (the default) or json",
-		func(value string) error {
-			c.JSON = value == "json"
-			if value != "json" && value != "table" {
-				return errors.New("has to be table or json")
-			}
-			return nil
-		})
-	flags.StringVar(&c.Sightings, "sightings", "", "`FILE` that keeps which orphans were seen when; "+
-		"it is read and written anew")
-	flags.BoolVar(&c.Delete, "delete", false, "delete orphans that are old enough, detached, and "+
-		"were seen by an earlier audit; needs --sightings and OXIDE_CLUSTER_ID")
-	flags.DurationVar(&c.OlderThan, "older-than", defaultOlderThan, "how old an orphan has to be "+
-		"to be deleted, `AGE`, at least 10m")
-	flags.DurationVar(&c.Between, "between", defaultBetween, "how long ago an earlier audit has to "+
-		"have seen it, `TIME`, at least 10m")
-	flags.IntVar(&c.AtMost, "at-most", defaultAtMost, "how many orphans may be deleted at once, "+
-		"`N`; when there are more, none is, for the list may lack a part")
-	flags.Func("none-told", "`KINDS` that the cluster has none of, as you know: volumes, snapshots, "+
-		"or volumes,snapshots", c.setNoneTold)
+	c.Flags(flags)
 	for _, s := range settings {
 		if s.flag != "" && slices.Contains(rackSettings, s.env) {
 			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
@@ -115,18 +70,6 @@ func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
 		}
 	}
 	return flags
-}
-
-func (c *AuditConfig) setNoneTold(value string) error {
-	c.NoneTold = map[objectKind]bool{}
-	for word := range strings.SplitSeq(value, ",") {
-		kind, ok := map[string]objectKind{"volumes": kindDisk, "snapshots": kindSnapshot}[word]
-		if !ok {
-			return errors.New("has to be volumes, snapshots, or volumes,snapshots")
-		}
-		c.NoneTold[kind] = true
-	}
-	return nil
 }
 
 // complete says what is missing, and what does not go together.
@@ -139,26 +82,34 @@ func (c *AuditConfig) complete() error {
 			"the rack")
 	case c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the audit needs a project")
-	case c.Kubectl == (c.Volumes != ""):
-		return errors.New("audit: say which volumes are wanted, with --volumes FILE or --kubectl, one " +
-			"of the two")
-	case !c.Delete:
-		return nil
-	case c.ClusterID == "":
-		// Two clusters without an id look alike on the rack, and the one's list says nothing of the
-		// other's volumes.
-		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: without it nobody can tell " +
-			"this cluster's disks from another's, so --delete does not go without")
-	case c.Sightings == "":
-		return errors.New("audit: --delete needs --sightings: only what an earlier audit saw too is " +
-			"deleted")
-	case c.OlderThan < leastPatience, c.Between < leastPatience:
-		return errors.New("audit: --older-than and --between are at least 10m: a volume that was " +
-			"just made may not be written down yet")
-	case c.AtMost < 1:
-		return errors.New("audit: --at-most has to be at least 1; leave --delete away to delete none")
 	}
-	return nil
+	return c.Check(c.ClusterID)
+}
+
+// Audit compares what the driver made on the rack for this cluster with the volumes and snapshots
+// that somebody wants, and writes a report to out. found says whether orphans or missing volumes
+// are left.
+func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
+	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
+	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return found, err
+}
+
+func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
+	found bool, err error) {
+	for _, warning := range c.rackWarnings() {
+		_, _ = fmt.Fprintln(log, "warning: "+warning)
+	}
+	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+	if err != nil {
+		return false, err
+	}
+	defer closeIdle()
+	return runAudit(ctx, client, c.ClusterID, c.Options, out, log)
 }
 
 func printAuditHelp(w io.Writer, flags *flag.FlagSet) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -74,7 +75,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 			Cut: true}}, "", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			kept, err := auditedThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
+			kept, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
 			if status.Code(err) != test.code {
 				t.Fatalf("got %v, want %v", err, test.code)
 			}
@@ -115,8 +116,8 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		o := seenDisk()
 		o.CSIName = "pvc-" + auditUID
 		a := &audit{
-			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
-			log:    &bytes.Buffer{},
+			options: Options{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
+			log:     &bytes.Buffer{},
 			sightings: sightings{Objects: map[string]sighting{
 				racktest.Disk: {First: auditNow.Add(48 * time.Hour)},
 			}},
@@ -145,7 +146,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := ripe()
-			a.source, a.rack = &lists{test.again}, auditedThat(t, test.lines...)
+			a.source, a.rack = &lists{test.again}, rackThat(t, test.lines...)
 			err := a.deleteOrphans(t.Context())
 			if (err != nil) != test.fails || a.report.Deleted != test.deleted {
 				t.Errorf("got %v, %d deleted: %+v", err, a.report.Deleted, a.report.Orphans[0])
@@ -161,7 +162,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 	const many = 3
 	for atMost := range many + 1 {
 		a := &audit{
-			config: AuditConfig{Delete: true, OlderThan: time.Hour, Between: time.Hour,
+			options: Options{Delete: true, OlderThan: time.Hour, Between: time.Hour,
 				AtMost: atMost},
 			log:       &bytes.Buffer{},
 			told:      newTold(auditNow.Add(72 * time.Hour)),
@@ -187,7 +188,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 		if atMost < many {
 			want, lines = 0, nil
 		}
-		a.rack = auditedThat(t, lines...)
+		a.rack = rackThat(t, lines...)
 		if err := a.deleteOrphans(t.Context()); err != nil || a.report.Deleted != want {
 			t.Errorf("--at-most %d: %d of %d are deleted, %v", atMost, a.report.Deleted, many, err)
 		}
@@ -199,8 +200,15 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 	}
 }
 
-// auditedThat is a rack that answers as a script says, seen by an audit of the cluster blue.
-func auditedThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
+// rackThat is a rack that answers as a script says, seen by an audit of the cluster blue.
+func rackThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
 	t.Helper()
-	return &auditedRack{clientFor(t, racktest.Serve(t, lines...)), "blue"}
+	client, closeIdle, err := rack.New(rack.Options{Host: racktest.Serve(t, lines...),
+		Project: racktest.Project, UserAgent: "test"},
+		&rack.Transport{Tokens: &rack.TokenSource{Fixed: racktest.Token}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeIdle)
+	return &auditedRack{client, "blue"}
 }

@@ -23,11 +23,11 @@ type toldSource interface {
 	ask(ctx context.Context) (told, error)
 }
 
-func (c AuditConfig) toldSource() toldSource {
-	if c.Kubectl {
+func (o Options) toldSource() toldSource {
+	if o.Kubectl {
 		return kubectl{}
 	}
-	return &toldFile{path: c.Volumes, whole: c.Delete}
+	return &toldFile{path: o.Volumes, whole: o.Delete}
 }
 
 // toldFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
