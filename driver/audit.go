@@ -3,182 +3,128 @@ package driver
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
-	"time"
+	"log/slog"
+	"slices"
+	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/audit"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"google.golang.org/grpc/status"
 )
 
-// Run compares what the driver made on the rack for a cluster with the volumes and snapshots that it
-// is told of, and writes a report to out. It deletes an orphan only when it is told to, and then
-// says each on log at once. found says whether orphans or missing volumes are left.
-//
-// The order of things is what makes it safe. The rack is listed before and after the told are read:
-// an orphan was there before anybody told of it could have been left out, and is still there after.
-// A list that cannot be read whole is an error, never a shorter list.
-func runAudit(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
-	log io.Writer) (found bool, err error) {
-	a := &audit{
-		options: o,
-		rack:    &auditedRack{client, clusterID},
-		source:  o.toldSource(),
-		log:     log,
-	}
-	if err := a.look(ctx); err != nil {
-		return false, forPeople(err)
-	}
-	if o.Delete {
-		err = forPeople(a.deleteOrphans(ctx))
-	}
-	// What was done is told also when the rest failed.
-	return a.report.found(), errors.Join(err, a.report.write(o.JSON, out, log))
+// AuditConfig is what an operator says to an audit, and where the rack is. ParseAuditConfig fills
+// it; of Config it uses what describes the rack.
+type AuditConfig struct {
+	Config
+	audit.Options
 }
 
-// forPeople leaves away what gRPC says of an error.
-func forPeople(err error) error {
-	if s, ok := status.FromError(err); ok && err != nil {
-		return errors.New(s.Message())
-	}
-	return err
-}
+// rackSettings are the settings of the plugin that an audit has too.
+var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
+	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// audit is one audit under way.
-type audit struct {
-	options Options
-	rack    *auditedRack
-	source  toldSource
-	log     io.Writer
-
-	told      told
-	trust     trust
-	sightings sightings
-	report    report
-}
-
-// look finds what there is to find, and keeps it for the next audit.
-func (a *audit) look(ctx context.Context) error {
-	project, err := a.rack.ReadProject(ctx)
-	if err != nil {
-		return rack.ProjectError(ctx, err)
+// ParseAuditConfig reads the arguments after "audit" and the environment, as ParseConfig does for
+// the plugin.
+func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
+	error) {
+	var c AuditConfig
+	values := map[string]string{}
+	flags := auditFlags(&c, values)
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		printAuditHelp(help, flags)
+		return c, err
+	case err != nil:
+		return c, fmt.Errorf("audit: %s; see audit --help", csierr.Plain(err.Error()))
+	case flags.NArg() > 0:
+		return c, fmt.Errorf("audit: expected flags only, found %d other arguments; see audit --help",
+			flags.NArg())
 	}
-	earlier, err := readSightings(a.options.Sightings, a.rack.ClusterID, project.Id)
-	if err != nil {
-		return fmt.Errorf("--sightings: %w", err)
-	}
-	before, err := a.rack.takeStock(ctx)
-	if err != nil {
-		return err
-	}
-	if a.told, err = a.source.ask(ctx); err != nil {
-		return err
-	}
-	now, err := a.rack.takeStock(ctx)
-	if err != nil {
-		return err
-	}
-	a.report = report{
-		Cluster: a.rack.ClusterID, Project: project.Id, ToldAt: a.told.At.UTC(),
-		Owned: len(now.owned), Told: len(a.told.Handles),
-		Orphans: []*orphan{}, Missing: []missingObject{}, Static: []staticObject{},
-	}
-	if err := a.lookForTold(ctx, now); err != nil {
-		return err
-	}
-	a.trust = a.told.trust(now, a.options.NoneTold)
-	orphans := orphansOf(before, now, &a.told)
-	a.sightings = earlier.next(orphans, a.told.At, a.trust)
-	for _, o := range orphans {
-		a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
-	}
-	return a.sightings.write(a.options.Sightings)
-}
-
-// lookForTold finds what is told of and is not the driver's: missing, or static.
-func (a *audit) lookForTold(ctx context.Context, now stock) error {
-	for _, h := range a.told.Handles {
-		if _, own := now.owned[h.ID]; own && h.could(now.owned[h.ID].Kind) {
+	for _, s := range settings {
+		if !slices.Contains(rackSettings, s.env) {
 			continue
 		}
-		other, err := a.rack.anywhere(ctx, h, now)
-		switch {
-		case err != nil:
-			return err
-		case other == nil:
-			a.report.Missing = append(a.report.Missing, missingObject{h.Kind, h.ID, h.By})
-		case other.Why != "":
-			a.report.Static = append(a.report.Static, staticObject{object: *other, ToldBy: h.By})
-		}
-	}
-	return nil
-}
-
-// deleteOrphans deletes those to which nothing can be objected, and stops at the first failure.
-func (a *audit) deleteOrphans(ctx context.Context) error {
-	for _, o := range a.deletable() {
-		if err := a.askAgain(ctx); err != nil {
-			return err
-		}
-		if a.told.tells(o.object) {
-			o.Kept = "it is told of by now"
+		value := s.value(values, getenv)
+		if value == "" {
 			continue
 		}
-		kept, err := a.rack.deleteOrphan(ctx, o.object)
-		if err != nil {
-			return err
+		if err := s.set(&c.Config, value); err != nil {
+			return c, fmt.Errorf("%s: %w", s.name(), err)
 		}
-		if o.Kept = kept; kept == "" {
-			o.Deleted = true
-			a.report.Deleted++
-			_, _ = fmt.Fprintf(a.log, "deleted the %s %s (%s)\n", o.Kind, o.ID, o.Name)
-		}
-		delete(a.sightings.Objects, o.ID)
 	}
-	return a.sightings.write(a.options.Sightings)
+	return c, c.complete()
 }
 
-// deletable are the orphans to which nothing can be objected, and none when they are more than may
-// go at once. The others are told why they stay.
-func (a *audit) deletable() []*orphan {
-	policy := deletePolicy{OlderThan: a.options.OlderThan, Between: a.options.Between}
-	var free []*orphan
-	for _, o := range a.report.Orphans {
-		if o.Kept = a.trust[o.Kind]; o.Kept == "" {
-			o.Kept = policy.objection(o.object, a.sightings.Objects[o.ID].First, a.told.At)
+func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
+	flags := flag.NewFlagSet("audit", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	c.Flags(flags)
+	for _, s := range settings {
+		if s.flag != "" && slices.Contains(rackSettings, s.env) {
+			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
+				values[s.flag] = value
+				return nil
+			})
 		}
-		if o.Kept == "" {
-			free = append(free, o)
-		}
 	}
-	if len(free) <= a.options.AtMost {
-		return free
-	}
-	for _, o := range free {
-		o.Kept = fmt.Sprintf("%d would go at once, more than --at-most %d: look whether the list of "+
-			"volumes is whole", len(free), a.options.AtMost)
-	}
-	return nil
+	return flags
 }
 
-// freshTold is how old the told may be when an orphan is deleted.
-const freshTold = 5 * time.Second
-
-// askAgain reads the told anew right before a deletion: what was nobody's a moment ago may have
-// become somebody's. A list that is not to be trusted any more ends the audit.
-func (a *audit) askAgain(ctx context.Context) error {
-	if time.Since(a.told.Read) < freshTold {
-		return nil
+// complete says what is missing, and what does not go together.
+func (c *AuditConfig) complete() error {
+	switch {
+	case c.Host == "":
+		return errors.New("OXIDE_HOST (--host) is not set: the audit needs the rack's address")
+	case c.Token == "" && c.TokenFile == "":
+		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the audit needs a token of " +
+			"the rack")
+	case c.Project == "":
+		return errors.New("OXIDE_PROJECT (--project) is not set: the audit needs a project")
 	}
-	again, err := a.source.ask(ctx)
+	return c.Check(c.ClusterID)
+}
+
+// Audit compares what the driver made on the rack for this cluster with the volumes and snapshots
+// that somebody wants, and writes a report to out. found says whether orphans or missing volumes
+// are left.
+func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
+	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
+	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
+	found, err = auditRack(ctx, c, tokensOf(c.Config, secrets, quiet), out, log)
 	if err != nil {
-		return err
+		err = errors.New(secrets.text(err.Error()))
 	}
-	if len(again.Handles) == 0 && len(a.told.Handles) > 0 {
-		return fmt.Errorf("the list of volumes had %d entries and is empty now", len(a.told.Handles))
+	return found, err
+}
+
+func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out, log io.Writer) (
+	found bool, err error) {
+	for _, warning := range c.rackWarnings() {
+		_, _ = fmt.Fprintln(log, "warning: "+warning)
 	}
-	// Whatever either told of is not deleted; and the first reading is the one that ages count from.
-	a.told.also(again)
-	return nil
+	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+	if err != nil {
+		return false, err
+	}
+	defer closeIdle()
+	return audit.Run(ctx, client, c.ClusterID, c.Options, out, log)
+}
+
+func printAuditHelp(w io.Writer, flags *flag.FlagSet) {
+	_, _ = fmt.Fprintln(w, "oxide-csi-plugin audit compares what the driver made on the rack for "+
+		"this cluster with the volumes that somebody wants.\nExit status: 0 nothing found, 2 orphans "+
+		"or missing volumes found, 1 error.")
+	flags.VisitAll(func(f *flag.Flag) {
+		name, usage := flag.UnquoteUsage(f)
+		left := strings.TrimSpace("--" + f.Name + " " + name)
+		if f.DefValue != "" && f.DefValue != "false" {
+			usage += " (default " + f.DefValue + ")"
+		}
+		_, _ = fmt.Fprintf(w, "  %-24s %s\n", left, usage)
+	})
+	_, _ = fmt.Fprintf(w, "  %-24s %s\n", "$OXIDE_TOKEN", "the rack's token")
 }

@@ -1,248 +1,59 @@
 package driver
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
+	"bytes"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
-	"github.com/google/go-cmp/cmp"
 )
 
-const auditUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
-
-var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
-
-// auditDisk is a detached disk of the cluster blue, three days old.
-func auditDisk(n int, edit ...func(*object)) object {
-	o := object{Kind: kindDisk, ID: racktest.Numbered(n), Name: fmt.Sprintf("csi-%016d", n),
-		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: volume.GiB, State: "detached",
-		Created: auditNow.Add(-72 * time.Hour)}
-	for _, e := range edit {
-		e(&o)
+func TestWhatAnAuditIsGiven(t *testing.T) {
+	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": racktest.Token,
+		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
+	parse := func(without string, args ...string) (AuditConfig, error) {
+		return ParseAuditConfig(args, func(key string) string {
+			if key == without {
+				return ""
+			}
+			return env[key]
+		}, &bytes.Buffer{})
 	}
-	return o
-}
-
-func auditStock(objects ...object) stock {
-	s := stock{owned: map[string]object{}, others: map[string]object{}}
-	for _, o := range objects {
-		if o.Why != "" {
-			s.others[o.ID] = o
-			continue
-		}
-		s.owned[o.ID] = o
-	}
-	return s
-}
-
-func aSnapshot(o *object) { o.Kind, o.State = kindSnapshot, "ready" }
-
-func marked(cluster string) func(*object) {
-	return func(o *object) {
-		o.Why = "is another's"
-		o.description = volume.Tag{Name: "x", Cluster: cluster}.Description()
-	}
-}
-
-func TestWhoIsAnOrphan(t *testing.T) {
-	wanted := func(kind objectKind, n int) func(*told) {
-		return func(l *told) { l.add(kind, strings.ToUpper(racktest.Numbered(n)), "test") }
-	}
+	deleting := []string{"--kubectl", "--delete", "--state-file=s"}
 	for _, test := range []struct {
-		name        string
-		before, now stock
-		told        func(*told)
-		want        []string
+		name, without string
+		args          []string
+		want          string // a word of the error; empty: fine
 	}{
-		{"whom nobody tells of", auditStock(auditDisk(1), auditDisk(2)),
-			auditStock(auditDisk(1), auditDisk(2)), wanted(kindDisk, 1), []string{racktest.Numbered(2)}},
-		{"not one that a bare handle names", auditStock(auditDisk(1)), auditStock(auditDisk(1)),
-			wanted(kindEither, 1), nil},
-		{"a disk with the id that a snapshot is told by", auditStock(auditDisk(1)),
-			auditStock(auditDisk(1)), wanted(kindSnapshot, 1), []string{racktest.Numbered(1)}},
-		{"not a snapshot that is told of", auditStock(auditDisk(1, aSnapshot)),
-			auditStock(auditDisk(1, aSnapshot)), wanted(kindSnapshot, 1), nil},
-		{"not one that was made while the list was read", auditStock(), auditStock(auditDisk(1)),
-			func(*told) {}, nil},
-		{"not one that was deleted while the list was read", auditStock(auditDisk(1)),
-			auditStock(), func(*told) {}, nil},
-		{"not another cluster's", auditStock(auditDisk(1, marked("red"))),
-			auditStock(auditDisk(1, marked("red"))), func(*told) {}, nil},
-		{"not one whose claim is there", auditStock(auditDisk(1, func(o *object) {
-			o.CSIName = "pvc-" + auditUID
-		})), auditStock(auditDisk(1, func(o *object) { o.CSIName = "pvc-" + auditUID })),
-			func(l *told) { l.claim(auditUID) }, nil},
-		{"one whose name only resembles a claim's", auditStock(auditDisk(1)),
-			auditStock(auditDisk(1)), func(l *told) { l.claim("1"); l.claim("") },
-			[]string{racktest.Numbered(1)}},
+		{"a file", "", []string{"--volumes=f"}, ""},
+		{"kubectl, as JSON", "OXIDE_CLUSTER_ID", []string{"--kubectl", "--output=json"}, ""},
+		{"all of it", "", append(slices.Clone(deleting), "--older-than=10m", "--min-interval=10m",
+			"--assume-none=volumes,snapshots"), ""},
+		{"neither", "", nil, "--kubectl"},
+		{"both", "", []string{"--kubectl", "--volumes=f"}, "one of the two"},
+		{"no rack", "OXIDE_HOST", []string{"--kubectl"}, "OXIDE_HOST"},
+		{"no token", "OXIDE_TOKEN", []string{"--kubectl"}, "OXIDE_TOKEN"},
+		{"no project", "OXIDE_PROJECT", []string{"--kubectl"}, "OXIDE_PROJECT"},
+		{"deleting without memory", "", []string{"--kubectl", "--delete"}, "--state-file"},
+		{"deleting without a cluster's id", "OXIDE_CLUSTER_ID", deleting, "OXIDE_CLUSTER_ID"},
+		{"deleting what is young", "", append(slices.Clone(deleting), "--older-than=9m"), "10m"},
+		{"deleting in haste", "", append(slices.Clone(deleting), "--min-interval=1s"), "10m"},
+		{"deleting many", "", append(slices.Clone(deleting), "--at-most=500"), ""},
+		{"deleting none", "", append(slices.Clone(deleting), "--at-most=0"), "--at-most"},
+		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
+		{"another kind", "", []string{"--kubectl", "--assume-none=pods"}, "volumes, snapshots"},
+		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},
+		{"a flag of the plugin's", "", []string{"--kubectl", "--mode=node"}, "mode"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			l := newTold(auditNow)
-			test.told(&l)
-			var got []string
-			for _, o := range orphansOf(test.before, test.now, &l) {
-				got = append(got, o.ID)
-			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Error(diff)
+			_, err := parse(test.without, test.args...)
+			switch {
+			case test.want == "" && err != nil:
+				t.Error(err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
-	}
-}
-
-func TestWhichListIsTrusted(t *testing.T) {
-	rack := auditStock(auditDisk(1), auditDisk(2, aSnapshot), auditDisk(3, marked("red")),
-		auditDisk(4, func(o *object) { o.Why = "carries no mark of this driver" }))
-	none := map[objectKind]bool{kindDisk: true, kindSnapshot: true}
-	for _, test := range []struct {
-		name      string
-		told      map[int]objectKind
-		noneTold  map[objectKind]bool
-		disks     string // a word of the objection
-		snapshots string
-	}{
-		{"one that tells of both", map[int]objectKind{1: kindDisk, 2: kindSnapshot}, nil, "", ""},
-		{"an empty one", nil, nil, "another cluster?", "another cluster?"},
-		{"an empty one, as the operator knows", nil, none, "", ""},
-		{"one that is empty against the operator's word", map[int]objectKind{1: kindDisk},
-			none, "tells of 1", ""},
-		{"a missing volume against the operator's word", map[int]objectKind{9: kindEither}, none,
-			"tells of 1", "tells of 1"},
-		{"one without any snapshot", map[int]objectKind{1: kindDisk}, nil, "", "no snapshot"},
-		{"one with handles only", map[int]objectKind{1: kindEither, 2: kindEither}, nil, "", ""},
-		{"one that tells of nothing that is here", map[int]objectKind{8: kindDisk, 9: kindSnapshot},
-			nil, "no disk", "no snapshot"},
-		{"one that tells of static volumes only", map[int]objectKind{4: kindDisk}, nil, "no disk",
-			"no snapshot"},
-		{"one that tells of another cluster's too", map[int]objectKind{1: kindDisk,
-			2: kindSnapshot, 3: kindDisk}, nil, `cluster "red"`, `cluster "red"`},
-		{"one with a snapshot's handle as a volume's", map[int]objectKind{2: kindDisk}, nil,
-			"no disk", "no snapshot"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			l := newTold(auditNow)
-			for n, kind := range test.told {
-				l.add(kind, racktest.Numbered(n), "test")
-			}
-			got := l.trust(rack, test.noneTold)
-			for kind, word := range map[objectKind]string{kindDisk: test.disks,
-				kindSnapshot: test.snapshots} {
-				if (got[kind] == "") != (word == "") || !strings.Contains(got[kind], word) {
-					t.Errorf("%s: got %q, want %q", kind, got[kind], word)
-				}
-			}
-		})
-	}
-}
-
-func TestWhichOrphanMayBeDeleted(t *testing.T) {
-	policy := deletePolicy{OlderThan: 24 * time.Hour, Between: time.Hour}
-	long := auditNow.Add(-2 * time.Hour)
-	in := func(state, instance string) func(*object) {
-		return func(o *object) { o.State, o.AttachedTo = state, instance }
-	}
-	aged := func(age time.Duration) func(*object) {
-		return func(o *object) { o.Created = auditNow.Add(-age) }
-	}
-	for _, test := range []struct {
-		name  string
-		o     object
-		first time.Time
-		want  string // a word of the objection; empty: may be deleted
-	}{
-		{"an old one that was seen before", auditDisk(1), long, ""},
-		{"exactly as old as it has to be", auditDisk(1, aged(24*time.Hour)),
-			auditNow.Add(-time.Hour), ""},
-		{"an old snapshot", auditDisk(1, aSnapshot), long, ""},
-		{"a faulted snapshot", auditDisk(1, aSnapshot, in("faulted", "")), long, ""},
-		{"a snapshot in the making", auditDisk(1, aSnapshot, in("creating", "")), long, "creating"},
-		{"seen for the first time", auditDisk(1), time.Time{}, "first time"},
-		{"seen in this audit only", auditDisk(1), auditNow, "first time"},
-		{"seen in the future, as after a clock was set back", auditDisk(1), auditNow.Add(time.Hour),
-			"first time"},
-		{"seen a moment ago", auditDisk(1), auditNow.Add(-59 * time.Minute), "59m ago"},
-		{"young", auditDisk(1, aged(23*time.Hour)), long, "23h0m old"},
-		{"from the future", auditDisk(1, aged(-time.Hour)), long, "old when"},
-		{"of unknown age", auditDisk(1, func(o *object) { o.Created = time.Time{} }), long,
-			"how old"},
-		{"attached", auditDisk(1, in("attached", racktest.Instance)), long, racktest.Instance},
-		{"being detached", auditDisk(1, in("detaching", racktest.Instance)), long, "detaching"},
-		{"being made", auditDisk(1, in("creating", "")), long, "creating"},
-		{"being snapshotted", auditDisk(1, in("maintenance", "")), long, "maintenance"},
-		{"faulted", auditDisk(1, in("faulted", "")), long, "faulted"},
-		{"faulted by a delete that the rack gave up", auditDisk(1, in("faulted", ""),
-			func(o *object) { o.halfDeleted = true }), long, ""},
-		{"with a copied description", auditDisk(1, func(o *object) { o.Why = "has another name" }),
-			long, "another name"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := policy.objection(test.o, test.first, auditNow)
-			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
-
-func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "sightings")
-	s, err := readSightings(path, "blue", racktest.ProjectID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sound, later := trust{}, auditNow.Add(time.Hour)
-	bad := trust{kindDisk: "another cluster's list"}
-	first := s.next([]object{auditDisk(1), auditDisk(2), auditDisk(3, func(o *object) {
-		o.State, o.AttachedTo = "attached", racktest.Instance
-	})}, auditNow, sound)
-	if err := first.write(path); err != nil {
-		t.Fatal(err)
-	}
-	read, err := readSightings(path, "blue", racktest.ProjectID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(first, read); diff != "" {
-		t.Error(diff)
-	}
-	when := func(s sightings, n int) time.Time { return s.Objects[racktest.Numbered(n)].First }
-	next := read.next([]object{auditDisk(1), auditDisk(2, func(o *object) {
-		o.Created = auditNow
-	}), auditDisk(3)}, later, sound)
-	if !when(next, 1).Equal(auditNow) || !when(next, 2).Equal(later) || !when(next, 3).Equal(later) {
-		t.Errorf("got %v", next)
-	}
-	// In use for a while, or wanted for a while: forgotten.
-	if used := read.next([]object{auditDisk(1, func(o *object) { o.State = "maintenance" })}, later,
-		sound); len(used.Objects) > 0 {
-		t.Errorf("got %v", used)
-	}
-	doubted := read.next([]object{auditDisk(1), auditDisk(4)}, later, bad)
-	if !when(doubted, 1).Equal(auditNow) || len(doubted.Objects) != 1 {
-		t.Errorf("a list that is not trusted added something: %v", doubted)
-	}
-	for name, other := range map[string][2]string{"cluster": {"red", racktest.ProjectID},
-		"project": {"blue", racktest.Disk}} {
-		if _, err := readSightings(path, other[0], other[1]); err == nil {
-			t.Errorf("another %s read the file", name)
-		}
-	}
-	for _, text := range []string{"", "{", `{"version":2,"cluster":"blue"}`, "[]"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := readSightings(path, "blue", racktest.ProjectID); err == nil {
-			t.Errorf("%q was read", text)
-		}
-	}
-	if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
-		t.Errorf("left %v, %v", left, err)
 	}
 }

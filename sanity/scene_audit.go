@@ -24,7 +24,7 @@ type auditReport struct {
 	Owned   int `json:"owned"`
 	Deleted int `json:"deleted"`
 	Orphans []struct {
-		ID, State, AttachedTo, CSIName, Kept string
+		ID, State, AttachedTo, CSIName, SkipReason string
 		Deleted                              bool
 	} `json:"orphans"`
 	Missing []struct{ ID, ToldBy string } `json:"missing"`

@@ -49,7 +49,7 @@ func describeAuditReports(s *scene) {
 			Expect(report.orphans()).To(ConsistOf(lost))
 			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
 			Expect(report.log).To(HaveSuffix(
-				"FIGURE audit owned=2 told=1 orphans=1 missing=0 deleted=0\n"))
+				"FIGURE audit owned=2 wanted=1 orphans=1 missing=0 deleted=0\n"))
 			Expect(s.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
 		})
 
@@ -83,7 +83,7 @@ func describeAuditReports(s *scene) {
 		Expect(string(out)).To(ContainSubstring(lost))
 		Expect(string(out)).To(ContainSubstring(s.rack.Instance("a").ID))
 		Expect(string(out)).To(HaveSuffix(
-			"FIGURE audit owned=1 told=0 orphans=1 missing=0 deleted=0\n"))
+			"FIGURE audit owned=1 wanted=0 orphans=1 missing=0 deleted=0\n"))
 	})
 }
 
@@ -101,7 +101,7 @@ func describeAuditDeletions(s *scene) {
 		byHand := s.rackDisk(ctx, fresh("by-hand"), s.rack.Project)
 		dir := auditFiles()
 		told := kubernetes(dir+"/told", []*csi.Volume{wanted}, kept)
-		args := []string{"--delete", "--volumes=" + told, "--sightings=" + dir + "/seen"}
+		args := []string{"--delete", "--volumes=" + told, "--state-file=" + dir + "/seen"}
 		s.grown(ctx)
 		for range 2 {
 			report := s.audit(ctx, nil, args...)
@@ -127,7 +127,7 @@ func describeAuditDeletions(s *scene) {
 		wanted := s.volume(ctx)
 		lost := []string{s.leaked(ctx), s.leaked(ctx), s.leaked(ctx)}
 		dir := auditFiles()
-		args := []string{"--delete", "--sightings=" + dir + "/seen",
+		args := []string{"--delete", "--state-file=" + dir + "/seen",
 			"--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})}
 		s.grown(ctx)
 		Expect(s.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
@@ -164,7 +164,7 @@ func describeAuditRefusals(s *scene) {
 	) {
 		wanted, lost := s.volume(ctx), s.leaked(ctx)
 		dir := auditFiles()
-		sightings := "--sightings=" + dir + "/seen"
+		sightings := "--state-file=" + dir + "/seen"
 		told := "--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})
 		s.grown(ctx)
 		Expect(s.audit(ctx, nil, told, sightings).orphans()).To(ConsistOf(lost))
@@ -188,7 +188,7 @@ func describeAuditRefusals(s *scene) {
 		}),
 		Entry("D-69 a word that there is none, against the list", 2, func(_ context.Context,
 			dir string) (map[string]string, []string) {
-			return nil, []string{"--none-told=volumes", "--volumes=" + dir + "/told"}
+			return nil, []string{"--assume-none=volumes", "--volumes=" + dir + "/told"}
 		}),
 		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
 			map[string]string, []string) {

@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 
 // seenDisk is racktest.DiskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: kindDisk, ID: racktest.Disk, Name: volume.DiskName("blue", "pvc-1"),
+	return object{Kind: Disk, ID: racktest.Disk, Name: volume.DiskName("blue", "pvc-1"),
 		CSIName:   "pvc-1",
 		SizeBytes: 10 * volume.GiB, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
@@ -88,44 +88,44 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 }
 
 // lists is a source that gives another answer each time.
-type lists []func() (told, error)
+type lists []func() (wanted, error)
 
-func (l *lists) ask(context.Context) (told, error) {
+func (l *lists) read(context.Context) (wanted, error) {
 	next := (*l)[0]
 	*l = (*l)[1:]
 	return next()
 }
 
 func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
-	list := func(ids ...string) func() (told, error) {
-		return func() (told, error) {
-			l := newTold(auditNow)
+	list := func(ids ...string) func() (wanted, error) {
+		return func() (wanted, error) {
+			l := newWanted(auditNow)
 			for _, id := range ids {
-				l.add(kindDisk, id, "test")
+				l.add(Disk, id, "test")
 			}
 			return l, nil
 		}
 	}
-	claimed := func() (told, error) {
+	claimed := func() (wanted, error) {
 		l, err := list(racktest.Numbered(1))()
 		l.claim(auditUID)
 		return l, err
 	}
-	failing := func() (told, error) { return told{}, errors.New("kubectl is away") }
+	failing := func() (wanted, error) { return wanted{}, errors.New("kubectl is away") }
 	ripe := func() *audit {
 		o := seenDisk()
 		o.CSIName = "pvc-" + auditUID
 		a := &audit{
-			options: Options{Delete: true, OlderThan: time.Hour, Between: time.Hour, AtMost: 1},
+			options: Options{Delete: true, OlderThan: time.Hour, MinInterval: time.Hour, AtMost: 1},
 			log:     &bytes.Buffer{},
-			sightings: sightings{Objects: map[string]sighting{
+			state: state{Objects: map[string]firstSeen{
 				racktest.Disk: {First: auditNow.Add(48 * time.Hour)},
 			}},
 			report: report{Orphans: []*orphan{{object: o}}},
 		}
-		a.told, _ = list(racktest.Numbered(1))()
-		a.told.At = auditNow.Add(72 * time.Hour)
-		a.told.Read = time.Now().Add(-time.Minute)
+		a.wanted, _ = list(racktest.Numbered(1))()
+		a.wanted.listedAt = auditNow.Add(72 * time.Hour)
+		a.wanted.readAt = time.Now().Add(-time.Minute)
 		return a
 	}
 	gone := []racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")),
@@ -133,7 +133,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 			Status: 204}}
 	for _, test := range []struct {
 		name    string
-		again   func() (told, error)
+		again   func() (wanted, error)
 		lines   []racktest.Exchange
 		deleted int
 		fails   bool
@@ -162,19 +162,19 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 	const many = 3
 	for atMost := range many + 1 {
 		a := &audit{
-			options: Options{Delete: true, OlderThan: time.Hour, Between: time.Hour,
+			options: Options{Delete: true, OlderThan: time.Hour, MinInterval: time.Hour,
 				AtMost: atMost},
-			log:       &bytes.Buffer{},
-			told:      newTold(auditNow.Add(72 * time.Hour)),
-			sightings: sightings{Objects: map[string]sighting{}},
+			log:    &bytes.Buffer{},
+			wanted: newWanted(auditNow.Add(72 * time.Hour)),
+			state:  state{Objects: map[string]firstSeen{}},
 		}
-		a.told.Read = time.Now()
+		a.wanted.readAt = time.Now()
 		var lines []racktest.Exchange
 		for n := range many {
 			o := seenDisk()
 			o.ID = racktest.Numbered(n + 1)
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
-			a.sightings.Objects[o.ID] = sighting{First: auditNow}
+			a.state.Objects[o.ID] = firstSeen{First: auditNow}
 			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached",
 				racktest.With("id",
 					o.ID))),
@@ -193,15 +193,15 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 			t.Errorf("--at-most %d: %d of %d are deleted, %v", atMost, a.report.Deleted, many, err)
 		}
 		for _, o := range a.report.Orphans[:many] {
-			if strings.Contains(o.Kept, "--at-most") != (want == 0) {
-				t.Errorf("--at-most %d: kept %q", atMost, o.Kept)
+			if strings.Contains(o.SkipReason, "--at-most") != (want == 0) {
+				t.Errorf("--at-most %d: kept %q", atMost, o.SkipReason)
 			}
 		}
 	}
 }
 
 // rackThat is a rack that answers as a script says, seen by an audit of the cluster blue.
-func rackThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
+func rackThat(t *testing.T, lines ...racktest.Exchange) *ownedRack {
 	t.Helper()
 	client, closeIdle, err := rack.New(rack.Options{Host: racktest.Serve(t, lines...),
 		Project: racktest.Project, UserAgent: "test"},
@@ -210,5 +210,5 @@ func rackThat(t *testing.T, lines ...racktest.Exchange) *auditedRack {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeIdle)
-	return &auditedRack{client, "blue"}
+	return &ownedRack{client, "blue"}
 }

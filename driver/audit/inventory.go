@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"cmp"
@@ -16,26 +16,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// objectKind is what an object of the rack is.
-type objectKind string
+// Kind is what an object of the rack is.
+type Kind string
 
 const (
-	kindDisk     objectKind = "disk"
-	kindSnapshot objectKind = "snapshot"
-	// kindEither is for a handle of which nobody said what it is.
-	kindEither objectKind = "disk or snapshot"
+	Disk     Kind = "disk"
+	Snapshot Kind = "snapshot"
+	// either is for a handle of which nobody said what it is.
+	either Kind = "disk or snapshot"
 )
 
 // object is a disk or a snapshot as an audit sees it.
 type object struct {
-	Kind       objectKind `json:"kind"`
-	ID         string     `json:"id"`
-	Name       string     `json:"name"`
-	CSIName    string     `json:"csiName,omitempty"`
-	SizeBytes  int64      `json:"sizeBytes"`
-	Created    time.Time  `json:"created,omitzero"`
-	State      string     `json:"state"`
-	AttachedTo string     `json:"attachedTo,omitempty"`
+	Kind       Kind      `json:"kind"`
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	CSIName    string    `json:"csiName,omitempty"`
+	SizeBytes  int64     `json:"sizeBytes"`
+	Created    time.Time `json:"created,omitzero"`
+	State      string    `json:"state"`
+	AttachedTo string    `json:"attachedTo,omitempty"`
 	// Why says why it is not this cluster's; for one with this cluster's mark, what is in doubt.
 	Why string `json:"why,omitempty"`
 
@@ -45,7 +45,7 @@ type object struct {
 
 // free says whether nothing and nobody is at the object, as far as the rack says.
 func (o object) free() bool {
-	if o.Kind == kindDisk {
+	if o.Kind == Disk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
 	}
 	return o.State == string(oxide.SnapshotStateReady) ||
@@ -58,21 +58,21 @@ func (o object) markedFor(cluster string) bool {
 	return ok && m.Cluster == cluster
 }
 
-// stock is what the project has, by id.
-type stock struct {
+// inventory is what the project has, by id.
+type inventory struct {
 	owned  map[string]object // with this cluster's mark
 	others map[string]object
 }
 
-// auditedRack is the rack with the cluster whose objects are looked for.
-type auditedRack struct {
+// ownedRack is the rack with the cluster whose objects are looked for.
+type ownedRack struct {
 	*rack.Client
 	ClusterID string
 }
 
 // takeStock lists the project's disks and snapshots, all of them or none.
-func (c *auditedRack) takeStock(ctx context.Context) (stock, error) {
-	s := stock{owned: map[string]object{}, others: map[string]object{}}
+func (c *ownedRack) list(ctx context.Context) (inventory, error) {
+	s := inventory{owned: map[string]object{}, others: map[string]object{}}
 	var inside error
 	add := func(o object, err error) (enough bool) {
 		switch {
@@ -89,7 +89,7 @@ func (c *auditedRack) takeStock(ctx context.Context) (stock, error) {
 		return add(c.diskObject(d), rack.ValidateDisk("list disks", d))
 	})
 	if err = cmp.Or(inside, err); err != nil {
-		return stock{}, err
+		return inventory{}, err
 	}
 	err = c.EachSnapshot(ctx, &rack.Pager{}, func(snapshot *oxide.Snapshot) bool {
 		return add(c.snapshotObject(snapshot), rack.ValidateSnapshot("list snapshots", snapshot))
@@ -97,20 +97,20 @@ func (c *auditedRack) takeStock(ctx context.Context) (stock, error) {
 	return s, cmp.Or(inside, err)
 }
 
-func (c *auditedRack) diskObject(d *oxide.Disk) object {
+func (c *ownedRack) diskObject(d *oxide.Disk) object {
 	m, _ := volume.ParseTag(d.Description)
 	return object{
-		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
+		Kind: Disk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
 		State: string(d.State.State()), AttachedTo: rack.Holder(d), Why: rack.ForeignDisk(d, c.ClusterID),
 		description: d.Description, halfDeleted: rack.HalfDeleted(d),
 	}
 }
 
-func (c *auditedRack) snapshotObject(s *oxide.Snapshot) object {
+func (c *ownedRack) snapshotObject(s *oxide.Snapshot) object {
 	m, _ := volume.ParseTag(s.Description)
 	return object{
-		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		Kind: Snapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
 		Why: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
 	}
@@ -124,7 +124,7 @@ func createdAt(t *time.Time) time.Time {
 }
 
 // anywhere finds what a handle names, also in another project, or nil.
-func (c *auditedRack) anywhere(ctx context.Context, h handle, s stock) (*object, error) {
+func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
 	for _, listed := range []map[string]object{s.owned, s.others} {
 		if o, ok := listed[h.ID]; ok && h.could(o.Kind) {
 			return &o, nil
@@ -134,7 +134,7 @@ func (c *auditedRack) anywhere(ctx context.Context, h handle, s stock) (*object,
 	if !ok {
 		return nil, nil
 	}
-	for _, kind := range []objectKind{kindDisk, kindSnapshot} {
+	for _, kind := range []Kind{Disk, Snapshot} {
 		if !h.could(kind) {
 			continue
 		}
@@ -147,10 +147,10 @@ func (c *auditedRack) anywhere(ctx context.Context, h handle, s stock) (*object,
 }
 
 // read reads an object, nil when the rack does not know it.
-func (c *auditedRack) read(ctx context.Context, kind objectKind, id oxide.NameOrId) (*object,
+func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object,
 	error) {
 	var o object
-	if kind == kindDisk {
+	if kind == Disk {
 		disk, err := c.Disk(ctx, id)
 		if csierr.IsNotFound(err) {
 			return nil, c.CheckProject(ctx)
@@ -172,7 +172,7 @@ func (c *auditedRack) read(ctx context.Context, kind objectKind, id oxide.NameOr
 
 // deleteOrphan reads the object once more and deletes it if it is what was seen. kept says why it
 // stays; an object that is gone by itself counts as kept from deletion.
-func (c *auditedRack) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
+func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
 	id := oxide.NameOrId(seen.ID)
 	now, err := c.read(ctx, seen.Kind, id)
 	switch {
@@ -188,7 +188,7 @@ func (c *auditedRack) deleteOrphan(ctx context.Context, seen object) (kept strin
 	case !now.free():
 		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
 	}
-	if seen.Kind == kindDisk {
+	if seen.Kind == Disk {
 		err = c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	} else {
 		err = c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})

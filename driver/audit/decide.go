@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"fmt"
@@ -10,33 +10,34 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// handle is a volume's or snapshot's id that an audit is told of.
+// handle is the id of a volume or snapshot that somebody wants.
 type handle struct {
-	Kind objectKind
+	Kind Kind
 	ID   string
 	By   string // "PersistentVolume pv-1", "line 3"
 }
 
 // could says whether the handle may be that of an object of a kind.
-func (h handle) could(kind objectKind) bool { return h.Kind == kind || h.Kind == kindEither }
+func (h handle) could(kind Kind) bool { return h.Kind == kind || h.Kind == either }
 
-// told is what an audit is told of.
-type told struct {
+// wanted are the volumes and snapshots that somebody wants.
+type wanted struct {
 	Handles []handle
 	// At is when all this was so at the latest, and Read when it was read.
-	At, Read time.Time
+	listedAt, readAt time.Time
 
 	known map[handle]bool // without By
 	// claims are UIDs of claims and snapshot requests. A CO makes names of them, so that an object
-	// whose CSI name has one in it is wanted although its volume is not told of (yet).
+	// whose CSI name has one in it is wanted although no list names it (yet).
 	claims map[string]bool
 }
 
-func newTold(at time.Time) told {
-	return told{At: at, Read: time.Now(), known: map[handle]bool{}, claims: map[string]bool{}}
+func newWanted(at time.Time) wanted {
+	return wanted{listedAt: at, readAt: time.Now(), known: map[handle]bool{},
+		claims: map[string]bool{}}
 }
 
-func (t *told) add(kind objectKind, id, by string) {
+func (t *wanted) add(kind Kind, id, by string) {
 	if canonical, ok := volume.ParseID(id); ok {
 		id = string(canonical)
 	}
@@ -46,34 +47,34 @@ func (t *told) add(kind objectKind, id, by string) {
 	}
 }
 
-func (t *told) claim(uid string) { t.claims[uid] = true }
+func (t *wanted) claim(uid string) { t.claims[uid] = true }
 
-// also adds what a second reading tells of; ages still count from the first.
-func (t *told) also(again told) {
+// also adds what a second reading names; ages still count from the first.
+func (t *wanted) also(again wanted) {
 	for _, h := range again.Handles {
 		t.add(h.Kind, h.ID, h.By)
 	}
 	maps.Copy(t.claims, again.claims)
-	t.Read = again.Read
+	t.readAt = again.readAt
 }
 
 // inName finds the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
 var inName = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// tells says whether somebody wants an object.
-func (t *told) tells(o object) bool {
-	return t.known[handle{Kind: o.Kind, ID: o.ID}] || t.known[handle{Kind: kindEither, ID: o.ID}] ||
+// wants reports whether somebody wants an object.
+func (t *wanted) wants(o object) bool {
+	return t.known[handle{Kind: o.Kind, ID: o.ID}] || t.known[handle{Kind: either, ID: o.ID}] ||
 		slices.ContainsFunc(inName.FindAllString(o.CSIName, -1), func(uid string) bool {
 			return t.claims[uid]
 		})
 }
 
-// orphansOf are the objects of this cluster that nobody tells of, and that were there both before
-// and after the told were read: one that was made or deleted meanwhile is none.
-func orphansOf(before, now stock, t *told) []object {
+// orphansOf are the objects of this cluster that nobody wants, and that existed both before and
+// after the list of wanted ones was read: one that was made or deleted meanwhile is none.
+func orphansOf(before, now inventory, t *wanted) []object {
 	var orphans []object
 	for id, o := range now.owned {
-		if _, was := before.owned[id]; was && !t.tells(o) {
+		if _, was := before.owned[id]; was && !t.wants(o) {
 			orphans = append(orphans, o)
 		}
 	}
@@ -81,13 +82,13 @@ func orphansOf(before, now stock, t *told) []object {
 }
 
 // trust says for each kind why its orphans cannot be believed in, if so.
-type trust map[objectKind]string
+type trust map[Kind]string
 
-// trust judges what an audit is told. The list of another cluster, or of none, makes everything an
+// trust judges the list of wanted volumes. That of another cluster, or of none, makes everything an
 // orphan: so it has to tell of something that is this cluster's, and of nothing that is another's.
-func (t *told) trust(now stock, noneTold map[objectKind]bool) trust {
+func (t *wanted) trust(now inventory, assumeNone map[Kind]bool) trust {
 	verdict := trust{}
-	for _, kind := range []objectKind{kindDisk, kindSnapshot} {
+	for _, kind := range []Kind{Disk, Snapshot} {
 		ours, all := 0, 0
 		for _, h := range t.Handles {
 			own, isOwn := now.owned[h.ID]
@@ -98,7 +99,7 @@ func (t *told) trust(now stock, noneTold map[objectKind]bool) trust {
 				all++
 			case isOther && h.could(other.Kind):
 				if m, marked := volume.ParseTag(other.description); marked {
-					verdict[kind] = fmt.Sprintf("the list tells of %s, which is of the cluster %q: "+
+					verdict[kind] = fmt.Sprintf("the list names %s, which is of the cluster %q: "+
 						"it is the list of another cluster", h.ID, m.Cluster)
 				}
 				if other.Kind == kind {
@@ -110,11 +111,11 @@ func (t *told) trust(now stock, noneTold map[objectKind]bool) trust {
 		}
 		switch {
 		case verdict[kind] != "":
-		case noneTold[kind] && all > 0:
-			verdict[kind] = fmt.Sprintf("--none-told says that there is no %s, and the list tells "+
-				"of %d", kind, all)
-		case !noneTold[kind] && ours == 0:
-			verdict[kind] = fmt.Sprintf("the list tells of no %s that this cluster has on the rack; "+
+		case assumeNone[kind] && all > 0:
+			verdict[kind] = fmt.Sprintf("--assume-none says that there is no %s, and the list "+
+				"names %d", kind, all)
+		case !assumeNone[kind] && ours == 0:
+			verdict[kind] = fmt.Sprintf("the list names no %s that this cluster has on the rack; "+
 				"is it the list of another cluster?", kind)
 		}
 	}
@@ -123,13 +124,13 @@ func (t *told) trust(now stock, noneTold map[objectKind]bool) trust {
 
 // deletePolicy is how sure an audit has to be.
 type deletePolicy struct {
-	OlderThan time.Duration // the object, when the list was made
-	Between   time.Duration // the first sighting and this one
+	OlderThan   time.Duration // the object, when the list was made
+	MinInterval time.Duration // between the first audit that saw it and this one
 }
 
 // objection says why an orphan stays, or "". first is when an earlier audit saw it as an orphan,
 // zero if none did; at is when the present list was made.
-func (p deletePolicy) objection(o object, first, at time.Time) string {
+func (p deletePolicy) skipReason(o object, first, at time.Time) string {
 	age, seen := at.Sub(o.Created), at.Sub(first)
 	switch {
 	case o.Why != "":
@@ -145,8 +146,8 @@ func (p deletePolicy) objection(o object, first, at time.Time) string {
 			short(p.OlderThan))
 	case first.IsZero() || seen <= 0:
 		return "it is seen for the first time"
-	case seen < p.Between:
-		return fmt.Sprintf("it was seen first %s ago, less than %s", short(seen), short(p.Between))
+	case seen < p.MinInterval:
+		return fmt.Sprintf("it was seen first %s ago, less than %s", short(seen), short(p.MinInterval))
 	}
 	return ""
 }

@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"errors"
@@ -9,27 +9,27 @@ import (
 
 // Options are what an operator says to an audit.
 type Options struct {
-	Volumes string // a file of what the driver is told of, "-" for standard input
+	Volumes string // a file with the wanted volumes, "-" for standard input
 	Kubectl bool   // ask kubectl instead
 
-	Sightings string // a file; empty remembers nothing
-	Delete    bool
-	OlderThan time.Duration
-	Between   time.Duration
-	AtMost    int // how many one audit may delete; when there are more, none is
-	// NoneTold are the kinds of which the operator says that there is none, so that every one on
+	StateFile   string // a file; empty remembers nothing
+	Delete      bool
+	OlderThan   time.Duration
+	MinInterval time.Duration
+	AtMost      int // how many one audit may delete; when there are more, none is
+	// AssumeNone are the kinds of which the operator says that there is none, so that every one on
 	// the rack is an orphan.
-	NoneTold map[objectKind]bool
+	AssumeNone map[Kind]bool
 
 	JSON bool
 }
 
 const (
-	defaultOlderThan = 24 * time.Hour
-	defaultBetween   = time.Hour
-	// leastPatience is the least of both. An orchestrator takes that long to write down a volume
+	defaultOlderThan   = 24 * time.Hour
+	defaultMinInterval = time.Hour
+	// minPatience is the least of both. An orchestrator takes that long to write down a volume
 	// that has just been made.
-	leastPatience = 10 * time.Minute
+	minPatience = 10 * time.Minute
 	// defaultAtMost is small: a list of which a part is missing makes many orphans.
 	defaultAtMost = 10
 )
@@ -48,28 +48,30 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 			}
 			return nil
 		})
-	flags.StringVar(&o.Sightings, "sightings", "", "`FILE` that keeps which orphans were seen when; "+
+	flags.StringVar(&o.StateFile, "state-file", "", "`FILE` that keeps which orphans were seen when; "+
 		"it is read and written anew")
 	flags.BoolVar(&o.Delete, "delete", false, "delete orphans that are old enough, detached, and "+
-		"were seen by an earlier audit; needs --sightings and OXIDE_CLUSTER_ID")
+		"were seen by an earlier audit; needs --state-file and OXIDE_CLUSTER_ID")
 	flags.DurationVar(&o.OlderThan, "older-than", defaultOlderThan, "how old an orphan has to be "+
 		"to be deleted, `AGE`, at least 10m")
-	flags.DurationVar(&o.Between, "between", defaultBetween, "how long ago an earlier audit has to "+
+	flags.DurationVar(&o.MinInterval, "min-interval", defaultMinInterval, "how long ago an earlier "+
+		"audit has to "+
 		"have seen it, `TIME`, at least 10m")
 	flags.IntVar(&o.AtMost, "at-most", defaultAtMost, "how many orphans may be deleted at once, "+
 		"`N`; when there are more, none is, for the list may lack a part")
-	flags.Func("none-told", "`KINDS` that the cluster has none of, as you know: volumes, snapshots, "+
-		"or volumes,snapshots", o.setNoneTold)
+	flags.Func("assume-none", "`KINDS` that the cluster has none of, as you know: volumes, "+
+		"snapshots, "+
+		"or volumes,snapshots", o.setAssumeNone)
 }
 
-func (o *Options) setNoneTold(value string) error {
-	o.NoneTold = map[objectKind]bool{}
+func (o *Options) setAssumeNone(value string) error {
+	o.AssumeNone = map[Kind]bool{}
 	for word := range strings.SplitSeq(value, ",") {
-		kind, ok := map[string]objectKind{"volumes": kindDisk, "snapshots": kindSnapshot}[word]
+		kind, ok := map[string]Kind{"volumes": Disk, "snapshots": Snapshot}[word]
 		if !ok {
 			return errors.New("has to be volumes, snapshots, or volumes,snapshots")
 		}
-		o.NoneTold[kind] = true
+		o.AssumeNone[kind] = true
 	}
 	return nil
 }
@@ -87,11 +89,11 @@ func (o *Options) Check(clusterID string) error {
 		// other's volumes.
 		return errors.New("OXIDE_CLUSTER_ID (--cluster-id) is not set: without it nobody can tell " +
 			"this cluster's disks from another's, so --delete does not go without")
-	case o.Sightings == "":
-		return errors.New("audit: --delete needs --sightings: only what an earlier audit saw too is " +
+	case o.StateFile == "":
+		return errors.New("audit: --delete needs --state-file: only what an earlier audit saw too is " +
 			"deleted")
-	case o.OlderThan < leastPatience, o.Between < leastPatience:
-		return errors.New("audit: --older-than and --between are at least 10m: a volume that was " +
+	case o.OlderThan < minPatience, o.MinInterval < minPatience:
+		return errors.New("audit: --older-than and --min-interval are at least 10m: a volume that was " +
 			"just made may not be written down yet")
 	case o.AtMost < 1:
 		return errors.New("audit: --at-most has to be at least 1; leave --delete away to delete none")

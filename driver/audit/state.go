@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"encoding/json"
@@ -10,28 +10,28 @@ import (
 	"time"
 )
 
-// sightings is what earlier audits saw: orphans, and when each was seen first. It is a file of the
+// state is what earlier audits saw: orphans, and when each was seen first. It is a file of the
 // operator's, and good for one cluster in one project.
-type sightings struct {
-	Version int                 `json:"version"`
-	Cluster string              `json:"cluster"`
-	Project string              `json:"project"`
-	Objects map[string]sighting `json:"objects"`
+type state struct {
+	Version int                  `json:"version"`
+	Cluster string               `json:"cluster"`
+	Project string               `json:"project"`
+	Objects map[string]firstSeen `json:"objects"`
 }
 
-// sighting is of one orphan, by id.
-type sighting struct {
-	Kind    objectKind `json:"kind"`
-	Name    string     `json:"name"`
-	Created time.Time  `json:"created"`
-	First   time.Time  `json:"first"`
+// firstSeen is of one orphan, by id.
+type firstSeen struct {
+	Kind    Kind      `json:"kind"`
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	First   time.Time `json:"first"`
 }
 
-const sightingsVersion = 1
+const stateVersion = 1
 
-// readSightings reads a file of sightings; one that is not there yet has none.
-func readSightings(path, cluster, project string) (sightings, error) {
-	none := sightings{Version: sightingsVersion, Cluster: cluster, Project: project}
+// readState reads a state file; one that does not exist yet has no objects.
+func readState(path, cluster, project string) (state, error) {
+	none := state{Version: stateVersion, Cluster: cluster, Project: project}
 	if path == "" {
 		return none, nil
 	}
@@ -42,12 +42,12 @@ func readSightings(path, cluster, project string) (sightings, error) {
 	case err != nil:
 		return none, err
 	}
-	var s sightings
+	var s state
 	switch err := json.Unmarshal(data, &s); {
 	case err != nil:
-		return none, fmt.Errorf("%s is no file of sightings: %w", path, err)
-	case s.Version != sightingsVersion:
-		return none, fmt.Errorf("%s has the version %d, not %d", path, s.Version, sightingsVersion)
+		return none, fmt.Errorf("%s is no state file of an audit: %w", path, err)
+	case s.Version != stateVersion:
+		return none, fmt.Errorf("%s has the version %d, not %d", path, s.Version, stateVersion)
 	case s.Cluster != cluster || s.Project != project:
 		return none, fmt.Errorf("%s is of the cluster %q in the project %s, this audit is of %q in "+
 			"%s; use a file of its own", path, s.Cluster, s.Project, cluster, project)
@@ -55,11 +55,11 @@ func readSightings(path, cluster, project string) (sightings, error) {
 	return s, nil
 }
 
-// next are the sightings after an audit whose list was made at a time. What is no orphan any more,
-// or is in use, is forgotten; a list that is not to be trusted adds none.
-func (s sightings) next(orphans []object, at time.Time, t trust) sightings {
+// next is the state after an audit whose list was made at a time. What is no orphan any more,
+// or is in use, is dropped; a list that is not to be trusted adds nothing.
+func (s state) next(orphans []object, at time.Time, t trust) state {
 	n := s
-	n.Objects = map[string]sighting{}
+	n.Objects = map[string]firstSeen{}
 	for _, o := range orphans {
 		seen, ok := s.Objects[o.ID]
 		known := ok && seen.Kind == o.Kind && seen.Name == o.Name && seen.Created.Equal(o.Created)
@@ -68,20 +68,20 @@ func (s sightings) next(orphans []object, at time.Time, t trust) sightings {
 		case known:
 			n.Objects[o.ID] = seen
 		case t[o.Kind] == "":
-			n.Objects[o.ID] = sighting{o.Kind, o.Name, o.Created.UTC(), at.UTC()}
+			n.Objects[o.ID] = firstSeen{o.Kind, o.Name, o.Created.UTC(), at.UTC()}
 		}
 	}
 	return n
 }
 
-// write replaces the file, so that it has the old sightings or the new ones whatever happens.
-func (s sightings) write(path string) (err error) {
+// write replaces the file, so that it holds the old state or the new one whatever happens.
+func (s state) write(path string) (err error) {
 	if path == "" {
 		return nil
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("--sightings: %w", err)
+			err = fmt.Errorf("--state-file: %w", err)
 		}
 	}()
 	data, err := json.MarshalIndent(s, "", "  ")

@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"os"
@@ -37,30 +37,30 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 		want       []handle
 	}{
 		{"handles, one in each line", "\n# a comment\n" + strings.ToUpper(racktest.Disk) + "\r\n  " +
-			racktest.Snapshot + "\n" + racktest.Disk, []handle{{kindEither, racktest.Disk, "line 3"},
-			{kindEither, racktest.Snapshot, "line 4"}}},
+			racktest.Snapshot + "\n" + racktest.Disk, []handle{{either, racktest.Disk, "line 3"},
+			{either, racktest.Snapshot, "line 4"}}},
 		{"nothing", "", nil},
 		{"an empty list", listOf(), nil},
 		{"volumes of two drivers", listOf(persistent("one", volume.DriverName, racktest.Disk),
-			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{kindDisk, racktest.Disk,
+			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{Disk, racktest.Disk,
 			"PersistentVolume one"}}},
-		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{kindDisk,
+		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{Disk,
 			racktest.Disk,
 			"PersistentVolume one"}}},
 		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
 			`{"name":"one"},"spec":{"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` +
-			racktest.Disk + `"}}}]}`, []handle{{kindDisk, racktest.Disk, "PersistentVolume one"}}},
+			racktest.Disk + `"}}}]}`, []handle{{Disk, racktest.Disk, "PersistentVolume one"}}},
 		{"a handle that is no UUID, which nothing on the rack has", listOf(persistent("one",
-			volume.DriverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
+			volume.DriverName, "my-disk")), []handle{{Disk, "my-disk", "PersistentVolume one"}}},
 		{"snapshots: taken, given, and in the making", listOf(
 			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+racktest.Snapshot+`"`),
 			content(`"source":{"snapshotHandle":"`+racktest.Image+`"}`, ""),
 			content(`"source":{"volumeHandle":"x"}`, "")), []handle{
-			{kindSnapshot, racktest.Snapshot, "VolumeSnapshotContent c"},
-			{kindSnapshot, racktest.Image, "VolumeSnapshotContent c"}}},
+			{Snapshot, racktest.Snapshot, "VolumeSnapshotContent c"},
+			{Snapshot, racktest.Image, "VolumeSnapshotContent c"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := parseTold([]byte(test.text), auditNow)
+			got, err := parseWanted([]byte(test.text), auditNow)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -89,7 +89,7 @@ func TestAListThatIsNotWholeIsNoList(t *testing.T) {
 		"items of another type":   `{"kind":"List","items":"none"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := parseTold([]byte(text), auditNow); err == nil {
+			if got, err := parseWanted([]byte(text), auditNow); err == nil {
 				t.Errorf("got %v", got.Handles)
 			}
 		})
@@ -110,12 +110,12 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 		if err := os.Chtimes(path, stamp, stamp); err != nil {
 			t.Fatal(err)
 		}
-		got, err := (&toldFile{path: path}).ask(t.Context())
-		if err != nil || got.At.Sub(want).Abs() > time.Minute {
-			t.Errorf("%s: got %v, %v, want %v", name, got.At, err, want)
+		got, err := (&wantedFile{path: path}).read(t.Context())
+		if err != nil || got.listedAt.Sub(want).Abs() > time.Minute {
+			t.Errorf("%s: got %v, %v, want %v", name, got.listedAt, err, want)
 		}
 	}
-	if _, err := (&toldFile{path: path + "x"}).ask(t.Context()); err == nil {
+	if _, err := (&wantedFile{path: path + "x"}).read(t.Context()); err == nil {
 		t.Error("a file that is not there tells nothing, which is not an empty list")
 	}
 }
@@ -140,10 +140,10 @@ func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
 			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := (Options{Volumes: path}).toldSource().ask(t.Context()); err != nil {
+			if _, err := (Options{Volumes: path}).wantedSource().read(t.Context()); err != nil {
 				t.Errorf("without --delete: %v", err)
 			}
-			_, err := (Options{Volumes: path, Delete: true}).toldSource().ask(t.Context())
+			_, err := (Options{Volumes: path, Delete: true}).wantedSource().read(t.Context())
 			if (err == nil) != test.whole || err != nil && !strings.Contains(err.Error(), "# end") {
 				t.Errorf("with --delete: %v", err)
 			}

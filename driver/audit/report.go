@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"encoding/json"
@@ -14,37 +14,37 @@ import (
 
 // report is what an audit found.
 type report struct {
-	Cluster string          `json:"cluster"`
-	Project string          `json:"project"`
-	ToldAt  time.Time       `json:"toldAt"`
-	Owned   int             `json:"owned"`
-	Told    int             `json:"told"`
-	Deleted int             `json:"deleted"`
-	Orphans []*orphan       `json:"orphans"`
-	Missing []missingObject `json:"missing"`
-	Static  []staticObject  `json:"static"`
+	Cluster  string          `json:"cluster"`
+	Project  string          `json:"project"`
+	ListedAt time.Time       `json:"listedAt"`
+	Owned    int             `json:"owned"`
+	Wanted   int             `json:"wanted"`
+	Deleted  int             `json:"deleted"`
+	Orphans  []*orphan       `json:"orphans"`
+	Missing  []missingObject `json:"missing"`
+	Static   []staticObject  `json:"static"`
 }
 
 // orphan is an object of this cluster that nobody wants.
 type orphan struct {
 	object
 
-	Deleted bool   `json:"deleted"`
-	Kept    string `json:"kept,omitempty"` // why it is not deleted, when it might have been
+	Deleted    bool   `json:"deleted"`
+	SkipReason string `json:"skipReason,omitempty"` // why it is not deleted, when it might have been
 }
 
 // missingObject is a volume or snapshot that somebody wants and the rack does not have.
 type missingObject struct {
-	Kind   objectKind `json:"kind"`
-	ID     string     `json:"id"`
-	ToldBy string     `json:"toldBy"`
+	Kind     Kind   `json:"kind"`
+	ID       string `json:"id"`
+	WantedBy string `json:"wantedBy"`
 }
 
 // staticObject is an object that somebody wants and this cluster's driver did not make.
 type staticObject struct {
 	object
 
-	ToldBy string `json:"toldBy"`
+	WantedBy string `json:"wantedBy"`
 }
 
 // found says whether something is left that somebody should look at.
@@ -63,8 +63,9 @@ func (r *report) write(asJSON bool, out, log io.Writer) error {
 	} else if err := r.writeTables(out); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	_, err := fmt.Fprintf(figureTo, "FIGURE audit owned=%d told=%d orphans=%d missing=%d deleted=%d\n",
-		r.Owned, r.Told, len(r.Orphans), len(r.Missing), r.Deleted)
+	_, err := fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d "+
+		"deleted=%d\n",
+		r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted)
 	return err
 }
 
@@ -76,24 +77,24 @@ func (r *report) writeTables(out io.Writer) error {
 		line("KIND\tID\tNAME\tCSI NAME\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
 		for _, o := range r.Orphans {
 			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
-				csierr.Plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ToldAt), csierr.Plain(o.State),
-				orDash(o.AttachedTo), o.fate())
+				csierr.Plain(o.CSIName), sizeText(o.SizeBytes), o.age(r.ListedAt), csierr.Plain(o.State),
+				orDash(o.AttachedTo), o.deleted())
 		}
 		line("")
 	}
 	if len(r.Missing) > 0 {
 		line("MISSING: wanted, and not on the rack")
-		line("KIND\tID\tTOLD BY")
+		line("KIND\tID\tWANTED BY")
 		for _, m := range r.Missing {
-			line("%s\t%s\t%s", m.Kind, csierr.Plain(m.ID), csierr.Plain(m.ToldBy))
+			line("%s\t%s\t%s", m.Kind, csierr.Plain(m.ID), csierr.Plain(m.WantedBy))
 		}
 		line("")
 	}
 	if len(r.Static) > 0 {
 		line("STATIC: wanted, and made by somebody else; the driver never deletes these")
-		line("KIND\tID\tNAME\tTOLD BY\tWHY")
+		line("KIND\tID\tNAME\tWANTED BY\tWHY")
 		for _, s := range r.Static {
-			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.ToldBy),
+			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.WantedBy),
 				csierr.Plain(s.Why))
 		}
 		line("")
@@ -101,12 +102,12 @@ func (r *report) writeTables(out io.Writer) error {
 	return w.Flush()
 }
 
-func (o *orphan) fate() string {
+func (o *orphan) deleted() string {
 	switch {
 	case o.Deleted:
 		return "yes"
-	case o.Kept != "":
-		return "no: " + csierr.Plain(o.Kept)
+	case o.SkipReason != "":
+		return "no: " + csierr.Plain(o.SkipReason)
 	case o.Why != "":
 		return "no: it " + csierr.Plain(o.Why)
 	}

@@ -1,4 +1,4 @@
-package driver
+package audit
 
 import (
 	"bytes"
@@ -18,30 +18,30 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// toldSource is where an audit learns which volumes somebody wants.
-type toldSource interface {
-	ask(ctx context.Context) (told, error)
+// wantedSource is where an audit learns which volumes somebody wants.
+type wantedSource interface {
+	read(ctx context.Context) (wanted, error)
 }
 
-func (o Options) toldSource() toldSource {
+func (o Options) wantedSource() wantedSource {
 	if o.Kubectl {
 		return kubectl{}
 	}
-	return &toldFile{path: o.Volumes, whole: o.Delete}
+	return &wantedFile{path: o.Volumes, whole: o.Delete}
 }
 
-// toldFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
-type toldFile struct {
+// wantedFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
+type wantedFile struct {
 	path string
 	// whole demands of lines that the last one says that they are all.
 	whole bool
-	once  *told // of standard input, which can be read once
+	once  *wanted // of standard input, which can be read once
 }
 
-// mostTold is more than any cluster's volumes take, and less than a machine's memory.
-const mostTold = 1 << 30
+// maxWantedBytes is more than any cluster's volumes take, and less than a machine's memory.
+const maxWantedBytes = 1 << 30
 
-func (f *toldFile) ask(context.Context) (told, error) {
+func (f *wantedFile) read(context.Context) (wanted, error) {
 	if f.once != nil {
 		return *f.once, nil
 	}
@@ -49,31 +49,31 @@ func (f *toldFile) ask(context.Context) (told, error) {
 	if f.path != "-" {
 		var err error
 		if file, err = os.Open(f.path); err != nil {
-			return told{}, fmt.Errorf("--volumes: %w", err)
+			return wanted{}, fmt.Errorf("--volumes: %w", err)
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A file tells how things were when it was written. What comes through a pipe is written now.
+	// A file is as old as its last write. What comes through a pipe is written now.
 	at := time.Now()
 	if info, err := file.Stat(); err != nil {
-		return told{}, fmt.Errorf("--volumes: %w", err)
+		return wanted{}, fmt.Errorf("--volumes: %w", err)
 	} else if info.Mode().IsRegular() && info.ModTime().Before(at) {
 		at = info.ModTime()
 	}
-	data, err := io.ReadAll(io.LimitReader(file, mostTold+1))
-	if err == nil && len(data) > mostTold {
+	data, err := io.ReadAll(io.LimitReader(file, maxWantedBytes+1))
+	if err == nil && len(data) > maxWantedBytes {
 		err = errors.New("has more than 1 GiB")
 	}
 	if err != nil {
-		return told{}, fmt.Errorf("--volumes: %w", err)
+		return wanted{}, fmt.Errorf("--volumes: %w", err)
 	}
-	t, err := parseTold(data, at)
+	t, err := parseWanted(data, at)
 	if err == nil && f.whole && !isWhole(data) {
 		err = errors.New(`its last line is not "# end", so nobody can tell whether it was cut short; ` +
 			`with --delete, write that line when all handles are written`)
 	}
 	if err != nil {
-		return told{}, fmt.Errorf("--volumes: %w", err)
+		return wanted{}, fmt.Errorf("--volumes: %w", err)
 	}
 	if f.path == "-" {
 		f.once = &t
@@ -81,9 +81,9 @@ func (f *toldFile) ask(context.Context) (told, error) {
 	return t, nil
 }
 
-// parseTold reads handles, one in each line, or Kubernetes' JSON, whichever it is.
-func parseTold(data []byte, at time.Time) (told, error) {
-	t := newTold(at)
+// parseWanted reads handles, one in each line, or Kubernetes' JSON, whichever it is.
+func parseWanted(data []byte, at time.Time) (wanted, error) {
+	t := newWanted(at)
 	if isJSON(data) {
 		return t, t.addKubernetes(data)
 	}
@@ -96,7 +96,7 @@ func parseTold(data []byte, at time.Time) (told, error) {
 			return t, fmt.Errorf("line %d is no volume handle of this driver, which are UUIDs, nor is "+
 				"the whole JSON: %.40q", i+1, line)
 		}
-		t.add(kindEither, line, fmt.Sprintf("line %d", i+1))
+		t.add(either, line, fmt.Sprintf("line %d", i+1))
 	}
 	return t, nil
 }
@@ -144,7 +144,7 @@ type kubeReference struct {
 	UID string `json:"uid"`
 }
 
-func (t *told) addKubernetes(data []byte) error {
+func (t *wanted) addKubernetes(data []byte) error {
 	var list kubeObject
 	// What follows the object is an error too: two lists one after the other are not one.
 	if err := json.Unmarshal(data, &list); err != nil {
@@ -171,7 +171,7 @@ func (t *told) addKubernetes(data []byte) error {
 	return nil
 }
 
-func (t *told) addKubeObject(o kubeObject, kind string) error {
+func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 	by := kind + " " + o.Metadata.Name
 	switch kind {
 	case "PersistentVolume":
@@ -181,7 +181,7 @@ func (t *told) addKubeObject(o kubeObject, kind string) error {
 		if o.Spec.CSI.VolumeHandle == "" {
 			return fmt.Errorf("the %s has no volumeHandle", by)
 		}
-		t.add(kindDisk, o.Spec.CSI.VolumeHandle, by)
+		t.add(Disk, o.Spec.CSI.VolumeHandle, by)
 		t.claim(o.Spec.ClaimRef.UID)
 	case "VolumeSnapshotContent":
 		if o.Spec.Driver != volume.DriverName {
@@ -189,7 +189,7 @@ func (t *told) addKubeObject(o kubeObject, kind string) error {
 		}
 		for _, id := range []string{o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle} {
 			if id != "" {
-				t.add(kindSnapshot, id, by)
+				t.add(Snapshot, id, by)
 			}
 		}
 		t.claim(o.Spec.VolumeSnapshotRef.UID)
@@ -209,13 +209,13 @@ type kubectl struct{}
 const snapshotCRDs = "volumesnapshotcontents.snapshot.storage.k8s.io " +
 	"volumesnapshots.snapshot.storage.k8s.io"
 
-func (kubectl) ask(ctx context.Context) (told, error) {
+func (kubectl) read(ctx context.Context) (wanted, error) {
 	at := time.Now()
 	crds := strings.Fields(snapshotCRDs)
 	there, err := runKubectl(ctx, slices.Concat([]string{"get", "customresourcedefinitions"}, crds,
 		[]string{"--ignore-not-found", "--output=name"})...)
 	if err != nil {
-		return told{}, err
+		return wanted{}, err
 	}
 	kinds := []string{"persistentvolumes", "persistentvolumeclaims"}
 	for _, crd := range crds {
@@ -228,11 +228,11 @@ func (kubectl) ask(ctx context.Context) (told, error) {
 	list, err := runKubectl(ctx, "get", strings.Join(kinds, ","), "--all-namespaces",
 		"--output=json")
 	if err != nil {
-		return told{}, err
+		return wanted{}, err
 	}
-	t := newTold(at)
+	t := newWanted(at)
 	if err := t.addKubernetes(list); err != nil {
-		return told{}, fmt.Errorf("what kubectl printed %w", err)
+		return wanted{}, fmt.Errorf("what kubectl printed %w", err)
 	}
 	return t, nil
 }

@@ -1,0 +1,248 @@
+package audit
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const auditUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
+
+var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
+
+// testDisk is a detached disk of the cluster blue, three days old.
+func testDisk(n int, edit ...func(*object)) object {
+	o := object{Kind: Disk, ID: racktest.Numbered(n), Name: fmt.Sprintf("csi-%016d", n),
+		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: volume.GiB, State: "detached",
+		Created: auditNow.Add(-72 * time.Hour)}
+	for _, e := range edit {
+		e(&o)
+	}
+	return o
+}
+
+func testInventory(objects ...object) inventory {
+	s := inventory{owned: map[string]object{}, others: map[string]object{}}
+	for _, o := range objects {
+		if o.Why != "" {
+			s.others[o.ID] = o
+			continue
+		}
+		s.owned[o.ID] = o
+	}
+	return s
+}
+
+func aSnapshot(o *object) { o.Kind, o.State = Snapshot, "ready" }
+
+func marked(cluster string) func(*object) {
+	return func(o *object) {
+		o.Why = "is another's"
+		o.description = volume.Tag{Name: "x", Cluster: cluster}.Description()
+	}
+}
+
+func TestWhoIsAnOrphan(t *testing.T) {
+	names := func(kind Kind, n int) func(*wanted) {
+		return func(l *wanted) { l.add(kind, strings.ToUpper(racktest.Numbered(n)), "test") }
+	}
+	for _, test := range []struct {
+		name        string
+		before, now inventory
+		told        func(*wanted)
+		want        []string
+	}{
+		{"whom nobody tells of", testInventory(testDisk(1), testDisk(2)),
+			testInventory(testDisk(1), testDisk(2)), names(Disk, 1), []string{racktest.Numbered(2)}},
+		{"not one that a bare handle names", testInventory(testDisk(1)), testInventory(testDisk(1)),
+			names(either, 1), nil},
+		{"a disk with the id that a snapshot is told by", testInventory(testDisk(1)),
+			testInventory(testDisk(1)), names(Snapshot, 1), []string{racktest.Numbered(1)}},
+		{"not a snapshot that is told of", testInventory(testDisk(1, aSnapshot)),
+			testInventory(testDisk(1, aSnapshot)), names(Snapshot, 1), nil},
+		{"not one that was made while the list was read", testInventory(), testInventory(testDisk(1)),
+			func(*wanted) {}, nil},
+		{"not one that was deleted while the list was read", testInventory(testDisk(1)),
+			testInventory(), func(*wanted) {}, nil},
+		{"not another cluster's", testInventory(testDisk(1, marked("red"))),
+			testInventory(testDisk(1, marked("red"))), func(*wanted) {}, nil},
+		{"not one whose claim is there", testInventory(testDisk(1, func(o *object) {
+			o.CSIName = "pvc-" + auditUID
+		})), testInventory(testDisk(1, func(o *object) { o.CSIName = "pvc-" + auditUID })),
+			func(l *wanted) { l.claim(auditUID) }, nil},
+		{"one whose name only resembles a claim's", testInventory(testDisk(1)),
+			testInventory(testDisk(1)), func(l *wanted) { l.claim("1"); l.claim("") },
+			[]string{racktest.Numbered(1)}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newWanted(auditNow)
+			test.told(&l)
+			var got []string
+			for _, o := range orphansOf(test.before, test.now, &l) {
+				got = append(got, o.ID)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestWhichListIsTrusted(t *testing.T) {
+	rack := testInventory(testDisk(1), testDisk(2, aSnapshot), testDisk(3, marked("red")),
+		testDisk(4, func(o *object) { o.Why = "carries no mark of this driver" }))
+	none := map[Kind]bool{Disk: true, Snapshot: true}
+	for _, test := range []struct {
+		name      string
+		told      map[int]Kind
+		noneTold  map[Kind]bool
+		disks     string // a word of the objection
+		snapshots string
+	}{
+		{"one that tells of both", map[int]Kind{1: Disk, 2: Snapshot}, nil, "", ""},
+		{"an empty one", nil, nil, "another cluster?", "another cluster?"},
+		{"an empty one, as the operator knows", nil, none, "", ""},
+		{"one that is empty against the operator's word", map[int]Kind{1: Disk},
+			none, "names 1", ""},
+		{"a missing volume against the operator's word", map[int]Kind{9: either}, none,
+			"names 1", "names 1"},
+		{"one without any snapshot", map[int]Kind{1: Disk}, nil, "", "no snapshot"},
+		{"one with handles only", map[int]Kind{1: either, 2: either}, nil, "", ""},
+		{"one that tells of nothing that is here", map[int]Kind{8: Disk, 9: Snapshot},
+			nil, "no disk", "no snapshot"},
+		{"one that tells of static volumes only", map[int]Kind{4: Disk}, nil, "no disk",
+			"no snapshot"},
+		{"one that tells of another cluster's too", map[int]Kind{1: Disk,
+			2: Snapshot, 3: Disk}, nil, `cluster "red"`, `cluster "red"`},
+		{"one with a snapshot's handle as a volume's", map[int]Kind{2: Disk}, nil,
+			"no disk", "no snapshot"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := newWanted(auditNow)
+			for n, kind := range test.told {
+				l.add(kind, racktest.Numbered(n), "test")
+			}
+			got := l.trust(rack, test.noneTold)
+			for kind, word := range map[Kind]string{Disk: test.disks,
+				Snapshot: test.snapshots} {
+				if (got[kind] == "") != (word == "") || !strings.Contains(got[kind], word) {
+					t.Errorf("%s: got %q, want %q", kind, got[kind], word)
+				}
+			}
+		})
+	}
+}
+
+func TestWhichOrphanMayBeDeleted(t *testing.T) {
+	policy := deletePolicy{OlderThan: 24 * time.Hour, MinInterval: time.Hour}
+	long := auditNow.Add(-2 * time.Hour)
+	in := func(state, instance string) func(*object) {
+		return func(o *object) { o.State, o.AttachedTo = state, instance }
+	}
+	aged := func(age time.Duration) func(*object) {
+		return func(o *object) { o.Created = auditNow.Add(-age) }
+	}
+	for _, test := range []struct {
+		name  string
+		o     object
+		first time.Time
+		want  string // a word of the objection; empty: may be deleted
+	}{
+		{"an old one that was seen before", testDisk(1), long, ""},
+		{"exactly as old as it has to be", testDisk(1, aged(24*time.Hour)),
+			auditNow.Add(-time.Hour), ""},
+		{"an old snapshot", testDisk(1, aSnapshot), long, ""},
+		{"a faulted snapshot", testDisk(1, aSnapshot, in("faulted", "")), long, ""},
+		{"a snapshot in the making", testDisk(1, aSnapshot, in("creating", "")), long, "creating"},
+		{"seen for the first time", testDisk(1), time.Time{}, "first time"},
+		{"seen in this audit only", testDisk(1), auditNow, "first time"},
+		{"seen in the future, as after a clock was set back", testDisk(1), auditNow.Add(time.Hour),
+			"first time"},
+		{"seen a moment ago", testDisk(1), auditNow.Add(-59 * time.Minute), "59m ago"},
+		{"young", testDisk(1, aged(23*time.Hour)), long, "23h0m old"},
+		{"from the future", testDisk(1, aged(-time.Hour)), long, "old when"},
+		{"of unknown age", testDisk(1, func(o *object) { o.Created = time.Time{} }), long,
+			"how old"},
+		{"attached", testDisk(1, in("attached", racktest.Instance)), long, racktest.Instance},
+		{"being detached", testDisk(1, in("detaching", racktest.Instance)), long, "detaching"},
+		{"being made", testDisk(1, in("creating", "")), long, "creating"},
+		{"being snapshotted", testDisk(1, in("maintenance", "")), long, "maintenance"},
+		{"faulted", testDisk(1, in("faulted", "")), long, "faulted"},
+		{"faulted by a delete that the rack gave up", testDisk(1, in("faulted", ""),
+			func(o *object) { o.halfDeleted = true }), long, ""},
+		{"with a copied description", testDisk(1, func(o *object) { o.Why = "has another name" }),
+			long, "another name"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := policy.skipReason(test.o, test.first, auditNow)
+			if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sightings")
+	s, err := readState(path, "blue", racktest.ProjectID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sound, later := trust{}, auditNow.Add(time.Hour)
+	bad := trust{Disk: "another cluster's list"}
+	first := s.next([]object{testDisk(1), testDisk(2), testDisk(3, func(o *object) {
+		o.State, o.AttachedTo = "attached", racktest.Instance
+	})}, auditNow, sound)
+	if err := first.write(path); err != nil {
+		t.Fatal(err)
+	}
+	read, err := readState(path, "blue", racktest.ProjectID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(first, read); diff != "" {
+		t.Error(diff)
+	}
+	when := func(s state, n int) time.Time { return s.Objects[racktest.Numbered(n)].First }
+	next := read.next([]object{testDisk(1), testDisk(2, func(o *object) {
+		o.Created = auditNow
+	}), testDisk(3)}, later, sound)
+	if !when(next, 1).Equal(auditNow) || !when(next, 2).Equal(later) || !when(next, 3).Equal(later) {
+		t.Errorf("got %v", next)
+	}
+	// In use for a while, or wanted for a while: forgotten.
+	if used := read.next([]object{testDisk(1, func(o *object) { o.State = "maintenance" })}, later,
+		sound); len(used.Objects) > 0 {
+		t.Errorf("got %v", used)
+	}
+	doubted := read.next([]object{testDisk(1), testDisk(4)}, later, bad)
+	if !when(doubted, 1).Equal(auditNow) || len(doubted.Objects) != 1 {
+		t.Errorf("a list that is not trusted added something: %v", doubted)
+	}
+	for name, other := range map[string][2]string{"cluster": {"red", racktest.ProjectID},
+		"project": {"blue", racktest.Disk}} {
+		if _, err := readState(path, other[0], other[1]); err == nil {
+			t.Errorf("another %s read the file", name)
+		}
+	}
+	for _, text := range []string{"", "{", `{"version":2,"cluster":"blue"}`, "[]"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readState(path, "blue", racktest.ProjectID); err == nil {
+			t.Errorf("%q was read", text)
+		}
+	}
+	if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
