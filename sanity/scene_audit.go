@@ -25,10 +25,10 @@ type auditReport struct {
 	Deleted int `json:"deleted"`
 	Orphans []struct {
 		ID, State, AttachedTo, CSIName, SkipReason string
-		Deleted                              bool
+		Deleted                                    bool
 	} `json:"orphans"`
-	Missing []struct{ ID, ToldBy string } `json:"missing"`
-	Static  []struct{ ID, Why string }    `json:"static"`
+	Missing []struct{ ID, WantedBy string } `json:"missing"`
+	Static  []struct{ ID, Why string }      `json:"static"`
 
 	status int
 	log    string
