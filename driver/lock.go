@@ -88,7 +88,7 @@ func objectKey(kind, id string) string {
 		return ""
 	}
 	if u, ok := volume.ParseID(id); ok {
-		id = string(u) // one object, in whatever case it is written
+		id = u // one object, in whatever case it is written
 	}
 	return kind + " " + id
 }

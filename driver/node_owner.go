@@ -98,7 +98,7 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
 				"volume", volumeID, "serial", d.Serial, "error", err)
 		}
-		if len(found) == 1 && found[0].UUID.String() == string(id) {
+		if len(found) == 1 && found[0].UUID.String() == id {
 			named = append(named, stagedDisk{device: d})
 		}
 	}

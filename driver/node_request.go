@@ -50,7 +50,7 @@ func (v nodeVolume) makeUUID() string {
 		return v.FilesystemUUID
 	}
 	if id, ok := volume.ParseID(v.ID); ok {
-		return string(id)
+		return id
 	}
 	return ""
 }
@@ -129,7 +129,7 @@ func volumeOf(id string, c *csi.VolumeCapability, published, vol map[string]stri
 			return v, csierr.New(csierr.FieldInvalid,
 				"publish_context: %s has to be a UUID", volume.CtxFilesystemUUID)
 		}
-		v.FilesystemUUID = string(id)
+		v.FilesystemUUID = id
 	}
 	v.SourceBytes, _ = strconv.ParseInt(published[volume.CtxSourceBytes], 10, 64)
 	if c.GetBlock() != nil {

@@ -87,7 +87,7 @@ func (r seenVolume) encode() ([]byte, error) {
 // seenKey is a volume id in the one way in which it is remembered.
 func seenKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
-		return string(id)
+		return id
 	}
 	return volumeID
 }
@@ -95,7 +95,7 @@ func seenKey(volumeID string) string {
 // seenFile is the name of a volume's record. An id that is no UUID may hold anything.
 func seenFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
-		return string(id) + seenSuffix
+		return id + seenSuffix
 	}
 	sum := sha256.Sum256([]byte(volumeID))
 	return hex.EncodeToString(sum[:]) + seenSuffix

@@ -166,8 +166,8 @@ func (a *audit) deletable() []*orphan {
 // maxListAge is how old the list of wanted volumes may be when an orphan is deleted.
 const maxListAge = 5 * time.Second
 
-// readAgain reads the wanted volumes again before a deletion: what was nobody's a moment ago may have
-// become somebody's. A list that is not to be trusted any more ends the audit.
+// readAgain reads the wanted volumes again before a deletion: what was nobody's a moment ago may be
+// somebody's now. A list that is not to be trusted any more ends the audit.
 func (a *audit) readAgain(ctx context.Context) error {
 	if time.Since(a.wanted.readAt) < maxListAge {
 		return nil

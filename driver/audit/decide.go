@@ -39,7 +39,7 @@ func newWanted(at time.Time) wanted {
 
 func (t *wanted) add(kind Kind, id, by string) {
 	if canonical, ok := volume.ParseID(id); ok {
-		id = string(canonical)
+		id = canonical
 	}
 	if key := (handle{Kind: kind, ID: id}); !t.known[key] {
 		t.known[key] = true

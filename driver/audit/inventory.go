@@ -19,11 +19,11 @@ import (
 // Kind is what an object of the rack is.
 type Kind string
 
+// The kinds of objects; either is for a handle of which nobody said what it is.
 const (
 	Disk     Kind = "disk"
 	Snapshot Kind = "snapshot"
-	// either is for a handle of which nobody said what it is.
-	either Kind = "disk or snapshot"
+	either   Kind = "disk or snapshot"
 )
 
 // object is a disk or a snapshot as an audit sees it.

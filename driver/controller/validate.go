@@ -97,7 +97,7 @@ func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
 		return fmt.Sprintf("blockSize: the disk has blocks of %d bytes", disk.BlockSize)
 	case values[volume.ParamDiskType] != "" && string(p.DiskType) != string(disk.DiskType):
 		return fmt.Sprintf("diskType: the disk is %s", disk.DiskType)
-	case p.ImageID != "" && string(p.ImageID) != disk.ImageId:
+	case p.ImageID != "" && p.ImageID != disk.ImageId:
 		return "imageId: the disk was made from something else"
 	case values[volume.ParamMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
 		return "mkfsOptions: the volume was made with others"

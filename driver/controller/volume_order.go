@@ -168,7 +168,7 @@ func (o volumeOrder) backend() oxide.DiskBackend {
 		}
 	case o.Parameters.ImageID != "":
 		source.Value = &oxide.DiskSourceImage{
-			ImageId: string(o.Parameters.ImageID), ReadOnly: oxide.NewPointer(false),
+			ImageId: o.Parameters.ImageID, ReadOnly: oxide.NewPointer(false),
 		}
 	default:
 		source.Value = &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(o.blankBlockSize())}
@@ -201,7 +201,7 @@ func (o volumeOrder) difference(d *oxide.Disk) string {
 		return fmt.Sprintf("is %.40q, not %s", d.DiskType, o.Parameters.DiskType)
 	case d.SnapshotId != string(o.SnapshotID):
 		return "was made from another source"
-	case d.ImageId != string(o.Parameters.ImageID):
+	case d.ImageId != o.Parameters.ImageID:
 		return "was made from another image"
 	case m.MkfsOptions != o.Parameters.MkfsOptions.String():
 		return "has other mkfsOptions"

@@ -1,3 +1,5 @@
+// Package racktest is a rack for tests that answers by a script: answers that no rack in order
+// gives, and the count of the requests that a call makes.
 package racktest
 
 import (
@@ -14,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
+// What the script's objects have.
 const (
 	Token         = "oxide-token-tweetytweety"
 	Project       = "kittens"

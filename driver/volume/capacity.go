@@ -9,6 +9,7 @@ import (
 )
 
 const (
+	// GiB is the unit of a disk's size.
 	GiB = 1 << 30
 	// defaultSizeBytes is the size of a volume for which nobody asked for one.
 	defaultSizeBytes = 10 * GiB

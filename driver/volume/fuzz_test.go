@@ -24,7 +24,7 @@ func FuzzRackID(f *testing.F) {
 		if want := csitest.UUID.MatchString(strings.ToLower(id)) && len(id) == 36; ok != want {
 			t.Fatalf("rackID(%q) = %q, %t", id, got, ok)
 		}
-		if ok && string(got) != strings.ToLower(id) {
+		if ok && got != strings.ToLower(id) {
 			t.Fatalf("rackID(%q) = %q", id, got)
 		}
 		if IsID(id) != csitest.UUID.MatchString(id) {
@@ -70,7 +70,7 @@ func FuzzParameters(f *testing.F) {
 			}
 		}
 		local := p.DiskType == DiskTypeLocal
-		_, isID := ParseID(string(p.ImageID))
+		_, isID := ParseID(p.ImageID)
 		switch {
 		case !local && p.DiskType != DiskTypeDistributed,
 			p.BlockSize != 0 && !slices.Contains(BlockSizes, p.BlockSize),

@@ -92,7 +92,7 @@ func ParseID(id string) (string, bool) {
 // IsID says whether the rack could have written an id: a UUID in lower case.
 func IsID(id string) bool {
 	canonical, ok := ParseID(id)
-	return ok && string(canonical) == id
+	return ok && canonical == id
 }
 
 // RackName is the form of the rack's names.

@@ -56,7 +56,7 @@ func TestOnlyUUIDsReachTheRack(t *testing.T) {
 		"6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b0g":          "",
 	} {
 		got, ok := ParseID(id)
-		if ok != (want != "") || (ok && string(got) != want) {
+		if ok != (want != "") || (ok && got != want) {
 			t.Errorf("rackID(%q) = %q, %v", id, got, ok)
 		}
 	}

@@ -27,7 +27,8 @@ const (
 
 var (
 	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions}
-	BlockSizes     = []int{512, 2048, 4096}
+	// BlockSizes are those a disk may have, in bytes.
+	BlockSizes = []int{512, 2048, 4096}
 	// foreignKeys begin what a CO adds to parameters and contexts for itself.
 	foreignKeys = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
 )
