@@ -13,6 +13,9 @@ TIMEOUT ?= 30m
 FOCUS      ?=
 LABEL      ?=
 KUBERNETES ?= v1.35.8
+# What `make mutants` changes, and in how many places of each.
+PACKAGES ?= driver/volume driver/rack driver/controller
+COUNT    ?= 100
 # What the images are made for.
 ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
@@ -23,7 +26,7 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance
-.PHONY: check fmt lint manifests schema clean under-test
+.PHONY: check mutants fmt lint manifests schema clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash faults model concurrency fuzz
@@ -99,6 +102,10 @@ demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 
 conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name
 	@$(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance
+
+mutants: ## change the driver in small places and see what its tests notice: make mutants PACKAGES=driver/rack COUNT=200 SEED=7
+	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
+	@.cache/mutants -n $(COUNT) -seed $(SEED) $(PACKAGES)
 
 check: fmt lint test ## what must be green before a commit is shared
 
