@@ -47,7 +47,7 @@ type content struct {
 }
 
 // judge decides from what was read and from what blkid knows. Only it calls a disk blank.
-func (s survey) judge(v nodeVolume) (content, error) {
+func (s survey) judge(v fsVolume) (content, error) {
 	fs, whole := s.filesystem(v)
 	switch {
 	case s.growing(v):
@@ -71,7 +71,7 @@ func (s survey) judge(v nodeVolume) (content, error) {
 
 // doubtful says that the disk's btrfs may be one that mkfs had written but not made durable: it
 // shows no mount, and the marks of its format by this volume stand beside it.
-func (s survey) doubtful(v nodeVolume) bool {
+func (s survey) doubtful(v fsVolume) bool {
 	if len(s.Found) != 1 || !s.Found[0].Young || len(s.wholeMarks()) == 0 {
 		return false
 	}
@@ -88,7 +88,7 @@ func (s survey) doubtful(v nodeVolume) bool {
 // filesystem shows at the disk's end, and so does the image of a RAID's member that a file holds.
 // With the UUID that the driver gave it the filesystem is the volume's, and a workload that writes
 // such bytes must not lose its volume by that. Of any other filesystem blkid decides.
-func (s survey) alone(v nodeVolume) bool {
+func (s survey) alone(v fsVolume) bool {
 	if len(s.Found) != 1 || s.SizeBytes < headBytes+tailBytes {
 		return false
 	}
@@ -100,7 +100,7 @@ func (s survey) alone(v nodeVolume) bool {
 }
 
 // filesystem is the disk's one filesystem, if that is what the disk is.
-func (s survey) filesystem(v nodeVolume) (superblock, bool) {
+func (s survey) filesystem(v fsVolume) (superblock, bool) {
 	if len(s.Found) != 1 {
 		return superblock{}, false
 	}
@@ -111,16 +111,16 @@ func (s survey) filesystem(v nodeVolume) (superblock, bool) {
 
 // growing says that the driver was killed while it grew the disk's ext3 or ext4 for this volume,
 // and nobody has mounted it since. Whatever else looks like a mark there is some file's.
-func (s survey) growing(v nodeVolume) bool { return len(s.growth(v)) > 0 && s.Found[0].isExt() }
+func (s survey) growing(v fsVolume) bool { return len(s.growth(v)) > 0 && s.Found[0].isExt() }
 
 // checked says that the check before the growth had come to its end.
-func (s survey) checked(v nodeVolume) bool {
+func (s survey) checked(v fsVolume) bool {
 	return slices.ContainsFunc(s.growth(v), func(m formatMark) bool { return m.Checked })
 }
 
 // growth are the marks of a growth of this volume's filesystem that has not ended. An ext grows
 // before it is mounted; the others when they are, and then have another size at once.
-func (s survey) growth(v nodeVolume) []formatMark {
+func (s survey) growth(v fsVolume) []formatMark {
 	if len(s.Growth) == 0 || len(s.Found) != 1 {
 		return nil
 	}
@@ -153,7 +153,7 @@ func (s survey) notBlank() error {
 
 // checkUnfinished refuses to do a format again unless all that the disk shows is from a format of
 // this very volume.
-func (s survey) checkUnfinished(v nodeVolume) error {
+func (s survey) checkUnfinished(v fsVolume) error {
 	for _, m := range s.wholeMarks() {
 		switch {
 		case m.Volume != v.ID:

@@ -29,7 +29,7 @@ func BenchmarkBlankProof(b *testing.B) {
 			var times []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				s, err := h.read(markAreas(h.SizeBytes), nil)
+				s, err := disk{h}.read(markAreas(h.SizeBytes), nil)
 				if err != nil || s.checkBlank() != nil {
 					b.Fatalf("the disk is not blank: %v, %v", err, s.checkBlank())
 				}
@@ -67,7 +67,7 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 			var ours, dds []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				found, err := h.foreignIn(b.Context(), 0, h.SizeBytes, allZero, func(int64) {})
+				found, err := findForeign(b.Context(), h, 0, h.SizeBytes, allZero, func(int64) {})
 				if err != nil || found >= 0 {
 					b.Fatalf("the disk is not zero at %d, %v", found, err)
 				}

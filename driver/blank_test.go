@@ -244,7 +244,7 @@ func FuzzJudge(f *testing.F) {
 			}}
 		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(spot, "\x00")) == 0
 		s.takeMarks()
-		got, err := s.judge(nodeVolume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
+		got, err := s.judge(fsVolume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
 		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
 			t.Fatalf("called blank: head %q, spot %q, %q, %q", head, spot, kind, table)
 		}

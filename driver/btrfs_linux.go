@@ -11,45 +11,86 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
-// btrfsDir is where the kernel shows the btrfs filesystems that are mounted.
+// btrfsDir is where the kernel lists the mounted btrfs filesystems.
 const btrfsDir = "/sys/fs/btrfs"
 
-// errNoBtrfsDevice says that a mounted btrfs has lost its device.
+// The ioctls of include/uapi/linux/btrfs.h.
+const (
+	btrfsDevInfo = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
+	btrfsFSInfo  = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
+)
+
+// errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// btrfsMountNumber is the number of the device of a btrfs mount. btrfs numbers its mounts by itself
-// and tells its device's name only, which is another disk's once the device is gone: so the kernel
-// is asked for the device itself. Only for a mount that cannot be asked, hidden by another one or
-// in another namespace, the name has to do.
+// btrfsMember is the one device of a mounted btrfs.
+type btrfsMember struct {
+	ID        uint64 // the number that the filesystem gives to the device
+	SizeBytes int64
+	Path      string // the device's name when it was mounted
+}
+
+// memberOf asks the btrfs that the open directory is in for its device.
+func memberOf(root *os.File) (btrfsMember, error) {
+	id, _, err := btrfsInfo(root)
+	if err != nil {
+		return btrfsMember{}, err
+	}
+	var info [4096]byte // devid, uuid[16], bytes_used, total_bytes, …, path at 3072
+	binary.NativeEndian.PutUint64(info[:], id)
+	if err := ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&info)); err != nil {
+		return btrfsMember{}, err
+	}
+	return btrfsMember{
+		ID:        id,
+		SizeBytes: int64(binary.NativeEndian.Uint64(info[32:])),
+		Path:      unix.ByteSliceToString(info[3072:]),
+	}, nil
+}
+
+// btrfsInfo asks a btrfs for its UUID and for the id of its device. A filesystem with several
+// devices is no volume's.
+func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
+	var info [1024]byte // max_id, num_devices, fsid[16], …
+	if err := ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
+		return 0, uuid.Nil, err
+	}
+	if n := binary.NativeEndian.Uint64(info[8:]); n != 1 {
+		return 0, uuid.Nil, fmt.Errorf("the filesystem has %d devices, a volume has one", n)
+	}
+	return binary.NativeEndian.Uint64(info[0:]), uuid.UUID(info[16:32]), nil
+}
+
+// btrfsMountNumber returns the number of the device of a btrfs mount. btrfs numbers its mounts by
+// itself, and its mount source is only a name, which is another disk's once the device is gone. So
+// the kernel is asked for the device itself. The name has to do for a mount that cannot be asked
+// because it is hidden by another one or is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
 		return blockNumber(m.Source)
 	}
 	defer func() { _ = root.Close() }()
-	return btrfsNumber(root, m.Source)
+	return btrfsNumber(root)
 }
 
-// btrfsNumber is the number of the one device of the btrfs that an open directory is in; source is
-// what its name was when it was mounted.
-func btrfsNumber(root *os.File, source string) (major, minor uint32, err error) {
-	var info [1024]byte // max_id, num_devices, fsid[16], …
-	if err := ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
-		return 0, 0, err
-	}
-	if n := binary.NativeEndian.Uint64(info[8:]); n != 1 {
-		return 0, 0, fmt.Errorf("the filesystem has %d devices, a volume has one", n)
-	}
-	id, err := uuid.FromBytes(info[16:32])
+// btrfsNumber returns the number of the one device of the btrfs that an open directory is in.
+func btrfsNumber(root *os.File) (major, minor uint32, err error) {
+	_, fsid, err := btrfsInfo(root)
 	if err != nil {
 		return 0, 0, err
 	}
-	dir := filepath.Join(btrfsDir, id.String(), "devices")
+	dir := filepath.Join(btrfsDir, fsid.String(), "devices")
 	names, err := readNames(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return blockNumber(source) // a sysfs that does not show it
+	if errors.Is(err, fs.ErrNotExist) { // sysfs does not show it
+		member, err := memberOf(root)
+		if err != nil {
+			return 0, 0, err
+		}
+		return blockNumber(member.Path)
 	}
 	if err != nil {
 		return 0, 0, err

@@ -17,9 +17,8 @@ import (
 // device's number to another disk.
 type heldDevice struct {
 	device
-	from   devices
-	file   *os.File
-	volume string // the id of the volume it was opened for; may be empty
+	from devices
+	file *os.File
 }
 
 // open opens the device and proves that what was opened is what sysfs described: a block device of
@@ -256,4 +255,48 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 		return errno
 	}
 	return nil
+}
+
+// checkBlocks compares the size of the device's logical blocks with the disk's, unless that is 0.
+func (h *heldDevice) checkBlocks(blockBytes int64) error {
+	n, err := unix.IoctlGetInt(h.fd(), unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
+	}
+	if blockBytes != 0 && blockBytes != int64(n) {
+		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
+			"has blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
+	}
+	return nil
+}
+
+// makeWritable takes back a read-only switch that a read-only block publication left on the device
+// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk
+// that the rack made read-only stays so, and is refused.
+func (h *heldDevice) makeWritable(ours bool) error {
+	for range 2 {
+		readOnly, err := h.readOnly()
+		if err != nil {
+			return fmt.Errorf("ask whether %s is read-only: %w", h.Path, err)
+		}
+		if !readOnly {
+			return nil
+		}
+		if !ours {
+			break
+		}
+		if err := h.setReadOnly(false); err != nil {
+			return fmt.Errorf("make %s writable: %w", h.Path, err)
+		}
+	}
+	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
+		"staged from a disk that the rack calls read-only; if somebody has switched it on this node, "+
+		"blockdev --setrw takes that back", h.Path, h.Serial)
+}
+
+// lostDevice says that an error comes from a device that does not answer any more. Its mounts are
+// taken down all the same.
+func lostDevice(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
+		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
 }

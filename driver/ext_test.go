@@ -48,7 +48,7 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 		v := bigalloc(t)
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
-		m := markOf(nv)
+		m := markOf(nv.fsVolume)
 		m.GrowFrom, m.Checked = gib, true
 		b, err := m.encode()
 		must(t, err)

@@ -14,7 +14,7 @@ import (
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow). Their
 // growth is marked too: a node that dies in it may leave behind the filesystem what it had begun to
 // add, which the next call could not tell from foreign data.
-func (h *heldDevice) prepare(v nodeVolume, c content) error {
+func (h disk) prepare(v fsVolume, c content) error {
 	sb := c.Filesystem
 	switch {
 	case c.Growing:
@@ -37,7 +37,7 @@ func (h *heldDevice) prepare(v nodeVolume, c content) error {
 	return nil
 }
 
-func (h *heldDevice) growMark(v nodeVolume, sb superblock) formatMark {
+func (h disk) growMark(v fsVolume, sb superblock) formatMark {
 	return formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes, Filesystem: sb.Type,
 		GrowFrom: sb.SizeBytes, Mounted: sb.Mounted}
 }
@@ -45,7 +45,7 @@ func (h *heldDevice) growMark(v nodeVolume, sb superblock) formatMark {
 // growExt checks the filesystem, as resize2fs insists, and grows it. resize2fs cannot be killed
 // without harm, and e2fsck writes a superblock in pieces. So for that time a mark stands on the
 // disk, behind what has been the filesystem's, and says how far the driver had come.
-func (h *heldDevice) growExt(v nodeVolume, c content) error {
+func (h disk) growExt(v fsVolume, c content) error {
 	mark := h.growMark(v, c.Filesystem)
 	if !c.Growing {
 		if err := h.writeGrowMarks(mark); err != nil {
@@ -56,7 +56,7 @@ func (h *heldDevice) growExt(v nodeVolume, c content) error {
 		return err
 	}
 	// The check may have put another superblock in the place of a torn one.
-	found, err := h.superblocks()
+	found, err := findFilesystems(h.heldDevice)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func growCheck(c content) []string {
 }
 
 // btrfsBroken says that a btrfs is not whole. The check only reads; it ends with 0 or with 1.
-func (h *heldDevice) btrfsBroken() (bool, error) {
+func (h disk) btrfsBroken() (bool, error) {
 	if err := h.claim(); err != nil {
 		return false, err
 	}
@@ -106,7 +106,7 @@ func (h *heldDevice) btrfsBroken() (bool, error) {
 	return result.Exit == 1, nil
 }
 
-func (h *heldDevice) resizeExt() error {
+func (h disk) resizeExt() error {
 	result, err := runRepair([]*os.File{h.file}, "resize2fs", inherited)
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func (h *heldDevice) resizeExt() error {
 }
 
 // writeGrowMarks says durably on the disk that the filesystem is about to grow.
-func (h *heldDevice) writeGrowMarks(m formatMark) error {
+func (h disk) writeGrowMarks(m formatMark) error {
 	mark, err := m.encode()
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (h *heldDevice) writeGrowMarks(m formatMark) error {
 }
 
 // eraseGrowMarks takes away what is left of them.
-func (h *heldDevice) eraseGrowMarks(w *os.File) error {
+func (h disk) eraseGrowMarks(w *os.File) error {
 	if err := w.Sync(); err != nil {
 		return h.unwritable(err)
 	}
@@ -166,7 +166,7 @@ const (
 
 // checkExt checks the filesystem. With -p it repairs what can be repaired without a question, with
 // -f it also looks at one that says it is clean.
-func (h *heldDevice) checkExt(args ...string) error {
+func (h disk) checkExt(args ...string) error {
 	result, err := runRepair([]*os.File{h.file}, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:

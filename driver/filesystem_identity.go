@@ -16,11 +16,11 @@ import (
 )
 
 // isOf reports whether a filesystem is the volume's own, as far as its UUID tells.
-func (sb superblock) isOf(v nodeVolume) bool {
+func (sb superblock) isOf(v fsVolume) bool {
 	return v.FilesystemUUID == "" || sb.UUID.String() == v.FilesystemUUID
 }
 
-func (h *heldDevice) wrongFilesystem(sb superblock, want string) error {
+func (h disk) wrongFilesystem(sb superblock, want string) error {
 	return csierr.New(csierr.WrongFilesystem, "%s with serial %q holds an %s filesystem with the "+
 		"UUID %s, but the volume's has the UUID %s; is another disk attached in its place?",
 		h.Path, h.Serial,
@@ -28,7 +28,7 @@ func (h *heldDevice) wrongFilesystem(sb superblock, want string) error {
 }
 
 // identify sees that what mkfs made has the volume's UUID; none is wanted when it is empty.
-func (h *heldDevice) identify(made superblock, want string) (superblock, error) {
+func (h disk) identify(made superblock, want string) (superblock, error) {
 	if made.Type == volume.Btrfs && want != "" {
 		return h.nameBtrfs(made, want)
 	}
@@ -49,7 +49,7 @@ const (
 // nameBtrfs gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the blocks of its
 // trees keep the one that mkfs gave them, which the superblock then names beside the new one. The
 // first superblock is written last, for its copies count only when it is lost.
-func (h *heldDevice) nameBtrfs(sb superblock, want string) (superblock, error) {
+func (h disk) nameBtrfs(sb superblock, want string) (superblock, error) {
 	id, err := uuid.Parse(want)
 	if err != nil || !sb.Checked {
 		return sb, h.wrongFilesystem(sb, want)
@@ -77,7 +77,7 @@ func (h *heldDevice) nameBtrfs(sb superblock, want string) (superblock, error) {
 	}
 	// The kernel remembers it by the UUID that mkfs announced.
 	forgetBtrfs(h.Path)
-	found, err := h.superblocks()
+	found, err := findFilesystems(h.heldDevice)
 	switch {
 	case err != nil:
 		return sb, err

@@ -26,7 +26,7 @@ import (
 // The filesystem gets the volume's UUID, which tells it from that of a disk that took its place.
 // mkfs.btrfs would refuse a UUID that any other disk of the machine shows, such as the disk that
 // this volume was restored from, so btrfs gets its UUID afterwards (see identify).
-func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
+func mkfsCommand(v fsVolume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
 	case volume.Ext3, volume.Ext4:
@@ -60,7 +60,7 @@ func mkfsCommand(v nodeVolume) (name string, args []string, err error) {
 // until mkfs's work is durable; and what one call wipes after another one was cut off, the next
 // wipes again. A btrfs that mkfs had finished, right before the mark was to be erased, is used as
 // it is when a check finds it whole, but for its UUID: nothing tells that nobody has written to it.
-func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
+func (h disk) format(v fsVolume, unfinished bool) (superblock, error) {
 	if v.SizeBytes == 0 {
 		return superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
@@ -93,7 +93,7 @@ func (h *heldDevice) format(v nodeVolume, unfinished bool) (superblock, error) {
 }
 
 // mkfs runs the program and proves that what it made is on this device.
-func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
+func (h disk) mkfs(v fsVolume) (superblock, error) {
 	name, args, err := mkfsCommand(v)
 	if err != nil {
 		return superblock{}, err
@@ -108,7 +108,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 	if err := h.unchanged(); err != nil {
 		return superblock{}, err
 	}
-	made, err := h.superblocks()
+	made, err := findFilesystems(h.heldDevice)
 	if err != nil {
 		return superblock{}, err
 	}
@@ -120,7 +120,7 @@ func (h *heldDevice) mkfs(v nodeVolume) (superblock, error) {
 }
 
 // writeMarks says durably on the disk that a format begins.
-func (h *heldDevice) writeMarks(w *os.File, mark []byte) error {
+func (h disk) writeMarks(w *os.File, mark []byte) error {
 	slots := markSlots(h.SizeBytes)
 	if len(slots) == 0 {
 		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
@@ -136,7 +136,7 @@ func (h *heldDevice) writeMarks(w *os.File, mark []byte) error {
 
 // eraseMarks takes the marks away; what mkfs made is durable, for each mkfs sees to that before it
 // ends. One that mkfs has written over is the filesystem's now.
-func (h *heldDevice) eraseMarks(w *os.File, mark []byte) error {
+func (h disk) eraseMarks(w *os.File, mark []byte) error {
 	for _, slot := range markSlots(h.SizeBytes) {
 		b, err := h.readAt(slot, spotBytes)
 		if err != nil {
@@ -155,7 +155,7 @@ func (h *heldDevice) eraseMarks(w *os.File, mark []byte) error {
 
 // wipe clears what a format that was cut off has left in the areas, and proves the disk blank
 // again but for the marks.
-func (h *heldDevice) wipe() error {
+func (h disk) wipe() error {
 	// The kernel may remember a btrfs that mkfs had announced.
 	forgetBtrfs(h.Path)
 	s, err := h.read(markAreas(h.SizeBytes), nil)
@@ -165,7 +165,7 @@ func (h *heldDevice) wipe() error {
 	if err := h.exclusively(func(w *os.File) error { return h.clear(w, s) }); err != nil {
 		return err
 	}
-	found, err := h.superblocks()
+	found, err := findFilesystems(h.heldDevice)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (h *heldDevice) wipe() error {
 }
 
 // clear writes zeroes over the spots that are not zero.
-func (h *heldDevice) clear(w *os.File, s survey) error {
+func (h disk) clear(w *os.File, s survey) error {
 	slots := markSlots(h.SizeBytes)
 	for _, p := range s.Pieces {
 		for at := int64(0); at < p.Bytes; at += spotBytes {
@@ -194,7 +194,7 @@ func (h *heldDevice) clear(w *os.File, s survey) error {
 }
 
 // unwritable gives an error of a write the words a person needs; nil stays nil.
-func (h *heldDevice) unwritable(err error) error {
+func (h disk) unwritable(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -92,7 +92,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		must(t, v.unstage())
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
-		m := markOf(nv)
+		m := markOf(nv.fsVolume)
 		m.GrowFrom, m.Mounted, m.Checked = 128*mib, 1, true
 		b, err := m.encode()
 		must(t, err)

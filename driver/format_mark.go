@@ -84,12 +84,12 @@ func parseMark(b []byte) (formatMark, error) {
 }
 
 // of says whether it is a mark of that volume, on a disk of that size.
-func (m formatMark) of(v nodeVolume, sizeBytes int64) bool {
+func (m formatMark) of(v fsVolume, sizeBytes int64) bool {
 	return m.Volume == v.ID && m.Disk == v.DiskName && m.SizeBytes == sizeBytes
 }
 
 // markOf is the mark for the format of a volume.
-func markOf(v nodeVolume) formatMark {
+func markOf(v fsVolume) formatMark {
 	return formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: v.SizeBytes, Filesystem: v.FSType,
 		Options: v.Mkfs.String()}
 }

@@ -95,10 +95,10 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	h := openLoop(t, size, "--sector-size", sector)
 	parsed, err := volume.ParseMkfsOptions(options)
 	must(t, err)
-	v := nodeVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	v := fsVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
 	mark, err := markOf(v).encode()
 	must(t, err)
-	must(t, h.exclusively(func(w *os.File) error { return h.writeMarks(w, mark) }))
+	must(t, h.exclusively(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
 	name, args, err := mkfsCommand(v)
 	must(t, err)
 	mkfs := exec.Command(name, append(args, h.Path)...)

@@ -48,7 +48,7 @@ func (v testVolume) mark(t *testing.T) []byte {
 	t.Helper()
 	nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 	must(t, err)
-	b, err := markOf(nv).encode()
+	b, err := markOf(nv.fsVolume).encode()
 	must(t, err)
 	return b
 }

@@ -5,12 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // A filesystem that is frozen (fsfreeze, a backup that was killed) and then unmounted lives on
@@ -66,44 +62,4 @@ func openMount(m *mountinfo.Info) (*os.File, error) {
 		return nil, err
 	}
 	return root, nil
-}
-
-// claimThawed is claim for a device that nothing shows: a frozen filesystem that holds it without a
-// mount is thawed, and so released.
-func (h *heldDevice) claimThawed() error {
-	err := h.claim()
-	if !csierr.Has(err, csierr.DeviceHeld) {
-		return err
-	}
-	if failed := h.thawUnmounted(); failed != nil {
-		return csierr.New(csierr.DeviceHeld, "%w; the filesystem that holds it could not be thawed: %v",
-			err,
-			failed)
-	}
-	return h.claim()
-}
-
-// thawUnmounted mounts the filesystem that holds the device aside, which is the only way to it, and
-// thaws it. When it cannot be mounted, something else holds the device.
-func (h *heldDevice) thawUnmounted() error {
-	found, err := h.superblocks()
-	if err != nil || len(found) != 1 {
-		return err
-	}
-	// Only a mount for reading joins a filesystem that was mounted so, and with most the reverse.
-	readOnly := volume.MountOptions{}
-	readOnly.SetReadOnly()
-	m, err := h.mountLoose(found[0].Type, readOnly)
-	if err != nil {
-		m, err = h.mountLoose(found[0].Type, volume.MountOptions{})
-	}
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = m.Close() }()
-	root, err := m.root()
-	if err != nil {
-		return err
-	}
-	return errors.Join(thaw(root), root.Close())
 }

@@ -41,7 +41,7 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 	run := programsInSource(t)
 	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
-		name, _, err := mkfsCommand(nodeVolume{FSType: fsType})
+		name, _, err := mkfsCommand(fsVolume{FSType: fsType})
 		must(t, err)
 		run = append(run, name)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -35,7 +35,7 @@ type mountViews []mountView
 // In a container without the host's processes that is little, and a namespace may live in a thread
 // or a descriptor alone. What is not seen here still holds the device, and the exclusive open at
 // the end of NodeUnstageVolume finds that.
-func (n *Node) readMountViews(ctx context.Context) (mountViews, error) {
+func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
 	table, err := readMountTable()
 	if err != nil {
 		return nil, err
@@ -75,35 +75,10 @@ func (n *Node) readMountViews(ctx context.Context) (mountViews, error) {
 		views = append(views, mountView{Namespace: namespace, PID: pid, table: table})
 	}
 	if hidden > 0 {
-		n.log().InfoContext(ctx, "the mount namespaces of some processes cannot be seen",
+		log.InfoContext(ctx, "the mount namespaces of some processes cannot be seen",
 			"processes", hidden)
 	}
 	return views, nil
-}
-
-// processes lists the processes that can be seen.
-func processes() ([]int, error) {
-	names, err := readNames("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("list the processes: %w", err)
-	}
-	var pids []int
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	slices.Sort(pids)
-	return pids, nil
-}
-
-func readNames(dir string) ([]string, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return f.Readdirnames(-1)
 }
 
 // own is the driver's own mount table.
@@ -135,18 +110,10 @@ func describe(mounts []foundMount) string {
 	return strings.Join(words, ", ")
 }
 
-// processName is how a process is called.
-func processName(pid int) string {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
-	if err != nil {
-		return "gone"
-	}
-	return csierr.Plain(strings.TrimSpace(string(b)))
-}
-
-// of lists the mounts of the disk in all namespaces: of its device, its node, and of the filesystem
-// that is staged, which stays the same where the device is gone.
-func (vs mountViews) of(d stagedDisk) []foundMount {
+// of lists the mounts of a disk in all namespaces: of its device, its node, and of the filesystem
+// that the mount layer shows, which stays the same where the device is gone. The device or the layer
+// may be missing.
+func (vs mountViews) of(d device, layer *mountinfo.Info) []foundMount {
 	home, known := location{}, false
 	if d.Path != "" {
 		home, known = vs.own().locate(filepath.Dir(d.Path))
@@ -154,20 +121,10 @@ func (vs mountViews) of(d stagedDisk) []foundMount {
 	var found []foundMount
 	for _, view := range vs {
 		for _, m := range view.table {
-			if d.Path != "" && view.shows(m, d.device, home, known) || d.layer != nil &&
-				sameFilesystem(m, d.layer) {
+			if d.Path != "" && view.shows(m, d, home, known) || layer != nil && sameFilesystem(m, layer) {
 				found = append(found, foundMount{m, view})
 			}
 		}
-	}
-	return found
-}
-
-// ofAll lists the mounts of several disks.
-func (vs mountViews) ofAll(disks []stagedDisk) []foundMount {
-	var found []foundMount
-	for _, d := range disks {
-		found = append(found, vs.of(d)...)
 	}
 	return found
 }
@@ -293,10 +250,11 @@ func (vs mountViews) elsewhere(mounts []foundMount, own []*mountinfo.Info) []fou
 // awaitNone waits until look finds no mounts, and refuses with those that stay. Mounts in the
 // driver's own namespace are somebody's publications and do not go by themselves; a copy in another
 // namespace may be one of a moment, as when a container starts.
-func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount) error {
-	deadline := time.Now().Add(n.releaseTimeout())
+func awaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
+	look func(mountViews) []foundMount) error {
+	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		views, err := n.readMountViews(ctx)
+		views, err := readMountViews(ctx, log)
 		if err != nil {
 			return err
 		}
@@ -314,18 +272,5 @@ func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount
 			return fmt.Errorf("wait until the volume is not mounted at %s: %w", describe(left), ctx.Err())
 		case <-time.After(pause):
 		}
-	}
-}
-
-// syncMount writes out what a mounted filesystem holds. What it cannot write is lost whether or not
-// it is unmounted, so that goes to the log.
-func (n *Node) syncMount(ctx context.Context, path string) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err == nil {
-		err = errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
-	}
-	if err != nil {
-		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
-			"path", path, "error", err)
 	}
 }

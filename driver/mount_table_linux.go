@@ -17,8 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var errNotMounted = errors.New("not mounted")
-
 // mountTable is what is mounted in the driver's mount namespace; it is all the node's memory.
 type mountTable []*mountinfo.Info
 
@@ -159,9 +157,6 @@ func (t mountTable) paths() string {
 // diskNode matches the root of a mount that shows a disk's node: a raw block volume.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// isVolumeType says whether volumes have filesystems of that type.
-func isVolumeType(fsType string) bool { return slices.Contains(volume.Filesystems, fsType) }
-
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
 // node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
 // at, for to stat every mount of a node may hang on a dead server.
@@ -237,6 +232,11 @@ func conditionOf(m *mountinfo.Info) condition {
 		return turnedReadOnly
 	}
 	return wellMounted
+}
+
+// filesystemReadOnly reports whether the filesystem itself is read-only.
+func filesystemReadOnly(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.VFSOptions, ","), "ro")
 }
 
 // mountedReadOnly says whether the mount itself, not its filesystem, is read-only.

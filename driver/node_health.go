@@ -64,7 +64,7 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 		}
 	}
 	for _, m := range table.of(d) {
-		if entries := n.ungrown(m, d); entries != nil {
+		if entries := n.notGrown(m, d); entries != nil {
 			return entries, nil
 		}
 	}
@@ -105,7 +105,7 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 		}
 		entries := conditionHealth(shown.Condition, path)
 		if entries == nil && !shown.Block {
-			entries = n.ungrown(shown.Mount, shown.Device)
+			entries = n.notGrown(shown.Mount, shown.Device)
 		}
 		return entries, nil
 	}
@@ -132,11 +132,16 @@ func conditionHealth(c condition, path string) healthEntries {
 	return nil
 }
 
-func notGrown(path string, filesystemBytes, diskBytes int64) healthEntries {
+// notGrown reports a filesystem that leaves a part of its disk unused.
+func (n *Node) notGrown(m *mountinfo.Info, d device) healthEntries {
+	size, found := ungrown(n.devices(), m, d)
+	if !found {
+		return nil
+	}
 	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
 		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
-			"behind it, or because nothing grows it; see the log of the node's driver", path,
-		filesystemBytes, diskBytes))
+			"behind it, or because nothing grows it; see the log of the node's driver", m.Mountpoint, size,
+		d.SizeBytes))
 }
 
 func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {

@@ -99,7 +99,7 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.remember(t.Context(), nodeVolume{ID: racktest.Disk, DiskName: disk}))
+			must(t, n.remember(t.Context(), nodeVolume{fsVolume: fsVolume{ID: racktest.Disk, DiskName: disk}}))
 			room(11)
 			n = &Node{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.openState())

@@ -55,7 +55,7 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 // there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
 func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (device, error) {
 	node := diskNode.MatchString(m.Root)
-	if !node && !isVolumeType(m.FSType) {
+	if !node && !volume.IsFilesystem(m.FSType) {
 		return device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; it is left "+
 			"alone", m.Mountpoint, m.FSType)
 	}
@@ -93,7 +93,7 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 		if n.anothers(ctx, volumeID, d.Serial) != "" {
 			continue
 		}
-		found, err := n.devices().filesystems(d)
+		found, err := n.filesystems(d)
 		if err != nil {
 			n.log().WarnContext(ctx, "a disk cannot be asked whether it is the volume's",
 				"volume", volumeID, "serial", d.Serial, "error", err)
@@ -105,12 +105,12 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 	return named, nil
 }
 
-// filesystems are those on a disk that the driver could have made.
-func (ds devices) filesystems(d device) ([]superblock, error) {
-	held, err := ds.open(d)
+// filesystems lists those on a disk that the driver could have made.
+func (n *Node) filesystems(d device) ([]superblock, error) {
+	held, err := n.devices().open(d)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = held.Close() }()
-	return held.superblocks()
+	return findFilesystems(held)
 }

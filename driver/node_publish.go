@@ -65,13 +65,13 @@ type publication struct {
 // publish proves once more which device it is, then shows it. It waits for no device: a volume that
 // is staged has one.
 func (n *Node) publish(ctx context.Context, p publication) error {
-	n.zero.drop(p.ID)
+	n.scans.drop(p.ID)
 	ds := n.devices()
 	found, err := ds.lookup(p.serial())
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(ctx, found, p.nodeVolume)
+	held, err := openVolume(ctx, ds, found, p.nodeVolume)
 	if err != nil {
 		return err
 	}
@@ -89,34 +89,34 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 			p.DiskName)
 	}
 	if !p.Block {
-		if p.staged, err = held.findStaged(p, table); err != nil {
+		if p.staged, err = findStaged(held, p, table); err != nil {
 			return err
 		}
 	}
 	top := table.top(p.Target)
-	if err := held.checkTarget(p, top, table); err != nil {
+	if err := checkTarget(held, p, top, table); err != nil {
 		return err
 	}
 	if err := n.remember(ctx, p.nodeVolume); err != nil || top != nil {
 		return err
 	}
 	if p.Block {
-		return held.publishBlock(p, table)
+		return publishBlock(held, p, table)
 	}
-	return held.publishMount(p)
+	return publishMount(held, p)
 }
 
 // checkTarget compares what is at the target path, if anything is, and else the other publications,
 // with what the request wants.
-func (h *heldDevice) checkTarget(p publication, top *mountinfo.Info, table mountTable) error {
+func checkTarget(h *heldDevice, p publication, top *mountinfo.Info, table mountTable) error {
 	var wanted []string
 	if !p.Block {
 		wanted = volume.PublishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
 	}
 	if top != nil {
-		return h.checkPublished(top, p, wanted)
+		return checkPublished(h, top, p, wanted)
 	}
-	others, err := h.publications(p, table)
+	others, err := publications(h, p, table)
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (h *heldDevice) checkTarget(p publication, top *mountinfo.Info, table mount
 }
 
 // publishMount shows the staging mount at the target path.
-func (h *heldDevice) publishMount(p publication) error {
+func publishMount(h *heldDevice, p publication) error {
 	m, err := cloneMount(p.staged.Mountpoint, p.staged.FSType)
 	if err != nil {
 		return err
@@ -145,11 +145,11 @@ func (h *heldDevice) publishMount(p publication) error {
 			return err
 		}
 	}
-	return m.placeAtNew(p.Target, os.ModeDir)
+	return placeAtNew(m, p.Target, os.ModeDir)
 }
 
 // findStaged is the volume's mount at the staging path, proven by the number of its device.
-func (h *heldDevice) findStaged(p publication, table mountTable) (*mountinfo.Info, error) {
+func findStaged(h *heldDevice, p publication, table mountTable) (*mountinfo.Info, error) {
 	path, err := canonical(p.Staging)
 	if err != nil && !missing(err) {
 		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
@@ -177,7 +177,7 @@ func (h *heldDevice) findStaged(p publication, table mountTable) (*mountinfo.Inf
 
 // publications are the other targets where the volume is shown. Mounts of directories inside it are
 // the CO's or a workload's own.
-func (h *heldDevice) publications(p publication, table mountTable) (mountTable, error) {
+func publications(h *heldDevice, p publication, table mountTable) (mountTable, error) {
 	var found mountTable
 	for _, m := range table.of(h.device) {
 		switch {
@@ -196,7 +196,7 @@ func (h *heldDevice) publications(p publication, table mountTable) (mountTable, 
 }
 
 // checkPublished compares what is at the target path with what the request wants there.
-func (h *heldDevice) checkPublished(top *mountinfo.Info, p publication, wanted []string) error {
+func checkPublished(h *heldDevice, top *mountinfo.Info, p publication, wanted []string) error {
 	major, minor, ok := mountedDevice(top)
 	switch {
 	case !ok || major != h.Major || minor != h.Minor:
@@ -244,11 +244,11 @@ func withoutReadOnly(words []string) []string {
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
-func (h *heldDevice) publishBlock(p publication, table mountTable) error {
-	if err := h.endUnfinished(p.nodeVolume, table); err != nil {
+func publishBlock(h *heldDevice, p publication, table mountTable) error {
+	if err := endUnfinished(h, p.fsVolume, len(table.of(h.device)) > 0); err != nil {
 		return err
 	}
-	if err := h.switchReadOnly(p.ReadOnly); err != nil {
+	if err := switchReadOnly(h, p.ReadOnly); err != nil {
 		return err
 	}
 	m, err := cloneMount(h.Path, "")
@@ -264,11 +264,11 @@ func (h *heldDevice) publishBlock(p publication, table mountTable) error {
 			return err
 		}
 	}
-	return m.placeAtNew(p.Target, 0)
+	return placeAtNew(m, p.Target, 0)
 }
 
 // switchReadOnly makes the device what the publication wants it to be.
-func (h *heldDevice) switchReadOnly(readOnly bool) error {
+func switchReadOnly(h *heldDevice, readOnly bool) error {
 	if !readOnly {
 		return h.makeWritable(true)
 	}
@@ -280,7 +280,7 @@ func (h *heldDevice) switchReadOnly(readOnly bool) error {
 
 // placeAtNew creates the target, a directory or a file, and puts the mount there. A target that is
 // there already, left by a publication that was cut off, is used.
-func (m *looseMount) placeAtNew(target string, kind fs.FileMode) error {
+func placeAtNew(m *looseMount, target string, kind fs.FileMode) error {
 	created, err := createTarget(target, kind)
 	if err != nil {
 		return err

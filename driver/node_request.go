@@ -5,7 +5,6 @@ package driver
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,38 +20,11 @@ import (
 
 // nodeVolume is a volume as a node's request describes it.
 type nodeVolume struct {
-	ID         string
-	DiskName   string
-	SizeBytes  int64 // of the disk, from the controller; 0 when it did not say
-	BlockBytes int64 // likewise
-	ReadOnly   bool  // the disk itself can only be read
+	fsVolume
+	BlockBytes int64 // of the disk, from the controller; 0 when it did not say
 	Block      bool
-	FSType     string
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
-	Mkfs       volume.MkfsOptions
-	// What the controller read from the disk's ownership tag; all empty for a disk without one.
-	Origin, Use    string
-	SourceBytes    int64
-	FilesystemUUID string // the only filesystem to mount; empty if any will do
-}
-
-// madeBlank reports whether the disk was made blank and never shown to a workload as a raw device.
-// Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
-func (v nodeVolume) madeBlank() bool {
-	return v.Origin == volume.OriginBlank && v.Use == volume.UseFilesystem
-}
-
-// makeUUID is the UUID that the volume's filesystem is made with: the one that is expected, else
-// the volume's id; empty if that is none, as of a static volume with a name of its own.
-func (v nodeVolume) makeUUID() string {
-	if v.FilesystemUUID != "" {
-		return v.FilesystemUUID
-	}
-	if id, ok := volume.ParseID(v.ID); ok {
-		return id
-	}
-	return ""
 }
 
 // serial is the serial number of the volume's device.
@@ -100,7 +72,8 @@ func checkPathText(field, path string) error {
 // the controller has just read it from the rack.
 func volumeOf(id string, c *csi.VolumeCapability, published, vol map[string]string) (nodeVolume,
 	error) {
-	v := nodeVolume{ID: id, DiskName: published[volume.CtxDiskName], Mode: c.GetAccessMode().GetMode()}
+	v := nodeVolume{Mode: c.GetAccessMode().GetMode()}
+	v.ID, v.DiskName = id, published[volume.CtxDiskName]
 	if v.DiskName == "" {
 		v.DiskName = vol[volume.CtxDiskName]
 	}
@@ -207,7 +180,7 @@ func (n *Node) devices() devices {
 // controller says of the disk. That the rack calls a disk read-only is not compared: a guest's NVMe
 // need not show it, and a disk that is writable for the rack and not here is refused when it is
 // written (makeWritable).
-func (ds devices) openVolume(ctx context.Context, d device, v nodeVolume) (*heldDevice, error) {
+func openVolume(ctx context.Context, ds devices, d device, v nodeVolume) (*heldDevice, error) {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
 			"has %d",
@@ -217,23 +190,9 @@ func (ds devices) openVolume(ctx context.Context, d device, v nodeVolume) (*held
 	if err != nil {
 		return nil, err
 	}
-	h.volume = v.ID
 	if err := h.checkBlocks(v.BlockBytes); err != nil {
 		_ = h.Close()
 		return nil, err
 	}
 	return h, nil
-}
-
-// checkBlocks compares the size of the device's logical blocks with the disk's, unless that is 0.
-func (h *heldDevice) checkBlocks(blockBytes int64) error {
-	n, err := unix.IoctlGetInt(h.fd(), unix.BLKSSZGET)
-	if err != nil {
-		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
-	}
-	if blockBytes != 0 && blockBytes != int64(n) {
-		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
-			"has blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
-	}
-	return nil
 }

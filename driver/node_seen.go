@@ -137,7 +137,7 @@ func (n *Node) rememberDevice(ctx context.Context, volumeID string, d device) {
 	if _, known := n.recall(ctx, volumeID); known {
 		return
 	}
-	if err := n.remember(ctx, nodeVolume{ID: volumeID, DiskName: d.Serial}); err != nil {
+	if err := n.remember(ctx, nodeVolume{fsVolume: fsVolume{ID: volumeID, DiskName: d.Serial}}); err != nil {
 		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}

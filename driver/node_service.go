@@ -35,12 +35,12 @@ type Node struct {
 	StateDir string
 	Log      *slog.Logger
 
-	seen seenVolumes
-	zero zeroJobs
+	seen  seenVolumes
+	scans scans
 }
 
 // Close stops what goes on without a call, and waits for its end.
-func (n *Node) Close() { n.zero.close() }
+func (n *Node) Close() { n.scans.close() }
 
 func (n *Node) deviceTimeout() time.Duration {
 	if n.DeviceTimeout == 0 {

@@ -53,12 +53,12 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if err != nil {
 		return err
 	}
-	held, err := ds.openVolume(ctx, found, v)
+	held, err := openVolume(ctx, ds, found, v)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	top, table, err := ds.stagedAt(path)
+	top, table, err := stagedAt(ds, path)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		if err := n.remember(ctx, v); err != nil {
 			return err
 		}
-		return held.endUnfinished(v, table)
+		return endUnfinished(held, v.fsVolume, len(table.of(held.device)) > 0)
 	}
 	if mounts := table.of(held.device); len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -85,13 +85,19 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if path, err = canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	return n.mountVolume(ctx, held, v, path)
+	p := preparation{Device: held, Volume: v.fsVolume, Scans: &n.scans, Log: n.log(),
+		Begin: func() error { return n.begin(ctx, held, v) }}
+	grow, err := p.run(ctx)
+	if err != nil {
+		return err
+	}
+	return mountAt(path, held, v, grow)
 }
 
 // stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
 // whose disk is gone, and that no workload has any more is taken down, so that the volume can be
 // staged again without anybody's help.
-func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
+func stagedAt(ds devices, path string) (*mountinfo.Info, mountTable, error) {
 	table, err := readMountTable()
 	if err != nil {
 		return nil, nil, err
@@ -104,7 +110,7 @@ func (ds devices) stagedAt(path string) (*mountinfo.Info, mountTable, error) {
 		return nil, nil, csierr.New(csierr.PathInvalid, "resolve staging_target_path: %w", err)
 	}
 	top := table.top(path)
-	if top == nil || !isVolumeType(top.FSType) {
+	if top == nil || !volume.IsFilesystem(top.FSType) {
 		return top, table, nil
 	}
 	state := conditionOf(top)
@@ -160,73 +166,6 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 	return nil
 }
 
-// mountVolume brings a filesystem onto the device if it is blank, checks and grows what is there,
-// and mounts it at path. It does not stop when the caller does: what it began it ends.
-func (n *Node) mountVolume(ctx context.Context, h *heldDevice, v nodeVolume, path string) error {
-	found, err := h.inspect(v)
-	if err != nil {
-		return err
-	}
-	if found.Doubtful && !v.ReadOnly {
-		if found.Unfinished, err = h.btrfsBroken(); err != nil {
-			return err
-		}
-	}
-	sb := found.Filesystem
-	switch {
-	case (found.Blank || found.Unfinished) && v.ReadOnly:
-		return csierr.New(csierr.DeviceReadOnly, "%s holds no filesystem yet and is read-only, so it "+
-			"cannot get one", h.Path)
-	case found.Blank, found.Unfinished:
-		if err := n.proveBlank(ctx, h, v, found.Unfinished); err != nil {
-			return err
-		}
-		if err := n.begin(ctx, h, v); err != nil {
-			return err
-		}
-		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
-			return err
-		}
-		n.zero.drop(v.ID) // it is not blank any more
-	case !sb.isOf(v) && (!found.Doubtful || v.ReadOnly):
-		return h.wrongFilesystem(sb, v.FilesystemUUID)
-	case sb.Type != v.FSType:
-		return csierr.New(csierr.DiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
-			"the driver does not format it", h.Path, sb.Type, v.FSType)
-	default:
-		if err := n.proveMountable(ctx, h, v, &found); err != nil {
-			return err
-		}
-	}
-	if !v.ReadOnly {
-		if err := h.prepare(v, found); err != nil {
-			return err
-		}
-	}
-	return h.mountAt(path, v, mountOptionsOf(v), found.Grow)
-}
-
-// proveMountable makes the same proofs for a filesystem as are made before a format: nobody has the
-// disk, and it is still the same one. It finds out whether the filesystem may grow.
-func (n *Node) proveMountable(ctx context.Context, h *heldDevice, v nodeVolume, c *content) error {
-	if err := h.claimThawed(); err != nil {
-		return err
-	}
-	if err := h.awaitNoWriters(); err != nil {
-		return err
-	}
-	if err := h.unchanged(); err != nil {
-		return err
-	}
-	if !v.ReadOnly {
-		var err error
-		if c.Grow, err = n.mayGrow(ctx, h, v, *c); err != nil {
-			return err
-		}
-	}
-	return n.begin(ctx, h, v)
-}
-
 // begin comes after every proof, right before the first thing is done to the volume's disk. The
 // driver makes a device read-only only for publications as a raw device, so only of a disk that may
 // have had one a read-only switch is its own to take back.
@@ -240,15 +179,15 @@ func (n *Node) begin(ctx context.Context, h *heldDevice, v nodeVolume) error {
 
 // mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
 // place.
-func (h *heldDevice) mountAt(path string, v nodeVolume, options volume.MountOptions,
-	grow bool) error {
-	m, err := h.mountLoose(v.FSType, options)
+func mountAt(path string, h *heldDevice, v nodeVolume, grow bool) error {
+	options := mountOptionsOf(v)
+	m, err := mountLoose(h, v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := m.grow(h.device); err != nil {
+		if err := growMounted(m, h.device); err != nil {
 			return err
 		}
 	}
@@ -277,28 +216,4 @@ func mountOptionsOf(v nodeVolume) volume.MountOptions {
 		o.Data = append(o.Data, volume.MountOption{Key: "rescue", Value: "nologreplay", HasValue: true})
 	}
 	return o
-}
-
-// makeWritable takes back a read-only switch that a read-only block publication left on the device
-// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk
-// that the rack made read-only stays so, and is refused.
-func (h *heldDevice) makeWritable(ours bool) error {
-	for range 2 {
-		readOnly, err := h.readOnly()
-		if err != nil {
-			return fmt.Errorf("ask whether %s is read-only: %w", h.Path, err)
-		}
-		if !readOnly {
-			return nil
-		}
-		if !ours {
-			break
-		}
-		if err := h.setReadOnly(false); err != nil {
-			return fmt.Errorf("make %s writable: %w", h.Path, err)
-		}
-	}
-	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
-		"staged from a disk that the rack calls read-only; if somebody has switched it on this node, "+
-		"blockdev --setrw takes that back", h.Path, h.Serial)
 }

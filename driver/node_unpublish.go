@@ -14,7 +14,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	mountutils "k8s.io/mount-utils"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -90,7 +89,7 @@ func (n *Node) takeDownTarget(ctx context.Context, target string, layers []*moun
 	if err := unmountAll(target, len(layers)); err != nil || !mountedReadOnly(top) {
 		return err
 	}
-	return raw.endReadOnly()
+	return endReadOnly(raw)
 }
 
 // settleReadOnly takes back the read-only switch of a block volume that a driver left on which died
@@ -113,7 +112,7 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 		return nil
 	}
 	defer func() { _ = held.Close() }()
-	return held.endReadOnly()
+	return endReadOnly(held)
 }
 
 // flushRaw writes out what the kernel holds of a block volume: its workload may have written
@@ -145,7 +144,7 @@ func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, 
 }
 
 // endReadOnly makes the device writable again when its last read-only publication is gone.
-func (h *heldDevice) endReadOnly() error {
+func endReadOnly(h *heldDevice) error {
 	readOnly, err := h.readOnly()
 	if err != nil || !readOnly {
 		return err
@@ -170,7 +169,7 @@ func removeTarget(target string) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case mountutils.IsCorruptedMnt(err):
+	case lostDevice(err):
 		return csierr.New(csierr.StillMounted, "%q does not answer after it was unmounted: %w", target,
 			err)
 	case err != nil:
@@ -193,11 +192,4 @@ func removeTarget(target string) error {
 		return csierr.New(csierr.NodeToolFailed, "remove target_path: %w", err)
 	}
 	return nil
-}
-
-// lostDevice says that an error comes from a device that does not answer any more. Its mounts are
-// taken down all the same.
-func lostDevice(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
-		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
 }

@@ -4,7 +4,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -43,7 +42,7 @@ type stagedDisk struct {
 }
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
-	n.zero.drop(volumeID)
+	n.scans.drop(volumeID)
 	table, err := readMountTable()
 	if err != nil {
 		return err
@@ -69,7 +68,7 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	}
 	// Look at everything before anything is taken down, so that a refusal changes nothing.
 	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
-		return vs.elsewhere(vs.ofAll(disks), layers)
+		return vs.elsewhere(mountsOf(vs, disks), layers)
 	}); err != nil {
 		return err
 	}
@@ -79,7 +78,7 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 		}
 	}
 	for _, d := range disks {
-		if err := n.devices().release(ctx, d, n.releaseTimeout()); err != nil {
+		if err := n.release(ctx, d); err != nil {
 			return err
 		}
 	}
@@ -120,6 +119,20 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 	return append(disks, stagedDisk{device: d, raw: known.Block}), nil
 }
 
+// mountsOf lists the mounts of several disks in all namespaces.
+func mountsOf(vs mountViews, disks []stagedDisk) []foundMount {
+	var found []foundMount
+	for _, d := range disks {
+		found = append(found, vs.of(d.device, d.layer)...)
+	}
+	return found
+}
+
+// awaitNone waits until look finds no mounts, as long as a release may take.
+func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount) error {
+	return awaitNone(ctx, n.log(), n.releaseTimeout(), look)
+}
+
 // takeDown writes out and unmounts what is at the staging path, and looks that nothing is left of
 // it in any namespace.
 func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
@@ -136,63 +149,24 @@ func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mo
 		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
 	}
-	n.syncMount(ctx, path)
+	// What cannot be written is lost whether or not the filesystem is unmounted.
+	if err := syncMount(path); err != nil {
+		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
+			"path", path, "error", err)
+	}
 	if err := unmountAll(path, len(layers)); err != nil {
 		return err
 	}
-	return n.awaitNone(ctx, func(vs mountViews) []foundMount { return vs.ofAll(disks) })
-}
-
-// onlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
-func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d device) error {
-	var others mountTable
-	mounts := t.sameFilesystem(layer)
-	if d.Path != "" {
-		mounts = append(mounts, t.of(d)...)
-	}
-	listed := map[int]bool{}
-	for _, m := range mounts {
-		if m.Mountpoint != path && !listed[m.ID] {
-			listed[m.ID] = true
-			others = append(others, m)
-		}
-	}
-	if len(others) > 0 {
-		return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
-			"first",
-			others.paths())
-	}
-	return nil
-}
-
-// unmountAll takes down every layer at path and looks again. layers bounds the work.
-func unmountAll(path string, layers int) error {
-	for range layers {
-		if err := unmountTop(path); errors.Is(err, errNotMounted) {
-			break
-		} else if err != nil {
-			return err
-		}
-	}
-	table, err := readMountTable()
-	if err != nil {
-		return err
-	}
-	if left := table.at(path); len(left) > 0 {
-		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; who does "+
-			"that?",
-			path)
-	}
-	return nil
+	return n.awaitNone(ctx, func(vs mountViews) []foundMount { return mountsOf(vs, disks) })
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration) error {
+func (n *Node) release(ctx context.Context, d stagedDisk) error {
 	if d.Path == "" {
 		return nil
 	}
-	held, err := ds.openLocked(ctx, d.device)
+	held, err := n.devices().openLocked(ctx, d.device)
 	if missing(err) || vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil
 	}
@@ -207,17 +181,17 @@ func (ds devices) release(ctx context.Context, d stagedDisk, wait time.Duration)
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		forgetBtrfs(d.Path)
 	}
-	if err := held.awaitFree(ctx, d.raw, wait); err != nil || !d.raw {
+	if err := awaitFree(ctx, held, d.raw, n.releaseTimeout()); err != nil || !d.raw {
 		return err
 	}
-	return held.endReadOnly()
+	return endReadOnly(held)
 }
 
 // awaitFree waits until nobody holds the device any more, or it is gone. What cannot be asked is
 // not taken for free.
-func (h *heldDevice) awaitFree(ctx context.Context, raw bool, wait time.Duration) error {
+func awaitFree(ctx context.Context, h *heldDevice, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for claim := h.claimThawed; ; claim = h.claim {
+	for claim := func() error { return claimThawed(h) }; ; claim = h.claim {
 		err := claim()
 		if err == nil && raw {
 			err = h.checkWriters()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
@@ -33,34 +32,36 @@ const (
 // as long as nothing can have been written since: it is the same birth of the same device, the
 // kernel's counts of writes and discards are what they were before the read began, and no process
 // has the device open for writing.
-func (n *Node) proveZero(ctx context.Context, h *heldDevice, from, to int64) error {
-	return n.proveRange(ctx, h, h.rangeOf(from, to))
+func (p *preparation) proveZero(ctx context.Context, from, to int64) error {
+	return p.proveRange(ctx, p.rangeOf(from, to))
 }
 
 // proveBlank proves in that way that there is nothing on the whole disk, or, beside the mark of an
 // unfinished format, nothing but what a mkfs of the driver's has left. A disk that was made blank,
 // for filesystems alone, needs no such proof: the areas, which were read before, are the places
 // where mkfs and the driver write first.
-func (n *Node) proveBlank(ctx context.Context, h *heldDevice, v nodeVolume, unfinished bool) error {
-	if v.madeBlank() {
+func (p *preparation) proveBlank(ctx context.Context, unfinished bool) error {
+	if p.Volume.madeBlank() {
 		return nil
 	}
-	r := h.rangeOf(0, h.SizeBytes)
+	r := p.rangeOf(0, p.Device.SizeBytes)
 	r.Unfinished = unfinished
-	return n.proveRange(ctx, h, r)
+	return p.proveRange(ctx, r)
 }
 
-func (h *heldDevice) rangeOf(from, to int64) zeroRange {
-	return zeroRange{Volume: h.volume, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
+func (p *preparation) rangeOf(from, to int64) zeroRange {
+	h := p.Device
+	return zeroRange{Volume: p.Volume.ID, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
 		Sequence: h.Sequence, From: from, To: to}
 }
 
-func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error {
+func (p *preparation) proveRange(ctx context.Context, r zeroRange) error {
+	h := disk{p.Device}
 	for range zeroReads {
 		if err := h.awaitNoWriters(); err != nil {
 			return err
 		}
-		job, joined := n.zero.join(r, func(ctx context.Context, j *zeroJob) { n.readZero(ctx, h, j) })
+		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroJob) { readZero(ctx, p.Log, h, j) })
 		if job == nil {
 			return zeroPending(h, "the driver is about to end")
 		}
@@ -70,7 +71,7 @@ func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error
 		}
 		again, err := h.judgeZero(job, joined, old)
 		if again || err != nil && !csierr.Has(err, csierr.DiskNotBlank) {
-			n.zero.dropIf(func(j *zeroJob) bool { return j == job })
+			p.Scans.dropIf(func(j *zeroJob) bool { return j == job })
 		}
 		if !again {
 			return err
@@ -81,7 +82,7 @@ func (n *Node) proveRange(ctx context.Context, h *heldDevice, r zeroRange) error
 }
 
 // awaitZero waits until the job has ended or the caller's patience is about to.
-func awaitZero(ctx context.Context, h *heldDevice, job *zeroJob) error {
+func awaitZero(ctx context.Context, h disk, job *zeroJob) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		left := time.Until(deadline)
@@ -98,14 +99,14 @@ func awaitZero(ctx context.Context, h *heldDevice, job *zeroJob) error {
 		size>>20, job.read.Load()*100/max(size, 1), time.Since(job.began).Round(time.Second)))
 }
 
-func zeroPending(h *heldDevice, how string) error {
+func zeroPending(h disk, how string) error {
 	return csierr.New(csierr.DiskProofPending, "%s is being read whole, to prove that nothing is on "+
 		"it: %s; the reading goes on, and the repeated call waits for it", h.Path, how)
 }
 
 // judgeZero decides what the result of a job is worth now; again asks for another read. joined says
 // that the call did not begin the read, old that the read had ended when the call came.
-func (h *heldDevice) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) {
+func (h disk) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.Sequence == 0):
 		return true, nil //nolint:nilerr // an old failure says nothing of now
@@ -133,7 +134,7 @@ func (h *heldDevice) judgeZero(job *zeroJob, joined, old bool) (again bool, err 
 }
 
 // judgeFound refuses for the byte that a job has found, if it is still there.
-func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) {
+func (h disk) judgeFound(job *zeroJob, old bool) (again bool, err error) {
 	if old {
 		b, err := h.readAt(job.found&^(spotBytes-1), spotBytes)
 		if err != nil {
@@ -153,16 +154,17 @@ func (h *heldDevice) judgeFound(job *zeroJob, old bool) (again bool, err error) 
 
 // readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the
 // job is not to keep others from the device.
-func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
-	log := n.log().With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
+func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
+	log = log.With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a disk whole, to prove that nothing is on it")
 	j.found = -1
 	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
-		own, err := h.from.open(h.device)
+		device, err := h.from.open(h.device)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = own.Close() }()
+		defer func() { _ = device.Close() }()
+		own := disk{device}
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
 		attached := async.Start(func() (struct{}, error) {
@@ -189,7 +191,7 @@ func (n *Node) readZero(ctx context.Context, h *heldDevice, j *zeroJob) {
 
 // readCounted reads the range between two looks at the counters. They count only if they have seen
 // the reading itself.
-func (h *heldDevice) readCounted(ctx context.Context, j *zeroJob) error {
+func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
 	before, err := h.counters()
 	if err != nil {
 		return err
@@ -198,7 +200,7 @@ func (h *heldDevice) readCounted(ctx context.Context, j *zeroJob) error {
 	if j.Unfinished {
 		foreign = h.traces().foreign
 	}
-	j.found, err = h.foreignIn(ctx, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
+	j.found, err = findForeign(ctx, h.heldDevice, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
 	if err != nil {
 		return err
 	}
@@ -211,7 +213,7 @@ func (h *heldDevice) readCounted(ctx context.Context, j *zeroJob) error {
 
 // watchZero returns an error when the device is no longer where it was, and says how far the read
 // is.
-func (h *heldDevice) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error {
+func (h disk) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error {
 	tick := time.NewTicker(zeroWatch)
 	defer tick.Stop()
 	said := time.Now()
@@ -229,33 +231,4 @@ func (h *heldDevice) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger
 			log.Info("reading the disk", "mib_zero", j.read.Load()>>20, "of_mib", (j.To-j.From)>>20)
 		}
 	}
-}
-
-// counters are what the kernel has counted for the device, with all that was written to it until
-// now; the zero value if it does not count. It counts a request a moment after the request has
-// ended, and can be told not to count, so a read has to show first.
-func (h *heldDevice) counters() (ioCounters, error) {
-	// What a writer left in the kernel's cache is counted when it reaches the device.
-	if err := h.flush(); err != nil {
-		return ioCounters{}, err
-	}
-	<-time.After(time.Millisecond) // nothing tells when a count is there
-	before := h.diskstats()
-	if _, err := h.readAt(0, spotBytes); err != nil {
-		return ioCounters{}, err
-	}
-	for end := time.Now().Add(time.Second); time.Now().Before(end); <-time.After(time.Millisecond) {
-		if now := h.diskstats(); now.ReadSectors > before.ReadSectors {
-			return now, nil
-		}
-	}
-	return ioCounters{}, nil
-}
-
-func (h *heldDevice) diskstats() ioCounters {
-	b, err := os.ReadFile("/proc/diskstats")
-	if err != nil {
-		return ioCounters{}
-	}
-	return parseDiskstats(b, h.Major, h.Minor)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	mountutils "k8s.io/mount-utils"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -97,14 +96,13 @@ type shownVolume struct {
 // statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
 // unmounted since it was found, the path would lead to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	m, err := openAt(path, v.FSType)
 	if missing(err) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	}
 	if err != nil {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
-	m := looseMount{fd: fd, fsType: v.FSType}
 	defer func() { _ = m.Close() }()
 	// What is no btrfs after all does not know btrfs's question.
 	if err := m.prove(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err, unix.ENOTTY) {
@@ -112,7 +110,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	} else if err != nil {
 		return st, err
 	}
-	if err := unix.Fstatfs(fd, &st); err != nil {
+	if st, err = m.statfs(); err != nil {
 		return st, fmt.Errorf("statistics of the filesystem at %q: %w", path, err)
 	}
 	return st, nil
@@ -138,7 +136,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 		if missing(err) {
 			return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "no volume is at that path: %w", err)
 		}
-		if mountutils.IsCorruptedMnt(err) {
+		if lostDevice(err) {
 			return shownVolume{}, csierr.New(csierr.FilesystemFailed, "the filesystem does not answer: %w",
 				err)
 		}

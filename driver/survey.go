@@ -17,6 +17,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
+// disk is an open device as what holds a filesystem.
+type disk struct{ *heldDevice }
+
 // survey is what was read of a disk and what blkid says of it. It is judged without the disk.
 type survey struct {
 	Path      string
@@ -55,8 +58,8 @@ const superblockBytes = 128 << 10
 //
 // A single filesystem whose superblock carries a correct checksum, with nothing of anybody else
 // around it, needs no blkid: it is not going to be overwritten, only mounted.
-func (h *heldDevice) inspect(v nodeVolume) (content, error) {
-	found, err := h.superblocks()
+func (h disk) inspect(v fsVolume) (content, error) {
+	found, err := findFilesystems(h.heldDevice)
 	if err != nil {
 		return content{}, err
 	}
@@ -76,8 +79,8 @@ func (h *heldDevice) inspect(v nodeVolume) (content, error) {
 	return s.judge(v)
 }
 
-// superblocks finds the driver's own filesystems and looks whether they were ever in use.
-func (h *heldDevice) superblocks() ([]superblock, error) {
+// findFilesystems finds the driver's own filesystems and looks whether they were ever in use.
+func findFilesystems(h *heldDevice) ([]superblock, error) {
 	head, err := h.readAt(0, min(h.SizeBytes, superblockBytes))
 	if err != nil {
 		return nil, unreadable(err)
@@ -85,7 +88,7 @@ func (h *heldDevice) superblocks() ([]superblock, error) {
 	found := findSuperblocks(head)
 	for i, sb := range found {
 		if sb.Type == volume.XFS && sb.Fresh && !sb.Unfinished {
-			if found[i].Fresh, err = h.xfsFresh(sb); err != nil {
+			if found[i].Fresh, err = xfsFresh(h, sb); err != nil {
 				return nil, unreadable(err)
 			}
 		}
@@ -93,7 +96,7 @@ func (h *heldDevice) superblocks() ([]superblock, error) {
 	return found, nil
 }
 
-func (h *heldDevice) xfsFresh(sb superblock) (bool, error) {
+func xfsFresh(h *heldDevice, sb superblock) (bool, error) {
 	n := min(h.SizeBytes-sb.LogOffset, xfsLogBytes)
 	if sb.LogOffset <= 0 || sb.LogOffset%spotBytes != 0 || n <= 0 || n%spotBytes != 0 {
 		return false, nil
@@ -107,7 +110,7 @@ func unreadable(err error) error {
 }
 
 // survey reads every area and asks blkid meanwhile, which takes about as long.
-func (h *heldDevice) survey(found []superblock) (survey, error) {
+func (h disk) survey(found []superblock) (survey, error) {
 	ask := async.Start(func() (blkidAnswer, error) { return blkid(h.file) })
 	s, err := h.read(markAreas(h.SizeBytes), found)
 	known, probeErr := ask()
@@ -125,7 +128,7 @@ func (h *heldDevice) survey(found []superblock) (survey, error) {
 }
 
 // read reads the areas and takes the driver's own marks out of them.
-func (h *heldDevice) read(areas []area, found []superblock) (survey, error) {
+func (h disk) read(areas []area, found []superblock) (survey, error) {
 	pieces, err := h.readAreas(areas)
 	if err != nil {
 		return survey{}, unreadable(err)
@@ -140,7 +143,7 @@ func (h *heldDevice) read(areas []area, found []superblock) (survey, error) {
 const readers = 8
 
 // readAreas reads all areas. One that cannot be read is an error that names it.
-func (h *heldDevice) readAreas(areas []area) ([]piece, error) {
+func (h disk) readAreas(areas []area) ([]piece, error) {
 	pieces, errs := make([]piece, len(areas)), make([]error, len(areas))
 	var group async.Group
 	for first := range min(readers, len(areas)) {
@@ -176,7 +179,7 @@ var (
 )
 
 // readZeroes reads an area by way of room.
-func (h *heldDevice) readZeroes(a area, room []byte) ([]byte, error) {
+func (h disk) readZeroes(a area, room []byte) ([]byte, error) {
 	b := room[:a.Bytes]
 	if err := h.readInto(b, a.Offset); err != nil {
 		return nil, err

@@ -80,7 +80,7 @@ func (v testVolume) isGrown(t *testing.T) bool {
 	must(t, err)
 	table, err := readMountTable()
 	must(t, err)
-	size, err := filesystemSize(v.guest.node().devices(), table.of(d)[0], d)
+	size, err := mountedSize(v.guest.node().devices(), table.of(d)[0], d)
 	must(t, err)
 	entries := v.health(t)
 	if grown := size.SizeBytes > gib; grown != (len(entries) == 0) {
@@ -170,7 +170,7 @@ func TestAGrowthThatHadBegunNeedsNoSecondProof(t *testing.T) {
 					v := behind(t, fsType)
 					nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 					must(t, err)
-					m := markOf(nv)
+					m := markOf(nv.fsVolume)
 					m.GrowFrom = gib
 					if !own {
 						m.Volume = "another"

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-func (h *heldDevice) traces() mkfsTraces { return mkfsTraces{h.SizeBytes, h.readAt} }
+func (h disk) traces() mkfsTraces { return mkfsTraces{h.SizeBytes, h.readAt} }
 
 // strange is the first byte in the areas that no mkfs of the driver's has written, or -1.
 func (m mkfsTraces) strange(pieces []piece) (int64, error) {
@@ -251,8 +251,9 @@ func btrfsHeader(b []byte) bool {
 // device is shown as one. From then on what is on it is a workload's, and a mark would say that it
 // is not. A device that is mounted anywhere is in use already, and a filesystem that has been in
 // use keeps its bytes: beside it a mark is worth nothing.
-func (h *heldDevice) endUnfinished(v nodeVolume, table mountTable) error {
-	if v.ReadOnly || len(table.of(h.device)) > 0 {
+func endUnfinished(device *heldDevice, v fsVolume, mounted bool) error {
+	h := disk{device}
+	if v.ReadOnly || mounted {
 		return nil
 	}
 	var places []area
@@ -267,7 +268,7 @@ func (h *heldDevice) endUnfinished(v nodeVolume, table mountTable) error {
 	if !ours {
 		return nil
 	}
-	found, err := h.superblocks()
+	found, err := findFilesystems(h.heldDevice)
 	if err != nil {
 		return err
 	}
@@ -282,7 +283,7 @@ func (h *heldDevice) endUnfinished(v nodeVolume, table mountTable) error {
 	return h.exclusively(func(w *os.File) error { return h.eraseMarksOf(w, v, s) })
 }
 
-func (h *heldDevice) eraseMarksOf(w *os.File, v nodeVolume, s survey) error {
+func (h disk) eraseMarksOf(w *os.File, v fsVolume, s survey) error {
 	for _, m := range s.wholeMarks() {
 		if !m.of(v, h.SizeBytes) {
 			continue

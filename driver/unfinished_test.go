@@ -89,7 +89,7 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 	g := newGuest(t)
 	d := g.attach(testSerial, size, "--sector-size", strconv.Itoa(block))
 	var err error
-	v := nodeVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
+	v := fsVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
 	v.Mkfs, err = volume.ParseMkfsOptions(options)
 	must(t, err)
 	name, args, err := mkfsCommand(v)

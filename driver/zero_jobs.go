@@ -11,10 +11,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
-// zeroJobs are the reads of whole disks that are under way, and the results of those that have
+// scans are the reads of whole disks that are under way, and the results of those that have
 // ended. A read goes on when the call that began it gives up; the next call joins it. The zero
 // value is ready for use.
-type zeroJobs struct {
+type scans struct {
 	mu sync.Mutex
 	// guarded by mu
 	jobs   map[zeroRange]*zeroJob
@@ -58,7 +58,7 @@ func (j *zeroJob) ended() bool {
 
 // join returns the job for the range and whether it was there before. A new one runs on its own.
 // There is none when the driver is about to end.
-func (z *zeroJobs) join(r zeroRange, run func(context.Context, *zeroJob)) (job *zeroJob,
+func (z *scans) join(r zeroRange, run func(context.Context, *zeroJob)) (job *zeroJob,
 	joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -82,12 +82,12 @@ func (z *zeroJobs) join(r zeroRange, run func(context.Context, *zeroJob)) (job *
 
 // drop stops the jobs of a volume and forgets their results, for the volume is shown to somebody or
 // goes away. It returns when they no longer have the device.
-func (z *zeroJobs) drop(volume string) {
+func (z *scans) drop(volume string) {
 	z.dropIf(func(j *zeroJob) bool { return j.Volume == volume })
 }
 
 // dropIf does so for the jobs that unwanted picks.
-func (z *zeroJobs) dropIf(unwanted func(*zeroJob) bool) {
+func (z *scans) dropIf(unwanted func(*zeroJob) bool) {
 	z.mu.Lock()
 	jobs := slices.DeleteFunc(slices.Collect(maps.Values(z.jobs)),
 		func(j *zeroJob) bool { return !unwanted(j) })
@@ -102,7 +102,7 @@ func (z *zeroJobs) dropIf(unwanted func(*zeroJob) bool) {
 }
 
 // close stops all jobs, and takes no more.
-func (z *zeroJobs) close() {
+func (z *scans) close() {
 	z.mu.Lock()
 	z.closed = true
 	z.mu.Unlock()

@@ -23,10 +23,10 @@ type foreignBytes func(b []byte, at int64) (int, error)
 // allZero allows nothing but zeroes.
 func allZero(b []byte, _ int64) (int, error) { return nonZero(b), nil }
 
-// foreignIn reads [from, to) of the device whole and returns the offset of the first byte that may
+// findForeign reads [from, to) of the device whole and returns the offset of the first byte that may
 // not be there, or -1. It stops there. progress is told, from several goroutines, how many bytes
 // more were found well.
-func (h *heldDevice) foreignIn(ctx context.Context, from, to int64, foreign foreignBytes,
+func findForeign(ctx context.Context, h *heldDevice, from, to int64, foreign foreignBytes,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > h.SizeBytes || from > to {
 		return 0, fmt.Errorf("read %s from %d to %d: it has %d bytes", h.Path, from, to, h.SizeBytes)

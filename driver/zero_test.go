@@ -51,7 +51,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 				(&guestDisk{Loop: h.Path}).writeAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
-			got, err := h.foreignIn(t.Context(), c.from, c.to, allZero, func(n int64) { read.Add(n) })
+			got, err := findForeign(t.Context(), h, c.from, c.to, allZero, func(n int64) { read.Add(n) })
 			if must(t, err); got != c.want {
 				t.Fatalf("found %d, want %d", got, c.want)
 			}
@@ -61,13 +61,13 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := openLoop(t, mib).foreignIn(t.Context(), 0, 2*mib, allZero, nil); err == nil {
+		if _, err := findForeign(t.Context(), openLoop(t, mib), 0, 2*mib, allZero, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a caller that gives up ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := openLoop(t, gib).foreignIn(ctx, 0, gib, allZero, func(int64) { cancel() })
+		_, err := findForeign(ctx, openLoop(t, gib), 0, gib, allZero, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
@@ -81,7 +81,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := openLoop(t, gib).foreignIn(t.Context(), 0, gib, allZero, func(int64) { panic("a bug") })
+		_, err := findForeign(t.Context(), openLoop(t, gib), 0, gib, allZero, func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
 }
@@ -113,10 +113,11 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	must(t, err)
 	found, err := z.n.devices().lookup(nv.serial())
 	must(t, err)
-	h, err := z.n.devices().openVolume(ctx, found, nv)
+	h, err := openVolume(ctx, z.n.devices(), found, nv)
 	must(t, err)
 	defer func() { must(t, h.Close()) }()
-	return csierr.Convert(z.n.proveZero(ctx, h, 0, h.SizeBytes), csierr.NodeToolFailed)
+	p := preparation{Device: h, Volume: nv.fsVolume, Scans: &z.n.scans, Log: z.n.log()}
+	return csierr.Convert(p.proveZero(ctx, 0, h.SizeBytes), csierr.NodeToolFailed)
 }
 
 // sectorsRead is how much was read of the disk since its birth.
@@ -164,7 +165,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		"something was discarded": func(t *testing.T, z zeroDisk) {
 			run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
 		},
-		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.n.zero.drop(z.v.ID) },
+		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.n.scans.drop(z.v.ID) },
 		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
 			z.v.guest.unplug(z.guestDisk)
 			*z.guestDisk = *z.v.guest.attachFile(testSerial, z.File)
@@ -251,7 +252,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		must(t, z.n.unstage(t.Context(), z.v.ID, z.v.staging()))
-		if len(z.n.zero.jobs) != 0 || strings.Contains(z.v.guest.log.String(), "nothing is on the disk") {
+		if len(z.n.scans.jobs) != 0 || strings.Contains(z.v.guest.log.String(), "nothing is on the disk") {
 			t.Fatal("the read went on")
 		}
 	})
@@ -273,7 +274,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		}
 		csitest.Want(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
 		z.v.guest.unplug(z.guestDisk)
-		for _, job := range z.n.zero.jobs {
+		for _, job := range z.n.scans.jobs {
 			<-job.done
 			if !csierr.Has(job.err, csierr.DeviceNotFound) {
 				t.Errorf("it ended with %v", job.err)

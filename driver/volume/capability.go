@@ -19,6 +19,9 @@ const (
 	Btrfs = "btrfs"
 )
 
+// IsFilesystem reports whether volumes may have filesystems of that type.
+func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsType) }
+
 // Filesystems are those a volume may have, the default first.
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
@@ -67,7 +70,7 @@ func mountProblem(m *csi.VolumeCapability_MountVolume) CapabilityFault {
 	}
 	fsType := m.GetFsType()
 	switch {
-	case fsType != "" && !slices.Contains(Filesystems, fsType):
+	case fsType != "" && !IsFilesystem(fsType):
 		return unsupported("fs_type %.40q is not supported; it is one of %s", fsType,
 			strings.Join(Filesystems, ", "))
 	case total > mostFlagBytes:

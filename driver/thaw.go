@@ -1,0 +1,50 @@
+//go:build linux
+
+package driver
+
+import (
+	"errors"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// claimThawed is claim for a device that nothing shows: a frozen filesystem that holds it without a
+// mount is thawed, and so released.
+func claimThawed(h *heldDevice) error {
+	err := h.claim()
+	if !csierr.Has(err, csierr.DeviceHeld) {
+		return err
+	}
+	if failed := thawUnmounted(h); failed != nil {
+		return csierr.New(csierr.DeviceHeld, "%w; the filesystem that holds it could not be thawed: %v",
+			err,
+			failed)
+	}
+	return h.claim()
+}
+
+// thawUnmounted mounts the filesystem that holds the device aside, which is the only way to it, and
+// thaws it. When it cannot be mounted, something else holds the device.
+func thawUnmounted(h *heldDevice) error {
+	found, err := findFilesystems(h)
+	if err != nil || len(found) != 1 {
+		return err
+	}
+	// Only a mount for reading joins a filesystem that was mounted so, and with most the reverse.
+	readOnly := volume.MountOptions{}
+	readOnly.SetReadOnly()
+	m, err := mountLoose(h, found[0].Type, readOnly)
+	if err != nil {
+		m, err = mountLoose(h, found[0].Type, volume.MountOptions{})
+	}
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = m.Close() }()
+	root, err := m.root()
+	if err != nil {
+		return err
+	}
+	return errors.Join(thaw(root), root.Close())
+}
