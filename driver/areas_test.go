@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
 // covered says whether an offset is read before a disk of that size is formatted.
@@ -22,8 +23,8 @@ func covered(areas []area, offset int64) bool {
 	})
 }
 
-var testSizes = []int64{512, 64 << 10, mib, 3 * mib, 8 * mib, 64*mib + 512, 300*mib + 4096, gib,
-	3*gib + 8*mib, 10 * gib, 100*gib - 512, 1023 * gib, 5 << 40}
+var testSizes = []int64{512, 64 << 10, guesttest.MiB, 3 * guesttest.MiB, 8 * guesttest.MiB, 64*guesttest.MiB + 512, 300*guesttest.MiB + 4096, guesttest.GiB,
+	3*guesttest.GiB + 8*guesttest.MiB, 10 * guesttest.GiB, 100*guesttest.GiB - 512, 1023 * guesttest.GiB, 5 << 40}
 
 func TestTheAreasOfADisk(t *testing.T) {
 	for _, size := range testSizes {
@@ -42,13 +43,13 @@ func TestTheAreasOfADisk(t *testing.T) {
 				t.Errorf("size %d: area %+v is read twice", size, a)
 			}
 		}
-		if bytes > 8*mib || len(areas) > 600 {
+		if bytes > 8*guesttest.MiB || len(areas) > 600 {
 			t.Errorf("size %d: %d bytes in %d areas are too many", size, bytes, len(areas))
 		}
-		for _, offset := range []int64{0, size / 2, size - 1, min(size, mib) - 1, max(0, size-2*mib),
+		for _, offset := range []int64{0, size / 2, size - 1, min(size, guesttest.MiB) - 1, max(0, size-2*guesttest.MiB),
 			max(0, size-3087*512)} {
 			// The middle is xfs's.
-			if !covered(areas, offset) && (offset != size/2 || size < 128*mib) {
+			if !covered(areas, offset) && (offset != size/2 || size < 128*guesttest.MiB) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
 		}
@@ -57,7 +58,7 @@ func TestTheAreasOfADisk(t *testing.T) {
 				t.Errorf("size %d: a mark at %d", size, slot)
 			}
 		}
-		if n := len(markSlots(size)); n != 3 && size >= mib {
+		if n := len(markSlots(size)); n != 3 && size >= guesttest.MiB {
 			t.Errorf("size %d has %d places for marks", size, n)
 		}
 	}
@@ -81,14 +82,14 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 		}
 		return all
 	}
-	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 10 * gib} {
+	for _, size := range []int64{64 * guesttest.MiB, guesttest.GiB, 3*guesttest.GiB + 8*guesttest.MiB, 10 * guesttest.GiB} {
 		for _, block := range []int64{1024, 2048, 4096, 65536} {
 			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
-				t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features, size/mib),
+				t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features, size/guesttest.MiB),
 					func(t *testing.T) {
 						file := image(t, size)
-						run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features, file)
-						copies := numbers(t, run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
+						guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features, file)
+						copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
 						for _, n := range copies {
 							if !covered(markAreas(size), n*block) {
 								t.Errorf("the copy in block %d of %d bytes is not read", n, block)
@@ -100,18 +101,18 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 					})
 			}
 		}
-		if size < 300*mib {
+		if size < 300*guesttest.MiB {
 			continue
 		}
 		layouts := [][]string{nil, {"-d", "agcount=8"}, {"-b", "size=1024"}, {"-d", "agcount=16"}}
-		if size < 3*gib {
+		if size < 3*guesttest.GiB {
 			layouts = layouts[:3] // with more groups there is no room for a log
 		}
 		for _, args := range layouts {
-			t.Run(fmt.Sprintf("xfs on %d MiB with %q", size/mib, args), func(t *testing.T) {
+			t.Run(fmt.Sprintf("xfs on %d MiB with %q", size/guesttest.MiB, args), func(t *testing.T) {
 				file := image(t, size)
-				run(t, "mkfs.xfs", append(append([]string{"-q"}, args...), file)...)
-				out := run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
+				guesttest.Run(t, "mkfs.xfs", append(append([]string{"-q"}, args...), file)...)
+				out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
 				n := numbers(t, out, ` = (\d+)`)
 				for group := range n[0] {
 					if !covered(markAreas(size), group*n[1]*n[2]) {
@@ -124,7 +125,7 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 }
 
 func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
-	for _, size := range []int64{8 * mib, gib} {
+	for _, size := range []int64{8 * guesttest.MiB, guesttest.GiB} {
 		for _, a := range markAreas(size) {
 			for _, at := range []int64{0, a.Bytes / 2, a.Bytes - 1} {
 				data := make([]byte, a.Bytes)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
 // aimBlankProofMS is what proving a disk blank may take at most, on a loop device.
@@ -20,7 +22,7 @@ const aimBlankProofMS = 50
 func BenchmarkBlankProof(b *testing.B) {
 	for _, gibs := range []int64{1, 10, 1023} {
 		b.Run(fmt.Sprintf("%d GiB", gibs), func(b *testing.B) {
-			h := openLoop(b, gibs*gib)
+			h := openLoop(b, gibs*guesttest.GiB)
 			areas := markAreas(h.SizeBytes)
 			var bytes int64
 			for _, a := range areas {
@@ -54,7 +56,7 @@ const aimOfDD = 0.9
 // blank, and compares with dd of the same device. A sparse file costs next to nothing to read, so
 // it shows what the driver itself costs; an allocated one is what a disk is like.
 func BenchmarkBlankProofWhole(b *testing.B) {
-	const sizeBytes = 4 * gib
+	const sizeBytes = 4 * guesttest.GiB
 	for _, kind := range []string{"sparse", "allocated"} {
 		b.Run(kind, func(b *testing.B) {
 			h := openLoop(b, sizeBytes, "--direct-io=on")
@@ -88,7 +90,7 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 				verdict = "missed"
 			}
 			fmt.Printf("FIGURE blank-proof-whole file=%s disk_gib=%d mib_per_s=%.0f of_dd=%.2f "+
-				"aim_of_dd=%.1f %s\n", kind, sizeBytes/gib, sizeBytes/mib/took.Seconds(), ratio, aimOfDD,
+				"aim_of_dd=%.1f %s\n", kind, sizeBytes/guesttest.GiB, sizeBytes/guesttest.MiB/took.Seconds(), ratio, aimOfDD,
 				verdict)
 		})
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
@@ -21,13 +22,13 @@ import (
 )
 
 func TestOnlyABlankDiskIsFormatted(t *testing.T) {
-	const smallDisk = 128 * mib
+	const smallDisk = 128 * guesttest.MiB
 	noise := make([]byte, 64<<10)
 	for i := range noise {
 		noise[i] = byte(rand.Uint32())
 	}
-	writeAt := func(offset int64, b []byte) func(t *testing.T, d *guestDisk) {
-		return func(t *testing.T, d *guestDisk) {
+	writeAt := func(offset int64, b []byte) func(t *testing.T, d *guesttest.Disk) {
+		return func(t *testing.T, d *guesttest.Disk) {
 			t.Helper()
 			if offset < 0 {
 				offset += d.SizeBytes
@@ -39,12 +40,12 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 			must(t, f.Close())
 		}
 	}
-	tool := func(args ...string) func(t *testing.T, d *guestDisk) {
-		return func(t *testing.T, d *guestDisk) { run(t, args[0], append(args[1:], d.Loop)...) }
+	tool := func(args ...string) func(t *testing.T, d *guesttest.Disk) {
+		return func(t *testing.T, d *guesttest.Disk) { guesttest.Run(t, args[0], append(args[1:], d.Loop)...) }
 	}
 	for _, c := range []struct {
 		name string
-		fill func(*testing.T, *guestDisk)
+		fill func(*testing.T, *guesttest.Disk)
 		says string // the message has it
 	}{
 		{"another filesystem", tool("mkfs.btrfs", "-q"), "btrfs"},
@@ -52,7 +53,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		{"vfat", writeAt(0, fatBootSector()), "vfat"},
 		{"swap", tool("mkswap"), "swap"},
 		{"a GPT", writeAt(512, gpt(1)), "offset 512"},
-		{"a GPT with its protective MBR", func(t *testing.T, d *guestDisk) {
+		{"a GPT with its protective MBR", func(t *testing.T, d *guesttest.Disk) {
 			writeAt(0, mbr(0xEE))(t, d)
 			writeAt(512, gpt(1))(t, d)
 		}, "partition table (gpt)"},
@@ -60,36 +61,36 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		{"the backup of a GPT only", writeAt(-512, gpt(smallDisk/512-1)), "offset 134217216"},
 		{"a LUKS header", writeAt(0, []byte("LUKS\xba\xbe\x00\x02")), "offset 0"},
 		{"random bytes at the start", writeAt(0, noise), ""},
-		{"one byte in the first MiB", writeAt(mib-1, []byte{1}), "offset 1048575"},
-		{"one byte in the last MiB", writeAt(-mib, []byte{1}), "offset 133169152"},
+		{"one byte in the first MiB", writeAt(guesttest.MiB-1, []byte{1}), "offset 1048575"},
+		{"one byte in the last MiB", writeAt(-guesttest.MiB, []byte{1}), "offset 133169152"},
 		{"the last byte", writeAt(-1, []byte{1}), "offset 134217727"},
-		{"a btrfs whose mkfs did not end", func(t *testing.T, d *guestDisk) {
+		{"a btrfs whose mkfs did not end", func(t *testing.T, d *guesttest.Disk) {
 			tool("mkfs.btrfs", "-q")(t, d)
 			writeAt(btrfsOffset+0x40, []byte("!BHRfS_M"))(t, d)
 		}, "unfinished btrfs"},
-		{"ext4 under an old MBR", func(t *testing.T, d *guestDisk) {
+		{"ext4 under an old MBR", func(t *testing.T, d *guesttest.Disk) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
 			writeAt(0, mbr(0x83))(t, d)
 		}, ""},
-		{"ext4 whose disk became a RAID's", func(t *testing.T, d *guestDisk) {
+		{"ext4 whose disk became a RAID's", func(t *testing.T, d *guesttest.Disk) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
 			writeAt(4096, []byte(mdMagic))(t, d)
 		}, "md 1.2"},
 	} {
 		t.Run("NS-10 "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, smallDisk), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, smallDisk), volume.Ext4)
 			c.fill(t, v.disk)
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			err := v.stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Error("the disk was written")
 			}
-			if got := mounts(t, g.dir); len(got) != 0 {
+			if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
 				t.Errorf("mounts: %q", got)
 			}
 		})
@@ -98,23 +99,23 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		t.Run("a healthy "+fsType+" whose device was cut short is refused, the bytes untouched",
 			func(t *testing.T) {
 				g := newGuest(t)
-				whole := g.volume(g.attach(testSerial, 512*mib), fsType)
+				whole := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 				must(t, whole.stage())
 				must(t, whole.unstage())
-				g.unplug(whole.disk)
+				g.Unplug(whole.disk)
 				file := copyDisk(t, whole.disk.File)
-				must(t, os.Truncate(file, 400*mib))
-				v := g.volume(g.attachFile(testSerial, file), fsType)
-				before := digest(t, v.disk)
+				must(t, os.Truncate(file, 400*guesttest.MiB))
+				v := g.volume(g.AttachFile(testSerial, file), fsType)
+				before := v.disk.Digest(t)
 				csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemTooLarge)
-				if digest(t, v.disk) != before {
+				if v.disk.Digest(t) != before {
 					t.Error("the disk was written")
 				}
 			})
 	}
 	t.Run("a disk that cannot be read is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		// The loop device keeps its size, and reads beyond the file's end fail.
 		must(t, os.Truncate(v.disk.File, 0))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceUnreadable)
@@ -122,7 +123,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 	t.Run("a filesystem without a checksum is mounted when blkid knows it too",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext3) // ext3 has no checksum
+			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext3) // ext3 has no checksum
 			must(t, v.stage())
 			must(t, v.unstage())
 			writeAt(0, []byte("\xeb\x63 boot code"))(t, v.disk)
@@ -151,7 +152,7 @@ func mbr(kind byte) []byte {
 
 // gpt is the header of an empty GUID partition table for that sector.
 func gpt(sector uint64) []byte {
-	const last = 128*mib/512 - 1
+	const last = 128*guesttest.MiB/512 - 1
 	le := binary.LittleEndian
 	b := make([]byte, 512)
 	copy(b, "EFI PART")
@@ -196,7 +197,7 @@ func TestBlkidIsReadExactly(t *testing.T) {
 
 func TestBlkidTellsNothingFromAnError(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
-	must(t, os.WriteFile(blank, make([]byte, mib), 0o600))
+	must(t, os.WriteFile(blank, make([]byte, guesttest.MiB), 0o600))
 	f, err := os.Open(blank)
 	must(t, err)
 	defer func() { _ = f.Close() }()
@@ -237,10 +238,10 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
 	f.Fuzz(func(t *testing.T, head, spot []byte, kind, table string) {
-		s := survey{Path: "/dev/x", Strange: -1, SizeBytes: 16 * mib, Found: findSuperblocks(head),
+		s := survey{Path: "/dev/x", Strange: -1, SizeBytes: 16 * guesttest.MiB, Found: findSuperblocks(head),
 			Known: blkidAnswer{Type: kind, Table: table}, Pieces: []piece{
 				{area{0, int64(len(head)), "the head"}, head},
-				{area{markSlots(16 * mib)[0], int64(len(spot)), "a spot"}, spot},
+				{area{markSlots(16 * guesttest.MiB)[0], int64(len(spot)), "a spot"}, spot},
 			}}
 		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(spot, "\x00")) == 0
 		s.takeMarks()

@@ -11,13 +11,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
 // A program that starts has a copy of every descriptor until it has begun, so a claim that is over
 // could seem to be held still: by the mkfs of another volume.
 func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
 	g := newGuest(t)
-	d := g.attach("csi-0123456789abcdef", 64*mib)
+	d := g.Attach("csi-0123456789abcdef", 64*guesttest.MiB)
 	found, err := g.node().devices().lookup(d.Serial)
 	must(t, err)
 	held, err := g.node().devices().open(found)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
@@ -58,7 +59,7 @@ func TestACrowdAtANodeLeavesNoGoroutineAndNoMount(t *testing.T) {
 	var volumes []testVolume
 	for i := range 4 {
 		kind := []string{volume.Ext4, "block"}[i%2]
-		volumes = append(volumes, g.volume(g.attach(fmt.Sprintf("csi-000000000000000%d", i), gib), kind))
+		volumes = append(volumes, g.volume(g.Attach(fmt.Sprintf("csi-000000000000000%d", i), guesttest.GiB), kind))
 	}
 	s := serve(t, &Server{Node: g.node()})
 	node := csi.NewNodeClient(s.conn)
@@ -76,7 +77,7 @@ func TestACrowdAtANodeLeavesNoGoroutineAndNoMount(t *testing.T) {
 	for _, v := range volumes {
 		v.left(t, node)
 	}
-	if left := mounts(t, g.dir); len(left) > 0 {
+	if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
 		t.Errorf("mounts left: %q", left)
 	}
 	must(t, s.stop())

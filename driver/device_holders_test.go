@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -27,10 +29,10 @@ func opening(t *testing.T, how, path string) *neighbour {
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
-	holders := filepath.Join(g.dir, "sys/block", v.disk.Name, "holders")
+	holders := filepath.Join(g.Dir, "sys/block", v.disk.Name, "holders")
 	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
 	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
 	must(t, err)
@@ -46,11 +48,11 @@ func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 
 func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	// As a container has it: by a node of its own, which is no mount.
-	node := filepath.Join(g.dir, "the pod's node")
+	node := filepath.Join(g.Dir, "the pod's node")
 	var st unix.Stat_t
 	must(t, unix.Stat(v.disk.Loop, &st))
 	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)))
@@ -66,21 +68,21 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
-			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, 4*mib), 0o600))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, 4*guesttest.MiB), 0o600))
 			must(t, os.Truncate(v.disk.File, 0))
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
-			if left := append(mounts(t, g.dir), g.records()...); len(left) > 0 {
+			if left := append(guesttest.Mounts(t, g.Dir), g.records()...); len(left) > 0 {
 				t.Fatalf("left: %q", left)
 			}
 		})
 	}
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		breakExt(t, v)
 		must(t, v.unstage())
@@ -89,7 +91,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 
 func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	readOnly := func(v testVolume) bool {
-		return readTestNumber(t, filepath.Join("/sys/block", filepath.Base(v.disk.Loop), "ro")) == 1
+		return strings.TrimSpace(guesttest.Run(t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
 	for name, finish := range map[string]func(v testVolume) error{
 		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
@@ -100,7 +102,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
 			must(t, unix.Unmount(g.path("dev"), 0)) // and there the driver dies
@@ -115,7 +117,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	}
 	t.Run("but not while another workload has the volume", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())
 		must(t, v.publishReadOnly("dev"))

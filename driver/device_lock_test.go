@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -24,7 +25,7 @@ import (
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
 			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
@@ -48,7 +49,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 			outlives := lockedProgram(t, v)
 			for name, call := range map[string]func() error{
 				"stage": v.stage, "publish": func() error { return v.publish("pod") },
@@ -67,8 +68,8 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		})
 	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-		node := filepath.Join(g.dir, "dev", v.disk.Name)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		node := filepath.Join(g.Dir, "dev", v.disk.Name)
 		f, err := os.Open(node)
 		must(t, err)
 		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
@@ -112,22 +113,22 @@ func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 func TestADeviceThatAProcessWritesToIsNotTouched(t *testing.T) {
 	for name, prepare := range map[string]func(v testVolume){
 		"blank":      func(testVolume) {},
-		"formatted":  func(v testVolume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+		"formatted":  func(v testVolume) { guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
 		"to be read": func(v testVolume) {},
 	} {
 		t.Run("one that is "+name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 			v.Whole = name == "to be read"
 			prepare(v)
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			writer := opening(t, "<>", v.disk.Loop)
 			err := v.stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
 			if want := fmt.Sprintf("process %d (sh)", writer.pid); !strings.Contains(err.Error(), want) {
 				t.Errorf("the message does not say %q: %v", want, err)
 			}
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
 			writer.leave()
@@ -153,10 +154,10 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 			g := newGuest(t)
 			file := filepath.Join(t.TempDir(), "disk.img")
 			must(t, os.WriteFile(file, nil, 0o600))
-			must(t, os.Truncate(file, 64*mib))
-			v := g.volume(g.attachFile(testSerial, file, c.attached...), volume.Ext4)
+			must(t, os.Truncate(file, 64*guesttest.MiB))
+			v := g.volume(g.AttachFile(testSerial, file, c.attached...), volume.Ext4)
 			v.Context = map[string]string{volume.CtxBlockSize: c.blocks}
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			err := v.stage()
 			if !c.refused {
 				must(t, err)
@@ -166,7 +167,7 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 			if !strings.Contains(err.Error(), "512") || !strings.Contains(err.Error(), "4096") {
 				t.Errorf("the message does not name both: %v", err)
 			}
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
@@ -16,19 +17,19 @@ import (
 )
 
 // zfsLabel is the ring of uberblocks in the first label of a pool's member.
-func zfsLabel(d *guestDisk, t *testing.T) {
+func zfsLabel(d *guesttest.Disk, t *testing.T) {
 	uberblock := make([]byte, 1<<10)
 	binary.LittleEndian.PutUint64(uberblock, 0x00bab10c)
 	binary.LittleEndian.PutUint64(uberblock[8:], 5000)
 	for i := range int64(8) {
-		d.writeAt(t, 128<<10+i<<10, uberblock)
+		d.WriteAt(t, 128<<10+i<<10, uberblock)
 	}
 }
 
-func ufs2(d *guestDisk, t *testing.T) { d.writeAt(t, 64<<10+1372, []byte("\x19\x01\x54\x19")) }
+func ufs2(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, 64<<10+1372, []byte("\x19\x01\x54\x19")) }
 
 // mdMember is a RAID's superblock that adds up, before the end of the disk.
-func mdMember(d *guestDisk, t *testing.T) {
+func mdMember(d *guesttest.Disk, t *testing.T) {
 	at := (d.SizeBytes/512 - 16) &^ 7 * 512
 	b := make([]byte, spotBytes)
 	copy(b, mdMagic)
@@ -40,12 +41,12 @@ func mdMember(d *guestDisk, t *testing.T) {
 		sum += uint64(binary.LittleEndian.Uint32(b[i:]))
 	}
 	binary.LittleEndian.PutUint32(b[216:], uint32(sum)+uint32(sum>>32))
-	d.writeAt(t, at, b)
+	d.WriteAt(t, at, b)
 }
 
 // gptBackup is for a disk of 128 MiB.
-func gptBackup(d *guestDisk, t *testing.T) {
-	d.writeAt(t, d.SizeBytes-512, gpt(uint64(d.SizeBytes/512-1)))
+func gptBackup(d *guesttest.Disk, t *testing.T) {
+	d.WriteAt(t, d.SizeBytes-512, gpt(uint64(d.SizeBytes/512-1)))
 }
 
 // Where a filesystem keeps no data of files, nothing but another owner writes such a mark.
@@ -53,14 +54,14 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 	for _, c := range []struct {
 		name, fsType, options string
 		size                  int64
-		mark                  func(*guestDisk, *testing.T)
+		mark                  func(*guesttest.Disk, *testing.T)
 	}{
-		{"an ext4 with labels of ZFS", volume.Ext4, "fsBlockSize=4096", gib, zfsLabel},
-		{"an ext4 with small blocks and labels of ZFS", volume.Ext4, "fsBlockSize=1024", 64 * mib,
+		{"an ext4 with labels of ZFS", volume.Ext4, "fsBlockSize=4096", guesttest.GiB, zfsLabel},
+		{"an ext4 with small blocks and labels of ZFS", volume.Ext4, "fsBlockSize=1024", 64 * guesttest.MiB,
 			zfsLabel},
-		{"an ext4 with the magic of UFS2", volume.Ext4, "", gib, ufs2},
-		{"an ext3 with the magic of UFS2", volume.Ext3, "", gib, ufs2},
-		{"a btrfs with labels of ZFS", volume.Btrfs, "", 128 * mib, zfsLabel},
+		{"an ext4 with the magic of UFS2", volume.Ext4, "", guesttest.GiB, ufs2},
+		{"an ext3 with the magic of UFS2", volume.Ext3, "", guesttest.GiB, ufs2},
+		{"a btrfs with labels of ZFS", volume.Btrfs, "", 128 * guesttest.MiB, zfsLabel},
 	} {
 		for _, own := range []bool{false, true} {
 			name := c.name + " is refused, the bytes untouched"
@@ -69,7 +70,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, c.size), c.fsType)
+				v := g.volume(g.Attach(testSerial, c.size), c.fsType)
 				v.Context = map[string]string{volume.CtxMkfsOptions: c.options}
 				must(t, v.stage())
 				must(t, v.unstage())
@@ -77,9 +78,9 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 				if own {
 					v = v.expecting(v.ID)
 				}
-				before := digest(t, v.disk)
+				before := v.disk.Digest(t)
 				csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-				if digest(t, v.disk) != before {
+				if v.disk.Digest(t) != before {
 					t.Fatal("the disk was written")
 				}
 			})
@@ -92,7 +93,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 func TestAMarkWhereAFileCanBe(t *testing.T) {
 	for _, c := range []struct {
 		name, fsType string
-		mark         func(*guestDisk, *testing.T)
+		mark         func(*guesttest.Disk, *testing.T)
 		disputed     bool // by blkid, too
 	}{
 		{"an xfs whose end is that of a RAID's member", volume.XFS, mdMember, true},
@@ -102,19 +103,19 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 		// blkid knows no GPT that the start of the disk does not tell of.
 		{"a btrfs whose end is the backup of a GPT", volume.Btrfs, gptBackup, false},
 		{"an ext4 whose end has the magic of a RAID and nothing else", volume.Ext4,
-			func(d *guestDisk, t *testing.T) { d.writeAt(t, d.SizeBytes-8<<10, []byte(mdMagic)) }, false},
+			func(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, d.SizeBytes-8<<10, []byte(mdMagic)) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, max(128*mib, smallest(c.fsType))), c.fsType)
+			v := g.volume(g.Attach(testSerial, max(128*guesttest.MiB, smallest(c.fsType))), c.fsType)
 			must(t, v.stage())
 			must(t, v.unstage())
 			c.mark(v.disk, t)
 			if c.disputed {
-				before := digest(t, v.disk)
+				before := v.disk.Digest(t)
 				err := v.stage()
 				csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
-				if !strings.Contains(err.Error(), "blkid finds") || digest(t, v.disk) != before {
+				if !strings.Contains(err.Error(), "blkid finds") || v.disk.Digest(t) != before {
 					t.Fatalf("written, or another evidence: %v", err)
 				}
 			} else {

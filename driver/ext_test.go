@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -13,10 +14,10 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), fsType)
 			must(t, v.stage())
 			const behaviour, remountReadOnly = 0x3C, 2
-			b := v.disk.readAt(t, extOffset, extBytes)
+			b := v.disk.ReadAt(t, extOffset, extBytes)
 			if got := binary.LittleEndian.Uint16(b[behaviour:]); got != remountReadOnly {
 				t.Fatalf("the behaviour at errors is %d, want %d", got, remountReadOnly)
 			}
@@ -27,8 +28,8 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 func TestABigallocIsMountedAsItIs(t *testing.T) {
 	bigalloc := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 6*gib), volume.Ext4)
-		run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "1G")
+		v := g.volume(g.Attach(testSerial, 6*guesttest.GiB), volume.Ext4)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "1G")
 		return v
 	}
 	t.Run("a bigalloc on a larger disk is not grown", func(t *testing.T) {
@@ -39,7 +40,7 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 		}
 		v.check(t)
 		for _, slot := range growSlots(v.disk.SizeBytes) {
-			if isMark(v.disk.readAt(t, slot, markBytes)) {
+			if isMark(v.disk.ReadAt(t, slot, markBytes)) {
 				t.Fatalf("a mark is left at %d", slot)
 			}
 		}
@@ -49,16 +50,16 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
 		m := markOf(nv.fsVolume)
-		m.GrowFrom, m.Checked = gib, true
+		m.GrowFrom, m.Checked = guesttest.GiB, true
 		b, err := m.encode()
 		must(t, err)
 		for _, slot := range growSlots(v.disk.SizeBytes) {
-			v.disk.writeAt(t, slot, b)
+			v.disk.WriteAt(t, slot, b)
 		}
 		must(t, v.stage())
 		must(t, v.unstage())
 		v.check(t)
-		if isMark(v.disk.readAt(t, growSlots(v.disk.SizeBytes)[0], markBytes)) {
+		if isMark(v.disk.ReadAt(t, growSlots(v.disk.SizeBytes)[0], markBytes)) {
 			t.Fatal("a mark is left")
 		}
 	})

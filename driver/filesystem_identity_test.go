@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
@@ -36,7 +37,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		newVolume := func(t *testing.T) testVolume {
 			g := newGuest(t)
-			return g.volume(g.attach(testSerial, smallest(fsType)), fsType)
+			return g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
 		}
 		t.Run("a "+fsType+" is made with the volume's id", func(t *testing.T) {
 			v := newVolume(t)
@@ -63,7 +64,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			v := newVolume(t)
 			must(t, v.stage())
 			must(t, v.unstage())
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			for range 2 {
 				err := v.expecting(inheritedUUID).stage()
 				csitest.Want(t, err, codes.FailedPrecondition, csierr.WrongFilesystem)
@@ -71,7 +72,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 					t.Fatalf("the message does not name both UUIDs: %v", err)
 				}
 			}
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
 			must(t, v.expecting(v.ID).stage())
@@ -90,7 +91,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 				return
 			}
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.WrongFilesystem)
-			if got := mounts(t, v.guest.dir); len(got) > 0 {
+			if got := guesttest.Mounts(t, v.guest.Dir); len(got) > 0 {
 				t.Fatalf("mounted at %q", got)
 			}
 		})
@@ -98,7 +99,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			v := newVolume(t).expecting(inheritedUUID)
 			must(t, v.stage())
 			must(t, v.unstage())
-			w := v.guest.volume(v.guest.attach(otherSerial, smallest(fsType)), fsType)
+			w := v.guest.volume(v.guest.Attach(otherSerial, smallest(fsType)), fsType)
 			w = w.expecting(inheritedUUID)
 			must(t, w.stage())
 			w.lives(t)
@@ -119,7 +120,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	}
 	t.Run("what is no UUID is not expected", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4).expecting("random")
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4).expecting("random")
 		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.FieldInvalid)
 	})
 	t.Run("an ext4 under growth is refused as well", func(t *testing.T) {
@@ -128,10 +129,10 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 		tools(t, map[string]string{"resize2fs": "exit 1"})
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
-		before := digest(t, v.disk)
+		before := v.disk.Digest(t)
 		csitest.Want(t, v.expecting(inheritedUUID).stage(), codes.FailedPrecondition,
 			csierr.WrongFilesystem)
-		if digest(t, v.disk) != before {
+		if v.disk.Digest(t) != before {
 			t.Fatal("the disk was written")
 		}
 	})

@@ -7,17 +7,18 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+	v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 	files := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
-	run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
+	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
 	for _, slot := range markSlots(v.disk.SizeBytes) {
-		v.disk.writeAt(t, slot, v.mark(t))
+		v.disk.WriteAt(t, slot, v.mark(t))
 	}
 	must(t, v.stage())
 	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {

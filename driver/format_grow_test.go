@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
@@ -20,14 +21,14 @@ import (
 func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	small := g.volume(g.attach(testSerial, 128*mib), fsType)
+	small := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
 	must(t, small.stage())
 	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
 	must(t, small.unstage())
-	g.unplug(small.disk)
+	g.Unplug(small.disk)
 	file := copyDisk(t, small.disk.File)
-	must(t, os.Truncate(file, 256*mib))
-	return g.volume(g.attachFile(testSerial, file), fsType)
+	must(t, os.Truncate(file, 256*guesttest.MiB))
+	return g.volume(g.AttachFile(testSerial, file), fsType)
 }
 
 func (v testVolume) hasGrown(t *testing.T) {
@@ -38,12 +39,12 @@ func (v testVolume) hasGrown(t *testing.T) {
 	}
 	must(t, v.unstage())
 	for _, slot := range growSlots(v.disk.SizeBytes) {
-		if isMark(v.disk.readAt(t, slot, markBytes)) {
+		if isMark(v.disk.ReadAt(t, slot, markBytes)) {
 			t.Fatalf("a mark is left at %d", slot)
 		}
 	}
-	run(t, "e2fsck", "-fn", v.disk.Loop)
-	found := findSuperblocks(v.disk.readAt(t, 0, superblockBytes))
+	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
+	found := findSuperblocks(v.disk.ReadAt(t, 0, superblockBytes))
 	if len(found) != 1 || found[0].grows(v.disk.SizeBytes) {
 		t.Fatalf("it has not grown: %+v", found)
 	}
@@ -72,7 +73,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		tools(t, map[string]string{"e2fsck": "exit 8"})
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
-		v.disk.writeAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.disk.WriteAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
 	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
@@ -82,8 +83,8 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
 		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
-		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
-		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
 	})
 	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
@@ -93,23 +94,23 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
 		m := markOf(nv.fsVolume)
-		m.GrowFrom, m.Mounted, m.Checked = 128*mib, 1, true
+		m.GrowFrom, m.Mounted, m.Checked = 128*guesttest.MiB, 1, true
 		b, err := m.encode()
 		must(t, err)
 		slot := growSlots(v.disk.SizeBytes)[0]
-		v.disk.writeAt(t, slot, b)
-		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
-		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		v.disk.WriteAt(t, slot, b)
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if !isMark(v.disk.readAt(t, slot, markBytes)) {
+		if !isMark(v.disk.ReadAt(t, slot, markBytes)) {
 			t.Fatal("it was erased")
 		}
 	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		v.disk.writeAt(t, extOffset+0x88, []byte("/x"))
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		v.disk.WriteAt(t, extOffset+0x88, []byte("/x"))
 		err := v.stage()
 		csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !strings.Contains(err.Error(), "checksum is wrong") {

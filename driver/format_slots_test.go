@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -19,10 +20,10 @@ import (
 // on a disk, no mkfs of the driver's, whatever its options, takes the last. The long form, with
 // PROOF_DURATION set, tries every size.
 func TestAMarkOutlivesEveryMkfs(t *testing.T) {
-	sizes, sectors := []int64{64 * mib, gib, 10 * gib}, []string{"512"}
+	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []string{"512"}
 	if os.Getenv("PROOF_DURATION") != "" {
-		sizes = []int64{64 * mib, 128 * mib, 300 * mib, gib, 1500 * mib, 3 * gib, 10 * gib, 100 * gib,
-			1023 * gib}
+		sizes = []int64{64 * guesttest.MiB, 128 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB, 1500 * guesttest.MiB, 3 * guesttest.GiB, 10 * guesttest.GiB, 100 * guesttest.GiB,
+			1023 * guesttest.GiB}
 		sectors = []string{"512", "4096"}
 	}
 	tried := 0
@@ -30,7 +31,7 @@ func TestAMarkOutlivesEveryMkfs(t *testing.T) {
 		for _, sector := range sectors {
 			for _, fsType := range volume.Filesystems {
 				for _, options := range slotOptions(fsType, size) {
-					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/mib, sector,
+					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB, sector,
 						options)
 					t.Run(name, func(t *testing.T) {
 						for _, config := range slotConfigs(t, fsType) {
@@ -58,7 +59,7 @@ func slotOptions(fsType string, size int64) []string {
 	switch fsType {
 	case volume.Ext3, volume.Ext4:
 		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
-		if (fsType == volume.Ext3 && size > 3*gib) || size > 100*gib {
+		if (fsType == volume.Ext3 && size > 3*guesttest.GiB) || size > 100*guesttest.GiB {
 			return few[:2]
 		}
 		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",

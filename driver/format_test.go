@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -54,53 +55,31 @@ func (v testVolume) mark(t *testing.T) []byte {
 }
 
 // marksOn counts the marks that stand on the disk.
-func (d *guestDisk) marksOn(t *testing.T) int {
+func marksOn(t *testing.T, d *guesttest.Disk) int {
 	t.Helper()
 	n := 0
 	for _, slot := range markSlots(d.SizeBytes) {
-		if isMark(d.readAt(t, slot, markBytes)) {
+		if isMark(d.ReadAt(t, slot, markBytes)) {
 			n++
 		}
 	}
 	return n
 }
 
-func (d *guestDisk) readAt(t *testing.T, offset, n int64) []byte {
+func uuidOf(t *testing.T, d *guesttest.Disk) string {
 	t.Helper()
-	run(t, "blockdev", "--flushbufs", d.Loop)
-	f, err := os.Open(d.Loop)
-	must(t, err)
-	defer func() { _ = f.Close() }()
-	b := make([]byte, n)
-	_, err = f.ReadAt(b, offset)
-	must(t, err)
-	return b
-}
-
-func (d *guestDisk) writeAt(t *testing.T, offset int64, b []byte) {
-	t.Helper()
-	f, err := os.OpenFile(d.Loop, os.O_WRONLY, 0)
-	must(t, err)
-	_, err = f.WriteAt(b, offset)
-	must(t, err)
-	must(t, f.Sync())
-	must(t, f.Close())
-}
-
-func uuidOf(t *testing.T, d *guestDisk) string {
-	t.Helper()
-	return run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
+	return guesttest.Run(t, "blkid", "-p", "-s", "UUID", "-s", "TYPE", d.Loop)
 }
 
 // smallest is a disk that takes the filesystem.
 func smallest(fsType string) int64 {
 	switch fsType {
 	case volume.XFS:
-		return 300 * mib
+		return 300 * guesttest.MiB
 	case volume.Btrfs:
-		return 128 * mib
+		return 128 * guesttest.MiB
 	}
-	return 64 * mib
+	return 64 * guesttest.MiB
 }
 
 func TestACutOffFormatIsDoneAgain(t *testing.T) {
@@ -115,9 +94,9 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		for _, c := range cuts {
 			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
+				v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
 				cutOff(t, c.script, v.stage)
-				if n := v.disk.marksOn(t); n == 0 {
+				if n := marksOn(t, v.disk); n == 0 {
 					t.Fatal("no mark is left on the disk")
 				}
 				if fsType != volume.Btrfs || c.script == "exit 1" {
@@ -133,7 +112,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
 			func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, max(smallest(fsType), smallest(other))), fsType)
+				v := g.volume(g.Attach(testSerial, max(smallest(fsType), smallest(other))), fsType)
 				script := `"$real" "$@" && exit 1`
 				if fsType == volume.Btrfs {
 					script = "exit 1" // when it is finished it stays what it is
@@ -147,15 +126,15 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 	t.Run("whichever of the marks had been written or erased", func(t *testing.T) {
 		for _, make := range []func(v testVolume){
 			func(testVolume) {},
-			func(v testVolume) { run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+			func(v testVolume) { guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
 		} {
 			for which := 1; which < 8; which++ {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+				v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 				make(v)
 				for i, slot := range markSlots(v.disk.SizeBytes) {
 					if which&(1<<i) != 0 {
-						v.disk.writeAt(t, slot, v.mark(t))
+						v.disk.WriteAt(t, slot, v.mark(t))
 					}
 				}
 				must(t, v.stage())
@@ -167,21 +146,21 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 
 func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 256*mib), volume.Btrfs)
+	v := g.volume(g.Attach(testSerial, 256*guesttest.MiB), volume.Btrfs)
 	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 	// All of it is written and nothing but the superblocks and the marks reaches the disk.
 	file, err := os.ReadFile(v.disk.File)
 	must(t, err)
-	keep := append(markSlots(v.disk.SizeBytes), btrfsOffset, 64*mib)
+	keep := append(markSlots(v.disk.SizeBytes), btrfsOffset, 64*guesttest.MiB)
 	zeroes := make([]byte, spotBytes)
 	for at := int64(0); at < int64(len(file)); at += spotBytes {
 		if !slices.Contains(keep, at) && nonZero(file[at:at+spotBytes]) >= 0 {
-			v.disk.writeAt(t, at, zeroes)
+			v.disk.WriteAt(t, at, zeroes)
 		}
 	}
 	must(t, v.stage())
 	v.lives(t)
-	if n := v.disk.marksOn(t); n != 0 {
+	if n := marksOn(t, v.disk); n != 0 {
 		t.Errorf("%d marks are left on the disk", n)
 	}
 }
@@ -190,7 +169,7 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 // btrfs that mkfs had finished is used as it is, and the marks beside it are worth nothing.
 func (v testVolume) lives(t *testing.T) {
 	t.Helper()
-	if n := v.disk.marksOn(t); n != 0 && v.FSType != volume.Btrfs {
+	if n := marksOn(t, v.disk); n != 0 && v.FSType != volume.Btrfs {
 		t.Fatalf("%d marks are left on the disk", n)
 	}
 	file := filepath.Join(v.staging(), "hello")
@@ -216,11 +195,11 @@ func (v testVolume) check(t *testing.T) {
 	t.Helper()
 	switch v.FSType {
 	case volume.Ext3, volume.Ext4:
-		run(t, "e2fsck", "-fn", v.disk.Loop)
+		guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
 	case volume.XFS:
-		run(t, "xfs_repair", "-n", v.disk.Loop)
+		guesttest.Run(t, "xfs_repair", "-n", v.disk.Loop)
 	case volume.Btrfs:
-		run(t, "btrfs", "check", "--readonly", v.disk.Loop)
+		guesttest.Run(t, "btrfs", "check", "--readonly", v.disk.Loop)
 	}
 }
 
@@ -240,9 +219,9 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-			run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-			v.disk.writeAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			v.disk.WriteAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
 			m, err := parseMark(v.mark(t))
 			must(t, err)
 			c.change(&m, make([]byte, markBytes))
@@ -250,26 +229,26 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			must(t, err)
 			c.change(&m, b)
 			for _, slot := range markSlots(v.disk.SizeBytes) {
-				v.disk.writeAt(t, slot, b)
+				v.disk.WriteAt(t, slot, b)
 			}
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			err = v.stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 			if !strings.Contains(err.Error(), c.says) {
 				t.Errorf("the message does not say %q: %v", c.says, err)
 			}
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Error("the disk was written")
 			}
 		})
 	}
 	t.Run("a mark of ours beside one of another volume is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		other := v
 		other.ID = "another"
-		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
-		v.disk.writeAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
+		v.disk.WriteAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
+		v.disk.WriteAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	for _, c := range []struct {
@@ -283,25 +262,25 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 			cutOff(t, "exit 1", v.stage)
 			offset := c.offset
 			if offset < 0 {
 				offset += v.disk.SizeBytes
 			}
-			v.disk.writeAt(t, offset, []byte(c.magic))
-			before := digest(t, v.disk)
+			v.disk.WriteAt(t, offset, []byte(c.magic))
+			before := v.disk.Digest(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Error("the disk was written")
 			}
 		})
 	}
 	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
 		g := newGuest(t)
-		origin := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		origin := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
-		v := g.volume(g.attachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
+		v := g.volume(g.AttachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		must(t, origin.stage())
 	})
@@ -311,7 +290,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
+			v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
 			if fsType != volume.Btrfs {
 				// The size of a mark's spot.
 				v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
@@ -319,21 +298,21 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 			must(t, v.stage())
 			fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
 			must(t, v.unstage())
-			if n := v.disk.marksOn(t); n == 0 {
+			if n := marksOn(t, v.disk); n == 0 {
 				t.Fatal("the file reached no place of a mark")
 			}
-			id, before := uuidOf(t, v.disk), v.disk.marksOn(t)
+			id, before := uuidOf(t, v.disk), marksOn(t, v.disk)
 			must(t, v.stage())
 			must(t, v.unstage())
-			if again := uuidOf(t, v.disk); again != id || v.disk.marksOn(t) != before {
-				t.Fatalf("%s became %s, %d marks %d", id, again, before, v.disk.marksOn(t))
+			if again := uuidOf(t, v.disk); again != id || marksOn(t, v.disk) != before {
+				t.Fatalf("%s became %s, %d marks %d", id, again, before, marksOn(t, v.disk))
 			}
 		})
 		for _, state := range []string{"mounted and nothing more", "written and synced"} {
 			t.Run("a "+fsType+" that was only just "+state+" when its machine died",
 				func(t *testing.T) {
 					g := newGuest(t)
-					v := g.volume(g.attach(testSerial, smallest(fsType)), fsType)
+					v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
 					must(t, v.stage())
 					file := filepath.Join(v.staging(), "hello")
 					if state != "mounted and nothing more" {
@@ -346,11 +325,11 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 					}
 					copied := copyDisk(t, v.disk.File)
 					must(t, v.unstage())
-					g.unplug(v.disk)
-					after := g.volume(g.attachFile(testSerial, copied), fsType)
+					g.Unplug(v.disk)
+					after := g.volume(g.AttachFile(testSerial, copied), fsType)
 					after.ID = v.ID
 					for _, slot := range markSlots(after.disk.SizeBytes) {
-						after.disk.writeAt(t, slot, after.mark(t))
+						after.disk.WriteAt(t, slot, after.mark(t))
 					}
 					id := uuidOf(t, after.disk)
 					must(t, after.stage())
@@ -386,44 +365,44 @@ func fill(t *testing.T, path string, spot []byte) {
 func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 	t.Run("a device that is swapped while it is checked is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-		other := g.attach("csi-other00000000000", 64*mib)
-		before := digest(t, v.disk) + digest(t, other)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
+		before := v.disk.Digest(t) + other.Digest(t)
 		// The other disk takes the name of the first and its serial.
-		sys, dev := filepath.Join(g.dir, "sys/block"), filepath.Join(g.dir, "dev")
+		sys, dev := filepath.Join(g.Dir, "sys/block"), filepath.Join(g.Dir, "dev")
 		tools(t, map[string]string{"blkid": fmt.Sprintf(`
 			cd '%s' && cp '%s/device/serial' '%s/device/serial' && rm -r '%s' && mv '%s' '%s'
 			cd '%s' && mv '%s' '%s'
 			exit 2`, sys, v.disk.Name, other.Name, v.disk.Name, other.Name, v.disk.Name,
 			dev, other.Name, v.disk.Name)})
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
-		if digest(t, v.disk)+digest(t, other) != before {
+		if v.disk.Digest(t)+other.Digest(t) != before {
 			t.Fatal("a disk was written")
 		}
 	})
 	t.Run("a second device with the serial that comes while it is checked is noticed",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-			other := g.attach("csi-other00000000000", 64*mib)
-			before := digest(t, v.disk) + digest(t, other)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
+			before := v.disk.Digest(t) + other.Digest(t)
 			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
-				filepath.Join(g.dir, "sys/block", v.disk.Name, "device/serial"),
-				filepath.Join(g.dir, "sys/block", other.Name, "device/serial"))})
+				filepath.Join(g.Dir, "sys/block", v.disk.Name, "device/serial"),
+				filepath.Join(g.Dir, "sys/block", other.Name, "device/serial"))})
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceNotUnique)
-			if digest(t, v.disk)+digest(t, other) != before {
+			if v.disk.Digest(t)+other.Digest(t) != before {
 				t.Fatal("a disk was written")
 			}
 		})
 	t.Run("mkfs is not alone responsible that nobody holds the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 		must(t, err)
 		defer func() { _ = holder.Close() }()
-		before := digest(t, v.disk)
+		before := v.disk.Digest(t)
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
-		if digest(t, v.disk) != before {
+		if v.disk.Digest(t) != before {
 			t.Fatal("the disk was written")
 		}
 	})

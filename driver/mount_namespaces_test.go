@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -97,7 +98,7 @@ func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
-	before := mounts(t, v.guest.dir)
+	before := guesttest.Mounts(t, v.guest.Dir)
 	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
 	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
 	for _, name := range names {
@@ -105,7 +106,7 @@ func (v testVolume) held(names ...string) {
 			t.Errorf("it does not name %s: %v", name, err)
 		}
 	}
-	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}
 }
@@ -114,7 +115,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			n := inNamespace(t, "private", "")
 			v.held(fmt.Sprintf("process %d", n.pid))
@@ -124,7 +125,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	}
 	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(g.path("aside"), 0o755))
 		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
@@ -135,17 +136,17 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("though its disk was yanked away", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
-		g.unplug(v.disk)
+		g.Unplug(v.disk)
 		v.held(fmt.Sprintf("process %d", n.pid))
 		n.leave()
 		must(t, v.unstage())
 	})
 	t.Run("nor a raw one", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		must(t, os.WriteFile(g.path("aside"), nil, 0o600))
@@ -158,7 +159,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits
@@ -170,9 +171,9 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 // driver's container.
 func (g *guest) shared() {
 	g.t.Helper()
-	dir := filepath.Join(g.dir, "kubelet")
-	run(g.t, "mount", "--bind", dir, dir)
-	run(g.t, "mount", "--make-shared", dir)
+	dir := filepath.Join(g.Dir, "kubelet")
+	guesttest.Run(g.t, "mount", "--bind", dir, dir)
+	guesttest.Run(g.t, "mount", "--make-shared", dir)
 }
 
 func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
@@ -186,19 +187,19 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 			t.Run(c.name+", "+fsType, func(t *testing.T) {
 				g := rememberingGuest(t)
 				g.shared()
-				kubelet := filepath.Join(g.dir, "kubelet")
-				must(t, os.Mkdir(filepath.Join(g.dir, "aside"), 0o755))
-				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.dir, "aside"))
-				v := g.volume(g.attach(testSerial, 128*mib), fsType)
+				kubelet := filepath.Join(g.Dir, "kubelet")
+				must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
+				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.Dir, "aside"))
+				v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
 				must(t, v.stage())
 				must(t, v.publish("pod"))
-				if got := n.mounts(g.dir); len(got) < 2 {
+				if got := n.mounts(g.Dir); len(got) < 2 {
 					t.Fatalf("nothing has reached the other namespace: %q", got)
 				}
 				must(t, v.unpublish("pod"))
 				must(t, v.unstage())
-				for _, path := range n.mounts(g.dir) {
-					if path != kubelet && path != filepath.Join(g.dir, "aside") {
+				for _, path := range n.mounts(g.Dir) {
+					if path != kubelet && path != filepath.Join(g.Dir, "aside") {
 						t.Errorf("the other namespace still has %q", path)
 					}
 				}
@@ -208,11 +209,11 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	t.Run("but one that was moved away there is", func(t *testing.T) {
 		g := rememberingGuest(t)
 		g.shared()
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
-		must(t, os.Mkdir(filepath.Join(g.dir, "aside"), 0o755))
+		must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
 		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
-			filepath.Join(g.dir, "aside"))
+			filepath.Join(g.Dir, "aside"))
 		v.held(fmt.Sprintf("process %d", n.pid), "aside")
 		n.leave()
 		must(t, v.unstage())
@@ -221,7 +222,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		func(t *testing.T) {
 			g := rememberingGuest(t)
 			g.shared()
-			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
@@ -238,16 +239,16 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
 		g := rememberingGuest(t)
 		g.shared()
-		aside := filepath.Join(g.dir, "aside")
+		aside := filepath.Join(g.Dir, "aside")
 		must(t, os.Mkdir(aside, 0o755))
-		run(t, "mount", "--bind", filepath.Join(g.dir, "kubelet"), aside)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "kubelet"), aside)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
-		if got := mounts(t, g.dir); len(got) != 4 {
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 4 {
 			t.Fatalf("mounts: %q", got)
 		}
 		must(t, v.unstage())
-		if got := mounts(t, g.dir); len(got) != 2 {
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 2 {
 			t.Fatalf("mounts: %q", got)
 		}
 	})
@@ -257,11 +258,11 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			n := inNamespace(t, "private", "")
-			before := n.mounts(g.dir)
+			before := n.mounts(g.Dir)
 			unpublish := func() error {
 				_, err := g.impatient().NodeUnpublishVolume(t.Context(),
 					&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: g.path("pod")})
@@ -273,9 +274,9 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 				t.Errorf("it does not name process %d: %v", n.pid, err)
 			}
 			// Nor when nothing is mounted here: the kernel would take it away there with the path.
-			run(t, "umount", g.path("pod"))
+			guesttest.Run(t, "umount", g.path("pod"))
 			csitest.Want(t, unpublish(), codes.Internal, csierr.StillMounted)
-			if after := n.mounts(g.dir); !slices.Equal(after, before) {
+			if after := n.mounts(g.Dir); !slices.Equal(after, before) {
 				t.Errorf("there was %q and is %q", before, after)
 			}
 			n.leave()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ import (
 func (v testVolume) freeze(path string) {
 	t := v.guest.t
 	t.Helper()
-	run(t, "fsfreeze", "--freeze", v.guest.path(path))
+	guesttest.Run(t, "fsfreeze", "--freeze", v.guest.path(path))
 	t.Cleanup(func() {
 		if !errors.Is(v.exclusive(), unix.EBUSY) {
 			return
@@ -34,7 +35,7 @@ func (v testVolume) freeze(path string) {
 		for _, flags := range []string{"ro", "rw"} {
 			if exec.Command("mount", "-o", flags, v.disk.Loop, aside).Run() == nil {
 				_ = exec.Command("fsfreeze", "--unfreeze", aside).Run()
-				run(t, "umount", aside)
+				guesttest.Run(t, "umount", aside)
 			}
 		}
 	})
@@ -81,7 +82,7 @@ func (v testVolume) exclusive() error {
 func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		must(t, os.WriteFile(filepath.Join(g.path("pod"), "hello"), []byte("x"), 0o600))
@@ -146,9 +147,9 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"ro"}
-		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		must(t, v.stage())
 		v.freeze("staging " + v.Name)
 		must(t, unix.Unmount(v.staging(), 0))
@@ -160,7 +161,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.freeze("staging " + v.Name)
@@ -172,7 +173,7 @@ func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) 
 		for _, path := range []string{"pod", "staging " + v.Name} {
 			must(t, inTime(t, func() error { return v.stats(path) }))
 		}
-		run(t, "fsfreeze", "--unfreeze", v.staging())
+		guesttest.Run(t, "fsfreeze", "--unfreeze", v.staging())
 		must(t, <-written)
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())

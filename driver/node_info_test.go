@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -144,7 +145,7 @@ func TestNodeGetCapabilities(t *testing.T) {
 
 func TestAPathWithANULIsInvalid(t *testing.T) {
 	g := newGuest(t)
-	v, n := g.volume(g.attach(testSerial, 16*mib), volume.Ext4), g.node()
+	v, n := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4), g.node()
 	must(t, v.stage())
 	const path = "/a\x00b"
 	for name, call := range map[string]func() error{
@@ -221,11 +222,11 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
-			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, mib), 0o600))
-			run(t, "sync", "--file-system", g.path("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, guesttest.MiB), 0o600))
+			guesttest.Run(t, "sync", "--file-system", g.path("pod"))
 			for _, path := range []string{g.path("pod"), v.staging()} {
 				usage, err := stats(g.node(), v.ID, path, v.staging())
 				must(t, err)
@@ -233,7 +234,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 					usage[1].GetUnit() != csi.VolumeUsage_INODES {
 					t.Fatalf("usage: %v", usage)
 				}
-				if b := usage[0]; b.GetTotal() < 350*mib || b.GetTotal() > 512*mib || b.GetUsed() < mib ||
+				if b := usage[0]; b.GetTotal() < 350*guesttest.MiB || b.GetTotal() > 512*guesttest.MiB || b.GetUsed() < guesttest.MiB ||
 					b.GetAvailable() <= 0 || b.GetAvailable() > b.GetTotal() {
 					t.Fatalf("bytes: %v", b)
 				}
@@ -245,25 +246,25 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	}
 	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 		must(t, v.publish("dev"))
 		usage, err := stats(g.node(), v.ID, g.path("dev"), "")
 		must(t, err)
-		if len(usage) != 1 || usage[0].GetTotal() != 8*mib {
+		if len(usage) != 1 || usage[0].GetTotal() != 8*guesttest.MiB {
 			t.Fatalf("usage: %v", usage)
 		}
 	})
 	t.Run("VS-2 VS-5 a path that does not show this volume is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		n := g.node()
 		for _, each := range []testVolume{v, other} {
 			_, err := n.NodeStageVolume(t.Context(), each.stageRequest())
 			must(t, err)
 		}
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
-		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
 		for name, path := range map[string]string{
 			"nothing there": g.path("none"), "a plain directory": g.path(""), "the root disk": "/",
 			"a tmpfs": g.path("tmp"), "another volume": other.staging(), "another disk": other.disk.Loop,
@@ -300,7 +301,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 			n := g.node()
 			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 			must(t, err)
@@ -320,7 +321,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 					t.Fatalf("health: %v", got)
 				}
 			}
-			g.unplug(v.disk)
+			g.Unplug(v.disk)
 			if got := health(n, known); len(got) != 1 ||
 				got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
 				t.Fatalf("health: %v", got)

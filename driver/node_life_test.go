@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -15,14 +16,14 @@ func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
 	for _, fsType := range []string{"", volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs} {
 		t.Run("a filesystem volume of type "+fsType+" keeps its data over two lives", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach("csi-0123456789abcdef", gib), fsType)
+			v := g.volume(g.Attach("csi-0123456789abcdef", guesttest.GiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			file := filepath.Join(g.path("pod"), "hello")
 			must(t, os.WriteFile(file, []byte("rack"), 0o600))
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
-			if left := mounts(t, g.dir); len(left) > 0 {
+			if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
 				t.Fatalf("mounts left: %q", left)
 			}
 
@@ -37,7 +38,7 @@ func TestAVolumeLivesFromStageToUnstage(t *testing.T) {
 	}
 	t.Run("a block volume keeps its data over two lives", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach("csi-0123456789abcdef", 64*mib), "block")
+		v := g.volume(g.Attach("csi-0123456789abcdef", 64*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		f, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -20,11 +21,11 @@ import (
 // twoVolumes are a published volume and another one, which the node knows or not.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := rememberingGuest(t)
-	v = g.volume(g.attach(testSerial, 512*mib), fsType)
+	v = g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 	if fsType == volume.Btrfs {
 		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
 	}
-	other = g.volume(g.attach(otherSerial, 512*mib), fsType)
+	other = g.volume(g.Attach(otherSerial, 512*guesttest.MiB), fsType)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
 	if known {
@@ -50,9 +51,9 @@ func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) 
 
 func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
-		before := mounts(t, v.guest.dir)
+		before := guesttest.Mounts(t, v.guest.Dir)
 		must(t, other.unpublish("pod"))
-		if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 			t.Fatalf("mounts: %q, were %q", after, before)
 		}
 		must(t, v.unpublish("pod"))
@@ -64,14 +65,14 @@ func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
 	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
 		must(t, v.unpublish("pod"))
 		_, known := other.guest.node().recall(t.Context(), other.ID)
-		before := mounts(t, v.guest.dir)
+		before := guesttest.Mounts(t, v.guest.Dir)
 		err := other.unstageAt(v.staging())
 		if known && other.FSType != "block" {
 			csitest.Want(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
 		} else {
 			must(t, err)
 		}
-		if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 			t.Fatalf("mounts: %q, were %q", after, before)
 		}
 		must(t, v.unstage())
@@ -87,31 +88,31 @@ func (v testVolume) unstageAt(path string) error {
 
 func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
-	d := g.attach(otherSerial, 16*mib)
-	g.unplug(d)
-	run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
+	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+	d := g.Attach(otherSerial, 16*guesttest.MiB)
+	g.Unplug(d)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 	must(t, os.Mkdir(v.staging(), 0o755))
-	run(t, "mount", d.Loop, v.staging())
+	guesttest.Run(t, "mount", d.Loop, v.staging())
 	csitest.Want(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
 	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
-	if left := mounts(t, g.dir); len(left) != 1 {
+	if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
 		t.Fatalf("mounts: %q", left)
 	}
 }
 
 func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
 	v, other := twoVolumes(t, volume.Ext4, true)
-	run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
-	run(t, "mount", "--bind", other.staging(), v.staging())
-	before := mounts(t, v.guest.dir)
+	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
+	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
+	before := guesttest.Mounts(t, v.guest.Dir)
 	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
 	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
-	if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 		t.Fatalf("mounts: %q, were %q", after, before)
 	}
-	run(t, "umount", v.guest.path("pod"))
-	run(t, "umount", v.staging())
+	guesttest.Run(t, "umount", v.guest.path("pod"))
+	guesttest.Run(t, "umount", v.staging())
 	must(t, v.unpublish("pod"))
 	must(t, v.unstage())
 }
@@ -172,10 +173,10 @@ func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t 
 		v, _ := setUp(t, volume.Ext4)
 		must(t, v.unpublish("pod"))
 		g := v.guest
-		run(t, "sync")
-		copied := g.attach("csi-restored00000000", 512*mib)
-		run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
-		g.unplug(v.disk)
+		guesttest.Run(t, "sync")
+		copied := g.Attach("csi-restored00000000", 512*guesttest.MiB)
+		guesttest.Run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
+		g.Unplug(v.disk)
 		restored := g.volume(copied, volume.Ext4)
 		must(t, restored.stage())
 		must(t, v.unstage())

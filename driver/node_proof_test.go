@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,12 +24,13 @@ import (
 // when the volume's disk is gone. It is a volume of its own.
 func (v testVolume) replaced(serial, fsType string) testVolume {
 	v.guest.t.Helper()
-	v.guest.unplug(v.disk)
+	v.guest.Unplug(v.disk)
 	other := *v.disk
 	other.Serial = serial
-	v.guest.plug(&other)
-	v.guest.disks++
-	return v.guest.volume(&other, fsType)
+	v.guest.Plug(&other)
+	w := v.guest.volume(&other, fsType)
+	w.ID = strings.Replace(w.ID, "0b54", "0b55", 1)
+	return w
 }
 
 func (v testVolume) stats(path string) error {
@@ -39,7 +42,7 @@ func (v testVolume) stats(path string) error {
 func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.attach(testSerial, 16*mib), "block")
+		v = g.volume(g.Attach(testSerial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		return v, v.replaced(otherSerial, fsType)
@@ -54,7 +57,7 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	t.Run("NP-5 is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
-		moved := v.guest.attach(testSerial, 16*mib) // the volume's disk is back under another number
+		moved := v.guest.Attach(testSerial, 16*guesttest.MiB) // the volume's disk is back under another number
 		v.disk = moved
 		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
@@ -63,11 +66,11 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	})
 	t.Run("and the other volume is neither formatted nor published under it", func(t *testing.T) {
 		v, w := setUp(t, volume.Ext4)
-		before := digest(t, w.disk)
+		before := w.disk.Digest(t)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
 		w.FSType = "block"
 		csitest.Want(t, w.publish("other"), codes.FailedPrecondition, csierr.PublishedElsewhere)
-		if after := digest(t, w.disk); after != before {
+		if after := w.disk.Digest(t); after != before {
 			t.Fatal("its disk has changed")
 		}
 		must(t, v.unpublish("dev"))
@@ -76,10 +79,10 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	})
 	t.Run("UP-3 is taken away, and the other disk is left as it is", func(t *testing.T) {
 		v, w := setUp(t, "block")
-		before := digest(t, w.disk)
+		before := w.disk.Digest(t)
 		must(t, v.unpublish("dev"))
 		must(t, v.unstage())
-		if left := mounts(t, v.guest.dir); len(left) > 0 || digest(t, w.disk) != before {
+		if left := guesttest.Mounts(t, v.guest.Dir); len(left) > 0 || w.disk.Digest(t) != before {
 			t.Fatalf("left %q", left)
 		}
 	})
@@ -92,31 +95,31 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 		},
 		"a bind mount of the root disk": func(t *testing.T, v, _ testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
-			run(t, "mount", "--bind", v.guest.path(""), v.staging())
+			guesttest.Run(t, "mount", "--bind", v.guest.path(""), v.staging())
 		},
 		"a tmpfs over the testVolume": func(t *testing.T, v, _ testVolume) {
-			run(t, "mount", "-t", "tmpfs", "none", v.staging())
+			guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		},
 		"another volume over the volume": func(t *testing.T, v, other testVolume) {
-			run(t, "mount", "--bind", other.staging(), v.staging())
+			guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
 		},
 		"a raw device": func(t *testing.T, v, other testVolume) {
 			must(t, unix.Unmount(v.staging(), 0))
 			must(t, os.Remove(v.staging()))
 			must(t, os.WriteFile(v.staging(), nil, 0o600))
-			run(t, "mount", "--bind", filepath.Join(v.guest.dir, "dev", other.disk.Name), v.staging())
+			guesttest.Run(t, "mount", "--bind", filepath.Join(v.guest.Dir, "dev", other.disk.Name), v.staging())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
-			other := g.volume(g.attach(otherSerial, 16*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+			other := g.volume(g.Attach(otherSerial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			must(t, other.stage())
 			cover(t, v, other)
-			before := mounts(t, g.dir)
+			before := guesttest.Mounts(t, g.Dir)
 			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
-			if after := mounts(t, g.dir); !slices.Equal(after, before) {
+			if after := guesttest.Mounts(t, g.Dir); !slices.Equal(after, before) {
 				t.Errorf("mounts: %q, were %q", after, before)
 			}
 			if _, err := os.Lstat(g.path("pod")); !os.IsNotExist(err) {
@@ -129,9 +132,9 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	}
 	t.Run("a device that was born anew under the number", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
-		sequence := filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq")
+		sequence := filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq")
 		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
@@ -140,7 +143,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 128*mib), fsType)
+		v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
 		must(t, v.stage())
 		shown, err := g.node().shownAt(v.staging())
 		must(t, err)
@@ -157,20 +160,20 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	setUp := func(t *testing.T, serial string) (v, w testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.attach(testSerial, 128*mib), volume.Btrfs)
+		v = g.volume(g.Attach(testSerial, 128*guesttest.MiB), volume.Btrfs)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
-		g.unplug(v.disk)
+		g.Unplug(v.disk)
 		file := v.disk.File
 		if serial != testSerial {
 			file = filepath.Join(t.TempDir(), "other.img")
 			must(t, os.WriteFile(file, nil, 0o600))
-			must(t, os.Truncate(file, 128*mib))
+			must(t, os.Truncate(file, 128*guesttest.MiB))
 		}
-		again := g.attachFile(serial, file)
-		g.unplug(again)
+		again := g.AttachFile(serial, file)
+		g.Unplug(again)
 		again.Name = v.disk.Name
-		g.plug(again)
+		g.Plug(again)
 		return v, g.volume(again, volume.Btrfs)
 	}
 	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -74,7 +75,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		v.Name = "csi-another000000000"
 		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
@@ -82,7 +83,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 128*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
 			must(t, os.Mkdir(v.staging(), 0o755))
 			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
@@ -91,8 +92,8 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		})
 		t.Run("NP-5 another "+fsType+" volume at the staging path is not published", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 128*mib), fsType)
-			other := g.volume(g.attach("csi-other00000000000", 128*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+			other := g.volume(g.Attach("csi-other00000000000", 128*guesttest.MiB), fsType)
 			must(t, other.stage())
 			req := v.publishRequest("pod")
 			req.StagingTargetPath = other.staging()
@@ -102,15 +103,15 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	}
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
 	yank := func(t *testing.T, v testVolume) {
 		copied := copyDisk(t, v.disk.File)
-		v.guest.unplug(v.disk)
-		*v.disk = *v.guest.attachFile(testSerial, copied)
+		v.guest.Unplug(v.disk)
+		*v.disk = *v.guest.AttachFile(testSerial, copied)
 	}
 	for _, c := range []struct {
 		name, fsType string
@@ -131,11 +132,11 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), c.fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), c.fsType)
 			v.Mode = multiWriter
 			must(t, v.stage())
 			must(t, v.publish("pod"))
-			run(t, "sync", "--file-system", v.staging())
+			guesttest.Run(t, "sync", "--file-system", v.staging())
 			c.fail(t, v)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
 			if err := v.publish("pod2"); err == nil {
@@ -151,7 +152,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
@@ -163,7 +164,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			v.Mode = mode
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -173,11 +174,11 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 			what := fsType + " with " + mode.String()
 			t.Run("NP-6 ten calls publish once: "+what, func(t *testing.T) {
 				v := setUp(t, mode)
-				before := mounts(t, v.guest.dir)
+				before := guesttest.Mounts(t, v.guest.Dir)
 				for range 9 {
 					must(t, v.publish("pod"))
 				}
-				if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+				if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 					t.Fatalf("mounts: %q, were %q", after, before)
 				}
 			})
@@ -201,7 +202,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	}
 	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
@@ -209,8 +210,8 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, other.stage())
 		must(t, other.publish("pod"))
@@ -218,7 +219,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		v.Mode = multiWriter
 		must(t, v.stage())
 		must(t, v.publish("pod"))
@@ -227,22 +228,22 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		// A name that looks like a disk's node.
 		sub := filepath.Join(v.staging(), "nvme0n1")
 		must(t, os.Mkdir(sub, 0o755))
 		must(t, os.Mkdir(g.path("sub"), 0o755))
-		run(t, "mount", "--bind", sub, g.path("sub"))
+		guesttest.Run(t, "mount", "--bind", sub, g.path("sub"))
 		must(t, v.publish("pod"))
 		must(t, v.unpublish("pod"))
 		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
-		run(t, "umount", g.path("sub"))
+		guesttest.Run(t, "umount", g.path("sub"))
 		must(t, v.unstage())
 	})
 	t.Run("mount flags of the publication are its own", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
 		v.Flags = []string{"noexec", "noatime"}
@@ -263,7 +264,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
 			func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, 512*mib), fsType)
+				v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 				v.Mode = multiWriter
 				must(t, v.stage())
 				for range 2 {
@@ -283,7 +284,7 @@ func TestReadOnlyPublications(t *testing.T) {
 	t.Run("NP-9 a read-only block publication makes the device read-only until it ends",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 			v.Mode = multiWriter
 			must(t, v.stage())
 			for range 2 {
@@ -305,18 +306,18 @@ func TestReadOnlyPublications(t *testing.T) {
 		})
 	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
-		run(t, "blockdev", "--setro", v.disk.Loop)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		must(t, scribble(g.path("dev")))
 		must(t, v.unpublish("dev"))
-		run(t, "blockdev", "--setro", v.disk.Loop)
-		run(t, "blockdev", "--setrw", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
 		must(t, os.WriteFile(v.disk.File, nil, 0o600))
-		must(t, os.Truncate(v.disk.File, 8*mib))
-		run(t, "blockdev", "--flushbufs", v.disk.Loop)
-		run(t, "blockdev", "--setro", v.disk.Loop)
+		must(t, os.Truncate(v.disk.File, 8*guesttest.MiB))
+		guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		v.FSType, v.Whole = volume.Ext4, true
 		must(t, v.stage())
 	})
@@ -324,7 +325,7 @@ func TestReadOnlyPublications(t *testing.T) {
 
 func TestAccessTypesDoNotMix(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 	v.Mode = multiWriter
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -338,24 +339,24 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 
 func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 	// Another instance of a simulated rack has left a publication of a node whose number has become
 	// this disk's.
 	other := newGuest(t)
-	stale := filepath.Join(other.dir, "dev/nvme1n1")
+	stale := filepath.Join(other.Dir, "dev/nvme1n1")
 	major, minor, err := blockNumber(v.disk.Loop)
 	must(t, err)
 	must(t, unix.Mknod(stale, unix.S_IFBLK|0o660, int(unix.Mkdev(major, minor))))
 	must(t, os.WriteFile(other.path("pod"), nil, 0o600))
-	run(t, "mount", "--bind", stale, other.path("pod"))
+	guesttest.Run(t, "mount", "--bind", stale, other.path("pod"))
 	must(t, v.publish("pod"))
 	must(t, v.unpublish("pod"))
 
 	// One of this instance counts, also when its node is gone and made anew.
 	must(t, os.WriteFile(g.path("old"), nil, 0o600))
-	run(t, "mount", "--bind", filepath.Join(g.dir, "dev", v.disk.Name), g.path("old"))
-	g.unplug(v.disk)
-	g.plug(v.disk)
+	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
+	g.Unplug(v.disk)
+	g.Plug(v.disk)
 	csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 	v.FSType = volume.Ext4
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
@@ -364,7 +365,7 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		return v
 	}

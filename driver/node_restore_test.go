@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -22,20 +23,20 @@ func TestRestoredVolumes(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
 			g := newGuest(t)
-			small := g.volume(g.attach(testSerial, 512*mib), fsType)
+			small := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			must(t, small.stage())
 			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
 			must(t, small.unstage())
-			g.unplug(small.disk)
+			g.Unplug(small.disk)
 			file := copyDisk(t, small.disk.File)
-			must(t, os.Truncate(file, gib))
+			must(t, os.Truncate(file, guesttest.GiB))
 
-			v := g.volume(g.attachFile(testSerial, file), fsType)
+			v := g.volume(g.AttachFile(testSerial, file), fsType)
 			for range 2 { // the second time there is nothing to grow
 				must(t, v.stage())
 				var st unix.Statfs_t
 				must(t, unix.Statfs(v.staging(), &st))
-				if size := int64(st.Blocks) * st.Bsize; size < gib*85/100 {
+				if size := int64(st.Blocks) * st.Bsize; size < guesttest.GiB*85/100 {
 					t.Fatalf("the filesystem has %d bytes of the disk's %d", size, v.disk.SizeBytes)
 				}
 				if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
@@ -47,7 +48,7 @@ func TestRestoredVolumes(t *testing.T) {
 		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
 			func(t *testing.T) {
 				g := newGuest(t)
-				origin := g.volume(g.attach(testSerial, 512*mib), fsType)
+				origin := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 				must(t, origin.stage())
 				must(t, origin.unstage())
 				file := copyDisk(t, origin.disk.File)
@@ -56,7 +57,7 @@ func TestRestoredVolumes(t *testing.T) {
 				must(t, os.WriteFile(filepath.Join(origin.staging(), "who"), []byte("origin"), 0o600))
 				must(t, origin.unstage())
 
-				restored := g.volume(g.attachFile("csi-restored00000000", file), fsType)
+				restored := g.volume(g.AttachFile("csi-restored00000000", file), fsType)
 				must(t, restored.stage())
 				must(t, origin.stage())
 				must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
@@ -75,17 +76,17 @@ func TestRestoredVolumes(t *testing.T) {
 	t.Run("an ext4 filesystem that was not unmounted keeps what was synced",
 		func(t *testing.T) {
 			g := newGuest(t)
-			origin := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+			origin := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 			must(t, origin.stage())
 			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
-			run(t, "sync", "--file-system", origin.staging())
+			guesttest.Run(t, "sync", "--file-system", origin.staging())
 			file := copyDisk(t, origin.disk.File)
 			head, err := os.ReadFile(file)
 			must(t, err)
 			if sb, ok := extSuperblock(head); !ok || !sb.Replay {
 				t.Fatalf("the copy is clean: %+v", sb)
 			}
-			v := g.volume(g.attachFile("csi-restored00000000", file), volume.Ext4)
+			v := g.volume(g.AttachFile("csi-restored00000000", file), volume.Ext4)
 			must(t, v.stage())
 			if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
 				t.Fatalf("the data are %q, %v", b, err)
@@ -93,22 +94,22 @@ func TestRestoredVolumes(t *testing.T) {
 		})
 	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
-		run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
-		run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if got := mounts(t, g.dir); len(got) != 0 {
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
 			t.Fatalf("mounts left: %q", got)
 		}
 	})
 	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.XFS)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.XFS)
 		err := v.stage()
 		csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
-		if !strings.Contains(err.Error(), "mkfs.xfs") || len(mounts(t, g.dir)) != 0 {
+		if !strings.Contains(err.Error(), "mkfs.xfs") || len(guesttest.Mounts(t, g.Dir)) != 0 {
 			t.Fatal(err)
 		}
 	})
@@ -118,6 +119,6 @@ func TestRestoredVolumes(t *testing.T) {
 func copyDisk(t *testing.T, file string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), fmt.Sprintf("copy of %s", filepath.Base(file)))
-	run(t, "cp", "--sparse=always", file, to)
+	guesttest.Run(t, "cp", "--sparse=always", file, to)
 	return to
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -29,7 +30,7 @@ const otherSerial = "csi-fedcba9876543210"
 // rememberingGuest is a guest whose node has a state directory.
 func rememberingGuest(t *testing.T) *guest {
 	g := newGuest(t)
-	g.state = filepath.Join(g.dir, "state", "volumes")
+	g.state = filepath.Join(g.Dir, "state", "volumes")
 	return g
 }
 
@@ -93,7 +94,7 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 
 func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 8*mib), "block")
+	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	for range 2 {
@@ -113,8 +114,8 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 16*mib), fsType)
-			w := g.volume(g.attach(otherSerial, 16*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), fsType)
+			w := g.volume(g.Attach(otherSerial, 16*guesttest.MiB), fsType)
 			for _, v := range []testVolume{v, w} {
 				must(t, v.stage())
 				must(t, v.publish("pod "+v.Name))
@@ -142,7 +143,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 128*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
 			readOnly := v.publish
 			if fsType == "block" {
 				readOnly = v.publishReadOnly
@@ -160,7 +161,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 					t.Fatalf("%s, directory lost before step %d: step %d: %v", fsType, lost, i, err)
 				}
 			}
-			if left := append(mounts(t, g.dir), g.records()...); len(left) != 0 {
+			if left := append(guesttest.Mounts(t, g.Dir), g.records()...); len(left) != 0 {
 				t.Fatalf("%s, directory lost before step %d: left %q", fsType, lost, left)
 			}
 		}
@@ -178,7 +179,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), "block")
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 			must(t, os.MkdirAll(g.state, 0o700))
 			file := filepath.Join(g.state, v.ID+".json")
 			must(t, os.WriteFile(file, []byte(text), 0o600))
@@ -238,13 +239,13 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	g := rememberingGuest(t)
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
-	if err := g.node().openState(); err == nil || strings.Contains(err.Error(), g.dir) {
+	if err := g.node().openState(); err == nil || strings.Contains(err.Error(), g.Dir) {
 		t.Errorf("at the start: %v", err)
 	}
-	v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-	before := digest(t, v.disk)
+	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+	before := v.disk.Digest(t)
 	csitest.Want(t, v.stage(), codes.Internal, csierr.StateNotKept)
-	if after := digest(t, v.disk); after != before {
+	if after := v.disk.Digest(t); after != before {
 		t.Error("the disk has changed")
 	}
 	must(t, os.Remove(filepath.Dir(g.state)))
@@ -257,14 +258,14 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 
 func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
-	must(t, os.Truncate(v.disk.File, 16*mib))
+	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	if got := g.records(); len(got) != 0 {
 		t.Errorf("left: %q", got)
 	}
-	other := g.volume(g.attach("csi-another000000000", 16*mib), volume.Ext4)
+	other := g.volume(g.Attach("csi-another000000000", 16*guesttest.MiB), volume.Ext4)
 	must(t, other.stage())
 	other.FSType = volume.Ext3
 	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
@@ -280,7 +281,7 @@ func (v testVolume) openToWrite() (letGo func()) {
 	t := v.guest.t
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
-	w, err := os.OpenFile(filepath.Join(v.guest.dir, "dev", v.disk.Name), os.O_WRONLY, 0)
+	w, err := os.OpenFile(filepath.Join(v.guest.Dir, "dev", v.disk.Name), os.O_WRONLY, 0)
 	must(t, err)
 	cmd.ExtraFiles = []*os.File{w}
 	must(t, cmd.Start())
@@ -296,8 +297,8 @@ func (v testVolume) openToWrite() (letGo func()) {
 func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 	setUp := func(t *testing.T) (v, other testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.attach(testSerial, 16*mib), "block")
-		other = g.volume(g.attach(otherSerial, 16*mib), "block")
+		v = g.volume(g.Attach(testSerial, 16*guesttest.MiB), "block")
+		other = g.volume(g.Attach(otherSerial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		return v, other
@@ -341,7 +342,7 @@ func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 	t.Run("and what was a raw device stays one until it is unstaged", func(t *testing.T) {
 		v, _ := setUp(t)
 		must(t, v.unpublish("dev"))
-		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		v.FSType = volume.Ext4
 		must(t, v.stage())
 		letGo := v.openToWrite()

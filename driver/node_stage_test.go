@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -106,7 +107,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 			v.Name = "csi-another000000000"
 			err := v.stage()
 			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
@@ -116,14 +117,14 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 		})
 	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-		must(t, os.Remove(filepath.Join(g.dir, "dev", v.disk.Name)))
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.Remove(filepath.Join(g.Dir, "dev", v.disk.Name)))
 		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
 	})
 	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
-		g.unplug(v.disk)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		g.Unplug(v.disk)
 		n := g.node()
 		n.DeviceTimeout = time.Minute
 		done := make(chan error)
@@ -136,13 +137,13 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 			t.Fatalf("the call did not wait: %v", err)
 		case <-time.After(100 * time.Millisecond):
 		}
-		g.plug(v.disk)
+		g.Plug(v.disk)
 		must(t, <-done)
 	})
 	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
-		g.unplug(v.disk)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		g.Unplug(v.disk)
 		n := g.node()
 		n.DeviceTimeout = time.Hour
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -156,42 +157,42 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
 		func(t *testing.T) {
 			g := newGuest(t)
-			a, b := g.attach(testSerial, 8*mib), g.attach(testSerial, 8*mib)
-			before := digest(t, a) + digest(t, b)
+			a, b := g.Attach(testSerial, 8*guesttest.MiB), g.Attach(testSerial, 8*guesttest.MiB)
+			before := a.Digest(t) + b.Digest(t)
 			err := g.volume(a, volume.Ext4).stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
 			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
 				t.Fatalf("the message does not name both: %v", err)
 			}
-			if after := digest(t, a) + digest(t, b); after != before {
+			if after := a.Digest(t) + b.Digest(t); after != before {
 				t.Fatal("a disk was written")
 			}
 		})
 	t.Run("D-35 only the whole serial counts, of the name's first 20 bytes", func(t *testing.T) {
 		g := newGuest(t)
-		g.attach("data-0123456789abcd", 8*mib)
-		v := g.volume(g.attach("data-0123456789abcde", 8*mib), "block")
+		g.Attach("data-0123456789abcd", 8*guesttest.MiB)
+		v := g.volume(g.Attach("data-0123456789abcde", 8*guesttest.MiB), "block")
 		v.Name = "data-0123456789abcdef-and-more"
 		must(t, v.stage())
 	})
 	t.Run("a node that is another device is not opened as the disk's", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-		node := filepath.Join(g.dir, "dev", v.disk.Name)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		node := filepath.Join(g.Dir, "dev", v.disk.Name)
 		must(t, os.Remove(node))
 		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
 	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		v.disk.SizeBytes *= 2
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
 	})
 	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
-		must(t, os.WriteFile(filepath.Join(g.dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.WriteFile(filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
 			0o444))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
 	})
@@ -201,22 +202,22 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 512*mib), fsType)
+			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			v.Flags = []string{"noatime,nodev"}
 			must(t, v.stage())
-			id := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
+			id := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
 			for range 9 {
 				must(t, v.stage())
 			}
-			if again := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
 				t.Fatalf("filesystem %s became %s", id, again)
 			}
-			if got := mounts(t, g.dir); len(got) != 1 {
+			if got := guesttest.Mounts(t, g.Dir); len(got) != 1 {
 				t.Fatalf("mounts: %q", got)
 			}
 			must(t, v.unstage())
 			must(t, v.stage())
-			if again := run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
 				t.Fatalf("filesystem %s became %s after unstage", id, again)
 			}
 		})
@@ -231,7 +232,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	} {
 		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			c.other(&v)
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
@@ -239,9 +240,9 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	}
 	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
-		other := g.volume(g.attach("csi-other00000000000", 8*mib), volume.Ext4)
+		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		req := other.stageRequest()
 		req.StagingTargetPath = v.staging()
 		_, err := g.node().NodeStageVolume(t.Context(), req)
@@ -249,7 +250,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	})
 	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		req := v.stageRequest()
 		req.StagingTargetPath += "2"
@@ -259,22 +260,22 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 			holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 			must(t, err)
 			defer func() { _ = holder.Close() }()
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
 		})
 	t.Run("NS-12 staging a block volume mounts nothing", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
-		before := digest(t, v.disk)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		before := v.disk.Digest(t)
 		must(t, v.stage())
-		if got := mounts(t, g.dir); len(got) != 0 || digest(t, v.disk) != before {
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 || v.disk.Digest(t) != before {
 			t.Fatalf("mounts: %q", got)
 		}
 	})
@@ -283,7 +284,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
 		table, err := readMountTable()
@@ -307,13 +308,13 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 		if strings.Contains(g.log.String(), "canary") {
 			t.Fatal("a flag stands in the log")
 		}
-		if got := mounts(t, g.dir); len(got) != 0 {
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
 			t.Fatalf("NS-11 mounts left: %q", got)
 		}
 	})
 	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
 		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
 		stage, publish := v.stageRequest(), v.publishRequest("")
@@ -333,7 +334,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.MkdirAll(g.path("real"), 0o755))
 		must(t, os.Symlink(g.path("real"), g.path("link")))
 		req := v.stageRequest()
@@ -342,22 +343,22 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 			_, err := g.node().NodeStageVolume(t.Context(), req)
 			must(t, err)
 		}
-		if got := mounts(t, g.dir); !slices.Equal(got, []string{g.path("real/staging")}) {
+		if got := guesttest.Mounts(t, g.Dir); !slices.Equal(got, []string{g.path("real/staging")}) {
 			t.Fatalf("mounts: %q", got)
 		}
 	})
 	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
 		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
 		must(t, v.stage())
-		out := run(t, "dumpe2fs", "-h", v.disk.Loop)
+		out := guesttest.Run(t, "dumpe2fs", "-h", v.disk.Loop)
 		for _, want := range []string{"volume name:   data", "Inode size:\t          512",
 			"Block size:               2048", "Reserved block count:     0"} {
 			if !strings.Contains(out, want) {
@@ -367,7 +368,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
@@ -377,25 +378,25 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	t.Run("D-2 a static volume with a filesystem needs nothing but the disk's name",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach("my-data", 8*mib), "")
+			v := g.volume(g.Attach("my-data", 8*guesttest.MiB), "")
 			v.Static = true
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
-			run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			must(t, v.stage())
 		})
 	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
-			writable := g.volume(g.attach(testSerial, 512*mib), fsType)
+			writable := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 			must(t, writable.stage())
 			must(t, writable.unstage())
-			g.unplug(writable.disk)
+			g.Unplug(writable.disk)
 
-			v := g.volume(g.attachFile(testSerial, writable.disk.File, "--read-only"), fsType)
+			v := g.volume(g.AttachFile(testSerial, writable.disk.File, "--read-only"), fsType)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 			req := v.stageRequest()
 			req.PublishContext[volume.CtxReadOnly] = "true"
@@ -419,14 +420,14 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
 		g := rememberingGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
-		run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		run(t, "blockdev", "--setro", v.disk.Loop)
-		t.Cleanup(func() { run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		t.Cleanup(func() { guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so
 		return v
 	}
 	switched := func(v testVolume) bool {
-		return strings.TrimSpace(run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+		return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
 	}
 	t.Run("a disk that holds something else", func(t *testing.T) {
 		v := setUp(t)
@@ -453,7 +454,7 @@ func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 		if !switched(v) {
 			t.Error("the refused call has made it writable")
 		}
-		run(t, "blockdev", "--setrw", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
 		must(t, v.stage())
 	})
 	t.Run("and taken back where the driver may have left it", func(t *testing.T) {

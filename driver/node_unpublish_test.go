@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,7 +23,7 @@ import (
 func TestNodeUnpublishVolume(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		return v
@@ -60,7 +61,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	}
 	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
-		run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
+		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())
 	})
@@ -73,7 +74,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 			}
 			must(t, v.unpublish("pod"))
 			must(t, v.unstage())
-			if left := mounts(t, v.guest.dir); len(left) > 0 {
+			if left := guesttest.Mounts(t, v.guest.Dir); len(left) > 0 {
 				t.Fatalf("mounts left: %q", left)
 			}
 		})
@@ -100,17 +101,17 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	})
 	t.Run("UP-6 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
-		run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
 		csitest.Want(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)
-		if len(mounts(t, g.dir)) != 1 {
+		if len(guesttest.Mounts(t, g.Dir)) != 1 {
 			t.Fatal("the tmpfs is gone")
 		}
 	})
 	t.Run("a block volume whose disk was yanked away is unpublished", func(t *testing.T) {
 		v := setUp(t, "block")
-		v.guest.unplug(v.disk)
+		v.guest.Unplug(v.disk)
 		must(t, v.unpublish("pod"))
 		must(t, v.unstage())
 	})
@@ -119,7 +120,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 // breakExt makes ext4 find an error, after which it is read-only.
 func breakExt(t *testing.T, v testVolume) {
 	t.Helper()
-	run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
+	guesttest.Run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.disk.Loop), "trigger_fs_error")
 	must(t, os.WriteFile(trigger, []byte("x"), 0o200))
 }
@@ -128,7 +129,7 @@ func breakExt(t *testing.T, v testVolume) {
 // read-only, not the mount.
 func turnReadOnly(t *testing.T, path string) {
 	t.Helper()
-	run(t, "mount", "-o", "remount,ro", path)
+	guesttest.Run(t, "mount", "-o", "remount,ro", path)
 	must(t, unix.MountSetattr(unix.AT_FDCWD, path, 0,
 		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }

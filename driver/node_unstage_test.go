@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,7 +23,7 @@ import (
 func TestNodeUnstageVolume(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 512*mib), fsType)
+		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		return v
 	}
@@ -48,12 +49,12 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 16*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
-		run(t, "mount", "--bind", v.staging(), v.staging())
+		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
 		must(t, v.unstage())
-		if got := mounts(t, v.guest.dir); len(got) != 0 {
+		if got := guesttest.Mounts(t, v.guest.Dir); len(got) != 0 {
 			t.Fatalf("mounts left: %q", got)
 		}
 		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.Contains(string(b),
@@ -65,10 +66,10 @@ func TestNodeUnstageVolume(t *testing.T) {
 		t.Run("NU-5 a published "+fsType+" volume stays staged", func(t *testing.T) {
 			v := setUp(t, fsType)
 			must(t, v.publish("pod"))
-			before := mounts(t, v.guest.dir)
+			before := guesttest.Mounts(t, v.guest.Dir)
 			err := v.unstage()
 			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
-			if after := mounts(t, v.guest.dir); !slices.Equal(after, before) {
+			if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
 				t.Fatalf("mounts: %q, were %q", after, before)
 			}
 			must(t, v.unpublish("pod"))
@@ -77,7 +78,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	}
 	t.Run("NU-5 a published block volume is not released", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), "block")
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
 		n := g.node()
 		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 		must(t, err)
@@ -116,15 +117,15 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 8*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.Mkdir(v.staging(), 0o755))
-		run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
 	})
 	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			v := setUp(t, fsType)
-			v.guest.unplug(v.disk)
+			v.guest.Unplug(v.disk)
 			must(t, v.unstage())
 		}
 	})
@@ -132,7 +133,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 
 func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	g := newGuest(t)
-	g.attach(testSerial, 8*mib)
+	g.Attach(testSerial, 8*guesttest.MiB)
 	ds := g.node().devices()
 	d, err := ds.lookup(testSerial)
 	must(t, err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"google.golang.org/grpc/codes"
@@ -16,7 +17,7 @@ import (
 )
 
 func TestEverySignatureIsReadAndFound(t *testing.T) {
-	for _, size := range []int64{64 * mib, gib, 3*gib + 8*mib, 100*gib - 512, 1023 * gib} {
+	for _, size := range []int64{64 * guesttest.MiB, guesttest.GiB, 3*guesttest.GiB + 8*guesttest.MiB, 100*guesttest.GiB - 512, 1023 * guesttest.GiB} {
 		areas := markAreas(size)
 		for _, s := range signatures {
 			offset := s.offset(size)
@@ -58,8 +59,8 @@ func TestWhatToolsWriteIsNamed(t *testing.T) {
 	} {
 		t.Run(strings.Join(c.tool, " "), func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
-			run(t, c.tool[0], append(c.tool[1:], v.disk.Loop)...)
+			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			guesttest.Run(t, c.tool[0], append(c.tool[1:], v.disk.Loop)...)
 			err := v.stage()
 			if !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%q is not said: %v", c.want, err)
@@ -69,19 +70,19 @@ func TestWhatToolsWriteIsNamed(t *testing.T) {
 }
 
 func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
-	at := func(offset int64, b string) func(*testing.T, *guestDisk) {
-		return func(t *testing.T, d *guestDisk) {
+	at := func(offset int64, b string) func(*testing.T, *guesttest.Disk) {
+		return func(t *testing.T, d *guesttest.Disk) {
 			t.Helper()
 			if offset < 0 {
 				offset += d.SizeBytes
 			}
-			d.writeAt(t, offset, []byte(b))
+			d.WriteAt(t, offset, []byte(b))
 		}
 	}
 	for _, c := range []struct {
 		name   string
 		fsType string
-		write  func(*testing.T, *guestDisk)
+		write  func(*testing.T, *guesttest.Disk)
 		whole  bool
 	}{
 		{"md at the end, behind an ext4", volume.Ext4, at(-8192, mdMagic), false},
@@ -94,7 +95,7 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
+			v := g.volume(g.Attach(testSerial, 256*guesttest.MiB), volume.Ext4)
 			v.FSType = c.fsType
 			command := []string{"mke2fs", "-q", "-t", c.fsType, v.disk.Loop, "240M"}
 			switch {
@@ -103,16 +104,16 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 			case c.whole:
 				command = command[:5] // else it ends before the disk does, as a member of a RAID
 			}
-			run(t, command[0], command[1:]...)
+			guesttest.Run(t, command[0], command[1:]...)
 			c.write(t, v.disk)
-			before := digest(t, v.disk)
+			before := v.disk.Digest(t)
 			err := v.stage()
 			if c.whole {
 				must(t, err)
 				return
 			}
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Error("the disk was written")
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/google/uuid"
@@ -40,20 +41,20 @@ func TestFindSuperblocks(t *testing.T) {
 		size int64
 		want superblock
 	}{
-		{"mke2fs -q -F -t ext4", 64 * mib, superblock{Type: volume.Ext4, Checked: true,
-			UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", gib,
-			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * mib}},
-		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * mib,
-			superblock{Type: volume.Ext4, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * mib,
-			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext3", 64 * mib, superblock{Type: volume.Ext3, UnitBytes: 8 * mib}},
-		{"mke2fs -q -F -t ext2", 64 * mib, superblock{Type: fsExt2, UnitBytes: 8 * mib}},
-		{"mkfs.xfs -q", 300 * mib, superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 4096}},
-		{"mkfs.xfs -q -b size=1024", 300 * mib,
+		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, superblock{Type: volume.Ext4, Checked: true,
+			UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", guesttest.GiB,
+			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * guesttest.MiB,
+			superblock{Type: volume.Ext4, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * guesttest.MiB,
+			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext3", 64 * guesttest.MiB, superblock{Type: volume.Ext3, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext2", 64 * guesttest.MiB, superblock{Type: fsExt2, UnitBytes: 8 * guesttest.MiB}},
+		{"mkfs.xfs -q", 300 * guesttest.MiB, superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 4096}},
+		{"mkfs.xfs -q -b size=1024", 300 * guesttest.MiB,
 			superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 1024}},
-		{"mkfs.btrfs -q", 128 * mib, superblock{Type: volume.Btrfs, Checked: true, UnitBytes: 4096}},
+		{"mkfs.btrfs -q", 128 * guesttest.MiB, superblock{Type: volume.Btrfs, Checked: true, UnitBytes: 4096}},
 	} {
 		t.Run("what "+c.mkfs+" makes is recognised", func(t *testing.T) {
 			flag := " -U "
@@ -90,7 +91,7 @@ func TestFindSuperblocks(t *testing.T) {
 			{[]string{"mkfs.xfs", "-q"}, 108},
 			{[]string{"mkfs.btrfs", "-q"}, btrfsOffset + 0x12b},
 		} {
-			head := freshDisk(t, 300*mib, c.mkfs...)
+			head := freshDisk(t, 300*guesttest.MiB, c.mkfs...)
 			head[c.at] ^= 1
 			if found := findSuperblocks(head); len(found) != 1 || found[0].Checked {
 				t.Errorf("%s: found %+v", c.mkfs[0], found)
@@ -98,7 +99,7 @@ func TestFindSuperblocks(t *testing.T) {
 		}
 	})
 	t.Run("an ext4 that wants a check says why", func(t *testing.T) {
-		head := freshDisk(t, 64*mib, "mke2fs", "-q", "-F", "-t", "ext4")
+		head := freshDisk(t, 64*guesttest.MiB, "mke2fs", "-q", "-F", "-t", "ext4")
 		for _, c := range []struct {
 			at    int
 			value byte

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -24,13 +25,13 @@ import (
 func behind(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	small := g.volume(g.attach(testSerial, gib), fsType)
+	small := g.volume(g.Attach(testSerial, guesttest.GiB), fsType)
 	must(t, small.stage())
 	must(t, small.unstage())
-	g.unplug(small.disk)
+	g.Unplug(small.disk)
 	file := copyDisk(t, small.disk.File)
-	must(t, os.Truncate(file, 3*gib))
-	return g.volume(g.attachFile(testSerial, file), fsType)
+	must(t, os.Truncate(file, 3*guesttest.GiB))
+	return g.volume(g.AttachFile(testSerial, file), fsType)
 }
 
 // restored says that the volume's disk was restored from a snapshot of that size.
@@ -44,12 +45,12 @@ func (v testVolume) restored(sourceBytes int64) testVolume {
 // tail is a picture of what lies behind the first GiB, holes and zeroes left out.
 func (v testVolume) tail(t *testing.T) string {
 	t.Helper()
-	run(t, "blockdev", "--flushbufs", v.disk.Loop)
+	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
 	f, err := os.Open(v.disk.File)
 	must(t, err)
 	defer func() { _ = f.Close() }()
 	sum, page := crc32.NewIEEE(), make([]byte, 64<<10)
-	for at := int64(gib); ; at += int64(len(page)) {
+	for at := int64(guesttest.GiB); ; at += int64(len(page)) {
 		at, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return fmt.Sprint(sum.Sum32())
@@ -83,29 +84,29 @@ func (v testVolume) isGrown(t *testing.T) bool {
 	size, err := mountedSize(v.guest.node().devices(), table.of(d)[0], d)
 	must(t, err)
 	entries := v.health(t)
-	if grown := size.SizeBytes > gib; grown != (len(entries) == 0) {
+	if grown := size.SizeBytes > guesttest.GiB; grown != (len(entries) == 0) {
 		t.Fatalf("the filesystem has %d bytes, and its health is %v", size.SizeBytes, entries)
 	}
 	if len(entries) > 0 && entries[0].GetReason() != string(csierr.FilesystemNotGrown) {
 		t.Fatalf("the health is %v", entries)
 	}
-	return size.SizeBytes > 2*gib
+	return size.SizeBytes > 2*guesttest.GiB
 }
 
 func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("data behind a "+fsType+" stays as it is", func(t *testing.T) {
 			v := behind(t, fsType)
-			for at := int64(gib); at < 3*gib; at += 8 * mib {
-				v.disk.writeAt(t, at, bytes.Repeat([]byte{0xAA}, mib))
+			for at := int64(guesttest.GiB); at < 3*guesttest.GiB; at += 8 * guesttest.MiB {
+				v.disk.WriteAt(t, at, bytes.Repeat([]byte{0xAA}, guesttest.MiB))
 			}
-			v.disk.writeAt(t, 3*gib-mib, bytes.Repeat([]byte{0xAA}, mib))
+			v.disk.WriteAt(t, 3*guesttest.GiB-guesttest.MiB, bytes.Repeat([]byte{0xAA}, guesttest.MiB))
 			before := v.tail(t)
 			must(t, v.stage())
 			if v.isGrown(t) {
 				t.Error("it has grown")
 			}
-			run(t, "dd", "if=/dev/zero", "of="+filepath.Join(v.staging(), "file"), "bs=1M", "count=858",
+			guesttest.Run(t, "dd", "if=/dev/zero", "of="+filepath.Join(v.staging(), "file"), "bs=1M", "count=858",
 				"conv=fsync", "status=none")
 			must(t, v.unstage())
 			if v.tail(t) != before {
@@ -126,18 +127,18 @@ func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 			{"nothing behind it on a disk of which nothing is known",
 				func(v testVolume) testVolume { v.Static = true; return v }, 0, true},
 			{"one byte behind it, where no sample is", func(v testVolume) testVolume { return v },
-				2*gib + 12345678, false},
+				2*guesttest.GiB + 12345678, false},
 			{"nothing behind it on a disk that was restored",
-				func(v testVolume) testVolume { return v.restored(gib) }, 0, true},
+				func(v testVolume) testVolume { return v.restored(guesttest.GiB) }, 0, true},
 			{"one byte behind it that the snapshot had",
-				func(v testVolume) testVolume { return v.restored(2 * gib) }, gib + 12345678, false},
+				func(v testVolume) testVolume { return v.restored(2 * guesttest.GiB) }, guesttest.GiB + 12345678, false},
 			{"one byte where a sample is, which the snapshot had not",
-				func(v testVolume) testVolume { return v.restored(gib) }, 3*gib - 1, false},
+				func(v testVolume) testVolume { return v.restored(guesttest.GiB) }, 3*guesttest.GiB - 1, false},
 			{"one byte on a disk that was restored for raw use, too", func(v testVolume) testVolume {
-				v = v.restored(gib)
+				v = v.restored(guesttest.GiB)
 				v.Tag[volume.CtxUse] = volume.UseBoth
 				return v
-			}, 2*gib + 12345678, false},
+			}, 2*guesttest.GiB + 12345678, false},
 		} {
 			if fsType != volume.Ext4 && i > 1 {
 				continue // what is read depends on the disk alone
@@ -145,7 +146,7 @@ func TestNothingBehindAFilesystemIsOverwritten(t *testing.T) {
 			t.Run("a "+fsType+" with "+c.name, func(t *testing.T) {
 				v := c.with(behind(t, fsType))
 				if c.at > 0 {
-					v.disk.writeAt(t, c.at, []byte{1})
+					v.disk.WriteAt(t, c.at, []byte{1})
 				}
 				before := v.tail(t)
 				must(t, v.stage())
@@ -171,15 +172,15 @@ func TestAGrowthThatHadBegunNeedsNoSecondProof(t *testing.T) {
 					nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 					must(t, err)
 					m := markOf(nv.fsVolume)
-					m.GrowFrom = gib
+					m.GrowFrom = guesttest.GiB
 					if !own {
 						m.Volume = "another"
 					}
 					b, err := m.encode()
 					must(t, err)
-					v.disk.writeAt(t, growSlots(v.disk.SizeBytes)[1], b)
+					v.disk.WriteAt(t, growSlots(v.disk.SizeBytes)[1], b)
 					// The header of a group that the kernel had begun to add.
-					v.disk.writeAt(t, gib+gib/4, bytes.Repeat([]byte{0x55}, 4096))
+					v.disk.WriteAt(t, guesttest.GiB+guesttest.GiB/4, bytes.Repeat([]byte{0x55}, 4096))
 					must(t, v.stage())
 					if got := v.isGrown(t); got != own {
 						t.Errorf("grown: %v", got)

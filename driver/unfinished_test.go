@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -24,9 +25,9 @@ import (
 )
 
 // strangeBytes looks through all of a disk's file for what no mkfs writes; -1 is nothing.
-func strangeBytes(t *testing.T, d *guestDisk) int64 {
+func strangeBytes(t *testing.T, d *guesttest.Disk) int64 {
 	t.Helper()
-	run(t, "blockdev", "--flushbufs", d.Loop)
+	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
 	f, err := os.Open(d.File)
 	must(t, err)
 	defer func() { _ = f.Close() }()
@@ -57,16 +58,16 @@ func strangeBytes(t *testing.T, d *guestDisk) int64 {
 // that is refused although nothing but our mkfs has written there would stay refused. The long
 // form, with PROOF_DURATION set, tries every size.
 func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
-	sizes := []int64{64 * mib, 300 * mib, gib, 10 * gib}
+	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}
 	if os.Getenv("PROOF_DURATION") != "" {
-		sizes = append(sizes, 128*mib, 3*gib, 100*gib, 1023*gib)
+		sizes = append(sizes, 128*guesttest.MiB, 3*guesttest.GiB, 100*guesttest.GiB, 1023*guesttest.GiB)
 	}
 	made := 0
 	for _, size := range sizes {
 		for _, fsType := range volume.Filesystems {
 			for _, options := range slotOptions(fsType, size) {
 				for _, block := range volume.BlockSizes {
-					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/mib, options,
+					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/guesttest.MiB, options,
 						block)
 					t.Run(name, func(t *testing.T) {
 						if mkfsIsKnown(t, fsType, options, size, block) {
@@ -87,7 +88,7 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (made bool) {
 	t.Helper()
 	g := newGuest(t)
-	d := g.attach(testSerial, size, "--sector-size", strconv.Itoa(block))
+	d := g.Attach(testSerial, size, "--sector-size", strconv.Itoa(block))
 	var err error
 	v := fsVolume{ID: g.volume(d, fsType).ID, FSType: fsType}
 	v.Mkfs, err = volume.ParseMkfsOptions(options)
@@ -99,7 +100,7 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 		return false
 	}
 	if at := strangeBytes(t, d); at >= 0 {
-		spot := d.readAt(t, at&^(spotBytes-1), spotBytes)
+		spot := d.ReadAt(t, at&^(spotBytes-1), spotBytes)
 		for unit := range slices.Chunk(spot, extBytes) {
 			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
 				t.Fatalf("at %d: %x", at, unit)
@@ -134,7 +135,7 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 			make([]byte, spotBytes-extOffset)), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := mkfsTraces{gib, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
+			m := mkfsTraces{guesttest.GiB, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
 			i, err := m.foreign(slices.Concat(make([]byte, spotBytes), c.spot), c.at-spotBytes)
 			if c.at == 0 {
 				i, err = m.foreign(c.spot, 0)
@@ -152,7 +153,7 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 func cutOffDisk(t *testing.T, whole bool) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
+	v := g.volume(g.Attach(testSerial, 256*guesttest.MiB), volume.Ext4)
 	v.Whole = whole
 	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 	return v
@@ -169,16 +170,16 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 		{"at the start, over all that mkfs made", false, 0, foreign},
 		{"in the boot block", false, 0, []byte{1}},
 		{"in the boot block of a disk that is read whole", true, 0, []byte{1}},
-		{"behind the first MiB of a disk that is read whole", true, 5*mib + 512, foreign[:512]},
-		{"in the midst of a disk that is read whole", true, 100 * mib, foreign[:512]},
-		{"at the end of a disk that is read whole", true, 256*mib - 512, foreign[:512]},
+		{"behind the first MiB of a disk that is read whole", true, 5*guesttest.MiB + 512, foreign[:512]},
+		{"in the midst of a disk that is read whole", true, 100 * guesttest.MiB, foreign[:512]},
+		{"at the end of a disk that is read whole", true, 256*guesttest.MiB - 512, foreign[:512]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := cutOffDisk(t, c.whole)
-			v.disk.writeAt(t, c.at, c.bytes)
-			before := digest(t, v.disk)
+			v.disk.WriteAt(t, c.at, c.bytes)
+			before := v.disk.Digest(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-			if digest(t, v.disk) != before {
+			if v.disk.Digest(t) != before {
 				t.Fatal("the disk was written")
 			}
 		})
@@ -202,16 +203,16 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		for _, script := range []string{"exit 1", `"$real" "$@" && exit 1`} {
 			t.Run(fmt.Sprintf("%s, after a mkfs of %q", name, script), func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.attach(testSerial, 256*mib), volume.Ext4)
+				v := g.volume(g.Attach(testSerial, 256*guesttest.MiB), volume.Ext4)
 				v.Whole = true
 				cutOff(t, script, v.stage)
-				if v.disk.marksOn(t) == 0 {
+				if marksOn(t, v.disk) == 0 {
 					t.Fatal("no mark is on the disk")
 				}
 				raw := v
 				raw.FSType = "block"
 				must(t, show(raw))
-				if n := v.disk.marksOn(t); n != 0 {
+				if n := marksOn(t, v.disk); n != 0 {
 					t.Fatalf("%d marks are left", n)
 				}
 			})
@@ -223,29 +224,29 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		raw.FSType = "block"
 		must(t, raw.stage())
 		must(t, raw.publish("dev"))
-		v.disk.writeAt(t, 0, bytes.Repeat([]byte("raw "), 16*mib))
+		v.disk.WriteAt(t, 0, bytes.Repeat([]byte("raw "), 16*guesttest.MiB))
 		must(t, raw.unpublish("dev"))
 		must(t, raw.unstage())
-		before := digest(t, v.disk)
+		before := v.disk.Digest(t)
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
-		if digest(t, v.disk) != before {
+		if v.disk.Digest(t) != before {
 			t.Fatal("the disk was written")
 		}
 	})
 	t.Run("but a file that holds one keeps its bytes", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.attach(testSerial, 64*mib), volume.Ext4)
+		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
 		v.Whole = true
 		v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
 		must(t, v.stage())
 		fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
 		must(t, v.unstage())
-		before := digest(t, v.disk)
+		before := v.disk.Digest(t)
 		raw := v
 		raw.FSType = "block"
 		must(t, raw.publish("dev"))
 		must(t, raw.unpublish("dev"))
-		if digest(t, v.disk) != before {
+		if v.disk.Digest(t) != before {
 			t.Fatal("the disk was written")
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -48,7 +49,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := openLoop(t, size)
 			for _, offset := range c.dirty {
-				(&guestDisk{Loop: h.Path}).writeAt(t, offset, []byte{1})
+				(&guesttest.Disk{Loop: h.Path}).WriteAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
 			got, err := findForeign(t.Context(), h, c.from, c.to, allZero, func(n int64) { read.Add(n) })
@@ -61,13 +62,13 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := findForeign(t.Context(), openLoop(t, mib), 0, 2*mib, allZero, nil); err == nil {
+		if _, err := findForeign(t.Context(), openLoop(t, guesttest.MiB), 0, 2*guesttest.MiB, allZero, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a caller that gives up ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := findForeign(ctx, openLoop(t, gib), 0, gib, allZero, func(int64) { cancel() })
+		_, err := findForeign(ctx, openLoop(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
@@ -81,14 +82,14 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := findForeign(t.Context(), openLoop(t, gib), 0, gib, allZero, func(int64) { panic("a bug") })
+		_, err := findForeign(t.Context(), openLoop(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
 }
 
 // zeroDisk is a disk that has to be read whole, and a way to read it.
 type zeroDisk struct {
-	*guestDisk
+	*guesttest.Disk
 	v testVolume
 	n *Node
 }
@@ -97,7 +98,7 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	g := newGuest(t)
-	d := g.attach(testSerial, sizeBytes)
+	d := g.Attach(testSerial, sizeBytes)
 	z := zeroDisk{d, g.volume(d, volume.Ext4), g.node()}
 	t.Cleanup(func() {
 		z.n.Close()
@@ -138,19 +139,19 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 }
 
 func TestADiskIsReadWholeOnce(t *testing.T) {
-	const size = 64 * mib
+	const size = 64 * guesttest.MiB
 	t.Run("and the result holds for the next call", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
 		}
-		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n > mib {
+		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n > guesttest.MiB {
 			t.Errorf("%d bytes were read again", n)
 		}
 	})
 	for name, between := range map[string]func(t *testing.T, z zeroDisk){
 		"something was written": func(t *testing.T, z zeroDisk) {
-			z.writeAt(t, 0, make([]byte, 512))
+			z.WriteAt(t, 0, make([]byte, 512))
 		},
 		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
 			held, err := os.Open(z.Loop) // the last to close a device writes it out
@@ -163,12 +164,12 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			must(t, f.Close())
 		},
 		"something was discarded": func(t *testing.T, z zeroDisk) {
-			run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
+			guesttest.Run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
 		},
 		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.n.scans.drop(z.v.ID) },
 		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
-			z.v.guest.unplug(z.guestDisk)
-			*z.guestDisk = *z.v.guest.attachFile(testSerial, z.File)
+			z.v.guest.Unplug(z.Disk)
+			*z.Disk = *z.v.guest.AttachFile(testSerial, z.File)
 		},
 	} {
 		t.Run("but again when "+name, func(t *testing.T) {
@@ -182,7 +183,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 	}
 	t.Run("and one that is not blank is refused again without it", func(t *testing.T) {
 		z := newZeroDisk(t, size)
-		z.writeAt(t, size-5000, []byte{7})
+		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {
 			var err error
 			n := z.reads(t, func() { err = z.prove(t.Context(), t) })
@@ -190,17 +191,17 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			if !strings.Contains(err.Error(), fmt.Sprint("offset ", size-5000)) {
 				t.Errorf("the message does not name the offset: %v", err)
 			}
-			if i > 0 && n > mib {
+			if i > 0 && n > guesttest.MiB {
 				t.Errorf("%d bytes were read again", n)
 			}
 		}
-		z.writeAt(t, size-5000, []byte{0})
+		z.WriteAt(t, size-5000, []byte{0})
 		must(t, z.prove(t.Context(), t))
 	})
 }
 
 func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
-	const size = 4 * gib
+	const size = 4 * guesttest.GiB
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -234,7 +235,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
-		if n := z.v.disk.marksOn(t); n != 0 {
+		if n := marksOn(t, z.v.disk); n != 0 {
 			t.Errorf("%d marks are on the disk", n)
 		}
 		must(t, stage(t.Context()))
@@ -245,7 +246,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 	t.Run("and what was written meanwhile is found", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		z.writeAt(t, 0, []byte{1}) // behind the reader's back
+		z.WriteAt(t, 0, []byte{1}) // behind the reader's back
 		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
@@ -266,21 +267,21 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
 	})
 	t.Run("and ends when the disk is detached", func(t *testing.T) {
-		z := newZeroDisk(t, 64*gib)
+		z := newZeroDisk(t, 64*guesttest.GiB)
 		giveUp := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
 			return z.prove(ctx, t)
 		}
 		csitest.Want(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
-		z.v.guest.unplug(z.guestDisk)
+		z.v.guest.Unplug(z.Disk)
 		for _, job := range z.n.scans.jobs {
 			<-job.done
 			if !csierr.Has(job.err, csierr.DeviceNotFound) {
 				t.Errorf("it ended with %v", job.err)
 			}
 		}
-		z.v.guest.plug(z.guestDisk)
+		z.v.guest.Plug(z.Disk)
 	})
 }
 

@@ -21,6 +21,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
+// Must ends the test on an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Want ends the test unless err has the code and the reason, and can be shown to anybody.
 func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 	t.Helper()
