@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
@@ -68,8 +69,8 @@ func TestTheAreasOfADisk(t *testing.T) {
 func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 	image := func(t *testing.T, size int64) string {
 		file := filepath.Join(t.TempDir(), "disk.img")
-		must(t, os.WriteFile(file, nil, 0o600))
-		must(t, os.Truncate(file, size))
+		csitest.Must(t, os.WriteFile(file, nil, 0o600))
+		csitest.Must(t, os.Truncate(file, size))
 		return file
 	}
 	numbers := func(t *testing.T, out, pattern string) []int64 {
@@ -77,7 +78,7 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 		var all []int64
 		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(out, -1) {
 			n, err := strconv.ParseInt(m[1], 10, 64)
-			must(t, err)
+			csitest.Must(t, err)
 			all = append(all, n)
 		}
 		return all

@@ -4,13 +4,11 @@ package driver
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
@@ -22,7 +20,7 @@ const aimBlankProofMS = 50
 func BenchmarkBlankProof(b *testing.B) {
 	for _, gibs := range []int64{1, 10, 1023} {
 		b.Run(fmt.Sprintf("%d GiB", gibs), func(b *testing.B) {
-			h := openLoop(b, gibs*guesttest.GiB)
+			h := opened(b, gibs*guesttest.GiB)
 			areas := markAreas(h.SizeBytes)
 			var bytes int64
 			for _, a := range areas {
@@ -59,7 +57,7 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 	const sizeBytes = 4 * guesttest.GiB
 	for _, kind := range []string{"sparse", "allocated"} {
 		b.Run(kind, func(b *testing.B) {
-			h := openLoop(b, sizeBytes, "--direct-io=on")
+			h := opened(b, sizeBytes, "--direct-io=on")
 			if kind == "allocated" {
 				_, err := runTool(nil, "dd", "if=/dev/zero", "of="+h.Path, "bs=4M", "oflag=direct")
 				if err != nil {
@@ -96,31 +94,16 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 	}
 }
 
-// openLoop opens a loop device over a sparse file, as the node opens a disk.
-func openLoop(tb testing.TB, sizeBytes int64, flags ...string) *heldDevice {
+// opened is a blank disk of that size. The flags are losetup's.
+func opened(tb testing.TB, sizeBytes int64, flags ...string) *heldDevice {
 	tb.Helper()
-	file := filepath.Join(tb.TempDir(), "disk.img")
-	check := func(err error) {
-		if err != nil {
-			tb.Helper()
-			tb.Fatal(err)
-		}
-	}
-	check(os.WriteFile(file, nil, 0o600))
-	check(os.Truncate(file, sizeBytes))
-	result, err := runTool(nil, "losetup", append(append([]string{"--find", "--show"}, flags...),
-		file)...)
-	check(err)
-	loop := strings.TrimSpace(result.Stdout)
-	tb.Cleanup(func() {
-		_, err := runTool(nil, "losetup", "--detach", loop)
-		check(err)
-	})
-	major, minor, err := blockNumber(loop)
-	check(err)
-	h, err := devices{}.open(device{Name: filepath.Base(loop), Path: loop, Major: major, Minor: minor,
-		SizeBytes: sizeBytes})
-	check(err)
-	tb.Cleanup(func() { check(h.Close()) })
+	g := guesttest.New(tb)
+	d := g.Attach(guesttest.Serial, sizeBytes, flags...)
+	host := devices{sysfsRoot: g.Sys(""), devRoot: g.Dev("")}
+	found, err := host.lookup(d.Serial)
+	csitest.Must(tb, err)
+	h, err := host.open(found)
+	csitest.Must(tb, err)
+	tb.Cleanup(func() { csitest.Must(tb, h.Close()) })
 	return h
 }

@@ -12,18 +12,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
 // A program that starts has a copy of every descriptor until it has begun, so a claim that is over
 // could seem to be held still: by the mkfs of another volume.
 func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
-	g := newGuest(t)
+	g := guesttest.New(t)
 	d := g.Attach("csi-0123456789abcdef", 64*guesttest.MiB)
-	found, err := g.node().devices().lookup(d.Serial)
-	must(t, err)
-	held, err := g.node().devices().open(found)
-	must(t, err)
+	ds := devices{sysfsRoot: g.Sys(""), devRoot: g.Dev("")}
+	found, err := ds.lookup(d.Serial)
+	csitest.Must(t, err)
+	held, err := ds.open(found)
+	csitest.Must(t, err)
 	defer func() { _ = held.Close() }()
 	over := make(chan struct{})
 	var starting sync.WaitGroup

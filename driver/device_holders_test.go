@@ -29,7 +29,7 @@ func opening(t *testing.T, how, path string) *neighbour {
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
 	holders := filepath.Join(g.Dir, "sys/block", v.disk.Name, "holders")
@@ -48,7 +48,7 @@ func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 
 func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	// As a container has it: by a node of its own, which is no mount.
@@ -68,7 +68,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, 4*guesttest.MiB), 0o600))
@@ -82,7 +82,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	}
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		breakExt(t, v)
 		must(t, v.unstage())
@@ -102,7 +102,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
 			must(t, unix.Unmount(g.path("dev"), 0)) // and there the driver dies
@@ -117,7 +117,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 	}
 	t.Run("but not while another workload has the volume", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())
 		must(t, v.publishReadOnly("dev"))

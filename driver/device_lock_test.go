@@ -25,7 +25,7 @@ import (
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
 			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
@@ -49,7 +49,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			outlives := lockedProgram(t, v)
 			for name, call := range map[string]func() error{
 				"stage": v.stage, "publish": func() error { return v.publish("pod") },
@@ -68,7 +68,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		})
 	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		node := filepath.Join(g.Dir, "dev", v.disk.Name)
 		f, err := os.Open(node)
 		must(t, err)
@@ -118,7 +118,7 @@ func TestADeviceThatAProcessWritesToIsNotTouched(t *testing.T) {
 	} {
 		t.Run("one that is "+name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			v.Whole = name == "to be read"
 			prepare(v)
 			before := v.disk.Digest(t)
@@ -155,7 +155,7 @@ func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "disk.img")
 			must(t, os.WriteFile(file, nil, 0o600))
 			must(t, os.Truncate(file, 64*guesttest.MiB))
-			v := g.volume(g.AttachFile(testSerial, file, c.attached...), volume.Ext4)
+			v := g.volume(g.AttachFile(guesttest.Serial, file, c.attached...), volume.Ext4)
 			v.Context = map[string]string{volume.CtxBlockSize: c.blocks}
 			before := v.disk.Digest(t)
 			err := v.stage()

@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
 func TestParseSerial(t *testing.T) {
@@ -42,11 +43,11 @@ func TestParseDeviceNumber(t *testing.T) {
 
 func TestFindingADevice(t *testing.T) {
 	t.Run("D-35 a serial is matched whole", func(t *testing.T) {
-		root := sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
+		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
 			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
 		ds := devices{sysfsRoot: root, devRoot: t.TempDir()}
 		all, err := ds.list()
-		must(t, err)
+		csitest.Must(t, err)
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
@@ -64,13 +65,24 @@ func TestFindingADevice(t *testing.T) {
 	})
 }
 
-func TestDiskSerial(t *testing.T) {
-	for in, want := range map[string]string{
-		"db": "db", "csi-0123456789abcdef": "csi-0123456789abcdef",
-		"csi-0123456789abcdef-more": "csi-0123456789abcdef",
+func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
+	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
+		" 49908 28 0 9568286 1 2595 4488\n" +
+		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
+		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n" +
+		"   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
+	for _, c := range []struct {
+		major, minor uint32
+		want         ioCounters
+	}{
+		{7, 0, ioCounters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
+		{7, 1, ioCounters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
+		{259, 0, ioCounters{}}, // of a kernel that does not count discards
+		{8, 0, ioCounters{}},
+		{7, 2, ioCounters{}},
 	} {
-		if got := volume.Serial(in); got != want {
-			t.Errorf("diskSerial(%q) = %q, want %q", in, got, want)
+		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
+			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)
 		}
 	}
 }

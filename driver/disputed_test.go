@@ -70,7 +70,7 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 			}
 			t.Run(name, func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.Attach(testSerial, c.size), c.fsType)
+				v := g.volume(g.Attach(guesttest.Serial, c.size), c.fsType)
 				v.Context = map[string]string{volume.CtxMkfsOptions: c.options}
 				must(t, v.stage())
 				must(t, v.unstage())
@@ -107,7 +107,7 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, max(128*guesttest.MiB, smallest(c.fsType))), c.fsType)
+			v := g.volume(g.Attach(guesttest.Serial, max(128*guesttest.MiB, smallest(c.fsType))), c.fsType)
 			must(t, v.stage())
 			must(t, v.unstage())
 			c.mark(v.disk, t)

@@ -14,7 +14,7 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
 		t.Run(fsType, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), fsType)
 			must(t, v.stage())
 			const behaviour, remountReadOnly = 0x3C, 2
 			b := v.disk.ReadAt(t, extOffset, extBytes)
@@ -28,7 +28,7 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 func TestABigallocIsMountedAsItIs(t *testing.T) {
 	bigalloc := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 6*guesttest.GiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 6*guesttest.GiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-O", "bigalloc", v.disk.Loop, "1G")
 		return v
 	}

@@ -175,7 +175,7 @@ func (h disk) checkExt(args ...string) error {
 		return nil
 	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
-			"data; run e2fsck on a snapshot first: %s", h.Path, lastWords(result.Stdout+result.Stderr))
+			"data; run e2fsck on a snapshot first: %s", h.Path, csierr.LastWords(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", h.Path)
 }

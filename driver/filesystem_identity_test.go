@@ -37,7 +37,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		newVolume := func(t *testing.T) testVolume {
 			g := newGuest(t)
-			return g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
+			return g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
 		}
 		t.Run("a "+fsType+" is made with the volume's id", func(t *testing.T) {
 			v := newVolume(t)
@@ -99,7 +99,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			v := newVolume(t).expecting(inheritedUUID)
 			must(t, v.stage())
 			must(t, v.unstage())
-			w := v.guest.volume(v.guest.Attach(otherSerial, smallest(fsType)), fsType)
+			w := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, smallest(fsType)), fsType)
 			w = w.expecting(inheritedUUID)
 			must(t, w.stage())
 			w.lives(t)
@@ -120,7 +120,7 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 	}
 	t.Run("what is no UUID is not expected", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4).expecting("random")
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4).expecting("random")
 		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.FieldInvalid)
 	})
 	t.Run("an ext4 under growth is refused as well", func(t *testing.T) {

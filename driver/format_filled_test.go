@@ -13,7 +13,7 @@ import (
 
 func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 	files := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
 	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)

@@ -21,14 +21,14 @@ import (
 func grown(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	small := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+	small := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 	must(t, small.stage())
 	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
 	must(t, small.unstage())
 	g.Unplug(small.disk)
 	file := copyDisk(t, small.disk.File)
 	must(t, os.Truncate(file, 256*guesttest.MiB))
-	return g.volume(g.AttachFile(testSerial, file), fsType)
+	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 }
 
 func (v testVolume) hasGrown(t *testing.T) {
@@ -108,7 +108,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		v.disk.WriteAt(t, extOffset+0x88, []byte("/x"))
 		err := v.stage()

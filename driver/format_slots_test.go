@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -80,11 +81,11 @@ func slotConfigs(t *testing.T, fsType string) []string {
 		return []string{""}
 	}
 	usual, err := os.ReadFile("/etc/mke2fs.conf")
-	must(t, err)
+	csitest.Must(t, err)
 	configs := []string{filepath.Join(t.TempDir(), "lazy"), filepath.Join(t.TempDir(), "whole")}
 	for i, lazy := range []string{"1", "0"} {
 		text := strings.Replace(string(usual), "[defaults]", "[defaults]\n\tlazy_itable_init = "+lazy, 1)
-		must(t, os.WriteFile(configs[i], []byte(text), 0o600))
+		csitest.Must(t, os.WriteFile(configs[i], []byte(text), 0o600))
 	}
 	return configs
 }
@@ -93,15 +94,15 @@ func slotConfigs(t *testing.T, fsType string) []string {
 func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
 	ok bool) {
 	t.Helper()
-	h := openLoop(t, size, "--sector-size", sector)
+	h := opened(t, size, "--sector-size", sector)
 	parsed, err := volume.ParseMkfsOptions(options)
-	must(t, err)
+	csitest.Must(t, err)
 	v := fsVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
 	mark, err := markOf(v).encode()
-	must(t, err)
-	must(t, h.exclusively(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
+	csitest.Must(t, err)
+	csitest.Must(t, h.exclusively(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
 	name, args, err := mkfsCommand(v)
-	must(t, err)
+	csitest.Must(t, err)
 	mkfs := exec.Command(name, append(args, h.Path)...)
 	mkfs.Env = append(os.Environ(), "MKE2FS_CONFIG="+config)
 	if err := mkfs.Run(); errors.As(err, new(*exec.ExitError)) {
@@ -111,7 +112,7 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	}
 	for _, slot := range markSlots(size) {
 		b, err := h.readAt(slot, spotBytes)
-		must(t, err)
+		csitest.Must(t, err)
 		if bytes.Equal(b, mark) {
 			left++
 		}

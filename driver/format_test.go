@@ -94,7 +94,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		for _, c := range cuts {
 			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
+				v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
 				cutOff(t, c.script, v.stage)
 				if n := marksOn(t, v.disk); n == 0 {
 					t.Fatal("no mark is left on the disk")
@@ -112,7 +112,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		t.Run("a "+fsType+" that was cut off becomes "+other+" when that is asked for now",
 			func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.Attach(testSerial, max(smallest(fsType), smallest(other))), fsType)
+				v := g.volume(g.Attach(guesttest.Serial, max(smallest(fsType), smallest(other))), fsType)
 				script := `"$real" "$@" && exit 1`
 				if fsType == volume.Btrfs {
 					script = "exit 1" // when it is finished it stays what it is
@@ -130,7 +130,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 		} {
 			for which := 1; which < 8; which++ {
 				g := newGuest(t)
-				v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+				v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 				make(v)
 				for i, slot := range markSlots(v.disk.SizeBytes) {
 					if which&(1<<i) != 0 {
@@ -146,7 +146,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 
 func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(testSerial, 256*guesttest.MiB), volume.Btrfs)
+	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Btrfs)
 	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
 	// All of it is written and nothing but the superblocks and the marks reaches the disk.
 	file, err := os.ReadFile(v.disk.File)
@@ -219,7 +219,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			v.disk.WriteAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
 			m, err := parseMark(v.mark(t))
@@ -244,7 +244,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	}
 	t.Run("a mark of ours beside one of another volume is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		other := v
 		other.ID = "another"
 		v.disk.WriteAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
@@ -262,7 +262,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	} {
 		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			cutOff(t, "exit 1", v.stage)
 			offset := c.offset
 			if offset < 0 {
@@ -278,7 +278,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	}
 	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
 		g := newGuest(t)
-		origin := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		origin := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
 		v := g.volume(g.AttachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
@@ -290,7 +290,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("a "+fsType+" whose files hold marks at their places keeps them", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
 			if fsType != volume.Btrfs {
 				// The size of a mark's spot.
 				v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
@@ -312,7 +312,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 			t.Run("a "+fsType+" that was only just "+state+" when its machine died",
 				func(t *testing.T) {
 					g := newGuest(t)
-					v := g.volume(g.Attach(testSerial, smallest(fsType)), fsType)
+					v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
 					must(t, v.stage())
 					file := filepath.Join(v.staging(), "hello")
 					if state != "mounted and nothing more" {
@@ -326,7 +326,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 					copied := copyDisk(t, v.disk.File)
 					must(t, v.unstage())
 					g.Unplug(v.disk)
-					after := g.volume(g.AttachFile(testSerial, copied), fsType)
+					after := g.volume(g.AttachFile(guesttest.Serial, copied), fsType)
 					after.ID = v.ID
 					for _, slot := range markSlots(after.disk.SizeBytes) {
 						after.disk.WriteAt(t, slot, after.mark(t))
@@ -365,7 +365,7 @@ func fill(t *testing.T, path string, spot []byte) {
 func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 	t.Run("a device that is swapped while it is checked is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
 		before := v.disk.Digest(t) + other.Digest(t)
 		// The other disk takes the name of the first and its serial.
@@ -383,7 +383,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 	t.Run("a second device with the serial that comes while it is checked is noticed",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			other := g.Attach("csi-other00000000000", 64*guesttest.MiB)
 			before := v.disk.Digest(t) + other.Digest(t)
 			tools(t, map[string]string{"blkid": fmt.Sprintf(`cp '%s' '%s'; exit 2`,
@@ -396,7 +396,7 @@ func TestTheDeviceIsTheSameFromTheCheckToTheMount(t *testing.T) {
 		})
 	t.Run("mkfs is not alone responsible that nobody holds the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 		must(t, err)
 		defer func() { _ = holder.Close() }()

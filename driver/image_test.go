@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -24,7 +25,7 @@ import (
 func imageTools(t *testing.T) []string {
 	t.Helper()
 	b, err := os.ReadFile("../Dockerfile")
-	must(t, err)
+	csitest.Must(t, err)
 	found := regexp.MustCompile(`(?m)^ARG TOOLS="([^"]+)"$`).FindSubmatch(b)
 	if found == nil {
 		t.Fatal(`Dockerfile has no line ARG TOOLS="…"`)
@@ -42,7 +43,7 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	run := programsInSource(t)
 	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
 		name, _, err := mkfsCommand(fsVolume{FSType: fsType})
-		must(t, err)
+		csitest.Must(t, err)
 		run = append(run, name)
 	}
 	slices.Sort(run)
@@ -56,14 +57,14 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 func programsInSource(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("*.go")
-	must(t, err)
+	csitest.Must(t, err)
 	var names []string
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		must(t, err)
+		csitest.Must(t, err)
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
 			if !ok {
@@ -123,13 +124,13 @@ func TestTheProgramsOfTheNodeImageWorkAlone(t *testing.T) {
 	}
 	// A runtime mounts /proc; this much of it is looked at.
 	mounts, err := os.ReadFile("/proc/mounts")
-	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
-	must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))
-	must(t, os.Symlink("self/mounts", filepath.Join(root, "proc/mounts")))
+	csitest.Must(t, err)
+	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
+	csitest.Must(t, os.WriteFile(filepath.Join(root, "proc/self/mounts"), mounts, 0o600))
+	csitest.Must(t, os.Symlink("self/mounts", filepath.Join(root, "proc/mounts")))
 	for _, disk := range []string{"ext4", "xfs", "btrfs"} {
-		must(t, os.WriteFile(filepath.Join(root, disk), nil, 0o600))
-		must(t, os.Truncate(filepath.Join(root, disk), 512<<20))
+		csitest.Must(t, os.WriteFile(filepath.Join(root, disk), nil, 0o600))
+		csitest.Must(t, os.Truncate(filepath.Join(root, disk), 512<<20))
 	}
 	for _, line := range []string{
 		"mke2fs -q -t ext4 -E nodiscard -m 0 /ext4", "e2fsck -f -n /ext4", "resize2fs /ext4",
@@ -180,12 +181,12 @@ func wantNoShell(t *testing.T, root string) {
 		}
 		return err
 	})
-	must(t, err)
+	csitest.Must(t, err)
 }
 
 func TestTheControllerImageIsTheBinaryAloneAndNobodys(t *testing.T) {
 	b, err := os.ReadFile("../Dockerfile")
-	must(t, err)
+	csitest.Must(t, err)
 	for _, target := range []string{"controller", "instance-metadata"} {
 		_, stage, found := strings.Cut(string(b), "\nFROM empty AS "+target+"\n")
 		stage, _, _ = strings.Cut(stage, "\nFROM ")

@@ -89,7 +89,7 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	if len(said) == 0 {
 		return ""
 	}
-	return ": " + lastWords(strings.Join(said, "; "))
+	return ": " + csierr.LastWords(strings.Join(said, "; "))
 }
 
 // cloneMount makes a loose copy of the mount at path, as a bind mount would be. path may be a file:

@@ -115,7 +115,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			n := inNamespace(t, "private", "")
 			v.held(fmt.Sprintf("process %d", n.pid))
@@ -125,7 +125,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	}
 	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(g.path("aside"), 0o755))
 		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
@@ -136,7 +136,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("though its disk was yanked away", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		g.Unplug(v.disk)
@@ -146,7 +146,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("nor a raw one", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		must(t, os.WriteFile(g.path("aside"), nil, 0o600))
@@ -159,7 +159,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
 		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits
@@ -190,7 +190,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 				kubelet := filepath.Join(g.Dir, "kubelet")
 				must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
 				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.Dir, "aside"))
-				v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+				v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 				must(t, v.stage())
 				must(t, v.publish("pod"))
 				if got := n.mounts(g.Dir); len(got) < 2 {
@@ -209,7 +209,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	t.Run("but one that was moved away there is", func(t *testing.T) {
 		g := rememberingGuest(t)
 		g.shared()
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
 		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
@@ -222,7 +222,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		func(t *testing.T) {
 			g := rememberingGuest(t)
 			g.shared()
-			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			n := inNamespace(t, "unchanged",
 				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
@@ -242,7 +242,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		aside := filepath.Join(g.Dir, "aside")
 		must(t, os.Mkdir(aside, 0o755))
 		guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "kubelet"), aside)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		if got := guesttest.Mounts(t, g.Dir); len(got) != 4 {
 			t.Fatalf("mounts: %q", got)
@@ -258,7 +258,7 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			n := inNamespace(t, "private", "")

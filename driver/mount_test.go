@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 func TestTheMountTableIsRead(t *testing.T) {
@@ -15,7 +17,7 @@ func TestTheMountTableIsRead(t *testing.T) {
 		`52 41 259:3 /sub /other ro,relatime - ext4 /dev/nvme3n1 rw`,
 		`51 40 0:52 / /a\040b\011c\012d\134e rw - tmpfs none rw`,
 	}, "\n") + "\n"))
-	must(t, err)
+	csitest.Must(t, err)
 	const path = "/a b\tc\nd\\e"
 	layers := table.at(path)
 	if len(layers) != 2 || layers[1].ID != 51 || table.top(path).FSType != "tmpfs" {
@@ -40,26 +42,13 @@ func TestTheMountTableIsRead(t *testing.T) {
 		"rw,noatime - ext4 /dev/nvme4n1 shutdown": dead,
 	} {
 		table, err := parseMountTable([]byte("41 21 259:4 / / " + line + "\n"))
-		must(t, err)
+		csitest.Must(t, err)
 		if got := conditionOf(table[0]); got != want {
 			t.Errorf("the filesystem of %q is %s, want %s", line, got, want)
 		}
 	}
 	if table.top("/a") != nil {
 		t.Fatal("a part of a path is taken for the path")
-	}
-}
-
-func TestLastWords(t *testing.T) {
-	for in, want := range map[string]string{
-		"":                       "it said nothing",
-		" \n\t":                  "it said nothing",
-		"a\n\n b":                `"a b"`,
-		strings.Repeat("x", 400): `"…` + strings.Repeat("x", 300) + `"`,
-	} {
-		if got := lastWords(in); got != want {
-			t.Errorf("lastWords(%q) = %q", in, got)
-		}
 	}
 }
 

@@ -82,7 +82,7 @@ func (v testVolume) exclusive() error {
 func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		must(t, os.WriteFile(filepath.Join(g.path("pod"), "hello"), []byte("x"), 0o600))
@@ -147,7 +147,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"ro"}
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		must(t, v.stage())
@@ -161,7 +161,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.freeze("staging " + v.Name)

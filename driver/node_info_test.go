@@ -4,7 +4,6 @@ package driver
 
 import (
 	"bytes"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -23,28 +22,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
-
-// sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
-// serial is "-" has none.
-func sysfs(t *testing.T, serials map[string]string) string {
-	t.Helper()
-	root := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(root, "block"), 0o755))
-	minor := 0
-	for name, serial := range serials {
-		minor++
-		dir := filepath.Join(root, "block", name)
-		must(t, os.MkdirAll(filepath.Join(dir, "device"), 0o755))
-		files := map[string]string{"dev": fmt.Sprintf("259:%d\n", minor), "size": "2097152\n"}
-		if serial != "-" {
-			files["device/serial"] = serial + strings.Repeat("\x00", 20-len(serial)) + "\n"
-		}
-		for file, text := range files {
-			must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o444))
-		}
-	}
-	return root
-}
 
 func TestNodeGetInfo(t *testing.T) {
 	const own = "csi-0123456789abcde"
@@ -71,7 +48,7 @@ func TestNodeGetInfo(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log bytes.Buffer
-			n := &Node{SysfsRoot: sysfs(t, c.disks), InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
+			n := &Node{SysfsRoot: guesttest.Sysfs(t, c.disks), InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01",
 				MaxDisks: c.limit, Log: slog.New(slog.NewTextHandler(&log, nil))}
 			info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 			must(t, err)
@@ -90,7 +67,7 @@ func TestNodeGetInfo(t *testing.T) {
 		func(t *testing.T) {
 			const disk = "made-by-hand-with-a-long-name"
 			n := &Node{InstanceID: "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01", StateDir: t.TempDir(),
-				SysfsRoot: sysfs(t, map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]})}
+				SysfsRoot: guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme1n1": disk[:20]})}
 			room := func(want int64) {
 				t.Helper()
 				info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
@@ -109,7 +86,7 @@ func TestNodeGetInfo(t *testing.T) {
 			room(10)
 		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {
-		n := &Node{SysfsRoot: sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
+		n := &Node{SysfsRoot: guesttest.Sysfs(t, nil), InstanceID: "x", Topology: map[string]string{
 			"topology.csi.oxide.computer/rack": "a"}}
 		info, err := n.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		must(t, err)
@@ -118,7 +95,7 @@ func TestNodeGetInfo(t *testing.T) {
 		}
 	})
 	t.Run("NI-4 without an identity there is no answer", func(t *testing.T) {
-		_, err := (&Node{SysfsRoot: sysfs(t, nil)}).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		_, err := (&Node{SysfsRoot: guesttest.Sysfs(t, nil)}).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		csitest.Want(t, err, codes.FailedPrecondition, csierr.InstanceUnknown)
 	})
 }
@@ -145,7 +122,7 @@ func TestNodeGetCapabilities(t *testing.T) {
 
 func TestAPathWithANULIsInvalid(t *testing.T) {
 	g := newGuest(t)
-	v, n := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4), g.node()
+	v, n := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4), g.node()
 	must(t, v.stage())
 	const path = "/a\x00b"
 	for name, call := range map[string]func() error{
@@ -222,7 +199,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("VS-3 a filesystem counts bytes and inodes: "+fsType, func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
 			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, guesttest.MiB), 0o600))
@@ -246,7 +223,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	}
 	t.Run("VS-4 a block volume has its size", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		must(t, v.publish("dev"))
 		usage, err := stats(g.node(), v.ID, g.path("dev"), "")
 		must(t, err)
@@ -256,7 +233,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	})
 	t.Run("VS-2 VS-5 a path that does not show this volume is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		n := g.node()
 		for _, each := range []testVolume{v, other} {
@@ -291,7 +268,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 		return resp.GetVolumeHealth().GetHealthStatuses()
 	}
 	t.Run("NH-2 a volume id is needed, and the node has to know the volume", func(t *testing.T) {
-		n := &Node{SysfsRoot: sysfs(t, nil)}
+		n := &Node{SysfsRoot: guesttest.Sysfs(t, nil)}
 		_, err := n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{})
 		csitest.Want(t, err, codes.InvalidArgument, csierr.VolumeIDMissing)
 		_, err = n.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
@@ -301,7 +278,7 @@ func TestNodeGetVolumeHealth(t *testing.T) {
 	t.Run("a volume is healthy, then read-only after errors, then without its device",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 			n := g.node()
 			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 			must(t, err)

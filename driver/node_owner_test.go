@@ -21,11 +21,11 @@ import (
 // twoVolumes are a published volume and another one, which the node knows or not.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
 	g := rememberingGuest(t)
-	v = g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+	v = g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 	if fsType == volume.Btrfs {
 		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
 	}
-	other = g.volume(g.Attach(otherSerial, 512*guesttest.MiB), fsType)
+	other = g.volume(g.Attach(guesttest.OtherSerial, 512*guesttest.MiB), fsType)
 	must(t, v.stage())
 	must(t, v.publish("pod"))
 	if known {
@@ -88,8 +88,8 @@ func (v testVolume) unstageAt(path string) error {
 
 func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
-	d := g.Attach(otherSerial, 16*guesttest.MiB)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
 	g.Unplug(d)
 	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
 	must(t, os.Mkdir(v.staging(), 0o755))

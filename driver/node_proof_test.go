@@ -42,10 +42,10 @@ func (v testVolume) stats(path string) error {
 func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.Attach(testSerial, 16*guesttest.MiB), "block")
+		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
-		return v, v.replaced(otherSerial, fsType)
+		return v, v.replaced(guesttest.OtherSerial, fsType)
 	}
 	t.Run("VS-5 shows not this volume", func(t *testing.T) {
 		v, _ := setUp(t, "block")
@@ -57,7 +57,7 @@ func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	t.Run("NP-5 is not published again", func(t *testing.T) {
 		v, _ := setUp(t, "block")
 		csitest.Want(t, v.publish("dev"), codes.NotFound, csierr.DeviceNotFound)
-		moved := v.guest.Attach(testSerial, 16*guesttest.MiB) // the volume's disk is back under another number
+		moved := v.guest.Attach(guesttest.Serial, 16*guesttest.MiB) // the volume's disk is back under another number
 		v.disk = moved
 		csitest.Want(t, v.publish("dev"), codes.AlreadyExists, csierr.PublishedDifferently)
 		must(t, v.unpublish("dev"))
@@ -112,8 +112,8 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
-			other := g.volume(g.Attach(otherSerial, 16*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+			other := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			must(t, other.stage())
 			cover(t, v, other)
@@ -132,7 +132,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 	}
 	t.Run("a device that was born anew under the number", func(t *testing.T) {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		sequence := filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq")
 		must(t, os.WriteFile(sequence, []byte("999999999\n"), 0o644))
@@ -143,7 +143,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+		v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 		must(t, v.stage())
 		shown, err := g.node().shownAt(v.staging())
 		must(t, err)
@@ -160,12 +160,12 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	setUp := func(t *testing.T, serial string) (v, w testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.Attach(testSerial, 128*guesttest.MiB), volume.Btrfs)
+		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		g.Unplug(v.disk)
 		file := v.disk.File
-		if serial != testSerial {
+		if serial != guesttest.Serial {
 			file = filepath.Join(t.TempDir(), "other.img")
 			must(t, os.WriteFile(file, nil, 0o600))
 			must(t, os.Truncate(file, 128*guesttest.MiB))
@@ -177,7 +177,7 @@ func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 		return v, g.volume(again, volume.Btrfs)
 	}
 	t.Run("nor published for it, and staged again once no workload has it", func(t *testing.T) {
-		v, w := setUp(t, testSerial)
+		v, w := setUp(t, guesttest.Serial)
 		w.ID = v.ID
 		csitest.Want(t, w.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 		csitest.Want(t, w.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
@@ -188,7 +188,7 @@ func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 		must(t, w.unstage())
 	})
 	t.Run("and does not keep another disk from being staged and unstaged", func(t *testing.T) {
-		v, w := setUp(t, otherSerial)
+		v, w := setUp(t, guesttest.OtherSerial)
 		w.FSType = volume.Ext4 // mkfs.btrfs itself goes by the name
 		must(t, w.stage())
 		must(t, w.unstage())

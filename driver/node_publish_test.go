@@ -31,7 +31,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 	good := &csi.NodePublishVolumeRequest{
 		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
 		TargetPath: "/tmp/nowhere-else", VolumeCapability: testVolume{Mode: writer}.capability(),
-		PublishContext: map[string]string{volume.CtxDiskName: testSerial},
+		PublishContext: map[string]string{volume.CtxDiskName: guesttest.Serial},
 	}
 	for _, c := range []struct {
 		name   string
@@ -75,7 +75,7 @@ func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
 func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		v.Name = "csi-another000000000"
 		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
@@ -83,7 +83,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
 		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 			must(t, os.Mkdir(v.staging(), 0o755))
 			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
@@ -92,7 +92,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		})
 		t.Run("NP-5 another "+fsType+" volume at the staging path is not published", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 			other := g.volume(g.Attach("csi-other00000000000", 128*guesttest.MiB), fsType)
 			must(t, other.stage())
 			req := v.publishRequest("pod")
@@ -103,7 +103,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	}
 	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
@@ -111,7 +111,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	yank := func(t *testing.T, v testVolume) {
 		copied := copyDisk(t, v.disk.File)
 		v.guest.Unplug(v.disk)
-		*v.disk = *v.guest.AttachFile(testSerial, copied)
+		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
 	}
 	for _, c := range []struct {
 		name, fsType string
@@ -132,7 +132,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), c.fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), c.fsType)
 			v.Mode = multiWriter
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -152,7 +152,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 	}
 	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		turnReadOnly(t, v.staging())
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
@@ -164,7 +164,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
 		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			v.Mode = mode
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -202,7 +202,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	}
 	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		v.Flags = []string{"noexec"}
@@ -210,7 +210,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, other.stage())
@@ -219,7 +219,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		v.Mode = multiWriter
 		must(t, v.stage())
 		must(t, v.publish("pod"))
@@ -228,7 +228,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		// A name that looks like a disk's node.
 		sub := filepath.Join(v.staging(), "nvme0n1")
@@ -243,7 +243,7 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 	})
 	t.Run("mount flags of the publication are its own", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"nodev"}
 		must(t, v.stage())
 		v.Flags = []string{"noexec", "noatime"}
@@ -264,7 +264,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
 			func(t *testing.T) {
 				g := newGuest(t)
-				v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+				v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 				v.Mode = multiWriter
 				must(t, v.stage())
 				for range 2 {
@@ -284,7 +284,7 @@ func TestReadOnlyPublications(t *testing.T) {
 	t.Run("NP-9 a read-only block publication makes the device read-only until it ends",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 			v.Mode = multiWriter
 			must(t, v.stage())
 			for range 2 {
@@ -306,7 +306,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		})
 	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		must(t, v.stage())
 		must(t, v.publish("dev"))
@@ -325,7 +325,7 @@ func TestReadOnlyPublications(t *testing.T) {
 
 func TestAccessTypesDoNotMix(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	v.Mode = multiWriter
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -339,7 +339,7 @@ func TestAccessTypesDoNotMix(t *testing.T) {
 
 func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	g := newGuest(t)
-	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	// Another instance of a simulated rack has left a publication of a node whose number has become
 	// this disk's.
 	other := newGuest(t)
@@ -365,7 +365,7 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		return v
 	}

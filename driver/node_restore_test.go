@@ -23,7 +23,7 @@ func TestRestoredVolumes(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
 			g := newGuest(t)
-			small := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			small := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, small.stage())
 			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
 			must(t, small.unstage())
@@ -31,7 +31,7 @@ func TestRestoredVolumes(t *testing.T) {
 			file := copyDisk(t, small.disk.File)
 			must(t, os.Truncate(file, guesttest.GiB))
 
-			v := g.volume(g.AttachFile(testSerial, file), fsType)
+			v := g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 			for range 2 { // the second time there is nothing to grow
 				must(t, v.stage())
 				var st unix.Statfs_t
@@ -48,7 +48,7 @@ func TestRestoredVolumes(t *testing.T) {
 		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
 			func(t *testing.T) {
 				g := newGuest(t)
-				origin := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+				origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 				must(t, origin.stage())
 				must(t, origin.unstage())
 				file := copyDisk(t, origin.disk.File)
@@ -76,7 +76,7 @@ func TestRestoredVolumes(t *testing.T) {
 	t.Run("an ext4 filesystem that was not unmounted keeps what was synced",
 		func(t *testing.T) {
 			g := newGuest(t)
-			origin := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+			origin := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			must(t, origin.stage())
 			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
 			guesttest.Run(t, "sync", "--file-system", origin.staging())
@@ -94,7 +94,7 @@ func TestRestoredVolumes(t *testing.T) {
 		})
 	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
 		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
@@ -106,7 +106,7 @@ func TestRestoredVolumes(t *testing.T) {
 	})
 	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.XFS)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.XFS)
 		err := v.stage()
 		csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
 		if !strings.Contains(err.Error(), "mkfs.xfs") || len(guesttest.Mounts(t, g.Dir)) != 0 {

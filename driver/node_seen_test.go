@@ -25,8 +25,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-const otherSerial = "csi-fedcba9876543210"
-
 // rememberingGuest is a guest whose node has a state directory.
 func rememberingGuest(t *testing.T) *guest {
 	g := newGuest(t)
@@ -94,7 +92,7 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 
 func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
 	for range 2 {
@@ -114,8 +112,8 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), fsType)
-			w := g.volume(g.Attach(otherSerial, 16*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
+			w := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), fsType)
 			for _, v := range []testVolume{v, w} {
 				must(t, v.stage())
 				must(t, v.publish("pod "+v.Name))
@@ -143,7 +141,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 128*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 			readOnly := v.publish
 			if fsType == "block" {
 				readOnly = v.publishReadOnly
@@ -179,7 +177,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := rememberingGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 			must(t, os.MkdirAll(g.state, 0o700))
 			file := filepath.Join(g.state, v.ID+".json")
 			must(t, os.WriteFile(file, []byte(text), 0o600))
@@ -242,7 +240,7 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	if err := g.node().openState(); err == nil || strings.Contains(err.Error(), g.Dir) {
 		t.Errorf("at the start: %v", err)
 	}
-	v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 	before := v.disk.Digest(t)
 	csitest.Want(t, v.stage(), codes.Internal, csierr.StateNotKept)
 	if after := v.disk.Digest(t); after != before {
@@ -258,7 +256,7 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 
 func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
 	g := rememberingGuest(t)
-	v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
 	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
@@ -297,8 +295,8 @@ func (v testVolume) openToWrite() (letGo func()) {
 func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 	setUp := func(t *testing.T) (v, other testVolume) {
 		g := rememberingGuest(t)
-		v = g.volume(g.Attach(testSerial, 16*guesttest.MiB), "block")
-		other = g.volume(g.Attach(otherSerial, 16*guesttest.MiB), "block")
+		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+		other = g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
 		return v, other

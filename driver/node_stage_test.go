@@ -23,14 +23,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-const testSerial = "csi-0123456789abcdef"
-
 func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
 	good := &csi.NodeStageVolumeRequest{
 		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
 		VolumeCapability: testVolume{
 			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}.capability(),
-		PublishContext: map[string]string{volume.CtxDiskName: testSerial},
+		PublishContext: map[string]string{volume.CtxDiskName: guesttest.Serial},
 	}
 	for _, c := range []struct {
 		name   string
@@ -107,23 +105,23 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 			v.Name = "csi-another000000000"
 			err := v.stage()
 			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
-			if !strings.Contains(err.Error(), testSerial) {
+			if !strings.Contains(err.Error(), guesttest.Serial) {
 				t.Fatalf("the message does not list the serial seen: %v", err)
 			}
 		})
 	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.Remove(filepath.Join(g.Dir, "dev", v.disk.Name)))
 		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
 	})
 	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		g.Unplug(v.disk)
 		n := g.node()
 		n.DeviceTimeout = time.Minute
@@ -142,7 +140,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		g.Unplug(v.disk)
 		n := g.node()
 		n.DeviceTimeout = time.Hour
@@ -157,7 +155,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
 		func(t *testing.T) {
 			g := newGuest(t)
-			a, b := g.Attach(testSerial, 8*guesttest.MiB), g.Attach(testSerial, 8*guesttest.MiB)
+			a, b := g.Attach(guesttest.Serial, 8*guesttest.MiB), g.Attach(guesttest.Serial, 8*guesttest.MiB)
 			before := a.Digest(t) + b.Digest(t)
 			err := g.volume(a, volume.Ext4).stage()
 			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
@@ -177,7 +175,7 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 	t.Run("a node that is another device is not opened as the disk's", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		node := filepath.Join(g.Dir, "dev", v.disk.Name)
 		must(t, os.Remove(node))
 		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
@@ -185,13 +183,13 @@ func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
 	})
 	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		v.disk.SizeBytes *= 2
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
 	})
 	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.WriteFile(filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
 			0o444))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
@@ -202,7 +200,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	for _, fsType := range volume.Filesystems {
 		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			v.Flags = []string{"noatime,nodev"}
 			must(t, v.stage())
 			id := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
@@ -232,7 +230,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	} {
 		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
 			c.other(&v)
 			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
@@ -240,7 +238,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	}
 	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
 		req := other.stageRequest()
@@ -250,7 +248,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	})
 	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		req := v.stageRequest()
 		req.StagingTargetPath += "2"
@@ -260,7 +258,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
 		func(t *testing.T) {
 			g := newGuest(t)
-			v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 			holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
 			must(t, err)
 			defer func() { _ = holder.Close() }()
@@ -272,7 +270,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 		})
 	t.Run("NS-12 staging a block volume mounts nothing", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		before := v.disk.Digest(t)
 		must(t, v.stage())
 		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 || v.disk.Digest(t) != before {
@@ -284,7 +282,7 @@ func TestNodeStageVolumeIsIdempotent(t *testing.T) {
 func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
 		table, err := readMountTable()
@@ -314,7 +312,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
 		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
 		stage, publish := v.stageRequest(), v.publishRequest("")
@@ -334,7 +332,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.MkdirAll(g.path("real"), 0o755))
 		must(t, os.Symlink(g.path("real"), g.path("link")))
 		req := v.stageRequest()
@@ -349,13 +347,13 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.WriteFile(v.staging(), nil, 0o600))
 		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
 	})
 	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
 		must(t, v.stage())
 		out := guesttest.Run(t, "dumpe2fs", "-h", v.disk.Loop)
@@ -368,7 +366,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 64*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
@@ -391,12 +389,12 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
 		for _, fsType := range volume.Filesystems {
 			g := newGuest(t)
-			writable := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+			writable := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, writable.stage())
 			must(t, writable.unstage())
 			g.Unplug(writable.disk)
 
-			v := g.volume(g.AttachFile(testSerial, writable.disk.File, "--read-only"), fsType)
+			v := g.volume(g.AttachFile(guesttest.Serial, writable.disk.File, "--read-only"), fsType)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
 			req := v.stageRequest()
 			req.PublishContext[volume.CtxReadOnly] = "true"
@@ -420,7 +418,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
 		g := rememberingGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		t.Cleanup(func() { guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop) }) // the loop device stays so

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -115,18 +114,5 @@ func contents(f *os.File) (string, error) {
 // failure is the error for a program that ended badly, with the end of what it said.
 func (r toolResult) failure(name, path string) error {
 	return csierr.New(csierr.NodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
-		lastWords(r.Stdout+"\n"+r.Stderr))
-}
-
-// lastWords makes one line of the end of a program's output.
-func lastWords(output string) string {
-	const most = 300
-	words := strings.Join(strings.Fields(output), " ")
-	if words == "" {
-		return "it said nothing"
-	}
-	if len(words) > most {
-		words = "…" + strings.ToValidUTF8(words[len(words)-most:], "")
-	}
-	return fmt.Sprintf("%q", words)
+		csierr.LastWords(r.Stdout+"\n"+r.Stderr))
 }

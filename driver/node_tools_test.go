@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
 // driverOf, when it is set, makes TestWhatDiesWithTheDriver the driver: it runs a program.
@@ -37,18 +38,18 @@ func TestWhatDiesWithTheDriver(t *testing.T) {
 	}{{"mkfs", true}, {"repair", false}} {
 		t.Run("a "+c.kind+" when the driver is killed", func(t *testing.T) {
 			r, w, err := os.Pipe()
-			must(t, err)
+			csitest.Must(t, err)
 			driver := exec.Command(os.Args[0], "-test.run=^TestWhatDiesWithTheDriver$")
 			driver.Env = append(os.Environ(), driverOf+"="+c.kind)
 			driver.ExtraFiles = []*os.File{w}
-			must(t, driver.Start())
-			must(t, w.Close())
+			csitest.Must(t, driver.Start())
+			csitest.Must(t, w.Close())
 			line, err := bufio.NewReader(r).ReadString('\n')
-			must(t, err)
+			csitest.Must(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(line))
-			must(t, err)
+			csitest.Must(t, err)
 			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
-			must(t, driver.Process.Kill())
+			csitest.Must(t, driver.Process.Kill())
 			_ = driver.Wait()
 			if !c.dies {
 				if !alive(pid) {
@@ -78,7 +79,7 @@ func alive(pid int) bool {
 
 func TestRunToolReportsWhatAProgramSaid(t *testing.T) {
 	result, err := runTool(nil, "sh", "-c", "echo out; echo err >&2; exit 3")
-	must(t, err)
+	csitest.Must(t, err)
 	if result != (toolResult{Exit: 3, Stdout: "out\n", Stderr: "err\n"}) {
 		t.Fatalf("%+v", result)
 	}

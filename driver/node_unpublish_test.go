@@ -23,7 +23,7 @@ import (
 func TestNodeUnpublishVolume(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
 		return v
@@ -101,7 +101,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	})
 	t.Run("UP-6 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.Mkdir(g.path("tmp"), 0o755))
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
 		csitest.Want(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)

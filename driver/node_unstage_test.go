@@ -23,7 +23,7 @@ import (
 func TestNodeUnstageVolume(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 512*guesttest.MiB), fsType)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		return v
 	}
@@ -49,7 +49,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 16*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
 		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
@@ -78,7 +78,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	}
 	t.Run("NU-5 a published block volume is not released", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), "block")
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		n := g.node()
 		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
 		must(t, err)
@@ -117,7 +117,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
 		g := newGuest(t)
-		v := g.volume(g.Attach(testSerial, 8*guesttest.MiB), volume.Ext4)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
 		must(t, os.Mkdir(v.staging(), 0o755))
 		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
 		csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
@@ -133,9 +133,9 @@ func TestNodeUnstageVolume(t *testing.T) {
 
 func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	g := newGuest(t)
-	g.Attach(testSerial, 8*guesttest.MiB)
+	g.Attach(guesttest.Serial, 8*guesttest.MiB)
 	ds := g.node().devices()
-	d, err := ds.lookup(testSerial)
+	d, err := ds.lookup(guesttest.Serial)
 	must(t, err)
 	held, err := ds.open(d)
 	must(t, err)

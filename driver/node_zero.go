@@ -15,6 +15,8 @@ import (
 )
 
 const (
+	// sectorBytes is the unit of the kernel's counts, whatever the size of the device's blocks.
+	sectorBytes = 512
 	// zeroWatch is how often a read looks whether its disk is still attached, and zeroLog how often
 	// it says how far it is.
 	zeroWatch = time.Second
@@ -207,7 +209,7 @@ func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
 	after, err := h.counters()
 	j.before = before
 	j.counted = before.known() && after.known() &&
-		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/sysfsSectorBytes
+		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/sectorBytes
 	return err
 }
 

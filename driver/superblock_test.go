@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -21,17 +22,17 @@ import (
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk.img")
-	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Truncate(file, sizeBytes))
+	csitest.Must(t, os.WriteFile(file, nil, 0o600))
+	csitest.Must(t, os.Truncate(file, sizeBytes))
 	if out, err := exec.Command(mkfs[0], append(mkfs[1:], file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%q: %v\n%s", mkfs, err, out)
 	}
 	f, err := os.Open(file)
-	must(t, err)
+	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
 	head := make([]byte, headBytes)
 	_, err = f.ReadAt(head, 0)
-	must(t, err)
+	csitest.Must(t, err)
 	return head
 }
 

@@ -25,13 +25,13 @@ import (
 func behind(t *testing.T, fsType string) testVolume {
 	t.Helper()
 	g := newGuest(t)
-	small := g.volume(g.Attach(testSerial, guesttest.GiB), fsType)
+	small := g.volume(g.Attach(guesttest.Serial, guesttest.GiB), fsType)
 	must(t, small.stage())
 	must(t, small.unstage())
 	g.Unplug(small.disk)
 	file := copyDisk(t, small.disk.File)
 	must(t, os.Truncate(file, 3*guesttest.GiB))
-	return g.volume(g.AttachFile(testSerial, file), fsType)
+	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 }
 
 // restored says that the volume's disk was restored from a snapshot of that size.
@@ -77,7 +77,7 @@ func (v testVolume) health(t *testing.T) healthEntries {
 // isGrown says how large the staged filesystem is, and that the health agrees.
 func (v testVolume) isGrown(t *testing.T) bool {
 	t.Helper()
-	d, err := v.guest.node().devices().lookup(testSerial)
+	d, err := v.guest.node().devices().lookup(guesttest.Serial)
 	must(t, err)
 	table, err := readMountTable()
 	must(t, err)

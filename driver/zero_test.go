@@ -3,10 +3,14 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,8 +18,6 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
@@ -47,13 +49,13 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		{"nothing in a range without a byte", []int64{0}, 0, 0, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := openLoop(t, size)
+			h := opened(t, size)
 			for _, offset := range c.dirty {
 				(&guesttest.Disk{Loop: h.Path}).WriteAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
 			got, err := findForeign(t.Context(), h, c.from, c.to, allZero, func(n int64) { read.Add(n) })
-			if must(t, err); got != c.want {
+			if csitest.Must(t, err); got != c.want {
 				t.Fatalf("found %d, want %d", got, c.want)
 			}
 			if c.want < 0 && read.Load() != c.to-c.from {
@@ -62,13 +64,13 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := findForeign(t.Context(), openLoop(t, guesttest.MiB), 0, 2*guesttest.MiB, allZero, nil); err == nil {
+		if _, err := findForeign(t.Context(), opened(t, guesttest.MiB), 0, 2*guesttest.MiB, allZero, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
 	t.Run("a caller that gives up ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := findForeign(ctx, openLoop(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { cancel() })
+		_, err := findForeign(ctx, opened(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
@@ -82,7 +84,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := findForeign(t.Context(), openLoop(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { panic("a bug") })
+		_, err := findForeign(t.Context(), opened(t, guesttest.GiB), 0, guesttest.GiB, allZero, func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
 }
@@ -90,18 +92,20 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 // zeroDisk is a disk that has to be read whole, and a way to read it.
 type zeroDisk struct {
 	*guesttest.Disk
-	v testVolume
-	n *Node
+	guest *guesttest.Guest
+	scans *scans
+	log   *bytes.Buffer
 }
+
+const zeroVolume = "0b54dc0e-93a4-4f5f-8f5d-000000000001"
 
 func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
-	g := newGuest(t)
-	d := g.Attach(testSerial, sizeBytes)
-	z := zeroDisk{d, g.volume(d, volume.Ext4), g.node()}
+	g := guesttest.New(t)
+	z := zeroDisk{g.Attach(guesttest.Serial, sizeBytes), g, &scans{}, &bytes.Buffer{}}
 	t.Cleanup(func() {
-		z.n.Close()
+		z.scans.close()
 		goleak.VerifyNone(t, before)
 	})
 	return z
@@ -110,24 +114,26 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 // prove is a call that asks for the proof.
 func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	t.Helper()
-	nv, err := volumeOf(z.v.ID, z.v.capability(), z.v.published(), nil)
-	must(t, err)
-	found, err := z.n.devices().lookup(nv.serial())
-	must(t, err)
-	h, err := openVolume(ctx, z.n.devices(), found, nv)
-	must(t, err)
-	defer func() { must(t, h.Close()) }()
-	p := preparation{Device: h, Volume: nv.fsVolume, Scans: &z.n.scans, Log: z.n.log()}
+	host := devices{sysfsRoot: z.guest.Sys(""), devRoot: z.guest.Dev("")}
+	found, err := host.lookup(z.Serial)
+	csitest.Must(t, err)
+	h, err := host.openLocked(ctx, found)
+	csitest.Must(t, err)
+	defer func() { csitest.Must(t, h.Close()) }()
+	p := preparation{Device: h, Volume: fsVolume{ID: zeroVolume}, Scans: z.scans,
+		Log: slog.New(slog.NewTextHandler(z.log, nil))}
 	return csierr.Convert(p.proveZero(ctx, 0, h.SizeBytes), csierr.NodeToolFailed)
 }
 
-// sectorsRead is how much was read of the disk since its birth.
+// sectorsRead returns how many sectors of 512 bytes were read of the disk since its birth.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
-	major, minor, err := blockNumber(z.Loop)
-	must(t, err)
 	<-time.After(10 * time.Millisecond) // the kernel counts a read a moment after its end
-	return int64((&heldDevice{device: device{Major: major, Minor: minor}}).diskstats().ReadSectors)
+	stat, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(z.Loop), "stat"))
+	csitest.Must(t, err)
+	n, err := strconv.ParseInt(strings.Fields(string(stat))[2], 10, 64)
+	csitest.Must(t, err)
+	return n
 }
 
 // reads is how many bytes of the disk act reads.
@@ -135,17 +141,17 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	t.Helper()
 	before := z.sectorsRead(t)
 	act()
-	return (z.sectorsRead(t) - before) * sysfsSectorBytes
+	return (z.sectorsRead(t) - before) * 512
 }
 
 func TestADiskIsReadWholeOnce(t *testing.T) {
 	const size = 64 * guesttest.MiB
 	t.Run("and the result holds for the next call", func(t *testing.T) {
 		z := newZeroDisk(t, size)
-		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n < size {
+		if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
 		}
-		if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n > guesttest.MiB {
+		if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n > guesttest.MiB {
 			t.Errorf("%d bytes were read again", n)
 		}
 	})
@@ -155,28 +161,28 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		},
 		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
 			held, err := os.Open(z.Loop) // the last to close a device writes it out
-			must(t, err)
+			csitest.Must(t, err)
 			t.Cleanup(func() { _ = held.Close() })
 			f, err := os.OpenFile(z.Loop, os.O_WRONLY, 0)
-			must(t, err)
+			csitest.Must(t, err)
 			_, err = f.WriteAt(make([]byte, 512), size/2)
-			must(t, err)
-			must(t, f.Close())
+			csitest.Must(t, err)
+			csitest.Must(t, f.Close())
 		},
 		"something was discarded": func(t *testing.T, z zeroDisk) {
 			guesttest.Run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
 		},
-		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.n.scans.drop(z.v.ID) },
+		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.scans.drop(zeroVolume) },
 		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
-			z.v.guest.Unplug(z.Disk)
-			*z.Disk = *z.v.guest.AttachFile(testSerial, z.File)
+			z.guest.Unplug(z.Disk)
+			*z.Disk = *z.guest.AttachFile(guesttest.Serial, z.File)
 		},
 	} {
 		t.Run("but again when "+name, func(t *testing.T) {
 			z := newZeroDisk(t, size)
-			must(t, z.prove(t.Context(), t))
+			csitest.Must(t, z.prove(t.Context(), t))
 			between(t, z)
-			if n := z.reads(t, func() { must(t, z.prove(t.Context(), t)) }); n < size {
+			if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n < size {
 				t.Errorf("%d bytes were read of %d", n, size)
 			}
 		})
@@ -196,7 +202,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			}
 		}
 		z.WriteAt(t, size-5000, []byte{0})
-		must(t, z.prove(t.Context(), t))
+		csitest.Must(t, z.prove(t.Context(), t))
 	})
 }
 
@@ -217,31 +223,13 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		if n := z.reads(t, func() {
 			giveUp(t, z)
 			giveUp(t, z)
-			must(t, z.prove(t.Context(), t))
+			csitest.Must(t, z.prove(t.Context(), t))
 		}); n < size || n > size+size/8 {
 			t.Errorf("%d bytes were read of %d", n, int64(size))
 		}
-		if log := z.v.guest.log.String(); strings.Count(log, "nothing is on the disk") != 1 {
+		if log := z.log.String(); strings.Count(log, "nothing is on the disk") != 1 {
 			t.Errorf("the log is %s", log)
 		}
-	})
-	t.Run("and a volume is staged by it in the end", func(t *testing.T) {
-		z := newZeroDisk(t, size)
-		z.v.Whole = true
-		stage := func(ctx context.Context) error {
-			_, err := z.n.NodeStageVolume(ctx, z.v.stageRequest())
-			return err
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		defer cancel()
-		csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
-		if n := marksOn(t, z.v.disk); n != 0 {
-			t.Errorf("%d marks are on the disk", n)
-		}
-		must(t, stage(t.Context()))
-		must(t, z.v.unstage())
-		must(t, z.v.stage())
-		must(t, z.v.unstage())
 	})
 	t.Run("and what was written meanwhile is found", func(t *testing.T) {
 		z := newZeroDisk(t, size)
@@ -249,11 +237,11 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z.WriteAt(t, 0, []byte{1}) // behind the reader's back
 		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
-	t.Run("and ends when the volume is unstaged", func(t *testing.T) {
+	t.Run("and ends when the volume is dropped", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		must(t, z.n.unstage(t.Context(), z.v.ID, z.v.staging()))
-		if len(z.n.scans.jobs) != 0 || strings.Contains(z.v.guest.log.String(), "nothing is on the disk") {
+		z.scans.drop(zeroVolume)
+		if len(z.scans.jobs) != 0 || strings.Contains(z.log.String(), "nothing is on the disk") {
 			t.Fatal("the read went on")
 		}
 	})
@@ -261,7 +249,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
-		z.n.Close()
+		z.scans.close()
 		_, err := waiting()
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
 		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)
@@ -274,35 +262,13 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 			return z.prove(ctx, t)
 		}
 		csitest.Want(t, giveUp(), codes.Aborted, csierr.DiskProofPending)
-		z.v.guest.Unplug(z.Disk)
-		for _, job := range z.n.scans.jobs {
+		z.guest.Unplug(z.Disk)
+		for _, job := range z.scans.jobs {
 			<-job.done
 			if !csierr.Has(job.err, csierr.DeviceNotFound) {
 				t.Errorf("it ended with %v", job.err)
 			}
 		}
-		z.v.guest.Plug(z.Disk)
+		z.guest.Plug(z.Disk)
 	})
-}
-
-func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
-	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
-		" 49908 28 0 9568286 1 2595 4488\n" +
-		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
-		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n" +
-		"   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
-	for _, c := range []struct {
-		major, minor uint32
-		want         ioCounters
-	}{
-		{7, 0, ioCounters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
-		{7, 1, ioCounters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
-		{259, 0, ioCounters{}}, // of a kernel that does not count discards
-		{8, 0, ioCounters{}},
-		{7, 2, ioCounters{}},
-	} {
-		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
-			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)
-		}
-	}
 }

@@ -2,6 +2,7 @@ package csierr
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"syscall"
@@ -38,4 +39,17 @@ func WithoutPath(err error) error {
 		return errno
 	}
 	return err
+}
+
+// LastWords makes one line of the end of a program's output.
+func LastWords(output string) string {
+	const most = 300
+	words := strings.Join(strings.Fields(output), " ")
+	if words == "" {
+		return "it said nothing"
+	}
+	if len(words) > most {
+		words = "…" + strings.ToValidUTF8(words[len(words)-most:], "")
+	}
+	return fmt.Sprintf("%q", words)
 }

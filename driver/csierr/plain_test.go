@@ -19,3 +19,16 @@ func FuzzPlain(f *testing.F) {
 		}
 	})
 }
+
+func TestLastWords(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                       "it said nothing",
+		" \n\t":                  "it said nothing",
+		"a\n\n b":                `"a b"`,
+		strings.Repeat("x", 400): `"…` + strings.Repeat("x", 300) + `"`,
+	} {
+		if got := LastWords(in); got != want {
+			t.Errorf("LastWords(%q) = %q", in, got)
+		}
+	}
+}

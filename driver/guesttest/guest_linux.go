@@ -26,6 +26,12 @@ const (
 	GiB = 1 << 30
 )
 
+// Serials of disks.
+const (
+	Serial      = "csi-0123456789abcdef"
+	OtherSerial = "csi-fedcba9876543210"
+)
+
 // Guest is one instance.
 type Guest struct {
 	t     testing.TB
@@ -190,4 +196,26 @@ func UnmountBelow(t testing.TB, dir string) {
 			t.Errorf("clean up %q: %v", path, err)
 		}
 	}
+}
+
+// Sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
+// serial is "-" has none.
+func Sysfs(t testing.TB, serials map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	csitest.Must(t, os.MkdirAll(filepath.Join(root, "block"), 0o755))
+	minor := 0
+	for name, serial := range serials {
+		minor++
+		dir := filepath.Join(root, "block", name)
+		csitest.Must(t, os.MkdirAll(filepath.Join(dir, "device"), 0o755))
+		files := map[string]string{"dev": fmt.Sprintf("259:%d\n", minor), "size": "2097152\n"}
+		if serial != "-" {
+			files["device/serial"] = serial + strings.Repeat("\x00", 20-len(serial)) + "\n"
+		}
+		for file, text := range files {
+			csitest.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o444))
+		}
+	}
+	return root
 }
