@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
@@ -95,14 +97,14 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 }
 
 // opened is a blank disk of that size. The flags are losetup's.
-func opened(tb testing.TB, sizeBytes int64, flags ...string) *heldDevice {
+func opened(tb testing.TB, sizeBytes int64, flags ...string) *blockdev.OpenDevice {
 	tb.Helper()
 	g := guesttest.New(tb)
 	d := g.Attach(guesttest.Serial, sizeBytes, flags...)
-	host := devices{sysfsRoot: g.Sys(""), devRoot: g.Dev("")}
-	found, err := host.lookup(d.Serial)
+	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(d.Serial)
 	csitest.Must(tb, err)
-	h, err := host.open(found)
+	h, err := host.Open(found)
 	csitest.Must(tb, err)
 	tb.Cleanup(func() { csitest.Must(tb, h.Close()) })
 	return h

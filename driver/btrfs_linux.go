@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -41,7 +43,7 @@ func memberOf(root *os.File) (btrfsMember, error) {
 	}
 	var info [4096]byte // devid, uuid[16], bytes_used, total_bytes, …, path at 3072
 	binary.NativeEndian.PutUint64(info[:], id)
-	if err := ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&info)); err != nil {
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&info)); err != nil {
 		return btrfsMember{}, err
 	}
 	return btrfsMember{
@@ -55,7 +57,7 @@ func memberOf(root *os.File) (btrfsMember, error) {
 // devices is no volume's.
 func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
 	var info [1024]byte // max_id, num_devices, fsid[16], …
-	if err := ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
 		return 0, uuid.Nil, err
 	}
 	if n := binary.NativeEndian.Uint64(info[8:]); n != 1 {
@@ -71,7 +73,7 @@ func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
 func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
-		return blockNumber(m.Source)
+		return blockdev.NumberAt(m.Source)
 	}
 	defer func() { _ = root.Close() }()
 	return btrfsNumber(root)
@@ -84,13 +86,13 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 		return 0, 0, err
 	}
 	dir := filepath.Join(btrfsDir, fsid.String(), "devices")
-	names, err := readNames(dir)
+	names, err := blockdev.ReadNames(dir)
 	if errors.Is(err, fs.ErrNotExist) { // sysfs does not show it
 		member, err := memberOf(root)
 		if err != nil {
 			return 0, 0, err
 		}
-		return blockNumber(member.Path)
+		return blockdev.NumberAt(member.Path)
 	}
 	if err != nil {
 		return 0, 0, err
@@ -99,11 +101,11 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 		return 0, 0, errNoBtrfsDevice
 	}
 	b, err := os.ReadFile(filepath.Join(dir, names[0], "dev"))
-	if errors.Is(err, fs.ErrNotExist) || vanished(err) {
+	if errors.Is(err, fs.ErrNotExist) || blockdev.Vanished(err) {
 		return 0, 0, errNoBtrfsDevice
 	}
 	if err != nil {
 		return 0, 0, err
 	}
-	return parseDeviceNumber(b)
+	return blockdev.ParseNumber(b)
 }

@@ -98,12 +98,12 @@ func ownDescriptors(t *testing.T, path string) (n int) {
 func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	t.Helper()
 	ds := v.guest.node().devices()
-	found, err := ds.lookup(v.Name)
+	found, err := ds.Lookup(v.Name)
 	must(t, err)
-	h, err := ds.openLocked(t.Context(), found)
+	h, err := ds.OpenLocked(t.Context(), found)
 	must(t, err)
 	cmd := exec.Command("sleep", "infinity")
-	cmd.ExtraFiles = []*os.File{h.file}
+	cmd.ExtraFiles = []*os.File{h.File}
 	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	must(t, h.Close())

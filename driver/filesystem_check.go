@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -56,7 +58,7 @@ func (h disk) growExt(v fsVolume, c content) error {
 		return err
 	}
 	// The check may have put another superblock in the place of a torn one.
-	found, err := findFilesystems(h.heldDevice)
+	found, err := findFilesystems(h.OpenDevice)
 	if err != nil {
 		return err
 	}
@@ -69,7 +71,7 @@ func (h disk) growExt(v fsVolume, c content) error {
 			return err
 		}
 	}
-	return h.exclusively(h.eraseGrowMarks)
+	return h.WithExclusive(h.eraseGrowMarks)
 }
 
 // growCheck says how e2fsck is run before a growth.
@@ -93,10 +95,10 @@ func growCheck(c content) []string {
 
 // btrfsBroken says that a btrfs is not whole. The check only reads; it ends with 0 or with 1.
 func (h disk) btrfsBroken() (bool, error) {
-	if err := h.claim(); err != nil {
+	if err := h.TryExclusive(); err != nil {
 		return false, err
 	}
-	result, err := runTool([]*os.File{h.file}, "btrfs", "check", "--readonly", inherited)
+	result, err := runTool([]*os.File{h.File}, "btrfs", "check", "--readonly", inherited)
 	switch {
 	case err != nil:
 		return false, err
@@ -107,7 +109,7 @@ func (h disk) btrfsBroken() (bool, error) {
 }
 
 func (h disk) resizeExt() error {
-	result, err := runRepair([]*os.File{h.file}, "resize2fs", inherited)
+	result, err := runRepair([]*os.File{h.File}, "resize2fs", inherited)
 	if err != nil {
 		return err
 	}
@@ -123,12 +125,12 @@ func (h disk) writeGrowMarks(m formatMark) error {
 	if err != nil {
 		return err
 	}
-	return h.exclusively(func(w *os.File) error {
+	return h.WithExclusive(func(w *os.File) error {
 		for _, slot := range growSlots(h.SizeBytes) {
 			if slot < m.GrowFrom {
 				continue
 			}
-			if err := writeWhole(w, mark, slot); err != nil {
+			if err := blockdev.WriteAt(w, mark, slot); err != nil {
 				return h.unwritable(err)
 			}
 		}
@@ -142,7 +144,7 @@ func (h disk) eraseGrowMarks(w *os.File) error {
 		return h.unwritable(err)
 	}
 	for _, slot := range growSlots(h.SizeBytes) {
-		b, err := h.readAt(slot, spotBytes)
+		b, err := h.Read(slot, spotBytes)
 		if err != nil {
 			return unreadable(err)
 		}
@@ -150,7 +152,7 @@ func (h disk) eraseGrowMarks(w *os.File) error {
 			continue
 		}
 		clear(b)
-		if err := writeWhole(w, b, slot); err != nil {
+		if err := blockdev.WriteAt(w, b, slot); err != nil {
 			return h.unwritable(err)
 		}
 	}
@@ -167,7 +169,7 @@ const (
 // checkExt checks the filesystem. With -p it repairs what can be repaired without a question, with
 // -f it also looks at one that says it is clean.
 func (h disk) checkExt(args ...string) error {
-	result, err := runRepair([]*os.File{h.file}, "e2fsck", append(args, inherited)...)
+	result, err := runRepair([]*os.File{h.File}, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:
 		return err

@@ -8,6 +8,8 @@ import (
 	"hash/crc32"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/google/uuid"
@@ -54,19 +56,19 @@ func (h disk) nameBtrfs(sb superblock, want string) (superblock, error) {
 	if err != nil || !sb.Checked {
 		return sb, h.wrongFilesystem(sb, want)
 	}
-	err = h.exclusively(func(w *os.File) error {
+	err = h.WithExclusive(func(w *os.File) error {
 		for _, at := range []int64{256 << 30, 64 << 20, btrfsOffset} {
 			if at+btrfsBytes > h.SizeBytes {
 				continue
 			}
-			b, err := h.readAt(at, btrfsBytes)
+			b, err := h.Read(at, btrfsBytes)
 			if err != nil {
 				return unreadable(err)
 			}
 			if !renameBtrfs(b, id) {
 				continue
 			}
-			if err := errors.Join(writeWhole(w, b, at), w.Sync()); err != nil {
+			if err := errors.Join(blockdev.WriteAt(w, b, at), w.Sync()); err != nil {
 				return h.unwritable(err)
 			}
 		}
@@ -77,7 +79,7 @@ func (h disk) nameBtrfs(sb superblock, want string) (superblock, error) {
 	}
 	// The kernel remembers it by the UUID that mkfs announced.
 	forgetBtrfs(h.Path)
-	found, err := findFilesystems(h.heldDevice)
+	found, err := findFilesystems(h.OpenDevice)
 	switch {
 	case err != nil:
 		return sb, err

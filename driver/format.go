@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -71,13 +73,13 @@ func (h disk) format(v fsVolume, unfinished bool) (superblock, error) {
 	if err != nil {
 		return superblock{}, err
 	}
-	if err := h.awaitNoWriters(); err != nil {
+	if err := h.AwaitNoWriters(); err != nil {
 		return superblock{}, err
 	}
-	if err := h.unchanged(); err != nil {
+	if err := h.Reverify(); err != nil {
 		return superblock{}, err
 	}
-	if err := h.exclusively(func(w *os.File) error { return h.writeMarks(w, mark) }); err != nil {
+	if err := h.WithExclusive(func(w *os.File) error { return h.writeMarks(w, mark) }); err != nil {
 		return superblock{}, err
 	}
 	if unfinished {
@@ -89,7 +91,7 @@ func (h disk) format(v fsVolume, unfinished bool) (superblock, error) {
 	if err != nil {
 		return superblock{}, err
 	}
-	return made, h.exclusively(func(w *os.File) error { return h.eraseMarks(w, mark) })
+	return made, h.WithExclusive(func(w *os.File) error { return h.eraseMarks(w, mark) })
 }
 
 // mkfs runs the program and proves that what it made is on this device.
@@ -98,17 +100,17 @@ func (h disk) mkfs(v fsVolume) (superblock, error) {
 	if err != nil {
 		return superblock{}, err
 	}
-	result, err := runTool([]*os.File{h.file}, name, append(args, inherited)...)
+	result, err := runTool([]*os.File{h.File}, name, append(args, inherited)...)
 	if err != nil {
 		return superblock{}, err
 	}
 	if result.Exit != 0 {
 		return superblock{}, result.failure(name, h.Path)
 	}
-	if err := h.unchanged(); err != nil {
+	if err := h.Reverify(); err != nil {
 		return superblock{}, err
 	}
-	made, err := findFilesystems(h.heldDevice)
+	made, err := findFilesystems(h.OpenDevice)
 	if err != nil {
 		return superblock{}, err
 	}
@@ -127,7 +129,7 @@ func (h disk) writeMarks(w *os.File, mark []byte) error {
 			h.Path, h.SizeBytes)
 	}
 	for _, slot := range slots {
-		if err := writeWhole(w, mark, slot); err != nil {
+		if err := blockdev.WriteAt(w, mark, slot); err != nil {
 			return h.unwritable(err)
 		}
 	}
@@ -138,7 +140,7 @@ func (h disk) writeMarks(w *os.File, mark []byte) error {
 // ends. One that mkfs has written over is the filesystem's now.
 func (h disk) eraseMarks(w *os.File, mark []byte) error {
 	for _, slot := range markSlots(h.SizeBytes) {
-		b, err := h.readAt(slot, spotBytes)
+		b, err := h.Read(slot, spotBytes)
 		if err != nil {
 			return unreadable(err)
 		}
@@ -146,7 +148,7 @@ func (h disk) eraseMarks(w *os.File, mark []byte) error {
 			continue
 		}
 		clear(b)
-		if err := writeWhole(w, b, slot); err != nil {
+		if err := blockdev.WriteAt(w, b, slot); err != nil {
 			return h.unwritable(err)
 		}
 	}
@@ -162,10 +164,10 @@ func (h disk) wipe() error {
 	if err != nil {
 		return err
 	}
-	if err := h.exclusively(func(w *os.File) error { return h.clear(w, s) }); err != nil {
+	if err := h.WithExclusive(func(w *os.File) error { return h.clear(w, s) }); err != nil {
 		return err
 	}
-	found, err := findFilesystems(h.heldDevice)
+	found, err := findFilesystems(h.OpenDevice)
 	if err != nil {
 		return err
 	}
@@ -185,7 +187,7 @@ func (h disk) clear(w *os.File, s survey) error {
 				continue
 			}
 			clear(spot)
-			if err := writeWhole(w, spot, p.Offset+at); err != nil {
+			if err := blockdev.WriteAt(w, spot, p.Offset+at); err != nil {
 				return h.unwritable(err)
 			}
 		}

@@ -100,7 +100,7 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	v := fsVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
 	mark, err := markOf(v).encode()
 	csitest.Must(t, err)
-	csitest.Must(t, h.exclusively(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
+	csitest.Must(t, h.WithExclusive(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
 	name, args, err := mkfsCommand(v)
 	csitest.Must(t, err)
 	mkfs := exec.Command(name, append(args, h.Path)...)
@@ -111,7 +111,7 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 		t.Fatal(err)
 	}
 	for _, slot := range markSlots(size) {
-		b, err := h.readAt(slot, spotBytes)
+		b, err := h.Read(slot, spotBytes)
 		csitest.Must(t, err)
 		if bytes.Equal(b, mark) {
 			left++

@@ -6,6 +6,8 @@ import (
 	"os"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -23,7 +25,7 @@ const (
 
 // growMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
 // filesystem already does, or is of a type that grows before it is mounted.
-func growMounted(m *looseMount, d device) error {
+func growMounted(m *looseMount, d blockdev.Device) error {
 	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS, volume.Btrfs: growBtrfs}[m.fsType]
 	if grow == nil {
 		return nil
@@ -49,7 +51,7 @@ type xfsGeometry struct {
 
 func xfsGeometryOf(root *os.File) (xfsGeometry, error) {
 	var b [112]byte
-	if err := ioctl(int(root.Fd()), xfsGeometryV1, unsafe.Pointer(&b)); err != nil {
+	if err := blockdev.Ioctl(int(root.Fd()), xfsGeometryV1, unsafe.Pointer(&b)); err != nil {
 		return xfsGeometry{}, err
 	}
 	return xfsGeometry{
@@ -74,7 +76,7 @@ func growXFS(root *os.File, deviceBytes int64) error {
 		percent uint32 // kept as it is
 		_       uint32
 	}{blocks: uint64(deviceBytes / geometry.blockBytes), percent: geometry.inodePercent}
-	return ioctl(int(root.Fd()), xfsGrowData, unsafe.Pointer(&request))
+	return blockdev.Ioctl(int(root.Fd()), xfsGrowData, unsafe.Pointer(&request))
 }
 
 // btrfsPathArg is struct btrfs_ioctl_vol_args: a number that stays 0 and a text.
@@ -95,7 +97,7 @@ func growBtrfs(root *os.File, deviceBytes int64) error {
 	}
 	var arg btrfsPathArg
 	copy(arg.text[:], fmt.Sprintf("%d:max", member.ID))
-	if err := ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
 		return err
 	}
 	// Files may be written to what was added before the new size is on the disk.
@@ -117,13 +119,13 @@ func forgetBtrfs(path string) {
 		return
 	}
 	copy(arg.text[:], path)
-	_ = ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
+	_ = blockdev.Ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
 }
 
 // ungrown reports the size of a mounted filesystem that leaves a part of its device unused. The
 // second result is false when the filesystem covers its device, cannot be asked, or is read-only:
 // that one is not expected to grow.
-func ungrown(ds devices, m *mountinfo.Info, d device) (sizeBytes int64, found bool) {
+func ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64, found bool) {
 	if isNodeMount(m) || filesystemReadOnly(m) {
 		return 0, false
 	}
@@ -132,7 +134,7 @@ func ungrown(ds devices, m *mountinfo.Info, d device) (sizeBytes int64, found bo
 }
 
 // mountedSize asks a mounted filesystem how large it is, and what growing adds at least.
-func mountedSize(ds devices, m *mountinfo.Info, d device) (superblock, error) {
+func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (superblock, error) {
 	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
 		return extOn(ds, d)
 	}
@@ -158,8 +160,8 @@ func mountedSize(ds devices, m *mountinfo.Info, d device) (superblock, error) {
 }
 
 // extOn reads the superblock of a mounted ext, which holds the size that it was mounted with.
-func extOn(ds devices, d device) (superblock, error) {
-	h, err := ds.open(d)
+func extOn(ds blockdev.Host, d blockdev.Device) (superblock, error) {
+	h, err := ds.Open(d)
 	if err != nil {
 		return superblock{}, err
 	}

@@ -5,6 +5,8 @@ package driver
 import (
 	"slices"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
 // FuzzMountTable holds that a table of any content is read or refused, that the mounts at a path
@@ -59,7 +61,7 @@ func FuzzHeldStaysHeld(f *testing.F) {
 		if err != nil || len(after) < len(before) {
 			return // the line tore another one apart
 		}
-		d := device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
+		d := blockdev.Device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
 		if was, is := len(before.of(d)), len(after.of(d)); is < was {
 			t.Fatalf("with %q the device has %d mounts, not %d", line, is, was)
 		}

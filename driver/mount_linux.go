@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +23,7 @@ type looseMount struct {
 }
 
 // mountLoose mounts the filesystem of an open device without a place.
-func mountLoose(h *heldDevice, fsType string, o volume.MountOptions) (*looseMount, error) {
+func mountLoose(h *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*looseMount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not offer filesystem %s: %w",
@@ -39,7 +41,7 @@ func mountLoose(h *heldDevice, fsType string, o volume.MountOptions) (*looseMoun
 			kernelMessages(fs, o))
 	}
 	m := &looseMount{fd: fd, fsType: fsType}
-	if err := m.prove(h.device); err != nil {
+	if err := m.prove(h.Device); err != nil {
 		_ = m.Close()
 		return nil, err
 	}
@@ -119,7 +121,7 @@ func (m *looseMount) statfs() (st unix.Statfs_t, err error) {
 }
 
 // prove shows that the mount is of that device, and not of whatever else is at the path.
-func (m *looseMount) prove(d device) error {
+func (m *looseMount) prove(d blockdev.Device) error {
 	major, minor, err := m.device()
 	if err != nil {
 		return fmt.Errorf("find the device of the mount: %w", err)
@@ -127,7 +129,7 @@ func (m *looseMount) prove(d device) error {
 	if major != d.Major || minor != d.Minor {
 		return csierr.New(csierr.DeviceChanged, "the mount is of device %d:%d, not of %s (%s) with "+
 			"serial %q",
-			major, minor, d.Path, d.number(), d.Serial)
+			major, minor, d.Path, d.Number(), d.Serial)
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -45,7 +47,7 @@ func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
 		return nil, fmt.Errorf("find the driver's mount namespace: %w", err)
 	}
 	views := mountViews{{Namespace: own, table: table}}
-	pids, err := processes()
+	pids, err := blockdev.Processes()
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +97,7 @@ func (m foundMount) String() string {
 		return fmt.Sprintf("%q", m.Mountpoint)
 	}
 	return fmt.Sprintf("%q in the mount namespace of process %d (%s)", m.Mountpoint, m.view.PID,
-		processName(m.view.PID))
+		blockdev.ProcessName(m.view.PID))
 }
 
 func describe(mounts []foundMount) string {
@@ -113,7 +115,7 @@ func describe(mounts []foundMount) string {
 // of lists the mounts of a disk in all namespaces: of its device, its node, and of the filesystem
 // that the mount layer shows, which stays the same where the device is gone. The device or the layer
 // may be missing.
-func (vs mountViews) of(d device, layer *mountinfo.Info) []foundMount {
+func (vs mountViews) of(d blockdev.Device, layer *mountinfo.Info) []foundMount {
 	home, known := location{}, false
 	if d.Path != "" {
 		home, known = vs.own().locate(filepath.Dir(d.Path))
@@ -154,14 +156,14 @@ func sameFilesystem(a, b *mountinfo.Info) bool {
 }
 
 // shows says whether a mount is of the device, or of its node in home.
-func (v mountView) shows(m *mountinfo.Info, d device, home location, known bool) bool {
+func (v mountView) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	if v.PID == 0 {
 		return showsDevice(m, d, home, known)
 	}
 	if !diskNode.MatchString(m.Root) {
 		return showsDevice(m, d, home, known)
 	}
-	major, minor, err := blockNumber(filepath.Join("/proc", strconv.Itoa(v.PID), "root", m.Mountpoint))
+	major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.PID), "root", m.Mountpoint))
 	if err != nil {
 		// The process is gone, or does not let us look; the node's place has to do.
 		return known && locationOf(m) == home && filepath.Base(nodePath(m)) == d.Name

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/moby/sys/mountinfo"
@@ -86,7 +88,7 @@ func (t mountTable) top(path string) *mountinfo.Info {
 // holds nothing: its number may have become another disk's. So a node counts when it is from the
 // directory where this instance has its nodes, even if it is deleted there; a node of another
 // instance (those of a simulated rack share a kernel) does not.
-func (t mountTable) of(d device) mountTable {
+func (t mountTable) of(d blockdev.Device) mountTable {
 	home, known := t.locate(filepath.Dir(d.Path))
 	var found mountTable
 	for _, m := range t {
@@ -99,10 +101,10 @@ func (t mountTable) of(d device) mountTable {
 
 // showsDevice says whether a mount is of the device, or of its node; home is where this instance
 // has its nodes.
-func showsDevice(m *mountinfo.Info, d device, home location, known bool) bool {
+func showsDevice(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	if m.FSType == volume.Btrfs && !isNodeMount(m) {
 		// Ask no other volume's mount: that would hold it for a moment.
-		if major, minor, err := blockNumber(m.Source); err != nil || major != d.Major ||
+		if major, minor, err := blockdev.NumberAt(m.Source); err != nil || major != d.Major ||
 			minor != d.Minor {
 			return false
 		}
@@ -157,6 +159,15 @@ func (t mountTable) paths() string {
 // diskNode matches the root of a mount that shows a disk's node: a raw block volume.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
+// nodeRoot reports whether a mount is of a disk's node, and whether that node is deleted.
+func nodeRoot(m *mountinfo.Info) (node, deleted bool) {
+	node = diskNode.MatchString(m.Root)
+	return node, node && nodePath(m) != m.Root
+}
+
+// isDiskPath reports whether the path is that of a disk's node.
+func isDiskPath(path string) bool { return diskNode.MatchString(path) }
+
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
 // node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
 // at, for to stat every mount of a node may hang on a dead server.
@@ -164,7 +175,7 @@ func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
 	}
-	major, minor, err := blockNumber(m.Mountpoint)
+	major, minor, err := blockdev.NumberAt(m.Mountpoint)
 	return major, minor, err == nil
 }
 
@@ -226,7 +237,7 @@ func conditionOf(m *mountinfo.Info) condition {
 	var st unix.Stat_t
 	err := unix.Stat(m.Mountpoint, &st)
 	switch {
-	case slices.Contains(super, "shutdown"), lostDevice(err):
+	case slices.Contains(super, "shutdown"), blockdev.Lost(err):
 		return dead
 	case slices.Contains(super, "emergency_ro"), slices.Contains(super, "ro") && !mountedReadOnly(m):
 		return turnedReadOnly

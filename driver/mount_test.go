@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
@@ -26,7 +28,7 @@ func TestTheMountTableIsRead(t *testing.T) {
 	if got := comparableFlags(layers[0]); !slices.Equal(got, []string{"noatime", "sync"}) {
 		t.Fatalf("flags: %q", got)
 	}
-	if got := table.of(device{Major: 259, Minor: 3}); len(got) != 2 {
+	if got := table.of(blockdev.Device{Major: 259, Minor: 3}); len(got) != 2 {
 		t.Fatalf("mounts of the device: %q", got.paths())
 	}
 	if got := table.sameFilesystem(layers[0]); len(got) != 1 || got[0].Mountpoint != "/other" {
@@ -49,15 +51,5 @@ func TestTheMountTableIsRead(t *testing.T) {
 	}
 	if table.top("/a") != nil {
 		t.Fatal("a part of a path is taken for the path")
-	}
-}
-
-func TestMissingTools(t *testing.T) {
-	if got := missingTools(); len(got) != 0 {
-		t.Fatalf("missing here: %q", got)
-	}
-	t.Setenv("PATH", t.TempDir())
-	if got := missingTools(); !slices.Equal(got, nodeTools) {
-		t.Fatalf("missing without a PATH: %q", got)
 	}
 }

@@ -53,7 +53,7 @@ func frozen(t *testing.T, path string) bool {
 		return true
 	}
 	must(t, err)
-	must(t, unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0))
+	must(t, thaw(root))
 	return false
 }
 

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -47,7 +49,7 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 	if err := n.checkPaths(req, volume.Serial(known.Disk)); err != nil {
 		return nil, err
 	}
-	d, err := n.devices().lookup(volume.Serial(known.Disk))
+	d, err := n.devices().Lookup(volume.Serial(known.Disk))
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
 	}
@@ -133,7 +135,7 @@ func conditionHealth(c condition, path string) healthEntries {
 }
 
 // notGrown reports a filesystem that leaves a part of its disk unused.
-func (n *Node) notGrown(m *mountinfo.Info, d device) healthEntries {
+func (n *Node) notGrown(m *mountinfo.Info, d blockdev.Device) healthEntries {
 	size, found := ungrown(n.devices(), m, d)
 	if !found {
 		return nil

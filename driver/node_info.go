@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -55,12 +57,12 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 // counts a static volume, whose disk somebody made by hand, so one that the node knows takes no
 // slot. The cloud-init volume is no NVMe disk and takes none either.
 func (n *Node) maxVolumes() (int64, error) {
-	all, err := n.devices().list()
+	all, err := n.devices().List()
 	if err != nil {
 		return 0, fmt.Errorf("count the disks of this instance: %w", err)
 	}
 	volumes := n.records()
-	foreign := len(slices.DeleteFunc(all, func(d device) bool {
+	foreign := len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r seenVolume) bool {
 			return volume.Serial(r.Disk) == d.Serial
 		})

@@ -5,6 +5,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/moby/sys/mountinfo"
@@ -36,7 +38,7 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 			others = why
 			continue
 		}
-		own = append(own, stagedDisk{device: d, layer: m})
+		own = append(own, stagedDisk{Device: d, layer: m})
 	}
 	if others == "" {
 		return own, nil
@@ -53,26 +55,26 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 
 // mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
 // there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
-func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (device, error) {
-	node := diskNode.MatchString(m.Root)
+func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
+	node, deleted := nodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
-		return device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; it is left "+
+		return blockdev.Device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; it is left "+
 			"alone", m.Mountpoint, m.FSType)
 	}
-	if node && nodePath(m) != m.Root {
-		return device{}, nil // the number of a node that is gone may be another disk's by now
+	if deleted {
+		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
 	if major, minor, ok := mountedDevice(m); ok {
-		d, err := n.devices().withNumber(major, minor)
+		d, err := n.devices().WithNumber(major, minor)
 		if !csierr.Has(err, csierr.DeviceNotFound) {
 			return d, err
 		}
 	}
-	if !node && !diskNode.MatchString(m.Source) {
-		return device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this instance; it "+
+	if !node && !isDiskPath(m.Source) {
+		return blockdev.Device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this instance; it "+
 			"is left alone", m.Mountpoint, m.Source)
 	}
-	return device{}, nil
+	return blockdev.Device{}, nil
 }
 
 // namedDisks are the disks whose filesystem has the volume's id as its UUID, which the driver gives
@@ -84,7 +86,7 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 	if !ok {
 		return nil, nil
 	}
-	all, err := n.devices().list()
+	all, err := n.devices().List()
 	if err != nil {
 		return nil, err
 	}
@@ -99,15 +101,15 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 				"volume", volumeID, "serial", d.Serial, "error", err)
 		}
 		if len(found) == 1 && found[0].UUID.String() == id {
-			named = append(named, stagedDisk{device: d})
+			named = append(named, stagedDisk{Device: d})
 		}
 	}
 	return named, nil
 }
 
 // filesystems lists those on a disk that the driver could have made.
-func (n *Node) filesystems(d device) ([]superblock, error) {
-	held, err := n.devices().open(d)
+func (n *Node) filesystems(d blockdev.Device) ([]superblock, error) {
+	held, err := n.devices().Open(d)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -67,7 +69,7 @@ type publication struct {
 func (n *Node) publish(ctx context.Context, p publication) error {
 	n.scans.drop(p.ID)
 	ds := n.devices()
-	found, err := ds.lookup(p.serial())
+	found, err := ds.Lookup(p.serial())
 	if err != nil {
 		return err
 	}
@@ -108,7 +110,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 
 // checkTarget compares what is at the target path, if anything is, and else the other publications,
 // with what the request wants.
-func checkTarget(h *heldDevice, p publication, top *mountinfo.Info, table mountTable) error {
+func checkTarget(h *blockdev.OpenDevice, p publication, top *mountinfo.Info, table mountTable) error {
 	var wanted []string
 	if !p.Block {
 		wanted = volume.PublishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
@@ -124,13 +126,13 @@ func checkTarget(h *heldDevice, p publication, top *mountinfo.Info, table mountT
 }
 
 // publishMount shows the staging mount at the target path.
-func publishMount(h *heldDevice, p publication) error {
+func publishMount(h *blockdev.OpenDevice, p publication) error {
 	m, err := cloneMount(p.staged.Mountpoint, p.staged.FSType)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.prove(h.device); err != nil {
+	if err := m.prove(h.Device); err != nil {
 		return err
 	}
 	set, unset := p.MountFlags.Attr, uint64(0)
@@ -149,7 +151,7 @@ func publishMount(h *heldDevice, p publication) error {
 }
 
 // findStaged is the volume's mount at the staging path, proven by the number of its device.
-func findStaged(h *heldDevice, p publication, table mountTable) (*mountinfo.Info, error) {
+func findStaged(h *blockdev.OpenDevice, p publication, table mountTable) (*mountinfo.Info, error) {
 	path, err := canonical(p.Staging)
 	if err != nil && !missing(err) {
 		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
@@ -177,9 +179,9 @@ func findStaged(h *heldDevice, p publication, table mountTable) (*mountinfo.Info
 
 // publications are the other targets where the volume is shown. Mounts of directories inside it are
 // the CO's or a workload's own.
-func publications(h *heldDevice, p publication, table mountTable) (mountTable, error) {
+func publications(h *blockdev.OpenDevice, p publication, table mountTable) (mountTable, error) {
 	var found mountTable
-	for _, m := range table.of(h.device) {
+	for _, m := range table.of(h.Device) {
 		switch {
 		case p.Block && !isNodeMount(m):
 			return nil, csierr.New(csierr.DeviceHeld, "%s is mounted as a filesystem at %q, so it cannot "+
@@ -196,7 +198,7 @@ func publications(h *heldDevice, p publication, table mountTable) (mountTable, e
 }
 
 // checkPublished compares what is at the target path with what the request wants there.
-func checkPublished(h *heldDevice, top *mountinfo.Info, p publication, wanted []string) error {
+func checkPublished(h *blockdev.OpenDevice, top *mountinfo.Info, p publication, wanted []string) error {
 	major, minor, ok := mountedDevice(top)
 	switch {
 	case !ok || major != h.Major || minor != h.Minor:
@@ -244,8 +246,8 @@ func withoutReadOnly(words []string) []string {
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
-func publishBlock(h *heldDevice, p publication, table mountTable) error {
-	if err := endUnfinished(h, p.fsVolume, len(table.of(h.device)) > 0); err != nil {
+func publishBlock(h *blockdev.OpenDevice, p publication, table mountTable) error {
+	if err := endUnfinished(h, p.fsVolume, len(table.of(h.Device)) > 0); err != nil {
 		return err
 	}
 	if err := switchReadOnly(h, p.ReadOnly); err != nil {
@@ -256,7 +258,7 @@ func publishBlock(h *heldDevice, p publication, table mountTable) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.prove(h.device); err != nil {
+	if err := m.prove(h.Device); err != nil {
 		return err
 	}
 	if p.ReadOnly {
@@ -268,11 +270,11 @@ func publishBlock(h *heldDevice, p publication, table mountTable) error {
 }
 
 // switchReadOnly makes the device what the publication wants it to be.
-func switchReadOnly(h *heldDevice, readOnly bool) error {
+func switchReadOnly(h *blockdev.OpenDevice, readOnly bool) error {
 	if !readOnly {
-		return h.makeWritable(true)
+		return h.MakeWritable(true)
 	}
-	if err := h.setReadOnly(true); err != nil {
+	if err := h.SetReadOnly(true); err != nil {
 		return fmt.Errorf("make %s read-only: %w", h.Path, err)
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -344,7 +346,7 @@ func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
 	// this disk's.
 	other := newGuest(t)
 	stale := filepath.Join(other.Dir, "dev/nvme1n1")
-	major, minor, err := blockNumber(v.disk.Loop)
+	major, minor, err := blockdev.NumberAt(v.disk.Loop)
 	must(t, err)
 	must(t, unix.Mknod(stale, unix.S_IFBLK|0o660, int(unix.Mkdev(major, minor))))
 	must(t, os.WriteFile(other.path("pod"), nil, 0o600))

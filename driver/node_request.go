@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -165,13 +167,13 @@ func (v nodeVolume) checkUse() error {
 	return nil
 }
 
-func (n *Node) devices() devices {
-	ds := devices{sysfsRoot: n.SysfsRoot, devRoot: n.DevRoot}
-	if ds.sysfsRoot == "" {
-		ds.sysfsRoot = defaultSysfsRoot
+func (n *Node) devices() blockdev.Host {
+	ds := blockdev.Host{Sysfs: n.SysfsRoot, Dev: n.DevRoot}
+	if ds.Sysfs == "" {
+		ds.Sysfs = defaultSysfsRoot
 	}
-	if ds.devRoot == "" {
-		ds.devRoot = defaultDevRoot
+	if ds.Dev == "" {
+		ds.Dev = defaultDevRoot
 	}
 	return ds
 }
@@ -180,17 +182,17 @@ func (n *Node) devices() devices {
 // controller says of the disk. That the rack calls a disk read-only is not compared: a guest's NVMe
 // need not show it, and a disk that is writable for the rack and not here is refused when it is
 // written (makeWritable).
-func openVolume(ctx context.Context, ds devices, d device, v nodeVolume) (*heldDevice, error) {
+func openVolume(ctx context.Context, ds blockdev.Host, d blockdev.Device, v nodeVolume) (*blockdev.OpenDevice, error) {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
 			"has %d",
 			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	h, err := ds.openLocked(ctx, d)
+	h, err := ds.OpenLocked(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkBlocks(v.BlockBytes); err != nil {
+	if err := h.CheckBlockSize(v.BlockBytes); err != nil {
 		_ = h.Close()
 		return nil, err
 	}

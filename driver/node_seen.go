@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -133,7 +135,7 @@ func (n *Node) remember(ctx context.Context, v nodeVolume) error {
 
 // rememberDevice keeps the disk of a volume that is about to be taken down and is not known. It is
 // no reason to leave the volume where it is when that fails.
-func (n *Node) rememberDevice(ctx context.Context, volumeID string, d device) {
+func (n *Node) rememberDevice(ctx context.Context, volumeID string, d blockdev.Device) {
 	if _, known := n.recall(ctx, volumeID); known {
 		return
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -49,7 +51,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 // the device stays open, so its number cannot become another disk's.
 func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	ds := n.devices()
-	found, err := ds.find(ctx, v.serial(), n.deviceTimeout())
+	found, err := ds.Find(ctx, v.serial(), n.deviceTimeout())
 	if err != nil {
 		return err
 	}
@@ -63,7 +65,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		return err
 	}
 	if top != nil {
-		if err := checkStaged(top, held.device, v); err != nil {
+		if err := checkStaged(top, held.Device, v); err != nil {
 			return err
 		}
 		return n.remember(ctx, v)
@@ -72,9 +74,9 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		if err := n.remember(ctx, v); err != nil {
 			return err
 		}
-		return endUnfinished(held, v.fsVolume, len(table.of(held.device)) > 0)
+		return endUnfinished(held, v.fsVolume, len(table.of(held.Device)) > 0)
 	}
-	if mounts := table.of(held.device); len(mounts) > 0 {
+	if mounts := table.of(held.Device); len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
 			held.Path, mounts.paths())
 	}
@@ -97,7 +99,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 // stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
 // whose disk is gone, and that no workload has any more is taken down, so that the volume can be
 // staged again without anybody's help.
-func stagedAt(ds devices, path string) (*mountinfo.Info, mountTable, error) {
+func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mountTable, error) {
 	table, err := readMountTable()
 	if err != nil {
 		return nil, nil, err
@@ -116,7 +118,7 @@ func stagedAt(ds devices, path string) (*mountinfo.Info, mountTable, error) {
 	state := conditionOf(top)
 	if major, minor, ok := mountedDevice(top); !ok {
 		state = dead // a btrfs whose device has no node any more
-	} else if _, err := ds.withNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
+	} else if _, err := ds.WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
 		state = dead
 	} else if err != nil {
 		return nil, nil, err
@@ -124,7 +126,7 @@ func stagedAt(ds devices, path string) (*mountinfo.Info, mountTable, error) {
 	if state == wellMounted {
 		return top, table, nil
 	}
-	if err := table.onlyAt(path, top, device{}); err != nil {
+	if err := table.onlyAt(path, top, blockdev.Device{}); err != nil {
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
@@ -138,7 +140,7 @@ func stagedAt(ds devices, path string) (*mountinfo.Info, mountTable, error) {
 }
 
 // checkStaged compares what is mounted at the staging path with what the request wants there.
-func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
+func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 	at := top.Mountpoint
 	if v.Block {
 		return csierr.New(csierr.StagedDifferently, "%q has a %s filesystem mounted, but the request "+
@@ -169,17 +171,17 @@ func checkStaged(top *mountinfo.Info, d device, v nodeVolume) error {
 // begin comes after every proof, right before the first thing is done to the volume's disk. The
 // driver makes a device read-only only for publications as a raw device, so only of a disk that may
 // have had one a read-only switch is its own to take back.
-func (n *Node) begin(ctx context.Context, h *heldDevice, v nodeVolume) error {
+func (n *Node) begin(ctx context.Context, h *blockdev.OpenDevice, v nodeVolume) error {
 	known, _ := n.recall(ctx, v.ID)
 	if err := n.remember(ctx, v); err != nil || v.ReadOnly {
 		return err
 	}
-	return h.makeWritable(known.Block || v.Use != volume.UseFilesystem)
+	return h.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
 // mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
 // place.
-func mountAt(path string, h *heldDevice, v nodeVolume, grow bool) error {
+func mountAt(path string, h *blockdev.OpenDevice, v nodeVolume, grow bool) error {
 	options := mountOptionsOf(v)
 	m, err := mountLoose(h, v.FSType, options)
 	if err != nil {
@@ -187,7 +189,7 @@ func mountAt(path string, h *heldDevice, v nodeVolume, grow bool) error {
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := growMounted(m, h.device); err != nil {
+		if err := growMounted(m, h.Device); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -88,5 +89,15 @@ func TestRunToolReportsWhatAProgramSaid(t *testing.T) {
 	}
 	if _, err := runTool(nil, "no-such-program"); !csierr.Has(err, csierr.NodeToolFailed) {
 		t.Fatalf("a missing program: %v", err)
+	}
+}
+
+func TestMissingTools(t *testing.T) {
+	if got := missingTools(); len(got) != 0 {
+		t.Fatalf("missing here: %q", got)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if got := missingTools(); !slices.Equal(got, nodeTools) {
+		t.Fatalf("missing without a PATH: %q", got)
 	}
 }

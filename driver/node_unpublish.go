@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -100,11 +102,11 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 	if !ok || !known.Block {
 		return nil
 	}
-	d, err := n.devices().lookup(volume.Serial(known.Disk))
+	d, err := n.devices().Lookup(volume.Serial(known.Disk))
 	if err != nil {
 		return nil
 	}
-	held, err := n.devices().openLocked(ctx, d)
+	held, err := n.devices().OpenLocked(ctx, d)
 	if csierr.Has(err, csierr.DeviceLocked) {
 		return err
 	}
@@ -117,26 +119,26 @@ func (n *Node) settleReadOnly(ctx context.Context, volumeID string) error {
 
 // flushRaw writes out what the kernel holds of a block volume: its workload may have written
 // through the cache and gone. A device that is lost has nothing to flush, and nil is returned.
-func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, error) {
-	major, minor, err := blockNumber(top.Mountpoint)
+func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*blockdev.OpenDevice, error) {
+	major, minor, err := blockdev.NumberAt(top.Mountpoint)
 	if err != nil {
 		return nil, err
 	}
-	d, err := n.devices().withNumber(major, minor)
+	d, err := n.devices().WithNumber(major, minor)
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	held, err := n.devices().openLocked(ctx, d)
-	if missing(err) || vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
+	held, err := n.devices().OpenLocked(ctx, d)
+	if missing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := held.flush(); err != nil && !lostDevice(err) {
+	if err := held.Flush(); err != nil && !blockdev.Lost(err) {
 		_ = held.Close()
 		return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", held.Path, err)
 	}
@@ -144,8 +146,8 @@ func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*heldDevice, 
 }
 
 // endReadOnly makes the device writable again when its last read-only publication is gone.
-func endReadOnly(h *heldDevice) error {
-	readOnly, err := h.readOnly()
+func endReadOnly(h *blockdev.OpenDevice) error {
+	readOnly, err := h.ReadOnly()
 	if err != nil || !readOnly {
 		return err
 	}
@@ -153,10 +155,10 @@ func endReadOnly(h *heldDevice) error {
 	if err != nil {
 		return err
 	}
-	if len(table.of(h.device)) > 0 {
+	if len(table.of(h.Device)) > 0 {
 		return nil
 	}
-	if err := h.setReadOnly(false); err != nil {
+	if err := h.SetReadOnly(false); err != nil {
 		return fmt.Errorf("make %s writable again: %w", h.Path, err)
 	}
 	return nil
@@ -169,7 +171,7 @@ func removeTarget(target string) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case lostDevice(err):
+	case blockdev.Lost(err):
 		return csierr.New(csierr.StillMounted, "%q does not answer after it was unmounted: %w", target,
 			err)
 	case err != nil:

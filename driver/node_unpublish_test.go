@@ -9,6 +9,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -142,5 +144,5 @@ func shutDown(t *testing.T, path string) {
 	defer func() { _ = f.Close() }()
 	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
 	flags := uint32(2)          // without flushing the log
-	must(t, ioctl(int(f.Fd()), shutdown, unsafe.Pointer(&flags)))
+	must(t, blockdev.Ioctl(int(f.Fd()), shutdown, unsafe.Pointer(&flags)))
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -36,9 +38,9 @@ func (n *Node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 
 // stagedDisk is a disk that a volume on its way off is on.
 type stagedDisk struct {
-	device                 // the zero device where it is no longer there
-	layer  *mountinfo.Info // its mount at the staging path; nil for one that is known from before
-	raw    bool            // workloads have its node
+	blockdev.Device                 // the zero device where it is no longer there
+	layer           *mountinfo.Info // its mount at the staging path; nil for one that is known from before
+	raw             bool            // workloads have its node
 }
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
@@ -109,21 +111,21 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 		disks[i].raw = known.Block
 		return disks, nil
 	}
-	d, err := n.devices().lookup(serial)
+	d, err := n.devices().Lookup(serial)
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return disks, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return append(disks, stagedDisk{device: d, raw: known.Block}), nil
+	return append(disks, stagedDisk{Device: d, raw: known.Block}), nil
 }
 
 // mountsOf lists the mounts of several disks in all namespaces.
 func mountsOf(vs mountViews, disks []stagedDisk) []foundMount {
 	var found []foundMount
 	for _, d := range disks {
-		found = append(found, vs.of(d.device, d.layer)...)
+		found = append(found, vs.of(d.Device, d.layer)...)
 	}
 	return found
 }
@@ -141,7 +143,7 @@ func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mo
 		// When the device is not let go in time, the repeated call finds nothing mounted, and must
 		// still know what to ask about.
 		if d.Path != "" {
-			n.rememberDevice(ctx, volumeID, d.device)
+			n.rememberDevice(ctx, volumeID, d.Device)
 		}
 	}
 	// What is written to a frozen filesystem waits for its thaw.
@@ -166,15 +168,15 @@ func (n *Node) release(ctx context.Context, d stagedDisk) error {
 	if d.Path == "" {
 		return nil
 	}
-	held, err := n.devices().openLocked(ctx, d.device)
-	if missing(err) || vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
+	held, err := n.devices().OpenLocked(ctx, d.Device)
+	if missing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	if err := held.flush(); err != nil && !lostDevice(err) {
+	if err := held.Flush(); err != nil && !blockdev.Lost(err) {
 		return csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
 	}
 	// Without its mount to look at, a driver that died since may have left this undone.
@@ -189,22 +191,22 @@ func (n *Node) release(ctx context.Context, d stagedDisk) error {
 
 // awaitFree waits until nobody holds the device any more, or it is gone. What cannot be asked is
 // not taken for free.
-func awaitFree(ctx context.Context, h *heldDevice, raw bool, wait time.Duration) error {
+func awaitFree(ctx context.Context, h *blockdev.OpenDevice, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for claim := func() error { return claimThawed(h) }; ; claim = h.claim {
+	for claim := func() error { return claimThawed(h) }; ; claim = h.TryExclusive {
 		err := claim()
 		if err == nil && raw {
-			err = h.checkWriters()
+			err = h.CheckWriters()
 		}
 		switch {
-		case err == nil, missing(err), vanished(err), lostDevice(err),
+		case err == nil, missing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
 		case !csierr.Has(err, csierr.DeviceHeld):
 			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
 		case time.Now().After(deadline):
 			return csierr.New(csierr.StillMounted, "%s is unmounted here but still in use on this "+
-				"node, %s: %w", h.Path, h.holders(), err)
+				"node, %s: %w", h.Path, h.DescribeHolders(), err)
 		}
 		select {
 		case <-ctx.Done():

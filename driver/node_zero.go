@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
-	// sectorBytes is the unit of the kernel's counts, whatever the size of the device's blocks.
-	sectorBytes = 512
 	// zeroWatch is how often a read looks whether its disk is still attached, and zeroLog how often
 	// it says how far it is.
 	zeroWatch = time.Second
@@ -60,7 +59,7 @@ func (p *preparation) rangeOf(from, to int64) zeroRange {
 func (p *preparation) proveRange(ctx context.Context, r zeroRange) error {
 	h := disk{p.Device}
 	for range zeroReads {
-		if err := h.awaitNoWriters(); err != nil {
+		if err := h.AwaitNoWriters(); err != nil {
 			return err
 		}
 		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroJob) { readZero(ctx, p.Log, h, j) })
@@ -121,15 +120,15 @@ func (h disk) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) 
 	case job.found >= 0:
 		return h.judgeFound(job, old)
 	}
-	if err := h.awaitNoWriters(); err != nil {
+	if err := h.AwaitNoWriters(); err != nil {
 		return false, err
 	}
-	now, err := h.counters()
+	now, err := h.Counters()
 	switch {
 	case err != nil:
 		return false, unreadable(err)
-	case job.counted && now.known():
-		return !job.before.sameWrites(now), nil
+	case job.counted && now.Known():
+		return !job.before.SameWrites(now), nil
 	}
 	// A call that has held the device since before the first byte was read goes without the counts.
 	return joined, nil
@@ -138,7 +137,7 @@ func (h disk) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) 
 // judgeFound refuses for the byte that a job has found, if it is still there.
 func (h disk) judgeFound(job *zeroJob, old bool) (again bool, err error) {
 	if old {
-		b, err := h.readAt(job.found&^(spotBytes-1), spotBytes)
+		b, err := h.Read(job.found&^(spotBytes-1), spotBytes)
 		if err != nil {
 			return false, unreadable(err)
 		}
@@ -161,7 +160,7 @@ func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
 	log.Info("reading a disk whole, to prove that nothing is on it")
 	j.found = -1
 	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
-		device, err := h.from.open(h.device)
+		device, err := h.Reopen()
 		if err != nil {
 			return err
 		}
@@ -194,7 +193,7 @@ func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
 // readCounted reads the range between two looks at the counters. They count only if they have seen
 // the reading itself.
 func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
-	before, err := h.counters()
+	before, err := h.Counters()
 	if err != nil {
 		return err
 	}
@@ -202,14 +201,14 @@ func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
 	if j.Unfinished {
 		foreign = h.traces().foreign
 	}
-	j.found, err = findForeign(ctx, h.heldDevice, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
+	j.found, err = findForeign(ctx, h.OpenDevice, j.From, j.To, foreign, func(n int64) { j.read.Add(n) })
 	if err != nil {
 		return err
 	}
-	after, err := h.counters()
+	after, err := h.Counters()
 	j.before = before
-	j.counted = before.known() && after.known() &&
-		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/sectorBytes
+	j.counted = before.Known() && after.Known() &&
+		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/blockdev.SysfsSectorBytes
 	return err
 }
 
@@ -225,7 +224,7 @@ func (h disk) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error
 			return nil
 		case <-tick.C:
 		}
-		if err := h.unchanged(); err != nil {
+		if err := h.Reverify(); err != nil {
 			return err
 		}
 		if time.Since(said) >= zeroLog {

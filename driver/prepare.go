@@ -6,6 +6,8 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -54,7 +56,7 @@ func (v fsVolume) blankFrom(sizeBytes int64) int64 {
 
 // preparation makes the filesystem of one volume ready to be mounted.
 type preparation struct {
-	Device *heldDevice // open from the first look to the mount
+	Device *blockdev.OpenDevice // open from the first look to the mount
 	Volume fsVolume
 	Scans  *scans
 	Log    *slog.Logger
@@ -116,10 +118,10 @@ func (p *preparation) proveMountable(ctx context.Context, c *content) error {
 	if err := claimThawed(p.Device); err != nil {
 		return err
 	}
-	if err := p.Device.awaitNoWriters(); err != nil {
+	if err := p.Device.AwaitNoWriters(); err != nil {
 		return err
 	}
-	if err := p.Device.unchanged(); err != nil {
+	if err := p.Device.Reverify(); err != nil {
 		return err
 	}
 	if !p.Volume.ReadOnly {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -54,7 +56,7 @@ func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
 		if err != nil {
 			return nil, err
 		}
-		if staged.Device.number() != shown.Device.number() {
+		if staged.Device.Number() != shown.Device.Number() {
 			return nil, csierr.New(csierr.VolumeNotAtPath, "%q shows device %s, but %s is staged at %q",
 				path,
 				shown.Device.Name, staged.Device.Name, staging)
@@ -86,7 +88,7 @@ func (n *Node) usage(ctx context.Context, volumeID, path, staging string) (
 
 // shownVolume is what a path shows of a disk of this instance.
 type shownVolume struct {
-	Device    device
+	Device    blockdev.Device
 	Block     bool
 	FSType    string
 	Condition condition // of the filesystem
@@ -136,14 +138,14 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 		if missing(err) {
 			return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "no volume is at that path: %w", err)
 		}
-		if lostDevice(err) {
+		if blockdev.Lost(err) {
 			return shownVolume{}, csierr.New(csierr.FilesystemFailed, "the filesystem does not answer: %w",
 				err)
 		}
 		return shownVolume{}, err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		d, err := n.devices().withNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		d, err := n.devices().WithNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
 		return shownVolume{Device: d, Block: true}, notAtPath(path, err)
 	}
 	resolved, err := filepath.EvalSymlinks(path)
@@ -164,7 +166,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 			"no disk",
 			path, top.FSType)
 	}
-	d, err := n.devices().withNumber(major, minor)
+	d, err := n.devices().WithNumber(major, minor)
 	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top), Mount: top}
 	return shown, notAtPath(path, err)
 }

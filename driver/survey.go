@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -18,7 +20,7 @@ import (
 )
 
 // disk is an open device as what holds a filesystem.
-type disk struct{ *heldDevice }
+type disk struct{ *blockdev.OpenDevice }
 
 // survey is what was read of a disk and what blkid says of it. It is judged without the disk.
 type survey struct {
@@ -59,7 +61,7 @@ const superblockBytes = 128 << 10
 // A single filesystem whose superblock carries a correct checksum, with nothing of anybody else
 // around it, needs no blkid: it is not going to be overwritten, only mounted.
 func (h disk) inspect(v fsVolume) (content, error) {
-	found, err := findFilesystems(h.heldDevice)
+	found, err := findFilesystems(h.OpenDevice)
 	if err != nil {
 		return content{}, err
 	}
@@ -80,8 +82,8 @@ func (h disk) inspect(v fsVolume) (content, error) {
 }
 
 // findFilesystems finds the driver's own filesystems and looks whether they were ever in use.
-func findFilesystems(h *heldDevice) ([]superblock, error) {
-	head, err := h.readAt(0, min(h.SizeBytes, superblockBytes))
+func findFilesystems(h *blockdev.OpenDevice) ([]superblock, error) {
+	head, err := h.Read(0, min(h.SizeBytes, superblockBytes))
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -96,12 +98,12 @@ func findFilesystems(h *heldDevice) ([]superblock, error) {
 	return found, nil
 }
 
-func xfsFresh(h *heldDevice, sb superblock) (bool, error) {
+func xfsFresh(h *blockdev.OpenDevice, sb superblock) (bool, error) {
 	n := min(h.SizeBytes-sb.LogOffset, xfsLogBytes)
 	if sb.LogOffset <= 0 || sb.LogOffset%spotBytes != 0 || n <= 0 || n%spotBytes != 0 {
 		return false, nil
 	}
-	log, err := h.readAt(sb.LogOffset, n)
+	log, err := h.Read(sb.LogOffset, n)
 	return xfsLogFresh(log), err
 }
 
@@ -111,7 +113,7 @@ func unreadable(err error) error {
 
 // survey reads every area and asks blkid meanwhile, which takes about as long.
 func (h disk) survey(found []superblock) (survey, error) {
-	ask := async.Start(func() (blkidAnswer, error) { return blkid(h.file) })
+	ask := async.Start(func() (blkidAnswer, error) { return blkid(h.File) })
 	s, err := h.read(markAreas(h.SizeBytes), found)
 	known, probeErr := ask()
 	if err != nil {
@@ -172,7 +174,7 @@ func (h disk) readAreas(areas []area) ([]piece, error) {
 // them hold: a survey keeps of its own only what is not zero. Nobody writes to zeroes.
 var (
 	rooms = sync.Pool{New: func() any {
-		room := aligned(spanBytes)
+		room := blockdev.Aligned(spanBytes)
 		return &room
 	}}
 	zeroes [spanBytes]byte
@@ -181,7 +183,7 @@ var (
 // readZeroes reads an area by way of room.
 func (h disk) readZeroes(a area, room []byte) ([]byte, error) {
 	b := room[:a.Bytes]
-	if err := h.readInto(b, a.Offset); err != nil {
+	if err := h.ReadInto(b, a.Offset); err != nil {
 		return nil, err
 	}
 	if nonZero(b) < 0 {

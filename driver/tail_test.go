@@ -77,7 +77,7 @@ func (v testVolume) health(t *testing.T) healthEntries {
 // isGrown says how large the staged filesystem is, and that the health agrees.
 func (v testVolume) isGrown(t *testing.T) bool {
 	t.Helper()
-	d, err := v.guest.node().devices().lookup(guesttest.Serial)
+	d, err := v.guest.node().devices().Lookup(guesttest.Serial)
 	must(t, err)
 	table, err := readMountTable()
 	must(t, err)

@@ -5,14 +5,16 @@ package driver
 import (
 	"errors"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // claimThawed is claim for a device that nothing shows: a frozen filesystem that holds it without a
 // mount is thawed, and so released.
-func claimThawed(h *heldDevice) error {
-	err := h.claim()
+func claimThawed(h *blockdev.OpenDevice) error {
+	err := h.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
 	}
@@ -21,12 +23,12 @@ func claimThawed(h *heldDevice) error {
 			err,
 			failed)
 	}
-	return h.claim()
+	return h.TryExclusive()
 }
 
 // thawUnmounted mounts the filesystem that holds the device aside, which is the only way to it, and
 // thaws it. When it cannot be mounted, something else holds the device.
-func thawUnmounted(h *heldDevice) error {
+func thawUnmounted(h *blockdev.OpenDevice) error {
 	found, err := findFilesystems(h)
 	if err != nil || len(found) != 1 {
 		return err

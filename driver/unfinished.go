@@ -7,9 +7,11 @@ import (
 	"encoding/binary"
 	"os"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
-func (h disk) traces() mkfsTraces { return mkfsTraces{h.SizeBytes, h.readAt} }
+func (h disk) traces() mkfsTraces { return mkfsTraces{h.SizeBytes, h.Read} }
 
 // strange is the first byte in the areas that no mkfs of the driver's has written, or -1.
 func (m mkfsTraces) strange(pieces []piece) (int64, error) {
@@ -251,7 +253,7 @@ func btrfsHeader(b []byte) bool {
 // device is shown as one. From then on what is on it is a workload's, and a mark would say that it
 // is not. A device that is mounted anywhere is in use already, and a filesystem that has been in
 // use keeps its bytes: beside it a mark is worth nothing.
-func endUnfinished(device *heldDevice, v fsVolume, mounted bool) error {
+func endUnfinished(device *blockdev.OpenDevice, v fsVolume, mounted bool) error {
 	h := disk{device}
 	if v.ReadOnly || mounted {
 		return nil
@@ -268,7 +270,7 @@ func endUnfinished(device *heldDevice, v fsVolume, mounted bool) error {
 	if !ours {
 		return nil
 	}
-	found, err := findFilesystems(h.heldDevice)
+	found, err := findFilesystems(h.OpenDevice)
 	if err != nil {
 		return err
 	}
@@ -277,10 +279,10 @@ func endUnfinished(device *heldDevice, v fsVolume, mounted bool) error {
 	}) {
 		return nil
 	}
-	if err := h.makeWritable(true); err != nil {
+	if err := h.MakeWritable(true); err != nil {
 		return err
 	}
-	return h.exclusively(func(w *os.File) error { return h.eraseMarksOf(w, v, s) })
+	return h.WithExclusive(func(w *os.File) error { return h.eraseMarksOf(w, v, s) })
 }
 
 func (h disk) eraseMarksOf(w *os.File, v fsVolume, s survey) error {
@@ -289,7 +291,7 @@ func (h disk) eraseMarksOf(w *os.File, v fsVolume, s survey) error {
 			continue
 		}
 		// What was read is without the mark.
-		if err := writeWhole(w, s.at(m.Offset, spotBytes), m.Offset); err != nil {
+		if err := blockdev.WriteAt(w, s.at(m.Offset, spotBytes), m.Offset); err != nil {
 			return h.unwritable(err)
 		}
 	}

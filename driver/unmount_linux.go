@@ -5,6 +5,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -35,7 +37,7 @@ func unmountTop(path string) error {
 }
 
 // onlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
-func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d device) error {
+func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
 	var others mountTable
 	mounts := t.sameFilesystem(layer)
 	if d.Path != "" {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
@@ -42,8 +44,8 @@ type zeroJob struct {
 
 	found   int64 // the first byte that is not zero; -1 if there is none
 	err     error
-	before  ioCounters // when the read began
-	counted bool       // the kernel has counted the read
+	before  blockdev.Counters // when the read began
+	counted bool              // the kernel has counted the read
 }
 
 // ended reports whether the job's result is there.

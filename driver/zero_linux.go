@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
@@ -26,7 +28,7 @@ func allZero(b []byte, _ int64) (int, error) { return nonZero(b), nil }
 // findForeign reads [from, to) of the device whole and returns the offset of the first byte that may
 // not be there, or -1. It stops there. progress is told, from several goroutines, how many bytes
 // more were found well.
-func findForeign(ctx context.Context, h *heldDevice, from, to int64, foreign foreignBytes,
+func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, foreign foreignBytes,
 	progress func(n int64)) (int64, error) {
 	if from < 0 || to > h.SizeBytes || from > to {
 		return 0, fmt.Errorf("read %s from %d to %d: it has %d bytes", h.Path, from, to, h.SizeBytes)
@@ -62,7 +64,7 @@ func findForeign(ctx context.Context, h *heldDevice, from, to int64, foreign for
 // zeroScan is a range that is being read. Chunks are handed out in their order, and a reader
 // finishes the one it has, so the lowest byte that any reader finds is the first of the range.
 type zeroScan struct {
-	h        *heldDevice
+	h        *blockdev.OpenDevice
 	from, to int64
 	foreign  foreignBytes
 	progress func(n int64)
@@ -73,7 +75,7 @@ type zeroScan struct {
 
 // run reads chunks until none is left that could hold an earlier byte than the one found.
 func (s *zeroScan) run(ctx context.Context) error {
-	room := aligned(zeroChunk)
+	room := blockdev.Aligned(zeroChunk)
 	for {
 		at := s.next.Add(zeroChunk) - zeroChunk
 		if at >= s.found.Load() {
@@ -92,7 +94,7 @@ func (s *zeroScan) run(ctx context.Context) error {
 func (s *zeroScan) chunk(room []byte, at int64) error {
 	end := min(at+zeroChunk, s.to)
 	b := room[:min((end+spotBytes-1)&^(spotBytes-1), s.h.SizeBytes)-at]
-	if err := s.h.readInto(b, at); err != nil {
+	if err := s.h.ReadInto(b, at); err != nil {
 		return err
 	}
 	first := max(at, s.from)

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 
@@ -114,10 +116,10 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 // prove is a call that asks for the proof.
 func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	t.Helper()
-	host := devices{sysfsRoot: z.guest.Sys(""), devRoot: z.guest.Dev("")}
-	found, err := host.lookup(z.Serial)
+	host := blockdev.Host{Sysfs: z.guest.Sys(""), Dev: z.guest.Dev("")}
+	found, err := host.Lookup(z.Serial)
 	csitest.Must(t, err)
-	h, err := host.openLocked(ctx, found)
+	h, err := host.OpenLocked(ctx, found)
 	csitest.Must(t, err)
 	defer func() { csitest.Must(t, h.Close()) }()
 	p := preparation{Device: h, Volume: fsVolume{ID: zeroVolume}, Scans: z.scans,

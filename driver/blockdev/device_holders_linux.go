@@ -1,4 +1,4 @@
-package driver
+package blockdev
 
 import (
 	"bytes"
@@ -24,8 +24,8 @@ type opener struct {
 
 // openers lists the processes that can be seen, other than this one, that have the device's node
 // open.
-func openers(d device) []opener {
-	pids, err := processes()
+func openers(d Device) []opener {
+	pids, err := Processes()
 	if err != nil {
 		return nil
 	}
@@ -52,7 +52,7 @@ func openers(d device) []opener {
 // called. On a busy node there are tens of thousands to look at before a filesystem is made or
 // mounted, so each costs one system call. One may lead to a file on a dead server, so no question
 // goes out to one.
-func (o opener) descriptors(d device, room []byte) (found []string) {
+func (o opener) descriptors(d Device, room []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -96,8 +96,8 @@ func readDescriptor(fdinfo string) (writing, locking bool) {
 
 // checkWriters refuses while a process has the device's node open for writing. The kernel lets many
 // do that to a raw device, so the exclusive open says nothing of them.
-func (h *heldDevice) checkWriters() error {
-	writing := slices.DeleteFunc(openers(h.device), func(o opener) bool { return !o.Writing })
+func (h *OpenDevice) CheckWriters() error {
+	writing := slices.DeleteFunc(openers(h.Device), func(o opener) bool { return !o.Writing })
 	if len(writing) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
 	}
@@ -107,24 +107,24 @@ func (h *heldDevice) checkWriters() error {
 // awaitNoWriters refuses while a process has the device's node open for writing and keeps it. One
 // that only looks, such as losetup in search of a free device or a program between fork and exec
 // with a copy of a descriptor, has it for a moment.
-func (h *heldDevice) awaitNoWriters() error {
+func (h *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
-		if err := h.checkWriters(); err == nil || time.Now().After(end) {
+		if err := h.CheckWriters(); err == nil || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
 // holders names who has the device, as far as that can be seen.
-func (h *heldDevice) holders() string {
+func (h *OpenDevice) DescribeHolders() string {
 	var words []string
 	// Device mapper, md and the like; the directory is the kernel's and need not be there.
-	names, _ := readNames(filepath.Join(h.from.sysfsRoot, "block", h.Name, "holders"))
+	names, _ := ReadNames(filepath.Join(h.host.Sysfs, "block", h.Name, "holders"))
 	if len(names) > 0 {
 		slices.Sort(names)
 		words = append(words, "by "+csierr.Plain(strings.Join(names, ", ")))
 	}
-	if found := openers(h.device); len(found) > 0 {
+	if found := openers(h.Device); len(found) > 0 {
 		words = append(words, "open in "+nameOpeners(found))
 	}
 	if len(words) == 0 {
@@ -136,7 +136,7 @@ func (h *heldDevice) holders() string {
 func nameOpeners(openers []opener) string {
 	var words []string
 	for _, o := range openers {
-		words = append(words, fmt.Sprintf("process %d (%s)", o.PID, processName(o.PID)))
+		words = append(words, fmt.Sprintf("process %d (%s)", o.PID, ProcessName(o.PID)))
 	}
 	return strings.Join(words, ", ")
 }

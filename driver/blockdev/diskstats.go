@@ -1,27 +1,27 @@
-package driver
+package blockdev
 
 import (
 	"bytes"
 	"strconv"
 )
 
-// ioCounters are the kernel's counts of what was done to a device since its birth, by whomever.
+// Counters are the kernel's counts of what was done to a device since its birth, by whomever.
 // Sectors are counted, for a flush counts as a write of none.
-type ioCounters struct {
+type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
 // sameWrites reports whether nothing was written or discarded between two counts.
-func (c ioCounters) sameWrites(later ioCounters) bool {
+func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
 // known reports whether the kernel counts. The device was read from before it was asked.
-func (c ioCounters) known() bool { return c.ReadSectors > 0 }
+func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats finds a device's line in /proc/diskstats. Without one, or without a count of
 // discards (Linux 4.18), it is the zero value.
-func parseDiskstats(b []byte, major, minor uint32) ioCounters {
+func parseDiskstats(b []byte, major, minor uint32) Counters {
 	// The fields of a line, as Documentation/admin-guide/iostats.rst numbers them behind the name.
 	const name, read, written, discarded = 2, 3, 7, 14
 	for line := range bytes.Lines(b) {
@@ -30,19 +30,19 @@ func parseDiskstats(b []byte, major, minor uint32) ioCounters {
 			!isNumber(fields[1], uint64(minor)) {
 			continue
 		}
-		var c ioCounters
+		var c Counters
 		for field, to := range map[int]*uint64{
 			read: &c.ReadSectors, written: &c.WrittenSectors, discarded: &c.DiscardedSectors,
 		} {
 			n, err := strconv.ParseUint(string(fields[name+field]), 10, 64)
 			if err != nil {
-				return ioCounters{}
+				return Counters{}
 			}
 			*to = n
 		}
 		return c
 	}
-	return ioCounters{}
+	return Counters{}
 }
 
 func isNumber(field []byte, n uint64) bool {

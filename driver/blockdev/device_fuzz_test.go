@@ -1,4 +1,4 @@
-package driver
+package blockdev
 
 import (
 	"bytes"
@@ -54,12 +54,12 @@ func FuzzDiskSerial(f *testing.F) {
 func FuzzParseDeviceNumber(f *testing.F) {
 	form := regexp.MustCompile(`^\s*\+?0*(\d+):\+?0*(\d+)\s*$`)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		major, minor, err := parseDeviceNumber(b)
+		major, minor, err := ParseNumber(b)
 		if err != nil {
 			return
 		}
 		says := form.FindSubmatch(b)
-		number := device{Major: major, Minor: minor}.number()
+		number := Device{Major: major, Minor: minor}.Number()
 		if says == nil || string(says[1])+":"+string(says[2]) != number {
 			t.Fatalf("parseDeviceNumber(%q) = %s", b, number)
 		}

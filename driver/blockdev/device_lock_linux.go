@@ -1,4 +1,4 @@
-package driver
+package blockdev
 
 import (
 	"context"
@@ -18,13 +18,13 @@ import (
 const lockWait = 2 * time.Second
 
 // openLocked opens the device to act on it.
-func (ds devices) openLocked(ctx context.Context, d device) (*heldDevice, error) {
-	h, err := ds.open(d)
+func (ds Host) OpenLocked(ctx context.Context, d Device) (*OpenDevice, error) {
+	h, err := ds.Open(d)
 	if err != nil {
 		return nil, err
 	}
 	if err = h.lock(ctx); err == nil {
-		err = h.prove() // it may have waited
+		err = h.Verify() // it may have waited
 	}
 	if err != nil {
 		_ = h.Close()
@@ -40,9 +40,9 @@ func (ds devices) openLocked(ctx context.Context, d device) (*heldDevice, error)
 // the node, which use the same directory of devices, and udev. It does not keep out who ignores it,
 // or opens another node of the same device, as a container's own /dev has: for those there are the
 // exclusive open (claim) and the look for writers (awaitNoWriters).
-func (h *heldDevice) lock(ctx context.Context) error {
+func (h *OpenDevice) lock(ctx context.Context) error {
 	for deadline := time.Now().Add(lockWait); ; {
-		err := unix.Flock(h.fd(), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(h.descriptor(), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
@@ -63,8 +63,8 @@ func (h *heldDevice) lock(ctx context.Context) error {
 }
 
 // locker names who has the device locked, as far as that can be seen.
-func (h *heldDevice) locker() string {
-	locking := slices.DeleteFunc(openers(h.device), func(o opener) bool { return !o.Locking })
+func (h *OpenDevice) locker() string {
+	locking := slices.DeleteFunc(openers(h.Device), func(o opener) bool { return !o.Locking })
 	if len(locking) == 0 {
 		return "another call of this process, or a process that cannot be seen from here"
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package blockdev
 
 import (
 	"os"
@@ -21,10 +21,10 @@ import (
 func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach("csi-0123456789abcdef", 64*guesttest.MiB)
-	ds := devices{sysfsRoot: g.Sys(""), devRoot: g.Dev("")}
-	found, err := ds.lookup(d.Serial)
+	ds := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := ds.Lookup(d.Serial)
 	csitest.Must(t, err)
-	held, err := ds.open(found)
+	held, err := ds.Open(found)
 	csitest.Must(t, err)
 	defer func() { _ = held.Close() }()
 	over := make(chan struct{})
@@ -45,8 +45,8 @@ func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
 	defer close(over)
 	for n, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); n++ {
 		for name, claim := range map[string]func() error{
-			"a claim": held.claim,
-			"a write": func() error { return held.exclusively(func(*os.File) error { return nil }) },
+			"a claim": held.TryExclusive,
+			"a write": func() error { return held.WithExclusive(func(*os.File) error { return nil }) },
 		} {
 			if err := claim(); err != nil {
 				t.Fatalf("%s, number %d: %v", name, n, err)

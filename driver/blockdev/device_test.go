@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package blockdev
 
 import (
 	"strings"
@@ -29,13 +29,13 @@ func TestParseSerial(t *testing.T) {
 
 func TestParseDeviceNumber(t *testing.T) {
 	for in, want := range map[string][2]uint32{"259:3\n": {259, 3}, "7:0": {7, 0}} {
-		major, minor, err := parseDeviceNumber([]byte(in))
+		major, minor, err := ParseNumber([]byte(in))
 		if err != nil || major != want[0] || minor != want[1] {
 			t.Errorf("parseDeviceNumber(%q) = %d, %d, %v", in, major, minor, err)
 		}
 	}
 	for _, in := range []string{"", ":", "7", "7:", "-1:2", "7:4294967296", "7:1:2", "a:b"} {
-		if _, _, err := parseDeviceNumber([]byte(in)); err == nil {
+		if _, _, err := ParseNumber([]byte(in)); err == nil {
 			t.Errorf("parseDeviceNumber(%q) is accepted", in)
 		}
 	}
@@ -45,20 +45,20 @@ func TestFindingADevice(t *testing.T) {
 	t.Run("D-35 a serial is matched whole", func(t *testing.T) {
 		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
 			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
-		ds := devices{sysfsRoot: root, devRoot: t.TempDir()}
-		all, err := ds.list()
+		ds := Host{Sysfs: root, Dev: t.TempDir()}
+		all, err := ds.List()
 		csitest.Must(t, err)
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
 		// There is no node for it, which is the only thing wrong.
-		_, err = ds.find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
+		_, err = ds.Find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
 		}
 	})
 	t.Run("no block directory is an error that names it", func(t *testing.T) {
-		_, err := devices{sysfsRoot: "/no/such/sys"}.find(t.Context(), "x", time.Hour)
+		_, err := Host{Sysfs: "/no/such/sys"}.Find(t.Context(), "x", time.Hour)
 		if err == nil || !strings.Contains(err.Error(), "/no/such/sys/block") {
 			t.Fatal(err)
 		}
@@ -73,13 +73,13 @@ func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
 		"   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
 	for _, c := range []struct {
 		major, minor uint32
-		want         ioCounters
+		want         Counters
 	}{
-		{7, 0, ioCounters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
-		{7, 1, ioCounters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
-		{259, 0, ioCounters{}}, // of a kernel that does not count discards
-		{8, 0, ioCounters{}},
-		{7, 2, ioCounters{}},
+		{7, 0, Counters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
+		{7, 1, Counters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
+		{259, 0, Counters{}}, // of a kernel that does not count discards
+		{8, 0, Counters{}},
+		{7, 2, Counters{}},
 	} {
 		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
 			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)

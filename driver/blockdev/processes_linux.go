@@ -1,4 +1,4 @@
-package driver
+package blockdev
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// processes lists the processes that can be seen.
-func processes() ([]int, error) {
-	names, err := readNames("/proc")
+// Processes lists the processes that can be seen.
+func Processes() ([]int, error) {
+	names, err := ReadNames("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list the processes: %w", err)
 	}
@@ -27,7 +27,7 @@ func processes() ([]int, error) {
 	return pids, nil
 }
 
-func readNames(dir string) ([]string, error) {
+func ReadNames(dir string) ([]string, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -36,8 +36,8 @@ func readNames(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// processName is how a process is called.
-func processName(pid int) string {
+// ProcessName is how a process is called.
+func ProcessName(pid int) string {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
 	if err != nil {
 		return "gone"

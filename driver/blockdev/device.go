@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package blockdev
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// sysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
-const sysfsSectorBytes = 512
+// SysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
+const SysfsSectorBytes = 512
 
 // errNoNode says that sysfs shows a device whose node is not (or not yet) in the device directory.
 var errNoNode = errors.New("no device node")
@@ -28,8 +28,8 @@ var errNoNode = errors.New("no device node")
 // carry the head's serial and cannot be opened.
 var multipathLeg = regexp.MustCompile(`^nvme\d+c\d+n\d+$`)
 
-// device is a disk as this node sees it.
-type device struct {
+// Device is a disk as this node sees it.
+type Device struct {
 	Name         string // nvme3n1; says nothing about which disk it is
 	Path         string // its node
 	Serial       string
@@ -39,41 +39,41 @@ type device struct {
 }
 
 // number is the device number as mountinfo and sysfs write it.
-func (d device) number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// devices finds disks in a sysfs and a device directory, which need not be the kernel's own.
-type devices struct {
-	sysfsRoot, devRoot string
+// Host finds disks in a sysfs and a device directory, which need not be the kernel's own.
+type Host struct {
+	Sysfs, Dev string
 }
 
 // find waits until exactly one device carries the serial and has its node, at most for wait. It
 // polls: the kernel reports nothing through inotify in sysfs, and udev need not run.
-func (ds devices) find(ctx context.Context, serial string, wait time.Duration) (device, error) {
+func (ds Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
 	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		found, err := ds.lookup(serial)
+		found, err := ds.Lookup(serial)
 		if err == nil || (!csierr.Has(err, csierr.DeviceNotFound) && !errors.Is(err, errNoNode)) {
 			return found, err
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
-			return device{}, err
+			return Device{}, err
 		}
 		select {
 		case <-ctx.Done():
-			return device{}, fmt.Errorf("%w while the node waited: %s", ctx.Err(), err.Error())
+			return Device{}, fmt.Errorf("%w while the node waited: %s", ctx.Err(), err.Error())
 		case <-time.After(min(pause, left)):
 		}
 	}
 }
 
 // lookup finds the one device with the serial, now.
-func (ds devices) lookup(serial string) (device, error) {
-	all, err := ds.list()
+func (ds Host) Lookup(serial string) (Device, error) {
+	all, err := ds.List()
 	if err != nil {
-		return device{}, err
+		return Device{}, err
 	}
-	var found []device
+	var found []Device
 	seen := make([]string, 0, len(all))
 	for _, d := range all {
 		seen = append(seen, fmt.Sprintf("%s %q", d.Name, d.Serial))
@@ -83,20 +83,20 @@ func (ds devices) lookup(serial string) (device, error) {
 	}
 	switch len(found) {
 	case 0:
-		return device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
-			" is the disk attached to this instance?", filepath.Join(ds.sysfsRoot, "block"), serial,
+		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
+			" is the disk attached to this instance?", filepath.Join(ds.Sysfs, "block"), serial,
 			orNone(seen))
 	case 1:
 		return found[0], ds.checkNode(found[0])
 	}
 	// Never pick one: the other may hold somebody's data.
-	return device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
+	return Device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
 		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
 }
 
 // checkNode says whether the device's node exists and is the device that sysfs describes.
-func (ds devices) checkNode(d device) error {
-	major, minor, err := blockNumber(d.Path)
+func (ds Host) checkNode(d Device) error {
+	major, minor, err := NumberAt(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return csierr.New(csierr.DeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
 			errNoNode, d.Path)
@@ -106,25 +106,25 @@ func (ds devices) checkNode(d device) error {
 	}
 	if major != d.Major || minor != d.Minor {
 		return csierr.New(csierr.DeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
-			errNoNode, d.Name, d.Path, major, minor, d.number())
+			errNoNode, d.Name, d.Path, major, minor, d.Number())
 	}
 	return nil
 }
 
 // list reads every block device that has a serial number. One that vanishes meanwhile is left out.
-func (ds devices) list() ([]device, error) {
-	dir := filepath.Join(ds.sysfsRoot, "block")
+func (ds Host) List() ([]Device, error) {
+	dir := filepath.Join(ds.Sysfs, "block")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the block devices: %w", err)
 	}
-	var all []device
+	var all []Device
 	for _, e := range entries {
 		if multipathLeg.MatchString(e.Name()) {
 			continue
 		}
 		d, err := ds.read(e.Name())
-		if errors.Is(err, fs.ErrNotExist) || vanished(err) {
+		if errors.Is(err, fs.ErrNotExist) || Vanished(err) {
 			continue
 		}
 		if err != nil {
@@ -136,49 +136,49 @@ func (ds devices) list() ([]device, error) {
 }
 
 // read gathers what sysfs says of the block device with that name.
-func (ds devices) read(name string) (device, error) {
-	dir := filepath.Join(ds.sysfsRoot, "block", name)
+func (ds Host) read(name string) (Device, error) {
+	dir := filepath.Join(ds.Sysfs, "block", name)
 	serial, err := os.ReadFile(filepath.Join(dir, "device", "serial"))
 	if err != nil {
-		return device{}, err
+		return Device{}, err
 	}
 	number, err := os.ReadFile(filepath.Join(dir, "dev"))
 	if err != nil {
-		return device{}, err
+		return Device{}, err
 	}
-	d := device{Name: name, Path: filepath.Join(ds.devRoot, name), Serial: parseSerial(serial)}
-	if d.Major, d.Minor, err = parseDeviceNumber(number); err != nil {
-		return device{}, err
+	d := Device{Name: name, Path: filepath.Join(ds.Dev, name), Serial: parseSerial(serial)}
+	if d.Major, d.Minor, err = ParseNumber(number); err != nil {
+		return Device{}, err
 	}
 	sectors, err := readNumber(filepath.Join(dir, "size"))
 	if err != nil {
-		return device{}, err
+		return Device{}, err
 	}
-	if sectors > (1<<63-1)/sysfsSectorBytes {
-		return device{}, fmt.Errorf("size of %d sectors is no size", sectors)
+	if sectors > (1<<63-1)/SysfsSectorBytes {
+		return Device{}, fmt.Errorf("size of %d sectors is no size", sectors)
 	}
-	d.SizeBytes = int64(sectors) * sysfsSectorBytes
+	d.SizeBytes = int64(sectors) * SysfsSectorBytes
 	// Older kernels have no diskseq, and a file that is missing says no more than a zero does.
 	d.Sequence, err = optionalNumber(filepath.Join(dir, "diskseq"))
 	return d, err
 }
 
 // withNumber finds the device with that number.
-func (ds devices) withNumber(major, minor uint32) (device, error) {
-	all, err := ds.list()
+func (ds Host) WithNumber(major, minor uint32) (Device, error) {
+	all, err := ds.List()
 	if err != nil {
-		return device{}, err
+		return Device{}, err
 	}
-	i := slices.IndexFunc(all, func(d device) bool { return d.Major == major && d.Minor == minor })
+	i := slices.IndexFunc(all, func(d Device) bool { return d.Major == major && d.Minor == minor })
 	if i < 0 {
-		return device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is no disk of this instance",
+		return Device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is no disk of this instance",
 			major, minor)
 	}
 	return all[i], nil
 }
 
-// parseDeviceNumber takes "259:3\n".
-func parseDeviceNumber(b []byte) (major, minor uint32, err error) {
+// ParseNumber takes "259:3\n".
+func ParseNumber(b []byte) (major, minor uint32, err error) {
 	text := strings.TrimSpace(string(b))
 	majorText, minorText, _ := strings.Cut(text, ":")
 	a, err1 := strconv.ParseUint(majorText, 10, 32)
