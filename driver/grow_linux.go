@@ -6,6 +6,8 @@ import (
 	"os"
 	"unsafe"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/moby/sys/mountinfo"
@@ -25,18 +27,18 @@ const (
 
 // growMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
 // filesystem already does, or is of a type that grows before it is mounted.
-func growMounted(m *looseMount, d blockdev.Device) error {
-	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS, volume.Btrfs: growBtrfs}[m.fsType]
+func growMounted(m *mount.Mount, d blockdev.Device) error {
+	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS, volume.Btrfs: growBtrfs}[m.FSType]
 	if grow == nil {
 		return nil
 	}
-	root, err := m.root()
+	root, err := m.Root()
 	if err == nil {
 		err = grow(root, d.SizeBytes)
 		_ = root.Close()
 	}
 	if err != nil {
-		return csierr.New(csierr.NodeToolFailed, "grow the %s filesystem on %s: %w", m.fsType, d.Path,
+		return csierr.New(csierr.NodeToolFailed, "grow the %s filesystem on %s: %w", m.FSType, d.Path,
 			err)
 	}
 	return nil
@@ -85,13 +87,13 @@ type btrfsPathArg struct {
 	text [4088]byte
 }
 
-func btrfsSize(member btrfsMember) superblock {
+func btrfsSize(member mount.BtrfsMember) superblock {
 	const sector = 4096
 	return superblock{Type: volume.Btrfs, SizeBytes: member.SizeBytes, UnitBytes: sector}
 }
 
 func growBtrfs(root *os.File, deviceBytes int64) error {
-	member, err := memberOf(root)
+	member, err := mount.BtrfsDevice(root)
 	if err != nil || !btrfsSize(member).grows(deviceBytes) {
 		return err
 	}
@@ -126,7 +128,7 @@ func forgetBtrfs(path string) {
 // second result is false when the filesystem covers its device, cannot be asked, or is read-only:
 // that one is not expected to grow.
 func ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64, found bool) {
-	if isNodeMount(m) || filesystemReadOnly(m) {
+	if mount.IsNode(m) || mount.FilesystemReadOnly(m) {
 		return 0, false
 	}
 	sb, err := mountedSize(ds, m, d)
@@ -138,21 +140,21 @@ func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (superb
 	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
 		return extOn(ds, d)
 	}
-	mount, err := openAt(m.Mountpoint, m.FSType)
+	mnt, err := mount.Open(m.Mountpoint, m.FSType)
 	if err != nil {
 		return superblock{}, err
 	}
-	defer func() { _ = mount.Close() }()
-	if err := mount.prove(d); err != nil {
+	defer func() { _ = mnt.Close() }()
+	if err := mnt.Verify(d); err != nil {
 		return superblock{}, err
 	}
-	root, err := mount.root()
+	root, err := mnt.Root()
 	if err != nil {
 		return superblock{}, err
 	}
 	defer func() { _ = root.Close() }()
 	if m.FSType == volume.Btrfs {
-		member, err := memberOf(root)
+		member, err := mount.BtrfsDevice(root)
 		return btrfsSize(member), err
 	}
 	geometry, err := xfsGeometryOf(root)

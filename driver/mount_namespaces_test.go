@@ -4,6 +4,7 @@ package driver
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -71,13 +74,11 @@ func (n *neighbour) mounts(dir string) []string {
 	n.t.Helper()
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo"))
 	must(n.t, err)
-	table, err := parseMountTable(b)
+	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), mountinfo.PrefixFilter(dir))
 	must(n.t, err)
 	var paths []string
 	for _, m := range table {
-		if strings.HasPrefix(m.Mountpoint, dir+"/") {
-			paths = append(paths, m.Mountpoint)
-		}
+		paths = append(paths, m.Mountpoint)
 	}
 	return paths
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -53,7 +55,7 @@ func frozen(t *testing.T, path string) bool {
 		return true
 	}
 	must(t, err)
-	must(t, thaw(root))
+	must(t, mount.Thaw(root))
 	return false
 }
 

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -56,16 +58,16 @@ func (n *Node) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthReq
 	if err != nil {
 		return nil, err
 	}
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range table.of(d) {
+	for _, m := range table.Of(d) {
 		if entries := healthOf(m); entries != nil {
 			return entries, nil
 		}
 	}
-	for _, m := range table.of(d) {
+	for _, m := range table.Of(d) {
 		if entries := n.notGrown(m, d); entries != nil {
 			return entries, nil
 		}
@@ -117,18 +119,18 @@ func (n *Node) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest
 
 // healthOf is the health of a volume's mount; nil when there is nothing to say.
 func healthOf(m *mountinfo.Info) healthEntries {
-	if isNodeMount(m) {
+	if mount.IsNode(m) {
 		return nil
 	}
-	return conditionHealth(conditionOf(m), m.Mountpoint)
+	return conditionHealth(mount.ConditionOf(m), m.Mountpoint)
 }
 
-func conditionHealth(c condition, path string) healthEntries {
+func conditionHealth(c mount.Condition, path string) healthEntries {
 	err := fmt.Errorf("the filesystem at %q is %s", path, c)
 	switch c {
-	case turnedReadOnly:
+	case mount.ReadOnlyAfterErrors:
 		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemFailed, err)
-	case dead:
+	case mount.Dead:
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err)
 	}
 	return nil

@@ -5,6 +5,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -56,7 +58,7 @@ func (n *Node) ownMounts(ctx context.Context, volumeID string, layers []*mountin
 // mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
 // there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
 func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
-	node, deleted := nodeRoot(m)
+	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
 		return blockdev.Device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; it is left "+
 			"alone", m.Mountpoint, m.FSType)
@@ -64,13 +66,13 @@ func (n *Node) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.De
 	if deleted {
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
-	if major, minor, ok := mountedDevice(m); ok {
+	if major, minor, ok := mount.Device(m); ok {
 		d, err := n.devices().WithNumber(major, minor)
 		if !csierr.Has(err, csierr.DeviceNotFound) {
 			return d, err
 		}
 	}
-	if !node && !isDiskPath(m.Source) {
+	if !node && !mount.IsDiskPath(m.Source) {
 		return blockdev.Device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this instance; it "+
 			"is left alone", m.Mountpoint, m.Source)
 	}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -78,11 +80,11 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 		return err
 	}
 	defer func() { _ = held.Close() }()
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return err
 	}
-	if p.Target, err = canonical(p.Target); err != nil {
+	if p.Target, err = mount.Canonical(p.Target); err != nil {
 		return csierr.New(csierr.PathInvalid, "the directory of target_path, which the CO creates, is "+
 			"not there: %w", err)
 	}
@@ -95,7 +97,7 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 			return err
 		}
 	}
-	top := table.top(p.Target)
+	top := table.Top(p.Target)
 	if err := checkTarget(held, p, top, table); err != nil {
 		return err
 	}
@@ -110,10 +112,10 @@ func (n *Node) publish(ctx context.Context, p publication) error {
 
 // checkTarget compares what is at the target path, if anything is, and else the other publications,
 // with what the request wants.
-func checkTarget(h *blockdev.OpenDevice, p publication, top *mountinfo.Info, table mountTable) error {
+func checkTarget(h *blockdev.OpenDevice, p publication, top *mountinfo.Info, table mount.Table) error {
 	var wanted []string
 	if !p.Block {
-		wanted = volume.PublishedFlags(comparableFlags(p.staged), p.MountFlags, p.ReadOnly)
+		wanted = volume.PublishedFlags(mount.Flags(p.staged), p.MountFlags, p.ReadOnly)
 	}
 	if top != nil {
 		return checkPublished(h, top, p, wanted)
@@ -127,12 +129,12 @@ func checkTarget(h *blockdev.OpenDevice, p publication, top *mountinfo.Info, tab
 
 // publishMount shows the staging mount at the target path.
 func publishMount(h *blockdev.OpenDevice, p publication) error {
-	m, err := cloneMount(p.staged.Mountpoint, p.staged.FSType)
+	m, err := mount.Clone(p.staged.Mountpoint, p.staged.FSType)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.prove(h.Device); err != nil {
+	if err := m.Verify(h.Device); err != nil {
 		return err
 	}
 	set, unset := p.MountFlags.Attr, uint64(0)
@@ -143,7 +145,7 @@ func publishMount(h *blockdev.OpenDevice, p publication) error {
 		unset = volume.AttrAtimeMask
 	}
 	if set|unset != 0 {
-		if err := m.change(set, unset); err != nil {
+		if err := m.SetAttributes(set, unset); err != nil {
 			return err
 		}
 	}
@@ -151,17 +153,17 @@ func publishMount(h *blockdev.OpenDevice, p publication) error {
 }
 
 // findStaged is the volume's mount at the staging path, proven by the number of its device.
-func findStaged(h *blockdev.OpenDevice, p publication, table mountTable) (*mountinfo.Info, error) {
-	path, err := canonical(p.Staging)
-	if err != nil && !missing(err) {
+func findStaged(h *blockdev.OpenDevice, p publication, table mount.Table) (*mountinfo.Info, error) {
+	path, err := mount.Canonical(p.Staging)
+	if err != nil && !mount.IsMissing(err) {
 		return nil, fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	top := table.top(path)
+	top := table.Top(path)
 	if top == nil {
 		return nil, csierr.New(csierr.NotStaged, "nothing is mounted at the staging path %q; stage the "+
 			"volume again", p.Staging)
 	}
-	major, minor, ok := mountedDevice(top)
+	major, minor, ok := mount.Device(top)
 	if !ok || major != h.Major || minor != h.Minor {
 		return nil, csierr.New(csierr.NotStaged, "the staging path %q has %s mounted, not %s with "+
 			"serial %q; unstage and stage the volume again", p.Staging, top.Source, h.Path, h.Serial)
@@ -170,7 +172,7 @@ func findStaged(h *blockdev.OpenDevice, p publication, table mountTable) (*mount
 		return nil, csierr.New(csierr.NotStaged, "the volume is staged as %s, but the request is for %s",
 			top.FSType, p.FSType)
 	}
-	if state := conditionOf(top); state == dead || state == turnedReadOnly && !p.ReadOnly {
+	if state := mount.ConditionOf(top); state == mount.Dead || state == mount.ReadOnlyAfterErrors && !p.ReadOnly {
 		return nil, csierr.New(csierr.FilesystemFailed, "the filesystem on %s is %s; look at the "+
 			"kernel's log, then stage the volume again", h.Path, state)
 	}
@@ -179,15 +181,15 @@ func findStaged(h *blockdev.OpenDevice, p publication, table mountTable) (*mount
 
 // publications are the other targets where the volume is shown. Mounts of directories inside it are
 // the CO's or a workload's own.
-func publications(h *blockdev.OpenDevice, p publication, table mountTable) (mountTable, error) {
-	var found mountTable
-	for _, m := range table.of(h.Device) {
+func publications(h *blockdev.OpenDevice, p publication, table mount.Table) (mount.Table, error) {
+	var found mount.Table
+	for _, m := range table.Of(h.Device) {
 		switch {
-		case p.Block && !isNodeMount(m):
+		case p.Block && !mount.IsNode(m):
 			return nil, csierr.New(csierr.DeviceHeld, "%s is mounted as a filesystem at %q, so it cannot "+
 				"be a block volume", h.Path, m.Mountpoint)
 		case m.Mountpoint == p.Target:
-		case p.Block && mountedReadOnly(m) != p.ReadOnly:
+		case p.Block && mount.ReadOnly(m) != p.ReadOnly:
 			return nil, csierr.New(csierr.PublishedElsewhere, "the volume is published at %q with another "+
 				"readonly, and the switch is the device's", m.Mountpoint)
 		case p.Block, m.Root == p.staged.Root && m.Mountpoint != p.staged.Mountpoint:
@@ -199,15 +201,15 @@ func publications(h *blockdev.OpenDevice, p publication, table mountTable) (moun
 
 // checkPublished compares what is at the target path with what the request wants there.
 func checkPublished(h *blockdev.OpenDevice, top *mountinfo.Info, p publication, wanted []string) error {
-	major, minor, ok := mountedDevice(top)
+	major, minor, ok := mount.Device(top)
 	switch {
 	case !ok || major != h.Major || minor != h.Minor:
 		return csierr.New(csierr.PublishedDifferently, "%q has %s mounted, not this volume", p.Target,
 			top.Source)
-	case isNodeMount(top) != p.Block, !p.Block && top.FSType != p.FSType:
+	case mount.IsNode(top) != p.Block, !p.Block && top.FSType != p.FSType:
 		return csierr.New(csierr.PublishedDifferently, "the volume is published at %q with another "+
 			"access type or filesystem", p.Target)
-	case p.Block && mountedReadOnly(top) != p.ReadOnly, !p.Block && !slices.Equal(comparableFlags(top),
+	case p.Block && mount.ReadOnly(top) != p.ReadOnly, !p.Block && !slices.Equal(mount.Flags(top),
 		wanted):
 		return csierr.New(csierr.PublishedDifferently, "the volume is published at %q with another "+
 			"readonly or other mount flags", p.Target)
@@ -217,19 +219,19 @@ func checkPublished(h *blockdev.OpenDevice, top *mountinfo.Info, p publication, 
 
 // checkOthers applies the table of second publications: only SINGLE_NODE_MULTI_WRITER has them, and
 // all with the same capability.
-func checkOthers(p publication, others mountTable, wanted []string) error {
+func checkOthers(p publication, others mount.Table, wanted []string) error {
 	if len(others) == 0 {
 		return nil
 	}
 	if p.Mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
 		return csierr.New(csierr.PublishedElsewhere, "the volume is already published at %s, and its "+
-			"access mode %s allows one target path", others.paths(), p.Mode)
+			"access mode %s allows one target path", others.Paths(), p.Mode)
 	}
 	if p.Block {
 		return nil
 	}
 	for _, m := range others {
-		if !slices.Equal(withoutReadOnly(comparableFlags(m)), withoutReadOnly(wanted)) {
+		if !slices.Equal(withoutReadOnly(mount.Flags(m)), withoutReadOnly(wanted)) {
 			return csierr.New(csierr.PublishedElsewhere, "the volume is already published at %q with "+
 				"other mount flags", m.Mountpoint)
 		}
@@ -246,23 +248,23 @@ func withoutReadOnly(words []string) []string {
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
-func publishBlock(h *blockdev.OpenDevice, p publication, table mountTable) error {
-	if err := endUnfinished(h, p.fsVolume, len(table.of(h.Device)) > 0); err != nil {
+func publishBlock(h *blockdev.OpenDevice, p publication, table mount.Table) error {
+	if err := endUnfinished(h, p.fsVolume, len(table.Of(h.Device)) > 0); err != nil {
 		return err
 	}
 	if err := switchReadOnly(h, p.ReadOnly); err != nil {
 		return err
 	}
-	m, err := cloneMount(h.Path, "")
+	m, err := mount.Clone(h.Path, "")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if err := m.prove(h.Device); err != nil {
+	if err := m.Verify(h.Device); err != nil {
 		return err
 	}
 	if p.ReadOnly {
-		if err := m.change(volume.AttrReadOnly, 0); err != nil {
+		if err := m.SetAttributes(volume.AttrReadOnly, 0); err != nil {
 			return err
 		}
 	}
@@ -282,12 +284,12 @@ func switchReadOnly(h *blockdev.OpenDevice, readOnly bool) error {
 
 // placeAtNew creates the target, a directory or a file, and puts the mount there. A target that is
 // there already, left by a publication that was cut off, is used.
-func placeAtNew(m *looseMount, target string, kind fs.FileMode) error {
+func placeAtNew(m *mount.Mount, target string, kind fs.FileMode) error {
 	created, err := createTarget(target, kind)
 	if err != nil {
 		return err
 	}
-	if err := m.place(target); err != nil {
+	if err := m.Attach(target); err != nil {
 		if created {
 			err = errors.Join(err, os.Remove(target))
 		}

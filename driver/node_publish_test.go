@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -252,9 +254,9 @@ func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
 		for range 2 {
 			must(t, v.publish("pod"))
 		}
-		table, err := readMountTable()
+		table, err := mount.ReadTable()
 		must(t, err)
-		if got := comparableFlags(table.top(g.path("pod"))); !slices.Equal(got,
+		if got := mount.Flags(table.Top(g.path("pod"))); !slices.Equal(got,
 			[]string{"noatime", "nodev", "noexec"}) {
 			t.Fatalf("flags are %q", got)
 		}

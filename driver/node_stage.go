@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -74,17 +76,17 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		if err := n.remember(ctx, v); err != nil {
 			return err
 		}
-		return endUnfinished(held, v.fsVolume, len(table.of(held.Device)) > 0)
+		return endUnfinished(held, v.fsVolume, len(table.Of(held.Device)) > 0)
 	}
-	if mounts := table.of(held.Device); len(mounts) > 0 {
+	if mounts := table.Of(held.Device); len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
-			held.Path, mounts.paths())
+			held.Path, mounts.Paths())
 	}
 	// The CO creates the directory. One that is missing is made: that is kinder than to fail.
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return csierr.New(csierr.PathInvalid, "staging_target_path has to be a directory: %w", err)
 	}
-	if path, err = canonical(path); err != nil {
+	if path, err = mount.Canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
 	p := preparation{Device: held, Volume: v.fsVolume, Scans: &n.scans, Log: n.log(),
@@ -99,43 +101,43 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 // stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
 // whose disk is gone, and that no workload has any more is taken down, so that the volume can be
 // staged again without anybody's help.
-func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mountTable, error) {
-	table, err := readMountTable()
+func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mount.Table, error) {
+	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, nil, err
 	}
-	path, err = canonical(path)
-	if missing(err) {
+	path, err = mount.Canonical(path)
+	if mount.IsMissing(err) {
 		return nil, table, nil
 	}
 	if err != nil {
 		return nil, nil, csierr.New(csierr.PathInvalid, "resolve staging_target_path: %w", err)
 	}
-	top := table.top(path)
+	top := table.Top(path)
 	if top == nil || !volume.IsFilesystem(top.FSType) {
 		return top, table, nil
 	}
-	state := conditionOf(top)
-	if major, minor, ok := mountedDevice(top); !ok {
-		state = dead // a btrfs whose device has no node any more
+	state := mount.ConditionOf(top)
+	if major, minor, ok := mount.Device(top); !ok {
+		state = mount.Dead // a btrfs whose device has no node any more
 	} else if _, err := ds.WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
-		state = dead
+		state = mount.Dead
 	} else if err != nil {
 		return nil, nil, err
 	}
-	if state == wellMounted {
+	if state == mount.Healthy {
 		return top, table, nil
 	}
-	if err := table.onlyAt(path, top, blockdev.Device{}); err != nil {
+	if err := table.OnlyAt(path, top, blockdev.Device{}); err != nil {
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
 	// A freeze that cannot be ended shows later: the device is in use.
-	_ = thawMount(top)
-	if err := unmountAll(path, len(table.at(path))); err != nil {
+	_ = mount.ThawAt(top)
+	if err := mount.UnmountAll(path, len(table.At(path))); err != nil {
 		return nil, nil, err
 	}
-	table, err = readMountTable()
+	table, err = mount.ReadTable()
 	return nil, table, err
 }
 
@@ -146,7 +148,7 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 		return csierr.New(csierr.StagedDifferently, "%q has a %s filesystem mounted, but the request "+
 			"is for a block volume", at, top.FSType)
 	}
-	major, minor, ok := mountedDevice(top)
+	major, minor, ok := mount.Device(top)
 	if !ok || major != d.Major || minor != d.Minor {
 		return csierr.New(csierr.StagedDifferently, "%q has %s mounted, not %s with serial %q", at,
 			top.Source,
@@ -160,7 +162,7 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v nodeVolume) error {
 	if v.ReadOnly {
 		wanted.SetReadOnly()
 	}
-	if !slices.Equal(wanted.Shown(), comparableFlags(top)) {
+	if !slices.Equal(wanted.Shown(), mount.Flags(top)) {
 		return csierr.New(csierr.StagedDifferently, "%q is staged with other mount flags than the "+
 			"request's",
 			at)
@@ -183,7 +185,7 @@ func (n *Node) begin(ctx context.Context, h *blockdev.OpenDevice, v nodeVolume) 
 // place.
 func mountAt(path string, h *blockdev.OpenDevice, v nodeVolume, grow bool) error {
 	options := mountOptionsOf(v)
-	m, err := mountLoose(h, v.FSType, options)
+	m, err := mount.New(h, v.FSType, options)
 	if err != nil {
 		return err
 	}
@@ -193,7 +195,7 @@ func mountAt(path string, h *blockdev.OpenDevice, v nodeVolume, grow bool) error
 			return err
 		}
 	}
-	return m.place(path)
+	return m.Attach(path)
 }
 
 // mountOptionsOf are the request's mount flags and what each filesystem needs besides.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -285,10 +287,10 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
 		must(t, v.stage())
-		table, err := readMountTable()
+		table, err := mount.ReadTable()
 		must(t, err)
-		top := table.top(v.staging())
-		if got := comparableFlags(top); !slices.Equal(got,
+		top := table.Top(v.staging())
+		if got := mount.Flags(top); !slices.Equal(got,
 			[]string{"noatime", "nodev", "nosuid", "sync"}) {
 			t.Fatalf("flags are %q", got)
 		}

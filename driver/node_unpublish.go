@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -37,18 +39,18 @@ func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 }
 
 func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
-	target, err := canonical(target)
-	if missing(err) {
+	target, err := mount.Canonical(target)
+	if mount.IsMissing(err) {
 		return n.settleReadOnly(ctx, volumeID)
 	}
 	if err != nil {
 		return fmt.Errorf("resolve target_path: %w", err)
 	}
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return err
 	}
-	layers := table.at(target)
+	layers := table.At(target)
 	own, err := n.ownMounts(ctx, volumeID, layers, csierr.PublishedDifferently)
 	if err != nil {
 		return err
@@ -57,8 +59,8 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 		return n.settleReadOnly(ctx, volumeID) // it is not published here, and the path is another's
 	}
 	// To remove the target would take away, lazily, what other namespaces have mounted on it.
-	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
-		return vs.elsewhere(vs.copiesAt(target), layers)
+	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
 		return err
 	}
@@ -77,18 +79,18 @@ func (n *Node) unpublish(ctx context.Context, volumeID, target string) error {
 // takeDownTarget writes out and unmounts what is at the target.
 func (n *Node) takeDownTarget(ctx context.Context, target string, layers []*mountinfo.Info) error {
 	top := layers[len(layers)-1]
-	if !isNodeMount(top) {
-		return unmountAll(target, len(layers))
+	if !mount.IsNode(top) {
+		return mount.UnmountAll(target, len(layers))
 	}
 	raw, err := n.flushRaw(ctx, top)
 	if err != nil {
 		return err
 	}
 	if raw == nil {
-		return unmountAll(target, len(layers))
+		return mount.UnmountAll(target, len(layers))
 	}
 	defer func() { _ = raw.Close() }()
-	if err := unmountAll(target, len(layers)); err != nil || !mountedReadOnly(top) {
+	if err := mount.UnmountAll(target, len(layers)); err != nil || !mount.ReadOnly(top) {
 		return err
 	}
 	return endReadOnly(raw)
@@ -132,7 +134,7 @@ func (n *Node) flushRaw(ctx context.Context, top *mountinfo.Info) (*blockdev.Ope
 		return nil, err
 	}
 	held, err := n.devices().OpenLocked(ctx, d)
-	if missing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
+	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
 	}
 	if err != nil {
@@ -151,11 +153,11 @@ func endReadOnly(h *blockdev.OpenDevice) error {
 	if err != nil || !readOnly {
 		return err
 	}
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return err
 	}
-	if len(table.of(h.Device)) > 0 {
+	if len(table.Of(h.Device)) > 0 {
 		return nil
 	}
 	if err := h.SetReadOnly(false); err != nil {

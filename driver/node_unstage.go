@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -45,17 +47,17 @@ type stagedDisk struct {
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 	n.scans.drop(volumeID)
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return err
 	}
-	path, err = canonical(path)
-	if err != nil && !missing(err) {
+	path, err = mount.Canonical(path)
+	if err != nil && !mount.IsMissing(err) {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
 	var layers []*mountinfo.Info
 	if err == nil {
-		layers = table.at(path)
+		layers = table.At(path)
 	}
 	own, err := n.ownMounts(ctx, volumeID, layers, csierr.StagedDifferently)
 	if err != nil {
@@ -69,8 +71,8 @@ func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
 		return err
 	}
 	// Look at everything before anything is taken down, so that a refusal changes nothing.
-	if err := n.awaitNone(ctx, func(vs mountViews) []foundMount {
-		return vs.elsewhere(mountsOf(vs, disks), layers)
+	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	}); err != nil {
 		return err
 	}
@@ -94,7 +96,7 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 	var disks []stagedDisk
 	for _, d := range own {
 		if !slices.ContainsFunc(disks, func(s stagedDisk) bool {
-			return sameFilesystem(d.layer, s.layer)
+			return mount.SameFilesystem(d.layer, s.layer)
 		}) {
 			disks = append(disks, d)
 		}
@@ -122,17 +124,17 @@ func (n *Node) stagedDisks(ctx context.Context, volumeID string, own []stagedDis
 }
 
 // mountsOf lists the mounts of several disks in all namespaces.
-func mountsOf(vs mountViews, disks []stagedDisk) []foundMount {
-	var found []foundMount
+func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
+	var found []mount.Found
 	for _, d := range disks {
-		found = append(found, vs.of(d.Device, d.layer)...)
+		found = append(found, vs.Of(d.Device, d.layer)...)
 	}
 	return found
 }
 
-// awaitNone waits until look finds no mounts, as long as a release may take.
-func (n *Node) awaitNone(ctx context.Context, look func(mountViews) []foundMount) error {
-	return awaitNone(ctx, n.log(), n.releaseTimeout(), look)
+// mount.AwaitNone waits until look finds no mounts, as long as a release may take.
+func (n *Node) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
+	return mount.AwaitNone(ctx, n.log(), n.releaseTimeout(), look)
 }
 
 // takeDown writes out and unmounts what is at the staging path, and looks that nothing is left of
@@ -147,19 +149,19 @@ func (n *Node) takeDown(ctx context.Context, volumeID, path string, layers []*mo
 		}
 	}
 	// What is written to a frozen filesystem waits for its thaw.
-	if err := thawMount(layers[len(layers)-1]); err != nil {
+	if err := mount.ThawAt(layers[len(layers)-1]); err != nil {
 		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
 	}
 	// What cannot be written is lost whether or not the filesystem is unmounted.
-	if err := syncMount(path); err != nil {
+	if err := mount.Sync(path); err != nil {
 		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
 			"path", path, "error", err)
 	}
-	if err := unmountAll(path, len(layers)); err != nil {
+	if err := mount.UnmountAll(path, len(layers)); err != nil {
 		return err
 	}
-	return n.awaitNone(ctx, func(vs mountViews) []foundMount { return mountsOf(vs, disks) })
+	return n.awaitNone(ctx, func(vs mount.Views) []mount.Found { return mountsOf(vs, disks) })
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
@@ -169,7 +171,7 @@ func (n *Node) release(ctx context.Context, d stagedDisk) error {
 		return nil
 	}
 	held, err := n.devices().OpenLocked(ctx, d.Device)
-	if missing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
+	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil
 	}
 	if err != nil {
@@ -199,7 +201,7 @@ func awaitFree(ctx context.Context, h *blockdev.OpenDevice, raw bool, wait time.
 			err = h.CheckWriters()
 		}
 		switch {
-		case err == nil, missing(err), blockdev.Vanished(err), blockdev.Lost(err),
+		case err == nil, mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
 		case !csierr.Has(err, csierr.DeviceHeld):

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -102,7 +104,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 		v := setUp(t, volume.Ext4)
 		// A mount without a place is in no mount table, as one of another mount namespace is not in
 		// ours.
-		elsewhere, err := cloneMount(v.staging(), volume.Ext4)
+		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
 		must(t, err)
 		n := v.guest.node()
 		n.ReleaseTimeout = 50 * time.Millisecond

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -91,15 +93,15 @@ type shownVolume struct {
 	Device    blockdev.Device
 	Block     bool
 	FSType    string
-	Condition condition // of the filesystem
+	Condition mount.Condition // of the filesystem
 	Mount     *mountinfo.Info
 }
 
 // statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
 // unmounted since it was found, the path would lead to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
-	m, err := openAt(path, v.FSType)
-	if missing(err) {
+	m, err := mount.Open(path, v.FSType)
+	if mount.IsMissing(err) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	}
 	if err != nil {
@@ -107,12 +109,12 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	}
 	defer func() { _ = m.Close() }()
 	// What is no btrfs after all does not know btrfs's question.
-	if err := m.prove(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err, unix.ENOTTY) {
+	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err, unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
 	} else if err != nil {
 		return st, err
 	}
-	if st, err = m.statfs(); err != nil {
+	if st, err = m.Statfs(); err != nil {
 		return st, fmt.Errorf("statistics of the filesystem at %q: %w", path, err)
 	}
 	return st, nil
@@ -135,7 +137,7 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		err = &os.PathError{Op: "stat", Path: path, Err: err}
-		if missing(err) {
+		if mount.IsMissing(err) {
 			return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "no volume is at that path: %w", err)
 		}
 		if blockdev.Lost(err) {
@@ -152,22 +154,22 @@ func (n *Node) shownAt(path string) (shownVolume, error) {
 	if err != nil {
 		return shownVolume{}, fmt.Errorf("resolve volume_path: %w", err)
 	}
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	if err != nil {
 		return shownVolume{}, err
 	}
-	top := table.top(resolved)
+	top := table.Top(resolved)
 	if top == nil {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "nothing is mounted at %q", path)
 	}
-	major, minor, ok := mountedDevice(top)
+	major, minor, ok := mount.Device(top)
 	if !ok {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows a %s filesystem that is on "+
 			"no disk",
 			path, top.FSType)
 	}
 	d, err := n.devices().WithNumber(major, minor)
-	shown := shownVolume{Device: d, FSType: top.FSType, Condition: conditionOf(top), Mount: top}
+	shown := shownVolume{Device: d, FSType: top.FSType, Condition: mount.ConditionOf(top), Mount: top}
 	return shown, notAtPath(path, err)
 }
 

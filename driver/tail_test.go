@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -79,9 +81,9 @@ func (v testVolume) isGrown(t *testing.T) bool {
 	t.Helper()
 	d, err := v.guest.node().devices().Lookup(guesttest.Serial)
 	must(t, err)
-	table, err := readMountTable()
+	table, err := mount.ReadTable()
 	must(t, err)
-	size, err := mountedSize(v.guest.node().devices(), table.of(d)[0], d)
+	size, err := mountedSize(v.guest.node().devices(), table.Of(d)[0], d)
 	must(t, err)
 	entries := v.health(t)
 	if grown := size.SizeBytes > guesttest.GiB; grown != (len(entries) == 0) {

@@ -5,6 +5,8 @@ package driver
 import (
 	"errors"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -36,17 +38,17 @@ func thawUnmounted(h *blockdev.OpenDevice) error {
 	// Only a mount for reading joins a filesystem that was mounted so, and with most the reverse.
 	readOnly := volume.MountOptions{}
 	readOnly.SetReadOnly()
-	m, err := mountLoose(h, found[0].Type, readOnly)
+	m, err := mount.New(h, found[0].Type, readOnly)
 	if err != nil {
-		m, err = mountLoose(h, found[0].Type, volume.MountOptions{})
+		m, err = mount.New(h, found[0].Type, volume.MountOptions{})
 	}
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = m.Close() }()
-	root, err := m.root()
+	root, err := m.Root()
 	if err != nil {
 		return err
 	}
-	return errors.Join(thaw(root), root.Close())
+	return errors.Join(mount.Thaw(root), root.Close())
 }

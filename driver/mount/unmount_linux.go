@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"errors"
@@ -15,9 +15,9 @@ import (
 
 var errNotMounted = errors.New("not mounted")
 
-// unmountTop takes down the topmost mount at path. It never does so lazily: a lazy unmount reports
+// Unmount takes down the topmost mount at path. It never does so lazily: a lazy unmount reports
 // success while the filesystem is still in use. errNotMounted means there was none.
-func unmountTop(path string) error {
+func Unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	// Who asks a filesystem for its usage or its device has it for a moment.
 	for pause := 5 * time.Millisecond; errors.Is(err, unix.EBUSY) && pause < 100*time.Millisecond; {
@@ -37,11 +37,11 @@ func unmountTop(path string) error {
 }
 
 // onlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
-func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
-	var others mountTable
+func (t Table) OnlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
+	var others Table
 	mounts := t.sameFilesystem(layer)
 	if d.Path != "" {
-		mounts = append(mounts, t.of(d)...)
+		mounts = append(mounts, t.Of(d)...)
 	}
 	listed := map[int]bool{}
 	for _, m := range mounts {
@@ -53,25 +53,25 @@ func (t mountTable) onlyAt(path string, layer *mountinfo.Info, d blockdev.Device
 	if len(others) > 0 {
 		return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 			"first",
-			others.paths())
+			others.Paths())
 	}
 	return nil
 }
 
-// unmountAll takes down every layer at path and looks again. layers bounds the work.
-func unmountAll(path string, layers int) error {
+// UnmountAll takes down every layer at path and looks again. layers bounds the work.
+func UnmountAll(path string, layers int) error {
 	for range layers {
-		if err := unmountTop(path); errors.Is(err, errNotMounted) {
+		if err := Unmount(path); errors.Is(err, errNotMounted) {
 			break
 		} else if err != nil {
 			return err
 		}
 	}
-	table, err := readMountTable()
+	table, err := ReadTable()
 	if err != nil {
 		return err
 	}
-	if left := table.at(path); len(left) > 0 {
+	if left := table.At(path); len(left) > 0 {
 		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; who does "+
 			"that?",
 			path)
@@ -79,8 +79,8 @@ func unmountAll(path string, layers int) error {
 	return nil
 }
 
-// syncMount writes out what a mounted filesystem holds.
-func syncMount(path string) error {
+// Sync writes out what a mounted filesystem holds.
+func Sync(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"fmt"
@@ -14,16 +14,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// looseMount is a mount that has no place yet. It is proven and finished there, and then appears at
+// Mount is a mount that has no place yet. It is proven and finished there, and then appears at
 // its path whole: a process that dies leaves no half mount, for the kernel undoes a loose one with
 // its last descriptor. The calls need Linux 5.12.
-type looseMount struct {
+type Mount struct {
 	fd     int
-	fsType string
+	FSType string
 }
 
-// mountLoose mounts the filesystem of an open device without a place.
-func mountLoose(h *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*looseMount, error) {
+// New mounts the filesystem of an open device without a place.
+func New(h *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not offer filesystem %s: %w",
@@ -40,8 +40,8 @@ func mountLoose(h *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*
 		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
 			kernelMessages(fs, o))
 	}
-	m := &looseMount{fd: fd, fsType: fsType}
-	if err := m.prove(h.Device); err != nil {
+	m := &Mount{fd: fd, FSType: fsType}
+	if err := m.Verify(h.Device); err != nil {
 		_ = m.Close()
 		return nil, err
 	}
@@ -94,35 +94,35 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	return ": " + csierr.LastWords(strings.Join(said, "; "))
 }
 
-// cloneMount makes a loose copy of the mount at path, as a bind mount would be. path may be a file:
+// Clone makes a loose copy of the mount at path, as a bind mount would be. path may be a file:
 // so a device node is published. A symbolic link as its last part is not followed.
-func cloneMount(path, fsType string) (*looseMount, error) {
+func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return nil, csierr.New(csierr.NodeToolFailed, "copy the mount of %q: %w", path, err)
 	}
-	return &looseMount{fd: fd, fsType: fsType}, nil
+	return &Mount{fd: fd, FSType: fsType}, nil
 }
 
-// openAt opens the mount that a path leads to.
-func openAt(path, fsType string) (*looseMount, error) {
+// Open opens the mount that a path leads to.
+func Open(path, fsType string) (*Mount, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	return &looseMount{fd: fd, fsType: fsType}, nil
+	return &Mount{fd: fd, FSType: fsType}, nil
 }
 
 // statfs asks the filesystem for its statistics.
-func (m *looseMount) statfs() (st unix.Statfs_t, err error) {
+func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	err = unix.Fstatfs(m.fd, &st)
 	return st, err
 }
 
 // prove shows that the mount is of that device, and not of whatever else is at the path.
-func (m *looseMount) prove(d blockdev.Device) error {
-	major, minor, err := m.device()
+func (m *Mount) Verify(d blockdev.Device) error {
+	major, minor, err := m.number()
 	if err != nil {
 		return fmt.Errorf("find the device of the mount: %w", err)
 	}
@@ -136,7 +136,7 @@ func (m *looseMount) prove(d blockdev.Device) error {
 
 // device is the number of the device that the mount's filesystem lives on, or of the device node
 // that it shows.
-func (m *looseMount) device() (major, minor uint32, err error) {
+func (m *Mount) number() (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
 		return 0, 0, err
@@ -144,10 +144,10 @@ func (m *looseMount) device() (major, minor uint32, err error) {
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
 		return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
 	}
-	if m.fsType != volume.Btrfs {
+	if m.FSType != volume.Btrfs {
 		return unix.Major(st.Dev), unix.Minor(st.Dev), nil
 	}
-	root, err := m.root()
+	root, err := m.Root()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -156,7 +156,7 @@ func (m *looseMount) device() (major, minor uint32, err error) {
 }
 
 // change sets and clears attributes of the mount.
-func (m *looseMount) change(set, unset uint64) error {
+func (m *Mount) SetAttributes(set, unset uint64) error {
 	attr := unix.MountAttr{Attr_set: set, Attr_clr: unset}
 	if err := unix.MountSetattr(m.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return csierr.New(csierr.NodeToolFailed, "set the attributes of the mount: %w", err)
@@ -165,7 +165,7 @@ func (m *looseMount) change(set, unset uint64) error {
 }
 
 // place puts the mount at path.
-func (m *looseMount) place(path string) error {
+func (m *Mount) Attach(path string) error {
 	err := unix.MoveMount(m.fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {
 		return csierr.New(csierr.NodeToolFailed, "mount at %q: %w", path, err)
@@ -174,10 +174,10 @@ func (m *looseMount) place(path string) error {
 }
 
 // Close lets a loose mount go; one that has its place stays.
-func (m *looseMount) Close() error { return unix.Close(m.fd) }
+func (m *Mount) Close() error { return unix.Close(m.fd) }
 
 // root opens the mount's root directory for ioctls, which a mount descriptor does not take.
-func (m *looseMount) root() (*os.File, error) {
+func (m *Mount) Root() (*os.File, error) {
 	fd, err := unix.Openat(m.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

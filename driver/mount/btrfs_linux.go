@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"encoding/binary"
@@ -28,25 +28,25 @@ const (
 // errNoBtrfsDevice reports that a mounted btrfs has lost its device.
 var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 
-// btrfsMember is the one device of a mounted btrfs.
-type btrfsMember struct {
+// BtrfsMember is the one device of a mounted btrfs.
+type BtrfsMember struct {
 	ID        uint64 // the number that the filesystem gives to the device
 	SizeBytes int64
 	Path      string // the device's name when it was mounted
 }
 
-// memberOf asks the btrfs that the open directory is in for its device.
-func memberOf(root *os.File) (btrfsMember, error) {
+// BtrfsDevice asks the btrfs that the open directory is in for its device.
+func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	id, _, err := btrfsInfo(root)
 	if err != nil {
-		return btrfsMember{}, err
+		return BtrfsMember{}, err
 	}
 	var info [4096]byte // devid, uuid[16], bytes_used, total_bytes, …, path at 3072
 	binary.NativeEndian.PutUint64(info[:], id)
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsDevInfo, unsafe.Pointer(&info)); err != nil {
-		return btrfsMember{}, err
+		return BtrfsMember{}, err
 	}
-	return btrfsMember{
+	return BtrfsMember{
 		ID:        id,
 		SizeBytes: int64(binary.NativeEndian.Uint64(info[32:])),
 		Path:      unix.ByteSliceToString(info[3072:]),
@@ -88,7 +88,7 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	dir := filepath.Join(btrfsDir, fsid.String(), "devices")
 	names, err := blockdev.ReadNames(dir)
 	if errors.Is(err, fs.ErrNotExist) { // sysfs does not show it
-		member, err := memberOf(root)
+		member, err := BtrfsDevice(root)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package mount
 
 import (
 	"slices"
@@ -13,11 +13,11 @@ import (
 // are those that the table has there, all of them, and that the one seen has no other on top.
 func FuzzMountTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, path string) {
-		table, err := parseMountTable(b)
+		table, err := parseTable(b)
 		if err != nil {
 			return
 		}
-		layers, there := table.at(path), 0
+		layers, there := table.At(path), 0
 		for _, m := range table {
 			if m.Mountpoint == path {
 				there++
@@ -39,7 +39,7 @@ func FuzzMountTable(f *testing.F) {
 				free = append(free, m.ID)
 			}
 		}
-		top := table.top(path)
+		top := table.Top(path)
 		if (top == nil) != (there == 0) {
 			t.Fatalf("top(%q) = %v of %d", path, top, there)
 		}
@@ -53,23 +53,23 @@ func FuzzMountTable(f *testing.F) {
 // held, nor a path empty that was not.
 func FuzzHeldStaysHeld(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
-		before, err := parseMountTable(b)
+		before, err := parseTable(b)
 		if err != nil {
 			return
 		}
-		after, err := parseMountTable(slices.Concat(b, []byte("\n"), line, []byte("\n")))
+		after, err := parseTable(slices.Concat(b, []byte("\n"), line, []byte("\n")))
 		if err != nil || len(after) < len(before) {
 			return // the line tore another one apart
 		}
 		d := blockdev.Device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
-		if was, is := len(before.of(d)), len(after.of(d)); is < was {
+		if was, is := len(before.Of(d)), len(after.Of(d)); is < was {
 			t.Fatalf("with %q the device has %d mounts, not %d", line, is, was)
 		}
 		for _, m := range before {
-			if after.top(m.Mountpoint) == nil {
+			if after.Top(m.Mountpoint) == nil {
 				t.Fatalf("with %q nothing is mounted at %q", line, m.Mountpoint)
 			}
-			if before.onlyAt(m.Mountpoint, m, d) != nil && after.onlyAt(m.Mountpoint, m, d) == nil {
+			if before.OnlyAt(m.Mountpoint, m, d) != nil && after.OnlyAt(m.Mountpoint, m, d) == nil {
 				t.Fatalf("with %q the mount at %q is the only one", line, m.Mountpoint)
 			}
 		}

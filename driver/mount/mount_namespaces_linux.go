@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"context"
@@ -20,25 +20,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// mountView is what is mounted in one mount namespace.
-type mountView struct {
+// view is what is mounted in one mount namespace.
+type view struct {
 	Namespace string // mnt:[4026531841]
 	// PID is a process that sees it so; 0 for the driver's own namespace.
 	PID   int
-	table mountTable
+	table Table
 }
 
-// mountViews are all mount namespaces that can be seen, the driver's own first.
-type mountViews []mountView
+// Views are all mount namespaces that can be seen, the driver's own first.
+type Views []view
 
-// readMountViews reads the mount table of every namespace that some process lives in: one table for
+// ReadViews reads the mount table of every namespace that some process lives in: one table for
 // each namespace and root directory, for a process sees only what is mounted below its root.
 //
 // In a container without the host's processes that is little, and a namespace may live in a thread
 // or a descriptor alone. What is not seen here still holds the device, and the exclusive open at
 // the end of NodeUnstageVolume finds that.
-func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
-	table, err := readMountTable()
+func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
+	table, err := ReadTable()
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the driver's mount namespace: %w", err)
 	}
-	views := mountViews{{Namespace: own, table: table}}
+	views := Views{{Namespace: own, table: table}}
 	pids, err := blockdev.Processes()
 	if err != nil {
 		return nil, err
@@ -70,11 +70,11 @@ func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
 		if err != nil {
 			continue
 		}
-		if table, err = parseMountTable(b); err != nil {
+		if table, err = parseTable(b); err != nil {
 			return nil, err
 		}
 		read[root{namespace, path}] = true
-		views = append(views, mountView{Namespace: namespace, PID: pid, table: table})
+		views = append(views, view{Namespace: namespace, PID: pid, table: table})
 	}
 	if hidden > 0 {
 		log.InfoContext(ctx, "the mount namespaces of some processes cannot be seen",
@@ -84,15 +84,15 @@ func readMountViews(ctx context.Context, log *slog.Logger) (mountViews, error) {
 }
 
 // own is the driver's own mount table.
-func (vs mountViews) own() mountTable { return vs[0].table }
+func (vs Views) own() Table { return vs[0].table }
 
-// foundMount is a mount in a namespace.
-type foundMount struct {
+// Found is a mount in a namespace.
+type Found struct {
 	*mountinfo.Info
-	view mountView
+	view view
 }
 
-func (m foundMount) String() string {
+func (m Found) String() string {
 	if m.view.PID == 0 {
 		return fmt.Sprintf("%q", m.Mountpoint)
 	}
@@ -100,7 +100,7 @@ func (m foundMount) String() string {
 		blockdev.ProcessName(m.view.PID))
 }
 
-func describe(mounts []foundMount) string {
+func describe(mounts []Found) string {
 	var words []string
 	for i, m := range mounts {
 		if i == 8 {
@@ -115,16 +115,16 @@ func describe(mounts []foundMount) string {
 // of lists the mounts of a disk in all namespaces: of its device, its node, and of the filesystem
 // that the mount layer shows, which stays the same where the device is gone. The device or the layer
 // may be missing.
-func (vs mountViews) of(d blockdev.Device, layer *mountinfo.Info) []foundMount {
+func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
 		home, known = vs.own().locate(filepath.Dir(d.Path))
 	}
-	var found []foundMount
+	var found []Found
 	for _, view := range vs {
 		for _, m := range view.table {
-			if d.Path != "" && view.shows(m, d, home, known) || layer != nil && sameFilesystem(m, layer) {
-				found = append(found, foundMount{m, view})
+			if d.Path != "" && view.shows(m, d, home, known) || layer != nil && SameFilesystem(m, layer) {
+				found = append(found, Found{m, view})
 			}
 		}
 	}
@@ -132,31 +132,31 @@ func (vs mountViews) of(d blockdev.Device, layer *mountinfo.Info) []foundMount {
 }
 
 // copiesAt lists what other namespaces have mounted on the path that is this one in the driver's.
-func (vs mountViews) copiesAt(path string) []foundMount {
+func (vs Views) CopiesAt(path string) []Found {
 	dir, ok := vs.own().locate(filepath.Dir(path))
 	if !ok {
 		return nil
 	}
 	at := location{dir.major, dir.minor, filepath.Join(dir.dir, filepath.Base(path))}
-	var found []foundMount
+	var found []Found
 	for _, view := range vs[1:] {
 		for _, m := range view.table {
 			if _, place, ok := view.table.placeOf(m); ok && place == at {
-				found = append(found, foundMount{m, view})
+				found = append(found, Found{m, view})
 			}
 		}
 	}
 	return found
 }
 
-// sameFilesystem says whether two mounts, of whatever namespaces, show one filesystem. Its number
+// SameFilesystem says whether two mounts, of whatever namespaces, show one filesystem. Its number
 // alone may be another's by now, when the first is no longer mounted.
-func sameFilesystem(a, b *mountinfo.Info) bool {
+func SameFilesystem(a, b *mountinfo.Info) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType && a.Source == b.Source
 }
 
 // shows says whether a mount is of the device, or of its node in home.
-func (v mountView) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
+func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	if v.PID == 0 {
 		return showsDevice(m, d, home, known)
 	}
@@ -173,7 +173,7 @@ func (v mountView) shows(m *mountinfo.Info, d blockdev.Device, home location, kn
 
 // placeOf is where in its parent's filesystem a mount sits: its copies in the parent's peers sit in
 // the same place.
-func (t mountTable) placeOf(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
+func (t Table) placeOf(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
 	i := slices.IndexFunc(t, func(p *mountinfo.Info) bool { return p.ID == m.Parent && p.ID != m.ID })
 	if i < 0 {
 		return nil, location{}, false // it is the root, or hidden by a process's root
@@ -198,7 +198,7 @@ func peers(m *mountinfo.Info) (shared, master string) {
 
 // reached are the peer groups that hear of what happens on a mount of that group: the group itself,
 // the slaves' own groups, and so on.
-func (vs mountViews) reached(group string) map[string]bool {
+func (vs Views) reached(group string) map[string]bool {
 	groups := map[string]bool{}
 	if group == "" {
 		return groups
@@ -221,7 +221,7 @@ func (vs mountViews) reached(group string) map[string]bool {
 // goesWith says whether the kernel takes m down together with the driver's own mount: where kubelet
 // and the driver's container share a directory, each sees the other's mounts as copies. Such a copy
 // is no user of the volume. What is left of it after all is seen after the unmount.
-func (vs mountViews) goesWith(m foundMount, own *mountinfo.Info, groups map[string]bool) bool {
+func (vs Views) goesWith(m Found, own *mountinfo.Info, groups map[string]bool) bool {
 	if m.view.PID == 0 && m.ID == own.ID {
 		return true
 	}
@@ -235,28 +235,28 @@ func (vs mountViews) goesWith(m foundMount, own *mountinfo.Info, groups map[stri
 }
 
 // elsewhere lists those of the mounts that do not go when the driver's own mounts do.
-func (vs mountViews) elsewhere(mounts []foundMount, own []*mountinfo.Info) []foundMount {
+func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var group string
 		if parent, _, ok := vs.own().placeOf(layer); ok {
 			group, _ = peers(parent)
 		}
 		groups := vs.reached(group)
-		mounts = slices.DeleteFunc(mounts, func(m foundMount) bool {
+		mounts = slices.DeleteFunc(mounts, func(m Found) bool {
 			return vs.goesWith(m, layer, groups)
 		})
 	}
 	return mounts
 }
 
-// awaitNone waits until look finds no mounts, and refuses with those that stay. Mounts in the
+// AwaitNone waits until look finds no mounts, and refuses with those that stay. Mounts in the
 // driver's own namespace are somebody's publications and do not go by themselves; a copy in another
 // namespace may be one of a moment, as when a container starts.
-func awaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
-	look func(mountViews) []foundMount) error {
+func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
+	look func(Views) []Found) error {
 	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		views, err := readMountViews(ctx, log)
+		views, err := ReadViews(ctx, log)
 		if err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func awaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 		if len(left) == 0 {
 			return nil
 		}
-		here := slices.ContainsFunc(left, func(m foundMount) bool { return m.view.PID == 0 })
+		here := slices.ContainsFunc(left, func(m Found) bool { return m.view.PID == 0 })
 		if here || time.Now().After(deadline) {
 			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 				"first", describe(left))

@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"bytes"
@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountTable is what is mounted in the driver's mount namespace; it is all the node's memory.
-type mountTable []*mountinfo.Info
+// Table is what is mounted in the driver's mount namespace; it is all the node's memory.
+type Table []*mountinfo.Info
 
-// readMountTable reads until two readings agree: one alone is not a snapshot, and a mount that is
+// ReadTable reads until two readings agree: one alone is not a snapshot, and a mount that is
 // missed here would be a volume detached in use.
-func readMountTable() (mountTable, error) {
+func ReadTable() (Table, error) {
 	const path = "/proc/thread-self/mountinfo"
 	before, err := os.ReadFile(path)
 	if err != nil {
@@ -36,16 +36,16 @@ func readMountTable() (mountTable, error) {
 			return nil, fmt.Errorf("read the mount table: %w", err)
 		}
 		if bytes.Equal(before, now) {
-			return parseMountTable(now)
+			return parseTable(now)
 		}
 		before = now
 	}
 	// On a machine where mounts come and go all the time the last reading has to do: the kernel
 	// keeps the place of a reader, so it misses no mount that was there throughout.
-	return parseMountTable(before)
+	return parseTable(before)
 }
 
-func parseMountTable(b []byte) (mountTable, error) {
+func parseTable(b []byte) (Table, error) {
 	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), nil)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
@@ -54,7 +54,7 @@ func parseMountTable(b []byte) (mountTable, error) {
 }
 
 // at lists the mounts at path, the topmost last.
-func (t mountTable) at(path string) []*mountinfo.Info {
+func (t Table) At(path string) []*mountinfo.Info {
 	var layers []*mountinfo.Info
 	for _, m := range t {
 		if m.Mountpoint == path {
@@ -74,8 +74,8 @@ func (t mountTable) at(path string) []*mountinfo.Info {
 }
 
 // top is the mount that one sees at path, or nil.
-func (t mountTable) top(path string) *mountinfo.Info {
-	layers := t.at(path)
+func (t Table) Top(path string) *mountinfo.Info {
+	layers := t.At(path)
 	if len(layers) == 0 {
 		return nil
 	}
@@ -88,9 +88,9 @@ func (t mountTable) top(path string) *mountinfo.Info {
 // holds nothing: its number may have become another disk's. So a node counts when it is from the
 // directory where this instance has its nodes, even if it is deleted there; a node of another
 // instance (those of a simulated rack share a kernel) does not.
-func (t mountTable) of(d blockdev.Device) mountTable {
+func (t Table) Of(d blockdev.Device) Table {
 	home, known := t.locate(filepath.Dir(d.Path))
-	var found mountTable
+	var found Table
 	for _, m := range t {
 		if showsDevice(m, d, home, known) {
 			found = append(found, m)
@@ -102,18 +102,18 @@ func (t mountTable) of(d blockdev.Device) mountTable {
 // showsDevice says whether a mount is of the device, or of its node; home is where this instance
 // has its nodes.
 func showsDevice(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
-	if m.FSType == volume.Btrfs && !isNodeMount(m) {
+	if m.FSType == volume.Btrfs && !IsNode(m) {
 		// Ask no other volume's mount: that would hold it for a moment.
 		if major, minor, err := blockdev.NumberAt(m.Source); err != nil || major != d.Major ||
 			minor != d.Minor {
 			return false
 		}
 	}
-	major, minor, ok := mountedDevice(m)
+	major, minor, ok := Device(m)
 	if !ok || major != d.Major || minor != d.Minor {
 		return false
 	}
-	return !isNodeMount(m) || !known || locationOf(m) == home
+	return !IsNode(m) || !known || locationOf(m) == home
 }
 
 // location is a directory by its place in its filesystem.
@@ -123,13 +123,13 @@ type location struct {
 }
 
 // locate finds the filesystem and the place in it of a directory.
-func (t mountTable) locate(dir string) (location, bool) {
+func (t Table) locate(dir string) (location, bool) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return location{}, false
 	}
 	for at := dir; ; at = filepath.Dir(at) {
-		if top := t.top(at); top != nil {
+		if top := t.Top(at); top != nil {
 			rest := strings.TrimPrefix(dir, at)
 			return location{top.Major, top.Minor, filepath.Join(top.Root, rest)}, true
 		}
@@ -148,7 +148,7 @@ func locationOf(m *mountinfo.Info) location {
 func nodePath(m *mountinfo.Info) string { return strings.TrimSuffix(m.Root, "//deleted") }
 
 // paths are the mount points, for an error.
-func (t mountTable) paths() string {
+func (t Table) Paths() string {
 	var paths []string
 	for _, m := range t {
 		paths = append(paths, fmt.Sprintf("%q", m.Mountpoint))
@@ -159,14 +159,14 @@ func (t mountTable) paths() string {
 // diskNode matches the root of a mount that shows a disk's node: a raw block volume.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
-// nodeRoot reports whether a mount is of a disk's node, and whether that node is deleted.
-func nodeRoot(m *mountinfo.Info) (node, deleted bool) {
+// NodeRoot reports whether a mount is of a disk's node, and whether that node is deleted.
+func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	node = diskNode.MatchString(m.Root)
 	return node, node && nodePath(m) != m.Root
 }
 
-// isDiskPath reports whether the path is that of a disk's node.
-func isDiskPath(path string) bool { return diskNode.MatchString(path) }
+// IsDiskPath reports whether the path is that of a disk's node.
+func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
 // shownNode is the number of the device whose node the mount shows, if it is a mount of a single
 // node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
@@ -179,13 +179,13 @@ func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return major, minor, err == nil
 }
 
-func isNodeMount(m *mountinfo.Info) bool {
+func IsNode(m *mountinfo.Info) bool {
 	_, _, ok := shownNode(m)
 	return ok
 }
 
-// mountedDevice is the number of the device that a mount is of.
-func mountedDevice(m *mountinfo.Info) (major, minor uint32, ok bool) {
+// Device is the number of the device that a mount is of.
+func Device(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, true
 	}
@@ -196,10 +196,10 @@ func mountedDevice(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return uint32(m.Major), uint32(m.Minor), m.Major != 0
 }
 
-// sameFilesystem lists the other mounts of the filesystem that m shows, by the number that the
+// SameFilesystem lists the other mounts of the filesystem that m shows, by the number that the
 // kernel gives to it, whether or not the device is still there.
-func (t mountTable) sameFilesystem(m *mountinfo.Info) mountTable {
-	var found mountTable
+func (t Table) sameFilesystem(m *mountinfo.Info) Table {
+	var found Table
 	for _, other := range t {
 		if other.ID != m.ID && other.Major == m.Major && other.Minor == m.Minor {
 			found = append(found, other)
@@ -209,55 +209,55 @@ func (t mountTable) sameFilesystem(m *mountinfo.Info) mountTable {
 }
 
 // comparable are the flags of a mount that two mounts are compared by.
-func comparableFlags(m *mountinfo.Info) []string {
+func Flags(m *mountinfo.Info) []string {
 	return volume.ShownFlags(m.Options,
 		m.VFSOptions)
 }
 
-// condition is how a mounted filesystem is.
-type condition int
+// Condition is how a mounted filesystem is.
+type Condition int
 
 const (
-	wellMounted condition = iota
-	turnedReadOnly
-	dead
+	Healthy Condition = iota
+	ReadOnlyAfterErrors
+	Dead
 )
 
-func (c condition) String() string {
+func (c Condition) String() string {
 	return [...]string{"well", "read-only after errors", "shut down after errors"}[c]
 }
 
-// conditionOf says what errors made of a filesystem. It looks at the mount point, so it is asked of
+// ConditionOf says what errors made of a filesystem. It looks at the mount point, so it is asked of
 // volumes only, whose disks are local.
 //
 // The kernel shows a filesystem that it made read-only as one whose mount is not, and ext4 (since
 // Linux 6.14) by a word of its own.
-func conditionOf(m *mountinfo.Info) condition {
+func ConditionOf(m *mountinfo.Info) Condition {
 	super := strings.Split(m.VFSOptions, ",")
 	var st unix.Stat_t
 	err := unix.Stat(m.Mountpoint, &st)
 	switch {
 	case slices.Contains(super, "shutdown"), blockdev.Lost(err):
-		return dead
-	case slices.Contains(super, "emergency_ro"), slices.Contains(super, "ro") && !mountedReadOnly(m):
-		return turnedReadOnly
+		return Dead
+	case slices.Contains(super, "emergency_ro"), slices.Contains(super, "ro") && !ReadOnly(m):
+		return ReadOnlyAfterErrors
 	}
-	return wellMounted
+	return Healthy
 }
 
-// filesystemReadOnly reports whether the filesystem itself is read-only.
-func filesystemReadOnly(m *mountinfo.Info) bool {
+// FilesystemReadOnly reports whether the filesystem itself is read-only.
+func FilesystemReadOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.VFSOptions, ","), "ro")
 }
 
-// mountedReadOnly says whether the mount itself, not its filesystem, is read-only.
-func mountedReadOnly(m *mountinfo.Info) bool {
+// ReadOnly says whether the mount itself, not its filesystem, is read-only.
+func ReadOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.Options, ","), "ro")
 }
 
-// canonical is the path as the mount table writes it: links on the way to it resolved. Its last
+// Canonical is the path as the mount table writes it: links on the way to it resolved. Its last
 // part is left as it is, for that may be a mount that answers no question any more.
-func canonical(path string) (string, error) {
+func Canonical(path string) (string, error) {
 	path = filepath.Clean(path)
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
@@ -266,7 +266,7 @@ func canonical(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// missing says that an error means that there is no such path.
-func missing(err error) bool {
+// IsMissing says that an error means that there is no such path.
+func IsMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }

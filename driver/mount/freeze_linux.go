@@ -1,4 +1,4 @@
-package driver
+package mount
 
 import (
 	"errors"
@@ -17,8 +17,8 @@ import (
 // ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
 const ioctlThaw = 0xC0045878
 
-// thaw ends the freeze of the filesystem that root is the root directory of, if it is frozen.
-func thaw(root *os.File) error {
+// Thaw ends the freeze of the filesystem that root is the root directory of, if it is frozen.
+func Thaw(root *os.File) error {
 	err := unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0)
 	if errors.Is(err, unix.EINVAL) {
 		return nil // it is not frozen
@@ -26,10 +26,10 @@ func thaw(root *os.File) error {
 	return err
 }
 
-// thawMount ends the freeze of the filesystem that a mount shows. Who has something open in the
+// ThawAt ends the freeze of the filesystem that a mount shows. Who has something open in the
 // mount may be at work on the frozen filesystem, so then it stays frozen: the mount cannot be
 // unmounted either.
-func thawMount(m *mountinfo.Info) error {
+func ThawAt(m *mountinfo.Info) error {
 	// The first call with this flag only answers whether the mount is in use. A second one unmounts
 	// it; then a filesystem that lives on is found at the end.
 	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
@@ -40,7 +40,7 @@ func thawMount(m *mountinfo.Info) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(thaw(root), root.Close())
+	return errors.Join(Thaw(root), root.Close())
 }
 
 // openMount opens the root directory of a mount. A mount that is hidden by another one, or is in
