@@ -15,18 +15,14 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
@@ -51,83 +47,6 @@ func callAtOnce(t *testing.T, calls int, call func(r *rand.Rand, caller int) err
 		})
 	}
 	callers.Wait()
-}
-
-func TestACrowdAtANodeLeavesNoGoroutineAndNoMount(t *testing.T) {
-	before := goleak.IgnoreCurrent()
-	g := newGuest(t)
-	var volumes []testVolume
-	for i := range 4 {
-		kind := []string{volume.Ext4, "block"}[i%2]
-		volumes = append(volumes, g.volume(g.Attach(fmt.Sprintf("csi-000000000000000%d", i), guesttest.GiB), kind))
-	}
-	s := serve(t, &Server{Node: g.node()})
-	node := csi.NewNodeClient(s.conn)
-	callAtOnce(t, 12, func(r *rand.Rand, caller int) error {
-		v := volumes[caller%len(volumes)]
-		ctx := t.Context()
-		if r.IntN(8) == 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(20))*time.Millisecond)
-			defer cancel()
-		}
-		return anyNodeCall(ctx, node, v, r)
-	}, codes.OK, codes.Aborted, codes.FailedPrecondition, codes.NotFound, codes.Canceled,
-		codes.DeadlineExceeded, codes.Internal)
-	for _, v := range volumes {
-		v.left(t, node)
-	}
-	if left := guesttest.Mounts(t, g.Dir); len(left) > 0 {
-		t.Errorf("mounts left: %q", left)
-	}
-	must(t, s.stop())
-	must(t, s.conn.Close())
-	goleak.VerifyNone(t, before)
-}
-
-// anyNodeCall is one of the calls of a node about a volume. INTERNAL is the answer to unstaging
-// what is in use (NU-5), and to nothing else.
-func anyNodeCall(ctx context.Context, node csi.NodeClient, v testVolume, r *rand.Rand) error {
-	target := fmt.Sprintf("pod-%s-%d", v.disk.Serial, r.IntN(2))
-	var err error
-	switch r.IntN(5) {
-	case 0:
-		_, err = node.NodeStageVolume(ctx, v.stageRequest())
-	case 1:
-		_, err = node.NodePublishVolume(ctx, v.publishRequest(target))
-	case 2:
-		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-			VolumeId: v.ID, TargetPath: v.guest.path(target)})
-	case 3:
-		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-			VolumeId: v.ID, StagingTargetPath: v.staging()})
-		return err
-	default:
-		_, err = node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
-			VolumeId: v.ID, VolumePath: v.guest.path(target), StagingTargetPath: v.staging()})
-	}
-	if status.Code(err) == codes.Internal {
-		return csierr.Coded(codes.Unknown, csierr.Internal, "INTERNAL from another call: %s", err)
-	}
-	return err
-}
-
-// left takes the volume from the node, whatever still is at work there.
-func (v testVolume) left(t *testing.T, node csi.NodeClient) {
-	t.Helper()
-	csitest.Await(t, "the volume has left the node", func() bool {
-		for i := range 2 {
-			_, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{
-				VolumeId:   v.ID,
-				TargetPath: v.guest.path(fmt.Sprintf("pod-%s-%d", v.disk.Serial, i))})
-			if err != nil {
-				return false
-			}
-		}
-		_, err := node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{
-			VolumeId: v.ID, StagingTargetPath: v.staging()})
-		return err == nil
-	})
 }
 
 func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {

@@ -16,6 +16,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
+// mdBytes begin a superblock of Linux' software RAID.
+const mdBytes = "\xfc\x4e\x2b\xa9"
+
 // zfsLabel is the ring of uberblocks in the first label of a pool's member.
 func zfsLabel(d *guesttest.Disk, t *testing.T) {
 	uberblock := make([]byte, 1<<10)
@@ -31,8 +34,8 @@ func ufs2(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, 64<<10+1372, []byte("\
 // mdMember is a RAID's superblock that adds up, before the end of the disk.
 func mdMember(d *guesttest.Disk, t *testing.T) {
 	at := (d.SizeBytes/512 - 16) &^ 7 * 512
-	b := make([]byte, spotBytes)
-	copy(b, mdMagic)
+	b := make([]byte, 4096)
+	copy(b, mdBytes)
 	binary.LittleEndian.PutUint32(b[4:], 1)
 	copy(b[16:], "the RAID's UUID.")
 	binary.LittleEndian.PutUint64(b[144:], uint64(at/512))
@@ -103,7 +106,7 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 		// blkid knows no GPT that the start of the disk does not tell of.
 		{"a btrfs whose end is the backup of a GPT", volume.Btrfs, gptBackup, false},
 		{"an ext4 whose end has the magic of a RAID and nothing else", volume.Ext4,
-			func(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, d.SizeBytes-8<<10, []byte(mdMagic)) }, false},
+			func(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, d.SizeBytes-8<<10, []byte(mdBytes)) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)

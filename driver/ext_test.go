@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -17,7 +19,7 @@ func TestAnExtThatMeetsAnErrorTurnsReadOnly(t *testing.T) {
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), fsType)
 			must(t, v.stage())
 			const behaviour, remountReadOnly = 0x3C, 2
-			b := v.disk.ReadAt(t, extOffset, extBytes)
+			b := v.disk.ReadAt(t, 1024, 1024)
 			if got := binary.LittleEndian.Uint16(b[behaviour:]); got != remountReadOnly {
 				t.Fatalf("the behaviour at errors is %d, want %d", got, remountReadOnly)
 			}
@@ -39,8 +41,8 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 			must(t, v.unstage())
 		}
 		v.check(t)
-		for _, slot := range growSlots(v.disk.SizeBytes) {
-			if isMark(v.disk.ReadAt(t, slot, markBytes)) {
+		for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+			if hasRecord(t, v.disk, slot) {
 				t.Fatalf("a mark is left at %d", slot)
 			}
 		}
@@ -49,17 +51,17 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 		v := bigalloc(t)
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
-		m := markOf(nv.fsVolume)
+		m := filesystem.RecordOf(nv.Volume)
 		m.GrowFrom, m.Checked = guesttest.GiB, true
-		b, err := m.encode()
+		b, err := m.Encode()
 		must(t, err)
-		for _, slot := range growSlots(v.disk.SizeBytes) {
+		for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
 			v.disk.WriteAt(t, slot, b)
 		}
 		must(t, v.stage())
 		must(t, v.unstage())
 		v.check(t)
-		if isMark(v.disk.ReadAt(t, growSlots(v.disk.SizeBytes)[0], markBytes)) {
+		if hasRecord(t, v.disk, filesystem.GrowthOffsets(v.disk.SizeBytes)[0]) {
 			t.Fatal("a mark is left")
 		}
 	})

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -17,7 +19,7 @@ func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
 	files := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
 	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
-	for _, slot := range markSlots(v.disk.SizeBytes) {
+	for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
 		v.disk.WriteAt(t, slot, v.mark(t))
 	}
 	must(t, v.stage())

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -38,14 +40,15 @@ func (v testVolume) hasGrown(t *testing.T) {
 		t.Fatalf("the data are %q, %v", b, err)
 	}
 	must(t, v.unstage())
-	for _, slot := range growSlots(v.disk.SizeBytes) {
-		if isMark(v.disk.ReadAt(t, slot, markBytes)) {
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		if hasRecord(t, v.disk, slot) {
 			t.Fatalf("a mark is left at %d", slot)
 		}
 	}
 	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
-	found := findSuperblocks(v.disk.ReadAt(t, 0, superblockBytes))
-	if len(found) != 1 || found[0].grows(v.disk.SizeBytes) {
+	found, err := v.guest.node().filesystems(v.device(t))
+	must(t, err)
+	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
 		t.Fatalf("it has not grown: %+v", found)
 	}
 }
@@ -73,7 +76,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		tools(t, map[string]string{"e2fsck": "exit 8"})
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
 		must(t, os.Setenv("PATH", path))
-		v.disk.WriteAt(t, extOffset+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
 		v.hasGrown(t)
 	})
 	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
@@ -93,16 +96,16 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		must(t, v.unstage())
 		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
-		m := markOf(nv.fsVolume)
+		m := filesystem.RecordOf(nv.Volume)
 		m.GrowFrom, m.Mounted, m.Checked = 128*guesttest.MiB, 1, true
-		b, err := m.encode()
+		b, err := m.Encode()
 		must(t, err)
-		slot := growSlots(v.disk.SizeBytes)[0]
+		slot := filesystem.GrowthOffsets(v.disk.SizeBytes)[0]
 		v.disk.WriteAt(t, slot, b)
 		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
 		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
 		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
-		if !isMark(v.disk.ReadAt(t, slot, markBytes)) {
+		if !hasRecord(t, v.disk, slot) {
 			t.Fatal("it was erased")
 		}
 	})
@@ -110,7 +113,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
-		v.disk.WriteAt(t, extOffset+0x88, []byte("/x"))
+		v.disk.WriteAt(t, 1024+0x88, []byte("/x"))
 		err := v.stage()
 		csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
 		if !strings.Contains(err.Error(), "checksum is wrong") {

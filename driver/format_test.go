@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
@@ -49,17 +53,31 @@ func (v testVolume) mark(t *testing.T) []byte {
 	t.Helper()
 	nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
 	must(t, err)
-	b, err := markOf(nv.fsVolume).encode()
+	b, err := filesystem.RecordOf(nv.Volume).Encode()
 	must(t, err)
 	return b
+}
+
+// hasRecord reports whether a record of the driver's stands on the disk at an offset.
+func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
+	t.Helper()
+	return bytes.HasPrefix(d.ReadAt(t, offset, 512), []byte("oxide-csi format"))
+}
+
+// device is the volume's disk as the node sees it.
+func (v testVolume) device(t *testing.T) blockdev.Device {
+	t.Helper()
+	d, err := v.guest.node().devices().Lookup(v.disk.Serial)
+	must(t, err)
+	return d
 }
 
 // marksOn counts the marks that stand on the disk.
 func marksOn(t *testing.T, d *guesttest.Disk) int {
 	t.Helper()
 	n := 0
-	for _, slot := range markSlots(d.SizeBytes) {
-		if isMark(d.ReadAt(t, slot, markBytes)) {
+	for _, slot := range filesystem.RecordOffsets(d.SizeBytes) {
+		if hasRecord(t, d, slot) {
 			n++
 		}
 	}
@@ -132,7 +150,7 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 				make(v)
-				for i, slot := range markSlots(v.disk.SizeBytes) {
+				for i, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
 					if which&(1<<i) != 0 {
 						v.disk.WriteAt(t, slot, v.mark(t))
 					}
@@ -151,10 +169,10 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	// All of it is written and nothing but the superblocks and the marks reaches the disk.
 	file, err := os.ReadFile(v.disk.File)
 	must(t, err)
-	keep := append(markSlots(v.disk.SizeBytes), btrfsOffset, 64*guesttest.MiB)
-	zeroes := make([]byte, spotBytes)
-	for at := int64(0); at < int64(len(file)); at += spotBytes {
-		if !slices.Contains(keep, at) && nonZero(file[at:at+spotBytes]) >= 0 {
+	keep := append(filesystem.RecordOffsets(v.disk.SizeBytes), 64<<10, 64*guesttest.MiB)
+	zeroes := make([]byte, blockdev.AlignBytes)
+	for at := int64(0); at < int64(len(file)); at += blockdev.AlignBytes {
+		if !slices.Contains(keep, at) && !bytes.Equal(file[at:at+blockdev.AlignBytes], zeroes) {
 			v.disk.WriteAt(t, at, zeroes)
 		}
 	}
@@ -206,15 +224,15 @@ func (v testVolume) check(t *testing.T) {
 func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(m *formatMark, b []byte)
+		change func(m *filesystem.Record, b []byte)
 		says   string
 	}{
-		{"of another volume", func(m *formatMark, _ []byte) { m.Volume = "another" }, "of volume"},
-		{"of another disk", func(m *formatMark, _ []byte) { m.Disk = "another" }, "of disk"},
-		{"for another size", func(m *formatMark, _ []byte) { m.SizeBytes++ }, "of a disk of"},
-		{"with a wrong checksum", func(_ *formatMark, b []byte) { b[markBytes-1] ^= 1 }, "checksum"},
-		{"of another version", func(_ *formatMark, b []byte) {
-			b[markVersionAt] = 9
+		{"of another volume", func(m *filesystem.Record, _ []byte) { m.Volume = "another" }, "of volume"},
+		{"of another disk", func(m *filesystem.Record, _ []byte) { m.Disk = "another" }, "of disk"},
+		{"for another size", func(m *filesystem.Record, _ []byte) { m.SizeBytes++ }, "of a disk of"},
+		{"with a wrong checksum", func(_ *filesystem.Record, b []byte) { b[511] ^= 1 }, "checksum"},
+		{"of another version", func(_ *filesystem.Record, b []byte) {
+			b[16] = 9
 		}, "version 9"},
 	} {
 		t.Run("a mark "+c.name+" is refused, the bytes untouched", func(t *testing.T) {
@@ -222,13 +240,13 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			v.disk.WriteAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
-			m, err := parseMark(v.mark(t))
+			m, err := filesystem.ParseRecord(v.mark(t))
 			must(t, err)
-			c.change(&m, make([]byte, markBytes))
-			b, err := m.encode()
+			c.change(&m, make([]byte, 512))
+			b, err := m.Encode()
 			must(t, err)
 			c.change(&m, b)
-			for _, slot := range markSlots(v.disk.SizeBytes) {
+			for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
 				v.disk.WriteAt(t, slot, b)
 			}
 			before := v.disk.Digest(t)
@@ -247,8 +265,8 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		other := v
 		other.ID = "another"
-		v.disk.WriteAt(t, markSlots(v.disk.SizeBytes)[0], v.mark(t))
-		v.disk.WriteAt(t, markSlots(v.disk.SizeBytes)[2], other.mark(t))
+		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[0], v.mark(t))
+		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[2], other.mark(t))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	for _, c := range []struct {
@@ -258,7 +276,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	}{
 		{"LUKS", 0, "LUKS\xba\xbe\x00\x02"}, {"LVM", 512, "LABELONE"}, {"a GPT", 512, "EFI PART"},
 		{"the end of a GPT", -512, "EFI PART"}, {"a DOS partition table", 0, string(mbr(0x83))},
-		{"md 1.0", -8192, mdMagic},
+		{"md 1.0", -8192, mdBytes},
 	} {
 		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
 			g := newGuest(t)
@@ -328,7 +346,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 					g.Unplug(v.disk)
 					after := g.volume(g.AttachFile(guesttest.Serial, copied), fsType)
 					after.ID = v.ID
-					for _, slot := range markSlots(after.disk.SizeBytes) {
+					for _, slot := range filesystem.RecordOffsets(after.disk.SizeBytes) {
 						after.disk.WriteAt(t, slot, after.mark(t))
 					}
 					id := uuidOf(t, after.disk)

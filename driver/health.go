@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
@@ -173,7 +175,7 @@ func (h *rackHealth) state() (ready bool, err error) {
 
 // toolsHealth says what a node lacks.
 func toolsHealth() error {
-	if missing := missingTools(); len(missing) > 0 {
+	if missing := filesystem.MissingTools(); len(missing) > 0 {
 		return csierr.New(csierr.ToolsMissing, "the node service runs %s and "+
 			"cannot find it; install e2fsprogs, xfsprogs, btrfs-progs and util-linux",
 			strings.Join(missing, ", "))

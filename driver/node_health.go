@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -138,7 +140,7 @@ func conditionHealth(c mount.Condition, path string) healthEntries {
 
 // notGrown reports a filesystem that leaves a part of its disk unused.
 func (n *Node) notGrown(m *mountinfo.Info, d blockdev.Device) healthEntries {
-	size, found := ungrown(n.devices(), m, d)
+	size, found := filesystem.Ungrown(n.devices(), m, d)
 	if !found {
 		return nil
 	}

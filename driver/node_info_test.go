@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
@@ -77,7 +79,7 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.remember(t.Context(), nodeVolume{fsVolume: fsVolume{ID: racktest.Disk, DiskName: disk}}))
+			must(t, n.remember(t.Context(), nodeVolume{Volume: filesystem.Volume{ID: racktest.Disk, DiskName: disk}}))
 			room(11)
 			n = &Node{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.openState())

@@ -5,6 +5,8 @@ package driver
 import (
 	"context"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -110,11 +112,11 @@ func (n *Node) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, e
 }
 
 // filesystems lists those on a disk that the driver could have made.
-func (n *Node) filesystems(d blockdev.Device) ([]superblock, error) {
+func (n *Node) filesystems(d blockdev.Device) ([]filesystem.Superblock, error) {
 	held, err := n.devices().Open(d)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = held.Close() }()
-	return findFilesystems(held)
+	return filesystem.Find(held)
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -69,7 +71,7 @@ type publication struct {
 // publish proves once more which device it is, then shows it. It waits for no device: a volume that
 // is staged has one.
 func (n *Node) publish(ctx context.Context, p publication) error {
-	n.scans.drop(p.ID)
+	n.scans.Drop(p.ID)
 	ds := n.devices()
 	found, err := ds.Lookup(p.serial())
 	if err != nil {
@@ -249,7 +251,7 @@ func withoutReadOnly(words []string) []string {
 // itself read-only. That is the same for all: read-only and writable publications of one volume
 // exclude each other.
 func publishBlock(h *blockdev.OpenDevice, p publication, table mount.Table) error {
-	if err := endUnfinished(h, p.fsVolume, len(table.Of(h.Device)) > 0); err != nil {
+	if err := filesystem.DropRecord(h, p.Volume, len(table.Of(h.Device)) > 0); err != nil {
 		return err
 	}
 	if err := switchReadOnly(h, p.ReadOnly); err != nil {

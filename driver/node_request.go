@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -22,7 +24,7 @@ import (
 
 // nodeVolume is a volume as a node's request describes it.
 type nodeVolume struct {
-	fsVolume
+	filesystem.Volume
 	BlockBytes int64 // of the disk, from the controller; 0 when it did not say
 	Block      bool
 	Mode       csi.VolumeCapability_AccessMode_Mode

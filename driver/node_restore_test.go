@@ -83,8 +83,8 @@ func TestRestoredVolumes(t *testing.T) {
 			file := copyDisk(t, origin.disk.File)
 			head, err := os.ReadFile(file)
 			must(t, err)
-			if sb, ok := extSuperblock(head); !ok || !sb.Replay {
-				t.Fatalf("the copy is clean: %+v", sb)
+			if head[1024+0x60]&4 == 0 { // needs_recovery
+				t.Fatal("the copy is clean")
 			}
 			v := g.volume(g.AttachFile("csi-restored00000000", file), volume.Ext4)
 			must(t, v.stage())

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -139,7 +141,7 @@ func (n *Node) rememberDevice(ctx context.Context, volumeID string, d blockdev.D
 	if _, known := n.recall(ctx, volumeID); known {
 		return
 	}
-	if err := n.remember(ctx, nodeVolume{fsVolume: fsVolume{ID: volumeID, DiskName: d.Serial}}); err != nil {
+	if err := n.remember(ctx, nodeVolume{Volume: filesystem.Volume{ID: volumeID, DiskName: d.Serial}}); err != nil {
 		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}

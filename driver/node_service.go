@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
@@ -36,11 +38,11 @@ type Node struct {
 	Log      *slog.Logger
 
 	seen  seenVolumes
-	scans scans
+	scans filesystem.ZeroScans
 }
 
 // Close stops what goes on without a call, and waits for its end.
-func (n *Node) Close() { n.scans.close() }
+func (n *Node) Close() { n.scans.Close() }
 
 func (n *Node) deviceTimeout() time.Duration {
 	if n.DeviceTimeout == 0 {

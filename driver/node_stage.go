@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -76,7 +78,7 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 		if err := n.remember(ctx, v); err != nil {
 			return err
 		}
-		return endUnfinished(held, v.fsVolume, len(table.Of(held.Device)) > 0)
+		return filesystem.DropRecord(held, v.Volume, len(table.Of(held.Device)) > 0)
 	}
 	if mounts := table.Of(held.Device); len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -89,9 +91,9 @@ func (n *Node) stage(ctx context.Context, v nodeVolume, path string) error {
 	if path, err = mount.Canonical(path); err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	p := preparation{Device: held, Volume: v.fsVolume, Scans: &n.scans, Log: n.log(),
+	p := filesystem.Preparation{Device: held, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
 		Begin: func() error { return n.begin(ctx, held, v) }}
-	grow, err := p.run(ctx)
+	grow, err := p.Run(ctx)
 	if err != nil {
 		return err
 	}
@@ -191,7 +193,7 @@ func mountAt(path string, h *blockdev.OpenDevice, v nodeVolume, grow bool) error
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := growMounted(m, h.Device); err != nil {
+		if err := filesystem.GrowMounted(m, h.Device); err != nil {
 			return err
 		}
 	}

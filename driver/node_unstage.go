@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -46,7 +48,7 @@ type stagedDisk struct {
 }
 
 func (n *Node) unstage(ctx context.Context, volumeID, path string) error {
-	n.scans.drop(volumeID)
+	n.scans.Drop(volumeID)
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -183,7 +185,7 @@ func (n *Node) release(ctx context.Context, d stagedDisk) error {
 	}
 	// Without its mount to look at, a driver that died since may have left this undone.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
-		forgetBtrfs(d.Path)
+		filesystem.ForgetBtrfs(d.Path)
 	}
 	if err := awaitFree(ctx, held, d.raw, n.releaseTimeout()); err != nil || !d.raw {
 		return err
@@ -195,7 +197,7 @@ func (n *Node) release(ctx context.Context, d stagedDisk) error {
 // not taken for free.
 func awaitFree(ctx context.Context, h *blockdev.OpenDevice, raw bool, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for claim := func() error { return claimThawed(h) }; ; claim = h.TryExclusive {
+	for claim := func() error { return filesystem.TryExclusive(h) }; ; claim = h.TryExclusive {
 		err := claim()
 		if err == nil && raw {
 			err = h.CheckWriters()

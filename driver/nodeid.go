@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 // instanceIDKey is the variable, and the key in the metadata file, that holds the instance's id.
@@ -81,7 +83,7 @@ func metadataInstanceID(path string) (string, error) {
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return "", fmt.Errorf("OXIDE_INSTANCE_METADATA_FILE: %w", withoutPath(err))
+		return "", fmt.Errorf("OXIDE_INSTANCE_METADATA_FILE: %w", csierr.WithoutPath(err))
 	}
 	id, err := parseMetadata(b)
 	if err != nil {
@@ -146,12 +148,3 @@ func smbiosInstanceID(sysfsRoot string) (string, error) {
 
 // parseDMI takes a string as /sys/class/dmi/id writes it.
 func parseDMI(b []byte) string { return string(bytes.Trim(b, "\x00 \n\t")) }
-
-// withoutPath drops the path from a file error: messages name a variable, never its value.
-func withoutPath(err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err
-	}
-	return err
-}

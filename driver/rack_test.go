@@ -4,9 +4,12 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
+
+var must = csitest.Must
 
 // clientFor is a client of the rack at an address.
 func clientFor(t *testing.T, url string) *rack.Client {

@@ -55,13 +55,13 @@ func TestAFilesystemWithAnotherOwnerAroundItIsNotMounted(t *testing.T) {
 		write  func(*testing.T, *guesttest.Disk)
 		whole  bool
 	}{
-		{"md at the end, behind an ext4", volume.Ext4, at(-8192, mdMagic), false},
-		{"md at the end, behind an ext3", volume.Ext3, at(-8192, mdMagic), false},
+		{"md at the end, behind an ext4", volume.Ext4, at(-8192, mdBytes), false},
+		{"md at the end, behind an ext3", volume.Ext3, at(-8192, mdBytes), false},
 		{"a GPT at the end, behind an ext4", volume.Ext4, at(-512, "EFI PART"),
 			false},
 		{"LUKS before an ext4", volume.Ext4, at(0, "LUKS\xba\xbe\x00\x02"), false},
 		{"LVM before a btrfs", volume.Btrfs, at(512, "LABELONE"), false},
-		{"what is a file of an ext4", volume.Ext4, at(-8192, mdMagic), true},
+		{"what is a file of an ext4", volume.Ext4, at(-8192, mdBytes), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGuest(t)
@@ -135,7 +135,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		{"the last byte", writeAt(-1, []byte{1}), "offset 134217727"},
 		{"a btrfs whose mkfs did not end", func(t *testing.T, d *guesttest.Disk) {
 			tool("mkfs.btrfs", "-q")(t, d)
-			writeAt(btrfsOffset+0x40, []byte("!BHRfS_M"))(t, d)
+			writeAt(64<<10+0x40, []byte("!BHRfS_M"))(t, d)
 		}, "unfinished btrfs"},
 		{"ext4 under an old MBR", func(t *testing.T, d *guesttest.Disk) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
@@ -143,7 +143,7 @@ func TestOnlyABlankDiskIsFormatted(t *testing.T) {
 		}, ""},
 		{"ext4 whose disk became a RAID's", func(t *testing.T, d *guesttest.Disk) {
 			tool("mke2fs", "-q", "-t", "ext4")(t, d)
-			writeAt(4096, []byte(mdMagic))(t, d)
+			writeAt(4096, []byte(mdBytes))(t, d)
 		}, "md 1.2"},
 	} {
 		t.Run("NS-10 "+c.name+" is refused, the bytes untouched", func(t *testing.T) {

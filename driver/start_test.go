@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 
@@ -266,7 +268,7 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 
 func TestPR4ANodeNamesMissingProgramsAtItsStart(t *testing.T) {
 	path := t.TempDir()
-	for _, tool := range nodeTools {
+	for _, tool := range filesystem.Tools {
 		if tool != "mkfs.xfs" && tool != "btrfs" {
 			must(t, os.WriteFile(filepath.Join(path, tool), nil, 0o700))
 		}

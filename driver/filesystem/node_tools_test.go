@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bufio"
@@ -93,11 +93,11 @@ func TestRunToolReportsWhatAProgramSaid(t *testing.T) {
 }
 
 func TestMissingTools(t *testing.T) {
-	if got := missingTools(); len(got) != 0 {
+	if got := MissingTools(); len(got) != 0 {
 		t.Fatalf("missing here: %q", got)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if got := missingTools(); !slices.Equal(got, nodeTools) {
+	if got := MissingTools(); !slices.Equal(got, Tools) {
 		t.Fatalf("missing without a PATH: %q", got)
 	}
 }

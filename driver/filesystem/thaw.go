@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"errors"
@@ -13,9 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// claimThawed is claim for a device that nothing shows: a frozen filesystem that holds it without a
+// TryExclusive is claim for a device that nothing shows: a frozen filesystem that holds it without a
 // mount is thawed, and so released.
-func claimThawed(h *blockdev.OpenDevice) error {
+func TryExclusive(h *blockdev.OpenDevice) error {
 	err := h.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
@@ -31,7 +31,7 @@ func claimThawed(h *blockdev.OpenDevice) error {
 // thawUnmounted mounts the filesystem that holds the device aside, which is the only way to it, and
 // thaws it. When it cannot be mounted, something else holds the device.
 func thawUnmounted(h *blockdev.OpenDevice) error {
-	found, err := findFilesystems(h)
+	found, err := Find(h)
 	if err != nil || len(found) != 1 {
 		return err
 	}

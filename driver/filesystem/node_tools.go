@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"errors"
@@ -16,16 +16,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// nodeTools are the programs the node runs. Mounting needs none: that is done by system calls,
+// Tools are the programs the node runs. Mounting needs none: that is done by system calls,
 // which keeps mount flags out of the process list.
-var nodeTools = []string{
+var Tools = []string{
 	"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs",
 }
 
-// missingTools names the programs the node needs and cannot find. Probe answers with them.
-func missingTools() []string {
+// MissingTools names the programs the node needs and cannot find. Probe answers with them.
+func MissingTools() []string {
 	var missing []string
-	for _, tool := range nodeTools {
+	for _, tool := range Tools {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
 		}

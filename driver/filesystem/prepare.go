@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// fsVolume is what has to be known of a volume to make its filesystem ready.
-type fsVolume struct {
+// Volume is what has to be known of a volume to make its filesystem ready.
+type Volume struct {
 	ID        string
 	DiskName  string
 	SizeBytes int64 // of the disk, from the controller; 0 when it did not say
@@ -28,13 +28,13 @@ type fsVolume struct {
 
 // madeBlank reports whether the disk was made blank and never shown to a workload as a raw device.
 // Then a sample of its bytes can prove that it is still blank; any other disk is read whole.
-func (v fsVolume) madeBlank() bool {
+func (v Volume) isBlank() bool {
 	return v.Origin == volume.OriginBlank && v.Use == volume.UseFilesystem
 }
 
 // makeUUID returns the UUID that the volume's filesystem is made with: the one that is expected,
 // else the volume's id; empty if that is none, as of a static volume with a name of its own.
-func (v fsVolume) makeUUID() string {
+func (v Volume) makeUUID() string {
 	if v.FilesystemUUID != "" {
 		return v.FilesystemUUID
 	}
@@ -46,19 +46,19 @@ func (v fsVolume) makeUUID() string {
 
 // blankFrom is where the part of the volume's disk begins that the rack made blank behind a smaller
 // snapshot, and that nobody has been shown as a raw device. Without one it is the disk's end.
-func (v fsVolume) blankFrom(sizeBytes int64) int64 {
+func (v Volume) blankFrom(sizeBytes int64) int64 {
 	if v.Origin != volume.OriginSnapshot || v.Use != volume.UseFilesystem || v.SourceBytes <= 0 ||
-		v.SourceBytes%spotBytes != 0 {
+		v.SourceBytes%sectorBytes != 0 {
 		return sizeBytes
 	}
 	return min(v.SourceBytes, sizeBytes)
 }
 
-// preparation makes the filesystem of one volume ready to be mounted.
-type preparation struct {
+// Preparation makes the filesystem of one volume ready to be mounted.
+type Preparation struct {
 	Device *blockdev.OpenDevice // open from the first look to the mount
-	Volume fsVolume
-	Scans  *scans
+	Volume Volume
+	Scans  *ZeroScans
 	Log    *slog.Logger
 	// Begin is called after every proof, right before the first write to the disk or the mount.
 	Begin func() error
@@ -67,13 +67,13 @@ type preparation struct {
 // run brings a filesystem onto the device if it is blank, and checks and grows what is there. It
 // reports whether the filesystem is to grow once it is mounted. It does not stop when the caller
 // does: what it began it ends.
-func (p *preparation) run(ctx context.Context) (grow bool, err error) {
+func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	h, v := disk{p.Device}, p.Volume
 	found, err := h.inspect(v)
 	if err != nil {
 		return false, err
 	}
-	if found.Doubtful && !v.ReadOnly {
+	if found.NeedsCheck && !v.ReadOnly {
 		if found.Unfinished, err = h.btrfsBroken(); err != nil {
 			return false, err
 		}
@@ -93,8 +93,8 @@ func (p *preparation) run(ctx context.Context) (grow bool, err error) {
 		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
 			return false, err
 		}
-		p.Scans.drop(v.ID) // it is not blank any more
-	case !sb.isOf(v) && (!found.Doubtful || v.ReadOnly):
+		p.Scans.Drop(v.ID) // it is not blank any more
+	case !sb.isOf(v) && (!found.NeedsCheck || v.ReadOnly):
 		return false, h.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
 		return false, csierr.New(csierr.DiskNotBlank, "%s holds an %s filesystem, but the request is for %s; "+
@@ -114,8 +114,8 @@ func (p *preparation) run(ctx context.Context) (grow bool, err error) {
 
 // proveMountable makes the same proofs for a filesystem as are made before a format: nobody has the
 // disk, and it is still the same one. It finds out whether the filesystem may grow.
-func (p *preparation) proveMountable(ctx context.Context, c *content) error {
-	if err := claimThawed(p.Device); err != nil {
+func (p *Preparation) proveMountable(ctx context.Context, c *state) error {
+	if err := TryExclusive(p.Device); err != nil {
 		return err
 	}
 	if err := p.Device.AwaitNoWriters(); err != nil {
@@ -135,7 +135,7 @@ func (p *preparation) proveMountable(ctx context.Context, c *content) error {
 
 // mayGrow decides whether the filesystem grows to its device: only where that is proven to hold
 // nothing. Otherwise it is used as it is, for what lies behind it may be somebody's data.
-func (p *preparation) mayGrow(ctx context.Context, c content) (bool, error) {
+func (p *Preparation) mayGrow(ctx context.Context, c state) (bool, error) {
 	if c.Begun {
 		return true, nil // it was proven before the marks of the growth were written
 	}
@@ -154,14 +154,14 @@ func (p *preparation) mayGrow(ctx context.Context, c content) (bool, error) {
 
 // proveTail proves that the device holds nothing but zeroes from an offset on: read whole, but for
 // what the rack made blank when the driver restored the disk. There a sample tells.
-func (p *preparation) proveTail(ctx context.Context, from int64) error {
+func (p *Preparation) proveTail(ctx context.Context, from int64) error {
 	blank := max(from, p.Volume.blankFrom(p.Device.SizeBytes))
 	if from < blank {
 		if err := p.proveZero(ctx, from, blank); err != nil {
 			return err
 		}
 	}
-	s, err := disk{p.Device}.read(tailAreas(p.Device.SizeBytes, blank), nil)
+	s, err := disk{p.Device}.read(tailRegions(p.Device.SizeBytes, blank), nil)
 	if err != nil {
 		return err
 	}

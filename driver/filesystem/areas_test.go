@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"fmt"
@@ -18,8 +18,8 @@ import (
 )
 
 // covered says whether an offset is read before a disk of that size is formatted.
-func covered(areas []area, offset int64) bool {
-	return slices.ContainsFunc(areas, func(a area) bool {
+func covered(areas []region, offset int64) bool {
+	return slices.ContainsFunc(areas, func(a region) bool {
 		return a.Offset <= offset && offset < a.end()
 	})
 }
@@ -29,16 +29,16 @@ var testSizes = []int64{512, 64 << 10, guesttest.MiB, 3 * guesttest.MiB, 8 * gue
 
 func TestTheAreasOfADisk(t *testing.T) {
 	for _, size := range testSizes {
-		areas := markAreas(size)
+		areas := markerRegions(size)
 		var bytes int64
 		for i, a := range areas {
 			bytes += a.Bytes
 			last := a.end() == size
-			if a.Owner == "" || a.Offset < 0 || a.Bytes <= 0 || a.end() > size || a.Offset%spotBytes != 0 ||
-				(!last && a.Bytes%spotBytes != 0) {
+			if a.Owner == "" || a.Offset < 0 || a.Bytes <= 0 || a.end() > size || a.Offset%sectorBytes != 0 ||
+				(!last && a.Bytes%sectorBytes != 0) {
 				t.Errorf("size %d: area %+v", size, a)
 			}
-			if slices.ContainsFunc(areas[:i], func(b area) bool {
+			if slices.ContainsFunc(areas[:i], func(b region) bool {
 				return b.Offset <= a.Offset && a.end() <= b.end()
 			}) {
 				t.Errorf("size %d: area %+v is read twice", size, a)
@@ -54,12 +54,12 @@ func TestTheAreasOfADisk(t *testing.T) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
 		}
-		for _, slot := range markSlots(size) {
-			if slot < 0 || slot%spotBytes != 0 || slot+spotBytes > size || !covered(edgeAreas(size), slot) {
+		for _, slot := range RecordOffsets(size) {
+			if slot < 0 || slot%sectorBytes != 0 || slot+sectorBytes > size || !covered(edgeRegions(size), slot) {
 				t.Errorf("size %d: a mark at %d", size, slot)
 			}
 		}
-		if n := len(markSlots(size)); n != 3 && size >= guesttest.MiB {
+		if n := len(RecordOffsets(size)); n != 3 && size >= guesttest.MiB {
 			t.Errorf("size %d has %d places for marks", size, n)
 		}
 	}
@@ -92,7 +92,7 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 						guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features, file)
 						copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
 						for _, n := range copies {
-							if !covered(markAreas(size), n*block) {
+							if !covered(markerRegions(size), n*block) {
 								t.Errorf("the copy in block %d of %d bytes is not read", n, block)
 							}
 						}
@@ -116,7 +116,7 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 				out := guesttest.Run(t, "xfs_db", "-r", "-c", "sb 0", "-c", "p agcount agblocks blocksize", file)
 				n := numbers(t, out, ` = (\d+)`)
 				for group := range n[0] {
-					if !covered(markAreas(size), group*n[1]*n[2]) {
+					if !covered(markerRegions(size), group*n[1]*n[2]) {
 						t.Errorf("the superblock of group %d of %d is not read", group, n[0])
 					}
 				}
@@ -127,11 +127,11 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 
 func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
 	for _, size := range []int64{8 * guesttest.MiB, guesttest.GiB} {
-		for _, a := range markAreas(size) {
+		for _, a := range markerRegions(size) {
 			for _, at := range []int64{0, a.Bytes / 2, a.Bytes - 1} {
 				data := make([]byte, a.Bytes)
 				data[at] = 1
-				s := survey{Path: "/dev/x", Strange: -1, SizeBytes: size, Pieces: []piece{{a, data}}}
+				s := scan{Path: "/dev/x", Strange: -1, SizeBytes: size, Regions: []regionData{{a, data}}}
 				err := s.checkBlank()
 				where := fmt.Sprintf("offset %d (%s)", a.Offset+at, a.Owner)
 				if !csierr.Has(err, csierr.DiskNotBlank) || !strings.Contains(err.Error(), where) {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -22,30 +22,30 @@ import (
 // disk is an open device as what holds a filesystem.
 type disk struct{ *blockdev.OpenDevice }
 
-// survey is what was read of a disk and what blkid says of it. It is judged without the disk.
-type survey struct {
+// scan is what was read of a disk and what blkid says of it. It is judged without the disk.
+type scan struct {
 	Path      string
 	SizeBytes int64
-	Pieces    []piece
-	Found     []superblock // of the filesystems the driver makes
+	Regions   []regionData
+	Found     []Superblock // of the filesystems the driver makes
 	Known     blkidAnswer
-	Marks     []foundMark
-	Growth    []formatMark // the marks of a growth, whatever they say
+	Records   []foundRecord
+	Growth    []Record // the marks of a growth, whatever they say
 	// Strange is the first byte that no mkfs of the driver's has written, or -1. It is looked for only
 	// beside whole marks of a format.
 	Strange int64
 }
 
-// piece is an area with its bytes. Whole marks of the driver's own are cleared in it.
-type piece struct {
-	area
+// regionData is an area with its bytes. Whole marks of the driver's own are cleared in it.
+type regionData struct {
+	region
 	Data []byte
 }
 
-// foundMark is a mark of a format, or what claims to be one.
-type foundMark struct {
+// foundRecord is a mark of a format, or what claims to be one.
+type foundRecord struct {
 	Offset int64
-	formatMark
+	Record
 	Problem error // what does not add up
 }
 
@@ -56,33 +56,33 @@ const superblockBytes = 128 << 10
 //
 // blkid is asked, but what it does not find proves nothing: it answers "nothing" for a device that
 // is not there, for random bytes and for a filesystem whose device was cut short. So blank is only
-// what blkid knows nothing of and whose areas (see markAreas) were read, all of them, and are zero.
+// what blkid knows nothing of and whose areas (see markerRegions) were read, all of them, and are zero.
 //
 // A single filesystem whose superblock carries a correct checksum, with nothing of anybody else
 // around it, needs no blkid: it is not going to be overwritten, only mounted.
-func (h disk) inspect(v fsVolume) (content, error) {
-	found, err := findFilesystems(h.OpenDevice)
+func (h disk) inspect(v Volume) (state, error) {
+	found, err := Find(h.OpenDevice)
 	if err != nil {
-		return content{}, err
+		return state{}, err
 	}
 	if len(found) > 0 {
-		s, err := h.read(edgeAreas(h.SizeBytes), found)
+		s, err := h.read(edgeRegions(h.SizeBytes), found)
 		if err != nil {
-			return content{}, err
+			return state{}, err
 		}
-		if s.alone(v) && !found[0].Fresh && !s.growing(v) && !s.doubtful(v) {
-			return content{Filesystem: found[0], Begun: len(s.growth(v)) > 0}, nil
+		if s.soleFilesystem(v) && !found[0].Fresh && !s.growing(v) && !s.needsCheck(v) {
+			return state{Filesystem: found[0], Begun: len(s.growth(v)) > 0}, nil
 		}
 	}
-	s, err := h.survey(found)
+	s, err := h.scan(found)
 	if err != nil {
-		return content{}, err
+		return state{}, err
 	}
 	return s.judge(v)
 }
 
-// findFilesystems finds the driver's own filesystems and looks whether they were ever in use.
-func findFilesystems(h *blockdev.OpenDevice) ([]superblock, error) {
+// Find finds the driver's own filesystems and looks whether they were ever in use.
+func Find(h *blockdev.OpenDevice) ([]Superblock, error) {
 	head, err := h.Read(0, min(h.SizeBytes, superblockBytes))
 	if err != nil {
 		return nil, unreadable(err)
@@ -98,9 +98,9 @@ func findFilesystems(h *blockdev.OpenDevice) ([]superblock, error) {
 	return found, nil
 }
 
-func xfsFresh(h *blockdev.OpenDevice, sb superblock) (bool, error) {
+func xfsFresh(h *blockdev.OpenDevice, sb Superblock) (bool, error) {
 	n := min(h.SizeBytes-sb.LogOffset, xfsLogBytes)
-	if sb.LogOffset <= 0 || sb.LogOffset%spotBytes != 0 || n <= 0 || n%spotBytes != 0 {
+	if sb.LogOffset <= 0 || sb.LogOffset%sectorBytes != 0 || n <= 0 || n%sectorBytes != 0 {
 		return false, nil
 	}
 	log, err := h.Read(sb.LogOffset, n)
@@ -111,32 +111,32 @@ func unreadable(err error) error {
 	return csierr.New(csierr.DeviceUnreadable, "what the disk holds cannot be known: %w", err)
 }
 
-// survey reads every area and asks blkid meanwhile, which takes about as long.
-func (h disk) survey(found []superblock) (survey, error) {
+// scan reads every area and asks blkid meanwhile, which takes about as long.
+func (h disk) scan(found []Superblock) (scan, error) {
 	ask := async.Start(func() (blkidAnswer, error) { return blkid(h.File) })
-	s, err := h.read(markAreas(h.SizeBytes), found)
+	s, err := h.read(markerRegions(h.SizeBytes), found)
 	known, probeErr := ask()
 	if err != nil {
-		return survey{}, err
+		return scan{}, err
 	}
 	if probeErr != nil {
-		return survey{}, fmt.Errorf("probe %s: %w", h.Path, probeErr)
+		return scan{}, fmt.Errorf("probe %s: %w", h.Path, probeErr)
 	}
 	s.Known = known
-	if len(s.wholeMarks()) > 0 {
-		s.Strange, err = h.traces().strange(s.Pieces)
+	if len(s.validRecords()) > 0 {
+		s.Strange, err = h.traces().strange(s.Regions)
 	}
 	return s, err
 }
 
 // read reads the areas and takes the driver's own marks out of them.
-func (h disk) read(areas []area, found []superblock) (survey, error) {
-	pieces, err := h.readAreas(areas)
+func (h disk) read(areas []region, found []Superblock) (scan, error) {
+	pieces, err := h.readRegions(areas)
 	if err != nil {
-		return survey{}, unreadable(err)
+		return scan{}, unreadable(err)
 	}
-	s := survey{Path: h.Path, SizeBytes: h.SizeBytes, Pieces: pieces, Found: found, Strange: -1}
-	s.takeMarks()
+	s := scan{Path: h.Path, SizeBytes: h.SizeBytes, Regions: pieces, Found: found, Strange: -1}
+	s.takeRecords()
 	return s, nil
 }
 
@@ -145,19 +145,19 @@ func (h disk) read(areas []area, found []superblock) (survey, error) {
 const readers = 8
 
 // readAreas reads all areas. One that cannot be read is an error that names it.
-func (h disk) readAreas(areas []area) ([]piece, error) {
-	pieces, errs := make([]piece, len(areas)), make([]error, len(areas))
+func (h disk) readRegions(areas []region) ([]regionData, error) {
+	pieces, errs := make([]regionData, len(areas)), make([]error, len(areas))
 	var group async.Group
 	for first := range min(readers, len(areas)) {
 		group.Go(func() {
-			room := rooms.Get().(*[]byte)
-			defer rooms.Put(room)
+			room := buffers.Get().(*[]byte)
+			defer buffers.Put(room)
 			for i := first; i < len(areas); i += readers {
 				b, err := h.readZeroes(areas[i], *room)
 				if err != nil {
 					errs[i] = fmt.Errorf("%w (that is where %s would be)", err, areas[i].Owner)
 				}
-				pieces[i] = piece{areas[i], b}
+				pieces[i] = regionData{areas[i], b}
 			}
 		})
 	}
@@ -170,10 +170,10 @@ func (h disk) readAreas(areas []area) ([]piece, error) {
 	return pieces, nil
 }
 
-// rooms are what the areas are read into, one for each reader, and zeroes is what nearly all of
+// buffers are what the areas are read into, one for each reader, and zeroes is what nearly all of
 // them hold: a survey keeps of its own only what is not zero. Nobody writes to zeroes.
 var (
-	rooms = sync.Pool{New: func() any {
+	buffers = sync.Pool{New: func() any {
 		room := blockdev.Aligned(spanBytes)
 		return &room
 	}}
@@ -181,7 +181,7 @@ var (
 )
 
 // readZeroes reads an area by way of room.
-func (h disk) readZeroes(a area, room []byte) ([]byte, error) {
+func (h disk) readZeroes(a region, room []byte) ([]byte, error) {
 	b := room[:a.Bytes]
 	if err := h.ReadInto(b, a.Offset); err != nil {
 		return nil, err
@@ -193,8 +193,8 @@ func (h disk) readZeroes(a area, room []byte) ([]byte, error) {
 }
 
 // at is what was read at an offset, or nil when it was not read.
-func (s survey) at(offset, n int64) []byte {
-	for _, p := range s.Pieces {
+func (s scan) at(offset, n int64) []byte {
+	for _, p := range s.Regions {
 		if offset >= p.Offset && offset+n <= p.end() {
 			return p.Data[offset-p.Offset : offset-p.Offset+n]
 		}
@@ -204,24 +204,24 @@ func (s survey) at(offset, n int64) []byte {
 
 // takeMarks gathers the marks of a format and clears the whole ones in what was read, so that the
 // rest can be judged without them.
-func (s *survey) takeMarks() {
-	for _, slot := range markSlots(s.SizeBytes) {
-		b := s.at(slot, markBytes)
-		if !isMark(b) {
+func (s *scan) takeRecords() {
+	for _, slot := range RecordOffsets(s.SizeBytes) {
+		b := s.at(slot, recordBytes)
+		if !isRecord(b) {
 			continue
 		}
-		m, err := parseMark(b)
+		m, err := ParseRecord(b)
 		if err == nil && m.GrowFrom != 0 {
 			err = errors.New("it is that of a growth")
 		}
-		s.Marks = append(s.Marks, foundMark{Offset: slot, formatMark: m, Problem: err})
+		s.Records = append(s.Records, foundRecord{Offset: slot, Record: m, Problem: err})
 		if err == nil {
 			clear(b)
 		}
 	}
 	// These stay where they are: on a disk without a filesystem nothing has grown.
-	for _, slot := range growSlots(s.SizeBytes) {
-		m, err := parseMark(s.at(slot, markBytes))
+	for _, slot := range GrowthOffsets(s.SizeBytes) {
+		m, err := ParseRecord(s.at(slot, recordBytes))
 		if err == nil && m.GrowFrom > 0 && m.GrowFrom <= slot {
 			s.Growth = append(s.Growth, m)
 		}
@@ -229,13 +229,13 @@ func (s *survey) takeMarks() {
 }
 
 // wholeMarks are those that add up.
-func (s survey) wholeMarks() []foundMark {
-	return slices.DeleteFunc(slices.Clone(s.Marks), func(m foundMark) bool { return m.Problem != nil })
+func (s scan) validRecords() []foundRecord {
+	return slices.DeleteFunc(slices.Clone(s.Records), func(m foundRecord) bool { return m.Problem != nil })
 }
 
 // firstNonZero is the first byte that is not zero in what was read, and the area it is in.
-func (s survey) firstNonZero() (offset int64, owner string, dirty bool) {
-	for _, p := range s.Pieces {
+func (s scan) firstNonZero() (offset int64, owner string, dirty bool) {
+	for _, p := range s.Regions {
 		if i := nonZero(p.Data); i >= 0 && (!dirty || p.Offset+int64(i) < offset) {
 			offset, owner, dirty = p.Offset+int64(i), p.Owner, true
 		}
@@ -245,14 +245,14 @@ func (s survey) firstNonZero() (offset int64, owner string, dirty bool) {
 
 // foreign are the marks of others that are worth more than a name: shorter ones are found by
 // chance. Those where the filesystem sb keeps the data of files are data and do not count.
-func (s survey) foreign(sb superblock) []finding {
+func (s scan) foreign(sb Superblock) []finding {
 	return slices.DeleteFunc(findSignatures(s.SizeBytes, s.at), func(f finding) bool {
 		return !f.Sure || (f.Offset >= sb.DataFrom && f.Offset < sb.SizeBytes)
 	})
 }
 
 // evidence is what a person needs to find out what the disk is.
-func (s survey) evidence() string {
+func (s scan) evidence() string {
 	var words []string
 	if s.Known.any() {
 		words = append(words, "blkid finds "+s.Known.String())
@@ -267,7 +267,7 @@ func (s survey) evidence() string {
 		}
 		words = append(words, kind)
 	}
-	for _, m := range s.Marks {
+	for _, m := range s.Records {
 		if m.Problem != nil {
 			words = append(words, fmt.Sprintf("a mark of an unfinished format at offset %d that does "+
 				"not add up: %v", m.Offset, m.Problem))

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 func (h disk) traces() mkfsTraces { return mkfsTraces{h.SizeBytes, h.Read} }
 
 // strange is the first byte in the areas that no mkfs of the driver's has written, or -1.
-func (m mkfsTraces) strange(pieces []piece) (int64, error) {
+func (m mkfsTraces) strange(pieces []regionData) (int64, error) {
 	first := int64(-1)
 	for _, p := range pieces {
 		i, err := m.foreign(p.Data, p.Offset)
@@ -46,8 +46,8 @@ func (m mkfsTraces) foreign(b []byte, at int64) (int, error) {
 		if i < 0 {
 			return -1, nil
 		}
-		start := (done + i) &^ (spotBytes - 1)
-		spot := b[start:min(start+spotBytes, len(b))]
+		start := (done + i) &^ (sectorBytes - 1)
+		spot := b[start:min(start+sectorBytes, len(b))]
 		ours, err := m.explains(spot, at+int64(start))
 		if err != nil || !ours {
 			return done + i, err
@@ -59,7 +59,7 @@ func (m mkfsTraces) foreign(b []byte, at int64) (int, error) {
 }
 
 func (m mkfsTraces) explains(spot []byte, at int64) (bool, error) {
-	if slices.Contains(markSlots(m.sizeBytes), at) && markTrace(spot) {
+	if slices.Contains(RecordOffsets(m.sizeBytes), at) && markTrace(spot) {
 		return true, nil
 	}
 	if at == 0 && nonZero(spot[:min(len(spot), extOffset)]) >= 0 {
@@ -74,7 +74,7 @@ func (m mkfsTraces) explains(spot []byte, at int64) (bool, error) {
 // markTrace says whether a mark is, or was, in the spot: whose the whole ones are is for
 // checkUnfinished to judge.
 func markTrace(spot []byte) bool {
-	mark := spot[:min(markBytes, len(spot))]
+	mark := spot[:min(recordBytes, len(spot))]
 	return nonZero(spot[len(mark):]) < 0 && bytes.Contains(mark, []byte(`"volume":`)) &&
 		bytes.Contains(mark, []byte(`"disk":`))
 }
@@ -230,7 +230,7 @@ func (m mkfsTraces) btrfsTrace(spot []byte, at int64) (bool, error) {
 	}
 	for size := int64(8 << 10); size <= 64<<10; size *= 2 {
 		if start := at &^ (size - 1); start != at {
-			b, err := m.read(start, spotBytes)
+			b, err := m.read(start, sectorBytes)
 			if err != nil || btrfsHeader(b) {
 				return err == nil, err
 			}
@@ -244,37 +244,37 @@ func btrfsHeader(b []byte) bool {
 	const checksum, csumBytes, address, flags, revision, generation, items, level = 4, 32, 48, 56, 63,
 		80, 96, 100
 	le32, le64 := binary.LittleEndian.Uint32, binary.LittleEndian.Uint64
-	return len(b) > level && nonZero(b[checksum:csumBytes]) < 0 && le64(b[address:])%spotBytes == 0 &&
+	return len(b) > level && nonZero(b[checksum:csumBytes]) < 0 && le64(b[address:])%sectorBytes == 0 &&
 		b[flags] <= 1 && b[revision] == 1 && le64(b[generation:]) <= 16 && le32(b[items:]) < 1<<12 &&
 		b[level] <= 1
 }
 
-// endUnfinished erases, durably, the marks of a format of this volume that was cut off, before the
+// DropRecord erases, durably, the marks of a format of this volume that was cut off, before the
 // device is shown as one. From then on what is on it is a workload's, and a mark would say that it
 // is not. A device that is mounted anywhere is in use already, and a filesystem that has been in
 // use keeps its bytes: beside it a mark is worth nothing.
-func endUnfinished(device *blockdev.OpenDevice, v fsVolume, mounted bool) error {
+func DropRecord(device *blockdev.OpenDevice, v Volume, mounted bool) error {
 	h := disk{device}
 	if v.ReadOnly || mounted {
 		return nil
 	}
-	var places []area
-	for _, slot := range markSlots(h.SizeBytes) {
-		places = append(places, area{slot, spotBytes, "the driver's own mark"})
+	var places []region
+	for _, slot := range RecordOffsets(h.SizeBytes) {
+		places = append(places, region{slot, sectorBytes, "the driver's own mark"})
 	}
 	s, err := h.read(places, nil)
 	if err != nil {
 		return err
 	}
-	ours := slices.ContainsFunc(s.wholeMarks(), func(m foundMark) bool { return m.of(v, h.SizeBytes) })
+	ours := slices.ContainsFunc(s.validRecords(), func(m foundRecord) bool { return m.of(v, h.SizeBytes) })
 	if !ours {
 		return nil
 	}
-	found, err := findFilesystems(h.OpenDevice)
+	found, err := Find(h.OpenDevice)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(found, func(sb superblock) bool {
+	if slices.ContainsFunc(found, func(sb Superblock) bool {
 		return !sb.Fresh && !sb.Young && !sb.Unfinished
 	}) {
 		return nil
@@ -282,16 +282,16 @@ func endUnfinished(device *blockdev.OpenDevice, v fsVolume, mounted bool) error 
 	if err := h.MakeWritable(true); err != nil {
 		return err
 	}
-	return h.WithExclusive(func(w *os.File) error { return h.eraseMarksOf(w, v, s) })
+	return h.WithExclusive(func(w *os.File) error { return h.eraseRecordsOf(w, v, s) })
 }
 
-func (h disk) eraseMarksOf(w *os.File, v fsVolume, s survey) error {
-	for _, m := range s.wholeMarks() {
+func (h disk) eraseRecordsOf(w *os.File, v Volume, s scan) error {
+	for _, m := range s.validRecords() {
 		if !m.of(v, h.SizeBytes) {
 			continue
 		}
 		// What was read is without the mark.
-		if err := blockdev.WriteAt(w, s.at(m.Offset, spotBytes), m.Offset); err != nil {
+		if err := blockdev.WriteAt(w, s.at(m.Offset, sectorBytes), m.Offset); err != nil {
 			return h.unwritable(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 // fsExt2 is known so that it can be refused by name.
 const fsExt2 = "ext2"
 
-// superblock is what the first 128 KiB of a disk say of the filesystem on it.
-type superblock struct {
+// Superblock is what the first 128 KiB of a disk say of the filesystem on it.
+type Superblock struct {
 	Type string
 	// UUID is the one that tools show and can change.
 	UUID      uuid.UUID
@@ -54,9 +54,9 @@ type superblock struct {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // findSuperblocks looks for the filesystems the driver makes. head is the start of the disk.
-func findSuperblocks(head []byte) []superblock {
-	var found []superblock
-	for _, parse := range []func([]byte) (superblock, bool){extSuperblock, xfsSuperblock,
+func findSuperblocks(head []byte) []Superblock {
+	var found []Superblock
+	for _, parse := range []func([]byte) (Superblock, bool){extSuperblock, xfsSuperblock,
 		btrfsSuperblock} {
 		if sb, ok := parse(head); ok {
 			found = append(found, sb)
@@ -66,15 +66,15 @@ func findSuperblocks(head []byte) []superblock {
 }
 
 // isExt reports whether it is one of those that grow before they are mounted.
-func (sb superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
+func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
 // leavesRoom reports whether a disk of that size has room for more of the filesystem.
-func (sb superblock) leavesRoom(sizeBytes int64) bool {
+func (sb Superblock) leavesRoom(sizeBytes int64) bool {
 	return sizeBytes-sb.SizeBytes >= sb.UnitBytes
 }
 
 // grows reports whether the filesystem can be grown on a disk of that size.
-func (sb superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
+func (sb Superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (
@@ -97,25 +97,25 @@ const (
 	ext3ROCompat          = 0x1 | 0x2 | 0x4  // sparse_super, large_file, btree_dir
 )
 
-func extSuperblock(head []byte) (superblock, bool) {
+func extSuperblock(head []byte) (Superblock, bool) {
 	if len(head) < extOffset+extBytes {
-		return superblock{}, false
+		return Superblock{}, false
 	}
 	b := head[extOffset : extOffset+extBytes]
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if le16(b[0x38:]) != 0xEF53 || le32(b[0x18:]) > 6 {
-		return superblock{}, false
+		return Superblock{}, false
 	}
 	compat, incompat, roCompat := le32(b[0x5C:]), le32(b[0x60:]), le32(b[0x64:])
 	if incompat&extIncompatJournalDev != 0 {
-		return superblock{}, false
+		return Superblock{}, false
 	}
 	blockBytes := uint64(1024) << le32(b[0x18:])
 	blocks := uint64(le32(b[0x4:]))
 	if incompat&extIncompat64Bit != 0 {
 		blocks |= uint64(le32(b[0x150:])) << 32
 	}
-	sb := superblock{
+	sb := Superblock{
 		Type: extType(compat, incompat, roCompat),
 		UUID: uuid.UUID(b[0x68:0x78]),
 
@@ -219,12 +219,12 @@ func extMounted(b []byte) int64 {
 // The layout of XFS: fs/xfs/libxfs/xfs_format.h. Everything but the checksum is big-endian.
 const xfsMinimumAGBlocks = 64
 
-func xfsSuperblock(head []byte) (superblock, bool) {
+func xfsSuperblock(head []byte) (Superblock, bool) {
 	if len(head) < 512 || !bytes.HasPrefix(head, []byte("XFSB")) {
-		return superblock{}, false
+		return Superblock{}, false
 	}
 	blockBytes := uint64(binary.BigEndian.Uint32(head[4:]))
-	sb := superblock{
+	sb := Superblock{
 		Type:       volume.XFS,
 		UUID:       uuid.UUID(head[32:48]),
 		SizeBytes:  product(binary.BigEndian.Uint64(head[8:]), blockBytes),
@@ -282,18 +282,18 @@ const (
 	btrfsDataFrom = 1 << 20
 )
 
-func btrfsSuperblock(head []byte) (superblock, bool) {
+func btrfsSuperblock(head []byte) (Superblock, bool) {
 	if len(head) < btrfsOffset+btrfsBytes {
-		return superblock{}, false
+		return Superblock{}, false
 	}
 	b := head[btrfsOffset : btrfsOffset+btrfsBytes]
 	magic := b[0x40:0x48]
 	// mkfs.btrfs writes this magic until everything else is on the disk.
 	unfinished := bytes.Equal(magic, []byte("!BHRfS_M"))
 	if !unfinished && !bytes.Equal(magic, []byte("_BHRfS_M")) {
-		return superblock{}, false
+		return Superblock{}, false
 	}
-	sb := superblock{
+	sb := Superblock{
 		Type:       volume.Btrfs,
 		UUID:       uuid.UUID(b[btrfsFSID : btrfsFSID+16]),
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),

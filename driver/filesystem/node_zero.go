@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"context"
@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// zeroWatch is how often a read looks whether its disk is still attached, and zeroLog how often
+	// watchInterval is how often a read looks whether its disk is still attached, and logInterval how often
 	// it says how far it is.
-	zeroWatch = time.Second
-	zeroLog   = 10 * time.Second
-	// zeroAnswer is how long before its caller's patience ends a call answers, so that the answer
+	watchInterval = time.Second
+	logInterval   = 10 * time.Second
+	// answerMargin is how long before its caller's patience ends a call answers, so that the answer
 	// is heard.
-	zeroAnswer = 2 * time.Second
-	// zeroReads is how often a call has a disk read: once for an old result that is worth nothing,
+	answerMargin = 2 * time.Second
+	// maxReads is how often a call has a disk read: once for an old result that is worth nothing,
 	// and once more when something was written meanwhile.
-	zeroReads = 3
+	maxReads = 3
 )
 
 // proveZero proves that the range [from, to) of the device holds nothing but zeroes, by reading it
@@ -33,7 +33,7 @@ const (
 // as long as nothing can have been written since: it is the same birth of the same device, the
 // kernel's counts of writes and discards are what they were before the read began, and no process
 // has the device open for writing.
-func (p *preparation) proveZero(ctx context.Context, from, to int64) error {
+func (p *Preparation) proveZero(ctx context.Context, from, to int64) error {
 	return p.proveRange(ctx, p.rangeOf(from, to))
 }
 
@@ -41,8 +41,8 @@ func (p *preparation) proveZero(ctx context.Context, from, to int64) error {
 // unfinished format, nothing but what a mkfs of the driver's has left. A disk that was made blank,
 // for filesystems alone, needs no such proof: the areas, which were read before, are the places
 // where mkfs and the driver write first.
-func (p *preparation) proveBlank(ctx context.Context, unfinished bool) error {
-	if p.Volume.madeBlank() {
+func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) error {
+	if p.Volume.isBlank() {
 		return nil
 	}
 	r := p.rangeOf(0, p.Device.SizeBytes)
@@ -50,29 +50,29 @@ func (p *preparation) proveBlank(ctx context.Context, unfinished bool) error {
 	return p.proveRange(ctx, r)
 }
 
-func (p *preparation) rangeOf(from, to int64) zeroRange {
+func (p *Preparation) rangeOf(from, to int64) zeroRange {
 	h := p.Device
 	return zeroRange{Volume: p.Volume.ID, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
 		Sequence: h.Sequence, From: from, To: to}
 }
 
-func (p *preparation) proveRange(ctx context.Context, r zeroRange) error {
+func (p *Preparation) proveRange(ctx context.Context, r zeroRange) error {
 	h := disk{p.Device}
-	for range zeroReads {
+	for range maxReads {
 		if err := h.AwaitNoWriters(); err != nil {
 			return err
 		}
-		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroJob) { readZero(ctx, p.Log, h, j) })
+		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) { runScan(ctx, p.Log, h, j) })
 		if job == nil {
-			return zeroPending(h, "the driver is about to end")
+			return scanPending(h, "the driver is about to end")
 		}
 		old := joined && job.ended()
-		if err := awaitZero(ctx, h, job); err != nil {
+		if err := awaitScan(ctx, h, job); err != nil {
 			return err
 		}
-		again, err := h.judgeZero(job, joined, old)
+		again, err := h.judgeScan(job, joined, old)
 		if again || err != nil && !csierr.Has(err, csierr.DiskNotBlank) {
-			p.Scans.dropIf(func(j *zeroJob) bool { return j == job })
+			p.Scans.dropIf(func(j *zeroScan) bool { return j == job })
 		}
 		if !again {
 			return err
@@ -82,12 +82,12 @@ func (p *preparation) proveRange(ctx context.Context, r zeroRange) error {
 		"end what writes to it", h.Path)
 }
 
-// awaitZero waits until the job has ended or the caller's patience is about to.
-func awaitZero(ctx context.Context, h disk, job *zeroJob) error {
+// awaitScan waits until the job has ended or the caller's patience is about to.
+func awaitScan(ctx context.Context, h disk, job *zeroScan) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		left := time.Until(deadline)
-		ctx, cancel = context.WithTimeout(ctx, left-min(zeroAnswer, left/10))
+		ctx, cancel = context.WithTimeout(ctx, left-min(answerMargin, left/10))
 		defer cancel()
 	}
 	select {
@@ -96,23 +96,23 @@ func awaitZero(ctx context.Context, h disk, job *zeroJob) error {
 	case <-ctx.Done():
 	}
 	size := job.To - job.From
-	return zeroPending(h, fmt.Sprintf("%d of %d MiB (%d %%) were read in %s", job.read.Load()>>20,
+	return scanPending(h, fmt.Sprintf("%d of %d MiB (%d %%) were read in %s", job.read.Load()>>20,
 		size>>20, job.read.Load()*100/max(size, 1), time.Since(job.began).Round(time.Second)))
 }
 
-func zeroPending(h disk, how string) error {
+func scanPending(h disk, how string) error {
 	return csierr.New(csierr.DiskProofPending, "%s is being read whole, to prove that nothing is on "+
 		"it: %s; the reading goes on, and the repeated call waits for it", h.Path, how)
 }
 
 // judgeZero decides what the result of a job is worth now; again asks for another read. joined says
 // that the call did not begin the read, old that the read had ended when the call came.
-func (h disk) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) {
+func (h disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
 	case old && (job.err != nil || job.Sequence == 0):
 		return true, nil //nolint:nilerr // an old failure says nothing of now
 	case errors.Is(job.err, context.Canceled):
-		return false, zeroPending(h, "the driver is about to end")
+		return false, scanPending(h, "the driver is about to end")
 	case csierr.ReasonOf(job.err) != "":
 		return false, job.err
 	case job.err != nil:
@@ -135,13 +135,13 @@ func (h disk) judgeZero(job *zeroJob, joined, old bool) (again bool, err error) 
 }
 
 // judgeFound refuses for the byte that a job has found, if it is still there.
-func (h disk) judgeFound(job *zeroJob, old bool) (again bool, err error) {
+func (h disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 	if old {
-		b, err := h.Read(job.found&^(spotBytes-1), spotBytes)
+		b, err := h.Read(job.found&^(sectorBytes-1), sectorBytes)
 		if err != nil {
 			return false, unreadable(err)
 		}
-		if b[job.found%spotBytes] == 0 {
+		if b[job.found%sectorBytes] == 0 {
 			return true, nil
 		}
 	}
@@ -153,9 +153,9 @@ func (h disk) judgeFound(job *zeroJob, old bool) (again bool, err error) {
 		"%d to %d that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
 }
 
-// readZero is the job. It has a descriptor of its own, for the call's ends with the call, and the
+// runScan is the job. It has a descriptor of its own, for the call's ends with the call, and the
 // job is not to keep others from the device.
-func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
+func runScan(ctx context.Context, log *slog.Logger, h disk, j *zeroScan) {
 	log = log.With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
 	log.Info("reading a disk whole, to prove that nothing is on it")
 	j.found = -1
@@ -170,7 +170,7 @@ func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
 		defer stop()
 		attached := async.Start(func() (struct{}, error) {
 			defer stop()
-			return struct{}{}, own.watchZero(ctx, j, log)
+			return struct{}{}, own.watchScan(ctx, j, log)
 		})
 		err = own.readCounted(ctx, j)
 		stop()
@@ -192,7 +192,7 @@ func readZero(ctx context.Context, log *slog.Logger, h disk, j *zeroJob) {
 
 // readCounted reads the range between two looks at the counters. They count only if they have seen
 // the reading itself.
-func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
+func (h disk) readCounted(ctx context.Context, j *zeroScan) error {
 	before, err := h.Counters()
 	if err != nil {
 		return err
@@ -214,8 +214,8 @@ func (h disk) readCounted(ctx context.Context, j *zeroJob) error {
 
 // watchZero returns an error when the device is no longer where it was, and says how far the read
 // is.
-func (h disk) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error {
-	tick := time.NewTicker(zeroWatch)
+func (h disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) error {
+	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	said := time.Now()
 	for {
@@ -227,7 +227,7 @@ func (h disk) watchZero(ctx context.Context, j *zeroJob, log *slog.Logger) error
 		if err := h.Reverify(); err != nil {
 			return err
 		}
-		if time.Since(said) >= zeroLog {
+		if time.Since(said) >= logInterval {
 			said = time.Now()
 			log.Info("reading the disk", "mib_zero", j.read.Load()>>20, "of_mib", (j.To-j.From)>>20)
 		}

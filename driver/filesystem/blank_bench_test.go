@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"fmt"
@@ -23,7 +23,7 @@ func BenchmarkBlankProof(b *testing.B) {
 	for _, gibs := range []int64{1, 10, 1023} {
 		b.Run(fmt.Sprintf("%d GiB", gibs), func(b *testing.B) {
 			h := opened(b, gibs*guesttest.GiB)
-			areas := markAreas(h.SizeBytes)
+			areas := markerRegions(h.SizeBytes)
 			var bytes int64
 			for _, a := range areas {
 				bytes += a.Bytes
@@ -31,7 +31,7 @@ func BenchmarkBlankProof(b *testing.B) {
 			var times []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				s, err := disk{h}.read(markAreas(h.SizeBytes), nil)
+				s, err := disk{h}.read(markerRegions(h.SizeBytes), nil)
 				if err != nil || s.checkBlank() != nil {
 					b.Fatalf("the disk is not blank: %v, %v", err, s.checkBlank())
 				}

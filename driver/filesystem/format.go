@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ import (
 // The filesystem gets the volume's UUID, which tells it from that of a disk that took its place.
 // mkfs.btrfs would refuse a UUID that any other disk of the machine shows, such as the disk that
 // this volume was restored from, so btrfs gets its UUID afterwards (see identify).
-func mkfsCommand(v fsVolume) (name string, args []string, err error) {
+func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
 	case volume.Ext3, volume.Ext4:
@@ -62,68 +62,68 @@ func mkfsCommand(v fsVolume) (name string, args []string, err error) {
 // until mkfs's work is durable; and what one call wipes after another one was cut off, the next
 // wipes again. A btrfs that mkfs had finished, right before the mark was to be erased, is used as
 // it is when a check finds it whole, but for its UUID: nothing tells that nobody has written to it.
-func (h disk) format(v fsVolume, unfinished bool) (superblock, error) {
+func (h disk) format(v Volume, unfinished bool) (Superblock, error) {
 	if v.SizeBytes == 0 {
-		return superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
+		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
 			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial,
 			volume.CtxSizeBytes)
 	}
-	mark, err := markOf(v).encode()
+	mark, err := RecordOf(v).Encode()
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	if err := h.AwaitNoWriters(); err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	if err := h.Reverify(); err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
-	if err := h.WithExclusive(func(w *os.File) error { return h.writeMarks(w, mark) }); err != nil {
-		return superblock{}, err
+	if err := h.WithExclusive(func(w *os.File) error { return h.writeRecords(w, mark) }); err != nil {
+		return Superblock{}, err
 	}
 	if unfinished {
 		if err := h.wipe(); err != nil {
-			return superblock{}, err
+			return Superblock{}, err
 		}
 	}
 	made, err := h.mkfs(v)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
-	return made, h.WithExclusive(func(w *os.File) error { return h.eraseMarks(w, mark) })
+	return made, h.WithExclusive(func(w *os.File) error { return h.eraseRecords(w, mark) })
 }
 
 // mkfs runs the program and proves that what it made is on this device.
-func (h disk) mkfs(v fsVolume) (superblock, error) {
+func (h disk) mkfs(v Volume) (Superblock, error) {
 	name, args, err := mkfsCommand(v)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	result, err := runTool([]*os.File{h.File}, name, append(args, inherited)...)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	if result.Exit != 0 {
-		return superblock{}, result.failure(name, h.Path)
+		return Superblock{}, result.failure(name, h.Path)
 	}
 	if err := h.Reverify(); err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
-	made, err := findFilesystems(h.OpenDevice)
+	made, err := Find(h.OpenDevice)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	if len(made) != 1 || made[0].Type != v.FSType || made[0].Unfinished {
-		return superblock{}, csierr.New(csierr.NodeToolFailed, "%s ended well, but %s holds no %s", name,
+		return Superblock{}, csierr.New(csierr.NodeToolFailed, "%s ended well, but %s holds no %s", name,
 			h.Path, v.FSType)
 	}
 	return h.identify(made[0], v.makeUUID())
 }
 
 // writeMarks says durably on the disk that a format begins.
-func (h disk) writeMarks(w *os.File, mark []byte) error {
-	slots := markSlots(h.SizeBytes)
+func (h disk) writeRecords(w *os.File, mark []byte) error {
+	slots := RecordOffsets(h.SizeBytes)
 	if len(slots) == 0 {
 		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
 			h.Path, h.SizeBytes)
@@ -138,9 +138,9 @@ func (h disk) writeMarks(w *os.File, mark []byte) error {
 
 // eraseMarks takes the marks away; what mkfs made is durable, for each mkfs sees to that before it
 // ends. One that mkfs has written over is the filesystem's now.
-func (h disk) eraseMarks(w *os.File, mark []byte) error {
-	for _, slot := range markSlots(h.SizeBytes) {
-		b, err := h.Read(slot, spotBytes)
+func (h disk) eraseRecords(w *os.File, mark []byte) error {
+	for _, slot := range RecordOffsets(h.SizeBytes) {
+		b, err := h.Read(slot, sectorBytes)
 		if err != nil {
 			return unreadable(err)
 		}
@@ -159,30 +159,30 @@ func (h disk) eraseMarks(w *os.File, mark []byte) error {
 // again but for the marks.
 func (h disk) wipe() error {
 	// The kernel may remember a btrfs that mkfs had announced.
-	forgetBtrfs(h.Path)
-	s, err := h.read(markAreas(h.SizeBytes), nil)
+	ForgetBtrfs(h.Path)
+	s, err := h.read(markerRegions(h.SizeBytes), nil)
 	if err != nil {
 		return err
 	}
 	if err := h.WithExclusive(func(w *os.File) error { return h.clear(w, s) }); err != nil {
 		return err
 	}
-	found, err := findFilesystems(h.OpenDevice)
+	found, err := Find(h.OpenDevice)
 	if err != nil {
 		return err
 	}
-	if s, err = h.survey(found); err != nil {
+	if s, err = h.scan(found); err != nil {
 		return err
 	}
 	return s.checkBlank()
 }
 
 // clear writes zeroes over the spots that are not zero.
-func (h disk) clear(w *os.File, s survey) error {
-	slots := markSlots(h.SizeBytes)
-	for _, p := range s.Pieces {
-		for at := int64(0); at < p.Bytes; at += spotBytes {
-			spot := p.Data[at:min(at+spotBytes, p.Bytes)]
+func (h disk) clear(w *os.File, s scan) error {
+	slots := RecordOffsets(h.SizeBytes)
+	for _, p := range s.Regions {
+		for at := int64(0); at < p.Bytes; at += sectorBytes {
+			spot := p.Data[at:min(at+sectorBytes, p.Bytes)]
 			if nonZero(spot) < 0 || slices.Contains(slots, p.Offset+at) {
 				continue
 			}

@@ -1,49 +1,49 @@
-package driver
+package filesystem
 
 import "fmt"
 
-// area is a piece of a disk that has to be read and zero before the disk is formatted.
-type area struct {
+// region is a piece of a disk that has to be read and zero before the disk is formatted.
+type region struct {
 	Offset, Bytes int64
 	Owner         string // who keeps a mark there; for the error
 }
 
-func (a area) end() int64 { return a.Offset + a.Bytes }
+func (a region) end() int64 { return a.Offset + a.Bytes }
 
 const (
 	// headBytes and tailBytes are read whole: nearly everybody keeps a mark there. The farthest from
 	// the end is that of Promise's fake RAID, 3087 sectors before it.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
-	// spotBytes is the least that is read elsewhere, and what every read is aligned to.
-	spotBytes = 4096
+	// sectorBytes is the least that is read elsewhere, and what every read is aligned to.
+	sectorBytes = 4096
 	// sampleCount spots are spread evenly over the disk, for what has no known place.
 	sampleCount = 32
 )
 
-// fixedSpots are the places that do not depend on the disk's size, behind its first MiB.
-var fixedSpots = []area{
+// fixedRegions are the places that do not depend on the disk's size, behind its first MiB.
+var fixedRegions = []region{
 	{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data of LVM"},
-	{1<<20 + 254*4096, spotBytes, "the second header of Oracle ASM"},
+	{1<<20 + 254*4096, sectorBytes, "the second header of Oracle ASM"},
 	{2 << 20, 64 << 10, "the second header of LUKS 2, VMFS, or F2FS"},
 	{4 << 20, 64 << 10, "the second header of LUKS 2, or the first data of ZFS"},
-	{16 << 20, spotBytes, "the first data of LUKS 2"},
-	{18 << 20, spotBytes, "VMFS"},
-	{64 << 20, spotBytes, "the second superblock of btrfs"},
-	{256 << 30, spotBytes, "the third superblock of btrfs"},
-	{3 << 30, spotBytes, "the file table of NTFS"},
-	{1 << 30, spotBytes, "a copy of the label of Ceph"},
-	{10 << 30, spotBytes, "a copy of the label of Ceph"},
-	{100 << 30, spotBytes, "a copy of the label of Ceph"},
-	{1000 << 30, spotBytes, "a copy of the label of Ceph"},
+	{16 << 20, sectorBytes, "the first data of LUKS 2"},
+	{18 << 20, sectorBytes, "VMFS"},
+	{64 << 20, sectorBytes, "the second superblock of btrfs"},
+	{256 << 30, sectorBytes, "the third superblock of btrfs"},
+	{3 << 30, sectorBytes, "the file table of NTFS"},
+	{1 << 30, sectorBytes, "a copy of the label of Ceph"},
+	{10 << 30, sectorBytes, "a copy of the label of Ceph"},
+	{100 << 30, sectorBytes, "a copy of the label of Ceph"},
+	{1000 << 30, sectorBytes, "a copy of the label of Ceph"},
 }
 
-// markAreas lists every place where filesystems, partition tables, volume managers, RAIDs,
+// markerRegions lists every place where filesystems, partition tables, volume managers, RAIDs,
 // encryption and swap keep their marks on a disk of that size. The areas do not depend on what is
 // found, so that none can be hidden by another.
-func markAreas(sizeBytes int64) []area {
+func markerRegions(sizeBytes int64) []region {
 	l := listEdges(sizeBytes)
-	for _, a := range fixedSpots {
+	for _, a := range fixedRegions {
 		l.span(a.Offset, a.end(), a.Owner)
 	}
 	for blockBytes := int64(1 << 10); blockBytes <= 64<<10; blockBytes *= 2 {
@@ -62,82 +62,82 @@ func markAreas(sizeBytes int64) []area {
 		}
 	}
 	for group := int64(1 << 40); group < sizeBytes; group += 1 << 40 {
-		l.spot(group, "a superblock of xfs, which has groups of at most 1 TiB")
+		l.sector(group, "a superblock of xfs, which has groups of at most 1 TiB")
 	}
 	for i := range int64(sampleCount) {
 		// Odd multiples fall between what is laid out in halves, quarters, eighths.
-		l.spot(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")
+		l.sector(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")
 	}
-	return l.areas
+	return l.regions
 }
 
-// edgeAreas are those of them that are read before a filesystem is mounted: the ends of the disk,
+// edgeRegions are those of them that are read before a filesystem is mounted: the ends of the disk,
 // and the places of the driver's own mark.
-func edgeAreas(sizeBytes int64) []area { return listEdges(sizeBytes).areas }
+func edgeRegions(sizeBytes int64) []region { return listEdges(sizeBytes).regions }
 
-func listEdges(sizeBytes int64) *areaList {
-	l := &areaList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+func listEdges(sizeBytes int64) *regionList {
+	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	if sizeBytes <= headBytes+tailBytes {
 		l.span(0, sizeBytes, "the whole disk, which is small")
 		l.edges = [2]int64{sizeBytes, sizeBytes}
 		return l
 	}
-	tail := (sizeBytes - tailBytes) &^ (spotBytes - 1)
+	tail := (sizeBytes - tailBytes) &^ (sectorBytes - 1)
 	l.span(0, headBytes, "the first MiB")
 	l.span(tail, sizeBytes, "the last 2 MiB")
 	l.edges = [2]int64{headBytes, tail}
-	for i, slot := range markSlots(sizeBytes) {
-		l.spot(slot, fmt.Sprintf("place %d of the driver's own mark", i+1))
+	for i, slot := range RecordOffsets(sizeBytes) {
+		l.sector(slot, fmt.Sprintf("place %d of the driver's own mark", i+1))
 	}
 	return l
 }
 
-// tailAreas are the samples of what lies behind an offset, with its first MiB and the disk's last.
-func tailAreas(sizeBytes, from int64) []area {
-	l := &areaList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
+// tailRegions are the samples of what lies behind an offset, with its first MiB and the disk's last.
+func tailRegions(sizeBytes, from int64) []region {
+	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(from, min(from+headBytes, sizeBytes), "the first MiB behind the filesystem")
 	for i := range int64(sampleCount) {
-		l.spot(from+(sizeBytes-from)/(2*sampleCount)*(2*i+1), "a sample")
+		l.sector(from+(sizeBytes-from)/(2*sampleCount)*(2*i+1), "a sample")
 	}
-	l.span(max(from, (sizeBytes-tailBytes)&^(spotBytes-1)), sizeBytes, "the last 2 MiB")
-	return l.areas
+	l.span(max(from, (sizeBytes-tailBytes)&^(sectorBytes-1)), sizeBytes, "the last 2 MiB")
+	return l.regions
 }
 
-type areaList struct {
+type regionList struct {
 	sizeBytes int64
 	edges     [2]int64 // before the first and behind the second everything is read
 	seen      map[int64]bool
-	areas     []area
+	regions   []region
 }
 
 // spanBytes is the most that one read takes, so that several can run at once.
 const spanBytes = 256 << 10
 
-func (l *areaList) span(from, to int64, owner string) {
+func (l *regionList) span(from, to int64, owner string) {
 	for ; from < to && from < l.sizeBytes; from += spanBytes {
 		l.add(from, min(to-from, spanBytes), owner)
 	}
 }
 
-func (l *areaList) spot(offset int64, owner string) { l.add(offset, 1, owner) }
+func (l *regionList) sector(offset int64, owner string) { l.add(offset, 1, owner) }
 
 // add appends the area, grown to whole spots and cut at the disk's end, unless it is there already.
-func (l *areaList) add(offset, n int64, owner string) {
-	from := offset &^ (spotBytes - 1)
-	to := min((offset+n+spotBytes-1)&^(spotBytes-1), l.sizeBytes)
+func (l *regionList) add(offset, n int64, owner string) {
+	from := offset &^ (sectorBytes - 1)
+	to := min((offset+n+sectorBytes-1)&^(sectorBytes-1), l.sizeBytes)
 	inEdge := l.edges[1] > 0 && (to <= l.edges[0] || from >= l.edges[1])
-	if offset < 0 || from >= to || inEdge || (to-from <= spotBytes && l.seen[from]) {
+	if offset < 0 || from >= to || inEdge || (to-from <= sectorBytes && l.seen[from]) {
 		return
 	}
-	for at := from; at < to; at += spotBytes {
+	for at := from; at < to; at += sectorBytes {
 		l.seen[at] = true
 	}
-	l.areas = append(l.areas, area{from, to - from, owner})
+	l.regions = append(l.regions, region{from, to - from, owner})
 }
 
 // extBackups are the copies of an ext superblock for a block size: in group 1, in the powers of 3,
 // 5 and 7, and with sparse_super2 in the last one.
-func (l *areaList) extBackups(blockBytes int64) {
+func (l *regionList) extBackups(blockBytes int64) {
 	const mostBlocks = 1<<16 - 8
 	group := min(8*blockBytes, mostBlocks) * blockBytes
 	first := int64(0)
@@ -147,27 +147,27 @@ func (l *areaList) extBackups(blockBytes int64) {
 	owner := fmt.Sprintf("a copy of the superblock of ext with blocks of %d bytes", blockBytes)
 	for _, base := range []int64{3, 5, 7} {
 		for n := int64(1); n*group+first < l.sizeBytes; n *= base {
-			l.spot(n*group+first, owner)
+			l.sector(n*group+first, owner)
 		}
 	}
 	if last := (l.sizeBytes - first - 1) / group; last > 0 {
-		l.spot(last*group+first, owner)
+		l.sector(last*group+first, owner)
 	}
 }
 
 // xfsGroups are the superblocks of an xfs with that many allocation groups.
-func (l *areaList) xfsGroups(groups, blockBytes int64) {
+func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	blocks := (l.sizeBytes/blockBytes + groups - 1) / groups
 	for i := int64(1); i < groups; i++ {
-		l.spot(i*blocks*blockBytes, fmt.Sprintf("a superblock of xfs with %d groups", groups))
+		l.sector(i*blocks*blockBytes, fmt.Sprintf("a superblock of xfs with %d groups", groups))
 	}
 }
 
-// markSlots are the places of the driver's own mark. Each is the end of a group of ext (of 128 MiB,
+// RecordOffsets are the places of the driver's own mark. Each is the end of a group of ext (of 128 MiB,
 // or of a smaller unit on a smaller disk), before a seventh, a half and four fifths of the disk:
 // there no mkfs writes that the driver runs, whatever the options, or it leaves at least one.
 // Nothing is computed but from the size, so any later process finds them.
-func markSlots(sizeBytes int64) []int64 {
+func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)
 	switch {
@@ -183,17 +183,17 @@ func markSlots(sizeBytes int64) []int64 {
 		at := sizeBytes / 32 * part
 		slot := at/unit*unit - slotBeforeEnd
 		if slot <= 1<<20 {
-			slot = at&^(spotBytes-1) - slotBeforeEnd
+			slot = at&^(sectorBytes-1) - slotBeforeEnd
 		}
 		slots = append(slots, slot)
 	}
 	return slots
 }
 
-// growSlots are the places of the mark of a growth: near the end of the disk, behind what the
+// GrowthOffsets are the places of the mark of a growth: near the end of the disk, behind what the
 // filesystem has had until then. resize2fs writes at the start of what it adds.
-func growSlots(sizeBytes int64) []int64 {
-	end := sizeBytes &^ (spotBytes - 1)
+func GrowthOffsets(sizeBytes int64) []int64 {
+	end := sizeBytes &^ (sectorBytes - 1)
 	if end < headBytes+tailBytes {
 		return nil
 	}

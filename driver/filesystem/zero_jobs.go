@@ -1,4 +1,4 @@
-package driver
+package filesystem
 
 import (
 	"context"
@@ -13,13 +13,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
-// scans are the reads of whole disks that are under way, and the results of those that have
+// ZeroScans are the reads of whole disks that are under way, and the results of those that have
 // ended. A read goes on when the call that began it gives up; the next call joins it. The zero
 // value is ready for use.
-type scans struct {
+type ZeroScans struct {
 	mu sync.Mutex
 	// guarded by mu
-	jobs   map[zeroRange]*zeroJob
+	jobs   map[zeroRange]*zeroScan
 	closed bool
 
 	running async.Group
@@ -34,8 +34,8 @@ type zeroRange struct {
 	Unfinished     bool // traces of a format are allowed
 }
 
-// zeroJob is one read. What stands behind done is written before done is closed.
-type zeroJob struct {
+// zeroScan is one read. What stands behind done is written before done is closed.
+type zeroScan struct {
 	zeroRange
 	began  time.Time
 	read   atomic.Int64 // bytes that were found zero
@@ -49,7 +49,7 @@ type zeroJob struct {
 }
 
 // ended reports whether the job's result is there.
-func (j *zeroJob) ended() bool {
+func (j *zeroScan) ended() bool {
 	select {
 	case <-j.done:
 		return true
@@ -60,7 +60,7 @@ func (j *zeroJob) ended() bool {
 
 // join returns the job for the range and whether it was there before. A new one runs on its own.
 // There is none when the driver is about to end.
-func (z *scans) join(r zeroRange, run func(context.Context, *zeroJob)) (job *zeroJob,
+func (z *ZeroScans) join(r zeroRange, run func(context.Context, *zeroScan)) (job *zeroScan,
 	joined bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -69,9 +69,9 @@ func (z *scans) join(r zeroRange, run func(context.Context, *zeroJob)) (job *zer
 	}
 	// No caller's context: the read is for whoever asks next.
 	ctx, cancel := context.WithCancel(context.Background())
-	job = &zeroJob{zeroRange: r, began: time.Now(), cancel: cancel, done: make(chan struct{})}
+	job = &zeroScan{zeroRange: r, began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if z.jobs == nil {
-		z.jobs = map[zeroRange]*zeroJob{}
+		z.jobs = map[zeroRange]*zeroScan{}
 	}
 	z.jobs[r] = job
 	z.running.Go(func() {
@@ -84,15 +84,15 @@ func (z *scans) join(r zeroRange, run func(context.Context, *zeroJob)) (job *zer
 
 // drop stops the jobs of a volume and forgets their results, for the volume is shown to somebody or
 // goes away. It returns when they no longer have the device.
-func (z *scans) drop(volume string) {
-	z.dropIf(func(j *zeroJob) bool { return j.Volume == volume })
+func (z *ZeroScans) Drop(volume string) {
+	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
 }
 
 // dropIf does so for the jobs that unwanted picks.
-func (z *scans) dropIf(unwanted func(*zeroJob) bool) {
+func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	z.mu.Lock()
 	jobs := slices.DeleteFunc(slices.Collect(maps.Values(z.jobs)),
-		func(j *zeroJob) bool { return !unwanted(j) })
+		func(j *zeroScan) bool { return !unwanted(j) })
 	for _, job := range jobs {
 		delete(z.jobs, job.zeroRange)
 		job.cancel()
@@ -104,10 +104,10 @@ func (z *scans) dropIf(unwanted func(*zeroJob) bool) {
 }
 
 // close stops all jobs, and takes no more.
-func (z *scans) close() {
+func (z *ZeroScans) Close() {
 	z.mu.Lock()
 	z.closed = true
 	z.mu.Unlock()
-	z.dropIf(func(*zeroJob) bool { return true })
+	z.dropIf(func(*zeroScan) bool { return true })
 	z.running.Wait()
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 // privilege beyond the device; xfs and btrfs can only grow when mounted, and are (see grow). Their
 // growth is marked too: a node that dies in it may leave behind the filesystem what it had begun to
 // add, which the next call could not tell from foreign data.
-func (h disk) prepare(v fsVolume, c content) error {
+func (h disk) prepare(v Volume, c state) error {
 	sb := c.Filesystem
 	switch {
 	case c.Growing:
@@ -26,31 +26,31 @@ func (h disk) prepare(v fsVolume, c content) error {
 			"%d; was the disk cut, or is it another disk?", h.Path, h.SizeBytes, sb.Type, sb.SizeBytes)
 	case c.Grow && sb.isExt():
 		return h.growExt(v, c)
-	case c.Doubtful && !sb.isOf(v):
+	case c.NeedsCheck && !sb.isOf(v):
 		// A format that was cut off right before its last step (see identify). A check has found the
 		// btrfs whole, and the marks of this volume's format stand beside it.
 		_, err := h.nameBtrfs(sb, v.FilesystemUUID)
 		return err
 	case c.Grow:
-		return h.writeGrowMarks(h.growMark(v, sb))
+		return h.writeGrowthRecords(h.growthRecord(v, sb))
 	case sb.isExt() && sb.Unclean != "":
 		return h.checkExt("-p")
 	}
 	return nil
 }
 
-func (h disk) growMark(v fsVolume, sb superblock) formatMark {
-	return formatMark{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes, Filesystem: sb.Type,
+func (h disk) growthRecord(v Volume, sb Superblock) Record {
+	return Record{Volume: v.ID, Disk: v.DiskName, SizeBytes: h.SizeBytes, Filesystem: sb.Type,
 		GrowFrom: sb.SizeBytes, Mounted: sb.Mounted}
 }
 
 // growExt checks the filesystem, as resize2fs insists, and grows it. resize2fs cannot be killed
 // without harm, and e2fsck writes a superblock in pieces. So for that time a mark stands on the
 // disk, behind what has been the filesystem's, and says how far the driver had come.
-func (h disk) growExt(v fsVolume, c content) error {
-	mark := h.growMark(v, c.Filesystem)
+func (h disk) growExt(v Volume, c state) error {
+	mark := h.growthRecord(v, c.Filesystem)
 	if !c.Growing {
-		if err := h.writeGrowMarks(mark); err != nil {
+		if err := h.writeGrowthRecords(mark); err != nil {
 			return err
 		}
 	}
@@ -58,24 +58,24 @@ func (h disk) growExt(v fsVolume, c content) error {
 		return err
 	}
 	// The check may have put another superblock in the place of a torn one.
-	found, err := findFilesystems(h.OpenDevice)
+	found, err := Find(h.OpenDevice)
 	if err != nil {
 		return err
 	}
 	if len(found) == 1 && found[0].grows(h.SizeBytes) {
 		mark.GrowFrom, mark.Checked = found[0].SizeBytes, true
-		if err := h.writeGrowMarks(mark); err != nil {
+		if err := h.writeGrowthRecords(mark); err != nil {
 			return err
 		}
 		if err := h.resizeExt(); err != nil {
 			return err
 		}
 	}
-	return h.WithExclusive(h.eraseGrowMarks)
+	return h.WithExclusive(h.eraseGrowthRecords)
 }
 
 // growCheck says how e2fsck is run before a growth.
-func growCheck(c content) []string {
+func growCheck(c state) []string {
 	sb := c.Filesystem
 	switch {
 	case c.Checked:
@@ -120,13 +120,13 @@ func (h disk) resizeExt() error {
 }
 
 // writeGrowMarks says durably on the disk that the filesystem is about to grow.
-func (h disk) writeGrowMarks(m formatMark) error {
-	mark, err := m.encode()
+func (h disk) writeGrowthRecords(m Record) error {
+	mark, err := m.Encode()
 	if err != nil {
 		return err
 	}
 	return h.WithExclusive(func(w *os.File) error {
-		for _, slot := range growSlots(h.SizeBytes) {
+		for _, slot := range GrowthOffsets(h.SizeBytes) {
 			if slot < m.GrowFrom {
 				continue
 			}
@@ -139,16 +139,16 @@ func (h disk) writeGrowMarks(m formatMark) error {
 }
 
 // eraseGrowMarks takes away what is left of them.
-func (h disk) eraseGrowMarks(w *os.File) error {
+func (h disk) eraseGrowthRecords(w *os.File) error {
 	if err := w.Sync(); err != nil {
 		return h.unwritable(err)
 	}
-	for _, slot := range growSlots(h.SizeBytes) {
-		b, err := h.Read(slot, spotBytes)
+	for _, slot := range GrowthOffsets(h.SizeBytes) {
+		b, err := h.Read(slot, sectorBytes)
 		if err != nil {
 			return unreadable(err)
 		}
-		if m, err := parseMark(b); err != nil || m.GrowFrom == 0 {
+		if m, err := ParseRecord(b); err != nil || m.GrowFrom == 0 {
 			continue
 		}
 		clear(b)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"go/ast"
@@ -24,7 +24,7 @@ import (
 // imageTools are the programs that the Dockerfile puts into the node's image.
 func imageTools(t *testing.T) []string {
 	t.Helper()
-	b, err := os.ReadFile("../Dockerfile")
+	b, err := os.ReadFile("../../Dockerfile")
 	csitest.Must(t, err)
 	found := regexp.MustCompile(`(?m)^ARG TOOLS="([^"]+)"$`).FindSubmatch(b)
 	if found == nil {
@@ -34,7 +34,7 @@ func imageTools(t *testing.T) []string {
 }
 
 func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
-	got, want := imageTools(t), slices.Clone(nodeTools)
+	got, want := imageTools(t), slices.Clone(Tools)
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
@@ -42,7 +42,7 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 	run := programsInSource(t)
 	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
-		name, _, err := mkfsCommand(fsVolume{FSType: fsType})
+		name, _, err := mkfsCommand(Volume{FSType: fsType})
 		csitest.Must(t, err)
 		run = append(run, name)
 	}
@@ -117,7 +117,7 @@ func programOf(call *ast.CallExpr) string {
 // of this machine, and every program has to work with nothing else around it.
 func TestTheProgramsOfTheNodeImageWorkAlone(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
-	out, err := exec.CommandContext(t.Context(), "../tools/node-root",
+	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
 		append([]string{root}, imageTools(t)...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
@@ -185,7 +185,7 @@ func wantNoShell(t *testing.T, root string) {
 }
 
 func TestTheControllerImageIsTheBinaryAloneAndNobodys(t *testing.T) {
-	b, err := os.ReadFile("../Dockerfile")
+	b, err := os.ReadFile("../../Dockerfile")
 	csitest.Must(t, err)
 	for _, target := range []string{"controller", "instance-metadata"} {
 		_, stage, found := strings.Cut(string(b), "\nFROM empty AS "+target+"\n")

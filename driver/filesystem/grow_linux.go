@@ -1,4 +1,4 @@
-package driver
+package filesystem
 
 import (
 	"encoding/binary"
@@ -25,9 +25,9 @@ const (
 	btrfsForget   = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
-// growMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
+// GrowMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
 // filesystem already does, or is of a type that grows before it is mounted.
-func growMounted(m *mount.Mount, d blockdev.Device) error {
+func GrowMounted(m *mount.Mount, d blockdev.Device) error {
 	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS, volume.Btrfs: growBtrfs}[m.FSType]
 	if grow == nil {
 		return nil
@@ -63,8 +63,8 @@ func xfsGeometryOf(root *os.File) (xfsGeometry, error) {
 	}, nil
 }
 
-func (g xfsGeometry) size() superblock {
-	return superblock{Type: volume.XFS, SizeBytes: g.blocks * g.blockBytes,
+func (g xfsGeometry) size() Superblock {
+	return Superblock{Type: volume.XFS, SizeBytes: g.blocks * g.blockBytes,
 		UnitBytes: xfsMinimumAGBlocks * g.blockBytes}
 }
 
@@ -87,9 +87,9 @@ type btrfsPathArg struct {
 	text [4088]byte
 }
 
-func btrfsSize(member mount.BtrfsMember) superblock {
+func btrfsSize(member mount.BtrfsMember) Superblock {
 	const sector = 4096
-	return superblock{Type: volume.Btrfs, SizeBytes: member.SizeBytes, UnitBytes: sector}
+	return Superblock{Type: volume.Btrfs, SizeBytes: member.SizeBytes, UnitBytes: sector}
 }
 
 func growBtrfs(root *os.File, deviceBytes int64) error {
@@ -106,11 +106,11 @@ func growBtrfs(root *os.File, deviceBytes int64) error {
 	return unix.Syncfs(int(root.Fd()))
 }
 
-// forgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a
+// ForgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a
 // copy of the volume (a restored snapshot has the same filesystem id) could not be mounted while
 // the remembered one is newer. A kernel without btrfs, and one that remembers nothing, have nothing
 // to forget.
-func forgetBtrfs(path string) {
+func ForgetBtrfs(path string) {
 	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return
@@ -124,10 +124,10 @@ func forgetBtrfs(path string) {
 	_ = blockdev.Ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
 }
 
-// ungrown reports the size of a mounted filesystem that leaves a part of its device unused. The
+// Ungrown reports the size of a mounted filesystem that leaves a part of its device unused. The
 // second result is false when the filesystem covers its device, cannot be asked, or is read-only:
 // that one is not expected to grow.
-func ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64, found bool) {
+func Ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64, found bool) {
 	if mount.IsNode(m) || mount.FilesystemReadOnly(m) {
 		return 0, false
 	}
@@ -136,21 +136,21 @@ func ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes 
 }
 
 // mountedSize asks a mounted filesystem how large it is, and what growing adds at least.
-func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (superblock, error) {
+func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (Superblock, error) {
 	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
 		return extOn(ds, d)
 	}
 	mnt, err := mount.Open(m.Mountpoint, m.FSType)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	defer func() { _ = mnt.Close() }()
 	if err := mnt.Verify(d); err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	root, err := mnt.Root()
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	defer func() { _ = root.Close() }()
 	if m.FSType == volume.Btrfs {
@@ -162,18 +162,18 @@ func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (superb
 }
 
 // extOn reads the superblock of a mounted ext, which holds the size that it was mounted with.
-func extOn(ds blockdev.Host, d blockdev.Device) (superblock, error) {
+func extOn(ds blockdev.Host, d blockdev.Device) (Superblock, error) {
 	h, err := ds.Open(d)
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	defer func() { _ = h.Close() }()
-	found, err := findFilesystems(h)
+	found, err := Find(h)
 	if err == nil && len(found) != 1 {
 		err = fmt.Errorf("%s shows %d filesystems", d.Path, len(found))
 	}
 	if err != nil {
-		return superblock{}, err
+		return Superblock{}, err
 	}
 	return found[0], nil
 }

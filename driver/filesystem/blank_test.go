@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -76,14 +76,14 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
 	f.Fuzz(func(t *testing.T, head, spot []byte, kind, table string) {
-		s := survey{Path: "/dev/x", Strange: -1, SizeBytes: 16 * guesttest.MiB, Found: findSuperblocks(head),
-			Known: blkidAnswer{Type: kind, Table: table}, Pieces: []piece{
-				{area{0, int64(len(head)), "the head"}, head},
-				{area{markSlots(16 * guesttest.MiB)[0], int64(len(spot)), "a spot"}, spot},
+		s := scan{Path: "/dev/x", Strange: -1, SizeBytes: 16 * guesttest.MiB, Found: findSuperblocks(head),
+			Known: blkidAnswer{Type: kind, Table: table}, Regions: []regionData{
+				{region{0, int64(len(head)), "the head"}, head},
+				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(spot)), "a spot"}, spot},
 			}}
 		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(spot, "\x00")) == 0
-		s.takeMarks()
-		got, err := s.judge(fsVolume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
+		s.takeRecords()
+		got, err := s.judge(Volume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
 		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
 			t.Fatalf("called blank: head %q, spot %q, %q, %q", head, spot, kind, table)
 		}

@@ -1,4 +1,4 @@
-package driver
+package filesystem
 
 import (
 	"context"
@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// zeroReaders read chunks of zeroChunk at once. That keeps a disk behind a network busy, and one
+	// rangeReaders read chunks of chunkBytes at once. That keeps a disk behind a network busy, and one
 	// reader compares while another waits.
-	zeroReaders = 4
-	zeroChunk   = 1 << 20
+	rangeReaders = 4
+	chunkBytes   = 1 << 20
 )
 
 // foreignBytes returns the index of the first byte in b, read at that offset, that may not be
@@ -35,10 +35,10 @@ func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, fo
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := zeroScan{h: h, from: from, to: to, foreign: foreign, progress: progress}
-	s.next.Store(from &^ (spotBytes - 1))
+	s := rangeScan{h: h, from: from, to: to, foreign: foreign, progress: progress}
+	s.next.Store(from &^ (sectorBytes - 1))
 	s.found.Store(to)
-	errs := make([]error, zeroReaders)
+	errs := make([]error, rangeReaders)
 	var group async.Group
 	for i := range errs {
 		group.Go(func() {
@@ -61,9 +61,9 @@ func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, fo
 	return -1, errors.Join(errs...)
 }
 
-// zeroScan is a range that is being read. Chunks are handed out in their order, and a reader
+// rangeScan is a range that is being read. Chunks are handed out in their order, and a reader
 // finishes the one it has, so the lowest byte that any reader finds is the first of the range.
-type zeroScan struct {
+type rangeScan struct {
 	h        *blockdev.OpenDevice
 	from, to int64
 	foreign  foreignBytes
@@ -74,10 +74,10 @@ type zeroScan struct {
 }
 
 // run reads chunks until none is left that could hold an earlier byte than the one found.
-func (s *zeroScan) run(ctx context.Context) error {
-	room := blockdev.Aligned(zeroChunk)
+func (s *rangeScan) run(ctx context.Context) error {
+	room := blockdev.Aligned(chunkBytes)
 	for {
-		at := s.next.Add(zeroChunk) - zeroChunk
+		at := s.next.Add(chunkBytes) - chunkBytes
 		if at >= s.found.Load() {
 			return nil
 		}
@@ -91,9 +91,9 @@ func (s *zeroScan) run(ctx context.Context) error {
 }
 
 // chunk reads whole spots, as O_DIRECT wants it, and judges what is in the range.
-func (s *zeroScan) chunk(room []byte, at int64) error {
-	end := min(at+zeroChunk, s.to)
-	b := room[:min((end+spotBytes-1)&^(spotBytes-1), s.h.SizeBytes)-at]
+func (s *rangeScan) chunk(room []byte, at int64) error {
+	end := min(at+chunkBytes, s.to)
+	b := room[:min((end+sectorBytes-1)&^(sectorBytes-1), s.h.SizeBytes)-at]
 	if err := s.h.ReadInto(b, at); err != nil {
 		return err
 	}

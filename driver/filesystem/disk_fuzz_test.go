@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"encoding/binary"
@@ -20,24 +20,24 @@ import (
 // makes it none: a format is begun again on the strength of a mark.
 func FuzzFormatMark(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
-		if m, err := parseMark(raw); err == nil {
-			again, err := m.encode()
-			if err != nil || len(again) != spotBytes {
+		if m, err := ParseRecord(raw); err == nil {
+			again, err := m.Encode()
+			if err != nil || len(again) != sectorBytes {
 				t.Fatalf("%q is the mark %+v, which cannot be written: %v", raw, m, err)
 			}
 		}
-		m := formatMark{Volume: strings.ToValidUTF8(vol, "?"),
+		m := Record{Volume: strings.ToValidUTF8(vol, "?"),
 			Disk: strings.ToValidUTF8(disk, "?"), SizeBytes: size, Filesystem: volume.Ext4}
-		b, err := m.encode()
+		b, err := m.Encode()
 		if err != nil {
 			return // more than fits
 		}
-		if got, err := parseMark(b); err != nil || got != m {
+		if got, err := ParseRecord(b); err != nil || got != m {
 			t.Fatalf("%+v becomes %+v, %v", m, got, err)
 		}
-		bit %= markBytes * 8
+		bit %= recordBytes * 8
 		b[bit/8] ^= 1 << (bit % 8)
-		if got, err := parseMark(b); err == nil {
+		if got, err := ParseRecord(b); err == nil {
 			t.Fatalf("bit %d is wrong, and still it is the mark %+v", bit, got)
 		}
 	})

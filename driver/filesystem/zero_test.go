@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ import (
 )
 
 func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
-	const size = 9*zeroChunk + 512
+	const size = 9*chunkBytes + 512
 	for _, c := range []struct {
 		name     string
 		dirty    []int64
@@ -39,11 +39,11 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		{"nothing", nil, 0, size, -1},
 		{"the first byte", []int64{0}, 0, size, 0},
 		{"the last byte of a disk of whole sectors", []int64{size - 1}, 0, size, size - 1},
-		{"the end of a chunk", []int64{zeroChunk - 1}, 0, size, zeroChunk - 1},
-		{"the start of a chunk", []int64{8 * zeroChunk}, 0, size, 8 * zeroChunk},
+		{"the end of a chunk", []int64{chunkBytes - 1}, 0, size, chunkBytes - 1},
+		{"the start of a chunk", []int64{8 * chunkBytes}, 0, size, 8 * chunkBytes},
 		{"the lower of two in one chunk", []int64{5000, 70_000}, 0, size, 5000},
-		{"the lower of two in neighbouring chunks", []int64{zeroChunk + 9, 2 * zeroChunk}, 0, size,
-			zeroChunk + 9},
+		{"the lower of two in neighbouring chunks", []int64{chunkBytes + 9, 2 * chunkBytes}, 0, size,
+			chunkBytes + 9},
 		{"only what is right before the range", []int64{1023}, 1024, size, -1},
 		{"the first of a range that begins within a spot", []int64{1023, 1024}, 1024, size, 1024},
 		{"only what is right behind the range", []int64{5000}, 1024, 5000, -1},
@@ -95,7 +95,7 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 type zeroDisk struct {
 	*guesttest.Disk
 	guest *guesttest.Guest
-	scans *scans
+	scans *ZeroScans
 	log   *bytes.Buffer
 }
 
@@ -105,9 +105,9 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	g := guesttest.New(t)
-	z := zeroDisk{g.Attach(guesttest.Serial, sizeBytes), g, &scans{}, &bytes.Buffer{}}
+	z := zeroDisk{g.Attach(guesttest.Serial, sizeBytes), g, &ZeroScans{}, &bytes.Buffer{}}
 	t.Cleanup(func() {
-		z.scans.close()
+		z.scans.Close()
 		goleak.VerifyNone(t, before)
 	})
 	return z
@@ -122,7 +122,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	h, err := host.OpenLocked(ctx, found)
 	csitest.Must(t, err)
 	defer func() { csitest.Must(t, h.Close()) }()
-	p := preparation{Device: h, Volume: fsVolume{ID: zeroVolume}, Scans: z.scans,
+	p := Preparation{Device: h, Volume: Volume{ID: zeroVolume}, Scans: z.scans,
 		Log: slog.New(slog.NewTextHandler(z.log, nil))}
 	return csierr.Convert(p.proveZero(ctx, 0, h.SizeBytes), csierr.NodeToolFailed)
 }
@@ -174,7 +174,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		"something was discarded": func(t *testing.T, z zeroDisk) {
 			guesttest.Run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
 		},
-		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.scans.drop(zeroVolume) },
+		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.scans.Drop(zeroVolume) },
 		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
 			z.guest.Unplug(z.Disk)
 			*z.Disk = *z.guest.AttachFile(guesttest.Serial, z.File)
@@ -242,7 +242,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 	t.Run("and ends when the volume is dropped", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		z.scans.drop(zeroVolume)
+		z.scans.Drop(zeroVolume)
 		if len(z.scans.jobs) != 0 || strings.Contains(z.log.String(), "nothing is on the disk") {
 			t.Fatal("the read went on")
 		}
@@ -251,7 +251,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })
-		z.scans.close()
+		z.scans.Close()
 		_, err := waiting()
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
 		csitest.Want(t, z.prove(t.Context(), t), codes.Aborted, csierr.DiskProofPending)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"encoding/binary"
@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/uuid"
 )
+
+const someUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
 
 // freshDisk is the start of a disk that a mkfs has just made.
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
@@ -40,29 +42,29 @@ func TestFindSuperblocks(t *testing.T) {
 	for _, c := range []struct {
 		mkfs string
 		size int64
-		want superblock
+		want Superblock
 	}{
-		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, superblock{Type: volume.Ext4, Checked: true,
+		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, Superblock{Type: volume.Ext4, Checked: true,
 			UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", guesttest.GiB,
-			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * guesttest.MiB}},
+			Superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * guesttest.MiB,
-			superblock{Type: volume.Ext4, UnitBytes: 8 * guesttest.MiB}},
+			Superblock{Type: volume.Ext4, UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * guesttest.MiB,
-			superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * guesttest.MiB}},
-		{"mke2fs -q -F -t ext3", 64 * guesttest.MiB, superblock{Type: volume.Ext3, UnitBytes: 8 * guesttest.MiB}},
-		{"mke2fs -q -F -t ext2", 64 * guesttest.MiB, superblock{Type: fsExt2, UnitBytes: 8 * guesttest.MiB}},
-		{"mkfs.xfs -q", 300 * guesttest.MiB, superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 4096}},
+			Superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext3", 64 * guesttest.MiB, Superblock{Type: volume.Ext3, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext2", 64 * guesttest.MiB, Superblock{Type: fsExt2, UnitBytes: 8 * guesttest.MiB}},
+		{"mkfs.xfs -q", 300 * guesttest.MiB, Superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 4096}},
 		{"mkfs.xfs -q -b size=1024", 300 * guesttest.MiB,
-			superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 1024}},
-		{"mkfs.btrfs -q", 128 * guesttest.MiB, superblock{Type: volume.Btrfs, Checked: true, UnitBytes: 4096}},
+			Superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 1024}},
+		{"mkfs.btrfs -q", 128 * guesttest.MiB, Superblock{Type: volume.Btrfs, Checked: true, UnitBytes: 4096}},
 	} {
 		t.Run("what "+c.mkfs+" makes is recognised", func(t *testing.T) {
 			flag := " -U "
 			if c.want.Type == volume.XFS {
 				flag = " -m uuid="
 			}
-			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+inheritedUUID)...)
+			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+someUUID)...)
 			c.want.SizeBytes = c.size
 			found := findSuperblocks(head)
 			for i := range found {
@@ -73,8 +75,8 @@ func TestFindSuperblocks(t *testing.T) {
 				found[i].Fresh, found[i].Young = false, false
 				found[i].LogOffset, found[i].BlockBytes = 0, 0
 				found[i].From, found[i].DataFrom = 0, 0
-				if found[i].UUID.String() != inheritedUUID {
-					t.Errorf("the UUID is %s, want %s", found[i].UUID, inheritedUUID)
+				if found[i].UUID.String() != someUUID {
+					t.Errorf("the UUID is %s, want %s", found[i].UUID, someUUID)
 				}
 				found[i].UUID = uuid.Nil
 			}

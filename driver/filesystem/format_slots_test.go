@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -97,10 +97,10 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	h := opened(t, size, "--sector-size", sector)
 	parsed, err := volume.ParseMkfsOptions(options)
 	csitest.Must(t, err)
-	v := fsVolume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
-	mark, err := markOf(v).encode()
+	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	mark, err := RecordOf(v).Encode()
 	csitest.Must(t, err)
-	csitest.Must(t, h.WithExclusive(func(w *os.File) error { return disk{h}.writeMarks(w, mark) }))
+	csitest.Must(t, h.WithExclusive(func(w *os.File) error { return disk{h}.writeRecords(w, mark) }))
 	name, args, err := mkfsCommand(v)
 	csitest.Must(t, err)
 	mkfs := exec.Command(name, append(args, h.Path)...)
@@ -110,8 +110,8 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	for _, slot := range markSlots(size) {
-		b, err := h.Read(slot, spotBytes)
+	for _, slot := range RecordOffsets(size) {
+		b, err := h.Read(slot, sectorBytes)
 		csitest.Must(t, err)
 		if bytes.Equal(b, mark) {
 			left++

@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"encoding/binary"
@@ -18,11 +18,11 @@ import (
 )
 
 // isOf reports whether a filesystem is the volume's own, as far as its UUID tells.
-func (sb superblock) isOf(v fsVolume) bool {
+func (sb Superblock) isOf(v Volume) bool {
 	return v.FilesystemUUID == "" || sb.UUID.String() == v.FilesystemUUID
 }
 
-func (h disk) wrongFilesystem(sb superblock, want string) error {
+func (h disk) wrongFilesystem(sb Superblock, want string) error {
 	return csierr.New(csierr.WrongFilesystem, "%s with serial %q holds an %s filesystem with the "+
 		"UUID %s, but the volume's has the UUID %s; is another disk attached in its place?",
 		h.Path, h.Serial,
@@ -30,12 +30,12 @@ func (h disk) wrongFilesystem(sb superblock, want string) error {
 }
 
 // identify sees that what mkfs made has the volume's UUID; none is wanted when it is empty.
-func (h disk) identify(made superblock, want string) (superblock, error) {
+func (h disk) identify(made Superblock, want string) (Superblock, error) {
 	if made.Type == volume.Btrfs && want != "" {
 		return h.nameBtrfs(made, want)
 	}
 	if want != "" && made.UUID.String() != want {
-		return superblock{}, h.wrongFilesystem(made, want)
+		return Superblock{}, h.wrongFilesystem(made, want)
 	}
 	return made, nil
 }
@@ -51,7 +51,7 @@ const (
 // nameBtrfs gives an unmounted btrfs the volume's UUID, as btrfstune -M does: the blocks of its
 // trees keep the one that mkfs gave them, which the superblock then names beside the new one. The
 // first superblock is written last, for its copies count only when it is lost.
-func (h disk) nameBtrfs(sb superblock, want string) (superblock, error) {
+func (h disk) nameBtrfs(sb Superblock, want string) (Superblock, error) {
 	id, err := uuid.Parse(want)
 	if err != nil || !sb.Checked {
 		return sb, h.wrongFilesystem(sb, want)
@@ -78,8 +78,8 @@ func (h disk) nameBtrfs(sb superblock, want string) (superblock, error) {
 		return sb, err
 	}
 	// The kernel remembers it by the UUID that mkfs announced.
-	forgetBtrfs(h.Path)
-	found, err := findFilesystems(h.OpenDevice)
+	ForgetBtrfs(h.Path)
+	found, err := Find(h.OpenDevice)
 	switch {
 	case err != nil:
 		return sb, err

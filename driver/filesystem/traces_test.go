@@ -1,6 +1,6 @@
 //go:build linux
 
-package driver
+package filesystem
 
 import (
 	"bytes"
@@ -38,7 +38,7 @@ func strangeBytes(t *testing.T, d *guesttest.Disk) int64 {
 			return -1
 		}
 		csitest.Must(t, err)
-		b := make([]byte, min(zeroChunk, d.SizeBytes-from))
+		b := make([]byte, min(chunkBytes, d.SizeBytes-from))
 		_, err = f.ReadAt(b, from)
 		csitest.Must(t, err)
 		i, err := m.foreign(b, from)
@@ -86,7 +86,7 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, size, "--sector-size", strconv.Itoa(block))
 	var err error
-	v := fsVolume{ID: zeroVolume, FSType: fsType}
+	v := Volume{ID: zeroVolume, FSType: fsType}
 	v.Mkfs, err = volume.ParseMkfsOptions(options)
 	csitest.Must(t, err)
 	name, args, err := mkfsCommand(v)
@@ -96,7 +96,7 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 		return false
 	}
 	if at := strangeBytes(t, d); at >= 0 {
-		spot := d.ReadAt(t, at&^(spotBytes-1), spotBytes)
+		spot := d.ReadAt(t, at&^(sectorBytes-1), sectorBytes)
 		for unit := range slices.Chunk(spot, extBytes) {
 			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
 				t.Fatalf("at %d: %x", at, unit)
@@ -108,14 +108,14 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 }
 
 func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
-	random := make([]byte, spotBytes)
+	random := make([]byte, sectorBytes)
 	for i := range random {
 		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
 	}
-	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:spotBytes]
-	one := make([]byte, spotBytes)
+	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:sectorBytes]
+	one := make([]byte, sectorBytes)
 	copy(one[700:], text[:100])
-	boot := make([]byte, spotBytes)
+	boot := make([]byte, sectorBytes)
 	boot[5] = 1
 	for _, c := range []struct {
 		name string
@@ -123,21 +123,21 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 		at   int64
 	}{
 		{"random bytes", random, 8 << 20},
-		{"one value", bytes.Repeat([]byte{0xAA}, spotBytes), 8 << 20},
+		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20},
 		{"a text", text, 8 << 20},
 		{"a hundred bytes of text", one, 8 << 20},
 		{"a single byte at the start of the disk", boot, 0},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
-			make([]byte, spotBytes-extOffset)), 0},
+			make([]byte, sectorBytes-extOffset)), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mkfsTraces{guesttest.GiB, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
-			i, err := m.foreign(slices.Concat(make([]byte, spotBytes), c.spot), c.at-spotBytes)
+			i, err := m.foreign(slices.Concat(make([]byte, sectorBytes), c.spot), c.at-sectorBytes)
 			if c.at == 0 {
 				i, err = m.foreign(c.spot, 0)
-				i += spotBytes
+				i += sectorBytes
 			}
-			if csitest.Must(t, err); i < spotBytes {
+			if csitest.Must(t, err); i < sectorBytes {
 				t.Fatalf("it was taken for a mkfs's: %d", i)
 			}
 		})
