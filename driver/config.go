@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -90,7 +92,7 @@ var settings = []setting{
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
-	{"instance-id", instanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
+	{"instance-id", node.InstanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
 		"(node)", text(func(c *Config) *string { return &c.InstanceID })},
 	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines " +
 		"with OXIDE_INSTANCE_ID (node)",
@@ -99,11 +101,12 @@ var settings = []setting{
 		"boot disk included", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", setDeviceTimeout},
-	{"sysfs-root", "OXIDE_SYSFS_ROOT", defaultSysfsRoot, "where sysfs is mounted (node)",
+	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
 		text(func(c *Config) *string { return &c.SysfsRoot })},
-	{"dev-root", "OXIDE_DEV_ROOT", defaultDevRoot, "where the device nodes are (node)",
+	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "where the device nodes are (node)",
 		text(func(c *Config) *string { return &c.DevRoot })},
-	{"state-dir", "OXIDE_STATE_DIR", defaultStateDir, "where the node keeps which disk a volume " +
+	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "where the node keeps which disk a volume " +
+		"" +
 		"is; has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},

@@ -9,6 +9,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
@@ -17,7 +19,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"k8s.io/klog/v2"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -74,7 +75,6 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 // Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
 // before serving is a misconfiguration, on one line, with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
-	quietLibraries()
 	m := newMetrics()
 	p := plugin{config: c, metrics: m}
 	log := newLog(c, &p.hidden, logTo)
@@ -177,22 +177,22 @@ func (p *plugin) controller() (*controller.Service, error) {
 	}, nil
 }
 
-func (p *plugin) node() (*Node, error) {
+func (p *plugin) node() (*node.Service, error) {
 	c := p.config
-	id, err := instanceID(nodeIdentity{
+	id, err := node.InstanceID(node.Identity{
 		Explicit: c.InstanceID, MetadataFile: c.InstanceMetadataFile, SysfsRoot: c.SysfsRoot,
 	})
 	if err != nil {
 		return nil, err
 	}
-	node := &Node{
+	node := &node.Service{
 		SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, InstanceID: id, MaxDisks: c.MaxDisks,
 		DeviceTimeout: c.DeviceTimeout, StateDir: c.StateDir, Log: p.log,
 	}
 	if len(c.Topology) > 0 {
 		node.Topology = c.Topology[0]
 	}
-	if err := node.openState(); err != nil {
+	if err := node.OpenState(); err != nil {
 		return nil, fmt.Errorf("OXIDE_STATE_DIR (--state-dir): %w", err)
 	}
 	return node, nil
@@ -245,11 +245,4 @@ func newLog(c Config, secrets *hidden, to io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(to, options))
 	}
 	return slog.New(slog.NewTextHandler(to, options))
-}
-
-// quietLibraries takes the word from klog, through which mount-utils would log commands with their
-// arguments.
-func quietLibraries() {
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// counters are what the kernel has counted for the device, with all that was written to it until
+// Counters are what the kernel has counted for the device, with all that was written to it until
 // now; the zero value if it does not count. It counts a request a moment after the request has
 // ended, and can be told not to count, so a read has to show first.
 func (h *OpenDevice) Counters() (Counters, error) {

@@ -1,307 +1,215 @@
 package blockdev
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"syscall"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// OpenDevice is a device with a descriptor open. As long as it is open the kernel cannot give the
-// Device's number to another disk.
-type OpenDevice struct {
-	Device
-	host Host
-	File *os.File
+// SysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
+const SysfsSectorBytes = 512
+
+// errNoNode says that sysfs shows a device whose node is not (or not yet) in the device directory.
+var errNoNode = errors.New("no device node")
+
+// multipathLeg matches the hidden block devices of an NVMe controller below a multipath head. They
+// carry the head's serial and cannot be opened.
+var multipathLeg = regexp.MustCompile(`^nvme\d+c\d+n\d+$`)
+
+// Device is a disk as this node sees it.
+type Device struct {
+	Name         string // nvme3n1; says nothing about which disk it is
+	Path         string // its node
+	Serial       string
+	Major, Minor uint32
+	SizeBytes    int64
+	Sequence     uint64 // the kernel's count of devices born; 0 when it does not say
 }
 
-// open opens the device and proves that what was opened is what sysfs described: a block device of
-// that number, that size and that birth.
-func (ds Host) Open(d Device) (*OpenDevice, error) {
-	// O_NONBLOCK keeps a node that is no disk after all (a tape, a FIFO) from holding us up, and
-	// O_DIRECT makes reads come from the device and not from what the kernel remembers of it.
-	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open the device with serial %q: %w", d.Serial, err)
-	}
-	h := &OpenDevice{Device: d, host: ds, File: f}
-	if err := h.Verify(); err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return h, nil
+// Number is the device number as mountinfo and sysfs write it.
+func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+
+// Host finds disks in a sysfs and a device directory, which need not be the kernel's own.
+type Host struct {
+	Sysfs, Dev string
 }
 
-// Reopen opens the same device once more, with a descriptor that outlives this one.
-func (h *OpenDevice) Reopen() (*OpenDevice, error) { return h.host.Open(h.Device) }
-
-// Close lets the device go.
-func (h *OpenDevice) Close() error { return h.File.Close() }
-
-func (h *OpenDevice) descriptor() int { return int(h.File.Fd()) }
-
-// prove compares the open descriptor with what sysfs said of the device.
-func (h *OpenDevice) Verify() error {
-	major, minor, err := openNumber(h.descriptor())
-	if err != nil {
-		return fmt.Errorf("stat %s: %w", h.Path, err)
-	}
-	if major != h.Major || minor != h.Minor {
-		return csierr.New(csierr.DeviceChanged, "opened %s as device %d:%d, but sysfs says %s for serial"+
-			" %q; try again", h.Path, major, minor, h.Number(), h.Serial)
-	}
-	size, err := deviceSize(h.descriptor())
-	if err != nil {
-		return fmt.Errorf("size of %s: %w", h.Path, err)
-	}
-	if size != h.SizeBytes {
-		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, but sysfs says %d; try again", h.Path,
-			size, h.SizeBytes)
-	}
-	sequence, err := diskSequence(h.descriptor())
-	if err != nil {
-		return fmt.Errorf("sequence number of %s: %w", h.Path, err)
-	}
-	if h.Sequence != 0 && sequence != 0 && h.Sequence != sequence {
-		return csierr.New(csierr.DeviceChanged, "%s is the kernel's disk %d, but sysfs says %d for "+
-			"serial %q; try again", h.Path, sequence, h.Sequence, h.Serial)
-	}
-	return nil
-}
-
-// unchanged proves that the path still leads to the open device and that the device still carries
-// the serial: what a tool did to the path, it did to this disk.
-func (h *OpenDevice) Reverify() error {
-	now, err := h.host.Lookup(h.Serial)
-	if err != nil {
-		return err
-	}
-	if now.Number() != h.Number() || now.Sequence != h.Sequence || now.Path != h.Path {
-		return csierr.New(csierr.DeviceChanged, "serial %q was on %s (%s) and is now on %s (%s)",
-			h.Serial,
-			h.Path, h.Number(), now.Path, now.Number())
-	}
-	return h.Verify()
-}
-
-// claim opens the device exclusively for a moment, which fails as long as it is mounted in any
-// mount namespace or held by another driver (device mapper, md, swap). It is let go again, for
-// mkfs and mount open exclusively themselves.
-//
-// A program that is started meanwhile, for another volume, would have a copy of the descriptor
-// until it has begun, and so hold the device longer. None is.
-func (h *OpenDevice) TryExclusive() error {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	f, err := h.openExclusive(os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// exclusively lets act write to the device while nobody else holds it. What act has written
-// reached the device, though not beyond its cache.
-func (h *OpenDevice) WithExclusive(act func(w *os.File) error) error {
-	w, err := h.openExclusive(os.O_RDWR | unix.O_DIRECT)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(act(w), w.Close())
-	h.awaitCopies()
-	return err
-}
-
-// awaitCopies waits until no program that was just started has a copy of a descriptor that is
-// closed. To keep programs from starting, as claim does, is nothing for as long as a write takes.
-func (h *OpenDevice) awaitCopies() {
-	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		if !csierr.Has(h.TryExclusive(), csierr.DeviceHeld) {
-			return
+// Find waits until exactly one device carries the serial and has its node, at most for wait. It
+// polls: the kernel reports nothing through inotify in sysfs, and udev need not run.
+func (ds Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
+	deadline := time.Now().Add(wait)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		found, err := ds.Lookup(serial)
+		if err == nil || (!csierr.Has(err, csierr.DeviceNotFound) && !errors.Is(err, errNoNode)) {
+			return found, err
 		}
-		<-time.After(time.Millisecond) // nothing tells when a program has begun
+		left := time.Until(deadline)
+		if left <= 0 {
+			return Device{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return Device{}, fmt.Errorf("%w while the node waited: %s", ctx.Err(), err.Error())
+		case <-time.After(min(pause, left)):
+		}
 	}
 }
 
-// openExclusive opens the device at the path once more, as nobody else has it, and proves that it
-// is the same one.
-func (h *OpenDevice) openExclusive(flags int) (*os.File, error) {
-	f, err := os.OpenFile(h.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EBUSY) {
-		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", h.Path, err)
+// Lookup finds the one device with the serial, now.
+func (ds Host) Lookup(serial string) (Device, error) {
+	all, err := ds.List()
+	if err != nil {
+		return Device{}, err
+	}
+	var found []Device
+	seen := make([]string, 0, len(all))
+	for _, d := range all {
+		seen = append(seen, fmt.Sprintf("%s %q", d.Name, d.Serial))
+		if d.Serial == serial {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
+			" is the disk attached to this instance?", filepath.Join(ds.Sysfs, "block"), serial,
+			orNone(seen))
+	case 1:
+		return found[0], ds.checkNode(found[0])
+	}
+	// Never pick one: the other may hold somebody's data.
+	return Device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
+		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
+}
+
+// checkNode says whether the device's node exists and is the device that sysfs describes.
+func (ds Host) checkNode(d Device) error {
+	major, minor, err := NumberAt(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return csierr.New(csierr.DeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
+			errNoNode, d.Path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s exclusively: %w", h.Path, err)
+		return err
 	}
-	major, minor, err := openNumber(int(f.Fd()))
-	if err == nil && (major != h.Major || minor != h.Minor) {
-		err = csierr.New(csierr.DeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
-			h.Number())
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("prove %s: %w", h.Path, err)
-	}
-	return f, nil
-}
-
-// readAt reads n bytes, whole. Both numbers are multiples of the device's block size, as O_DIRECT
-// wants it.
-func (h *OpenDevice) Read(offset, n int64) ([]byte, error) {
-	b := Aligned(n)
-	if err := h.ReadInto(b, offset); err != nil {
-		return nil, err
-	}
-	return b, nil
-}
-
-// readInto reads as much as there is room in b, which lies where O_DIRECT can put it.
-func (h *OpenDevice) ReadInto(b []byte, offset int64) error {
-	got, err := h.File.ReadAt(b, offset)
-	if got < len(b) {
-		return fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
+	if major != d.Major || minor != d.Minor {
+		return csierr.New(csierr.DeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
+			errNoNode, d.Name, d.Path, major, minor, d.Number())
 	}
 	return nil
 }
 
-// AlignBytes is what reads and writes with O_DIRECT are aligned to, on any disk.
-const AlignBytes = 4096
-
-// Aligned makes room where O_DIRECT can put n bytes.
-func Aligned(n int64) []byte {
-	room := make([]byte, n+AlignBytes)
-	start := int64(-uintptr(unsafe.Pointer(&room[0])) % AlignBytes)
-	return room[start : start+n : start+n]
-}
-
-// WriteAt writes b to a device that was opened with O_DIRECT.
-func WriteAt(w *os.File, b []byte, offset int64) error {
-	from := Aligned(int64(len(b)))
-	copy(from, b)
-	if _, err := w.WriteAt(from, offset); err != nil {
-		return fmt.Errorf("at offset %d: %w", offset, err)
+// List reads every block device that has a serial number. One that vanishes meanwhile is left out.
+func (ds Host) List() ([]Device, error) {
+	dir := filepath.Join(ds.Sysfs, "block")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the block devices: %w", err)
 	}
-	return nil
-}
-
-// flush writes what the kernel holds of the device and empties the device's own cache.
-func (h *OpenDevice) Flush() error { return h.File.Sync() }
-
-// rack.ReadOnly says whether the kernel refuses writes to the device.
-func (h *OpenDevice) ReadOnly() (bool, error) {
-	n, err := unix.IoctlGetInt(h.descriptor(), unix.BLKROGET)
-	return n != 0, err
-}
-
-// setReadOnly makes the whole device read-only for every writer, or takes that back. A disk that
-// the rack made read-only stays so.
-func (h *OpenDevice) SetReadOnly(on bool) error {
-	var n int32
-	if on {
-		n = 1
+	var all []Device
+	for _, e := range entries {
+		if multipathLeg.MatchString(e.Name()) {
+			continue
+		}
+		d, err := ds.read(e.Name())
+		if errors.Is(err, fs.ErrNotExist) || Vanished(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read block device %s: %w", e.Name(), err)
+		}
+		all = append(all, d)
 	}
-	return Ioctl(h.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
+	return all, nil
 }
 
-// NumberAt is the number of the block device at path; another kind of file is an error.
-func NumberAt(path string) (major, minor uint32, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, 0, &os.PathError{Op: "stat", Path: path, Err: err}
+// read gathers what sysfs says of the block device with that name.
+func (ds Host) read(name string) (Device, error) {
+	dir := filepath.Join(ds.Sysfs, "block", name)
+	serial, err := os.ReadFile(filepath.Join(dir, "device", "serial"))
+	if err != nil {
+		return Device{}, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, 0, fmt.Errorf("%s is no block device", path)
+	number, err := os.ReadFile(filepath.Join(dir, "dev"))
+	if err != nil {
+		return Device{}, err
 	}
-	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
+	d := Device{Name: name, Path: filepath.Join(ds.Dev, name), Serial: parseSerial(serial)}
+	if d.Major, d.Minor, err = ParseNumber(number); err != nil {
+		return Device{}, err
+	}
+	sectors, err := readNumber(filepath.Join(dir, "size"))
+	if err != nil {
+		return Device{}, err
+	}
+	if sectors > (1<<63-1)/SysfsSectorBytes {
+		return Device{}, fmt.Errorf("size of %d sectors is no size", sectors)
+	}
+	d.SizeBytes = int64(sectors) * SysfsSectorBytes
+	// Older kernels have no diskseq, and a file that is missing says no more than a zero does.
+	d.Sequence, err = optionalNumber(filepath.Join(dir, "diskseq"))
+	return d, err
 }
 
-// openNumber is the number of the block device behind a descriptor.
-func openNumber(fd int) (major, minor uint32, err error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return 0, 0, err
+// WithNumber finds the device with that number.
+func (ds Host) WithNumber(major, minor uint32) (Device, error) {
+	all, err := ds.List()
+	if err != nil {
+		return Device{}, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, 0, errors.New("no block device")
+	i := slices.IndexFunc(all, func(d Device) bool { return d.Major == major && d.Minor == minor })
+	if i < 0 {
+		return Device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is no disk of this instance",
+			major, minor)
 	}
-	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
+	return all[i], nil
 }
 
-func deviceSize(fd int) (int64, error) {
-	var size uint64
-	err := Ioctl(fd, unix.BLKGETSIZE64, unsafe.Pointer(&size))
-	return int64(size), err
+// ParseNumber takes "259:3\n".
+func ParseNumber(b []byte) (major, minor uint32, err error) {
+	text := strings.TrimSpace(string(b))
+	majorText, minorText, _ := strings.Cut(text, ":")
+	a, err1 := strconv.ParseUint(majorText, 10, 32)
+	i, err2 := strconv.ParseUint(minorText, 10, 32)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, fmt.Errorf("device number %.20q is not major:minor", text)
+	}
+	return uint32(a), uint32(i), nil
 }
 
-// diskSequence is 0 on kernels before 5.15, which do not count.
-func diskSequence(fd int) (uint64, error) {
-	var n uint64
-	err := Ioctl(fd, unix.BLKGETDISKSEQ, unsafe.Pointer(&n))
-	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+func readNumber(path string) (uint64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s holds %.20q, not a number", path, b)
+	}
+	return n, nil
+}
+
+func optionalNumber(path string) (uint64, error) {
+	n, err := readNumber(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	return n, err
 }
 
-// Vanished says that a device went away while its files were read.
-func Vanished(err error) bool {
-	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
-}
-
-func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
-	if errno != 0 {
-		return errno
+func orNone(words []string) string {
+	if len(words) == 0 {
+		return "none"
 	}
-	return nil
-}
-
-// checkBlocks compares the size of the device's logical blocks with the disk's, unless that is 0.
-func (h *OpenDevice) CheckBlockSize(blockBytes int64) error {
-	n, err := unix.IoctlGetInt(h.descriptor(), unix.BLKSSZGET)
-	if err != nil {
-		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
-	}
-	if blockBytes != 0 && blockBytes != int64(n) {
-		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
-			"has blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
-	}
-	return nil
-}
-
-// makeWritable takes back a read-only switch that a read-only block publication left on the device
-// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk
-// that the rack made read-only stays so, and is refused.
-func (h *OpenDevice) MakeWritable(ours bool) error {
-	for range 2 {
-		readOnly, err := h.ReadOnly()
-		if err != nil {
-			return fmt.Errorf("ask whether %s is read-only: %w", h.Path, err)
-		}
-		if !readOnly {
-			return nil
-		}
-		if !ours {
-			break
-		}
-		if err := h.SetReadOnly(false); err != nil {
-			return fmt.Errorf("make %s writable: %w", h.Path, err)
-		}
-	}
-	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
-		"staged from a disk that the rack calls read-only; if somebody has switched it on this node, "+
-		"blockdev --setrw takes that back", h.Path, h.Serial)
-}
-
-// Lost says that an error comes from a device that does not answer any more. Its mounts are
-// taken down all the same.
-func Lost(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
-		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)
+	return strings.Join(words, ", ")
 }

@@ -11,12 +11,12 @@ type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
-// sameWrites reports whether nothing was written or discarded between two counts.
+// SameWrites reports whether nothing was written or discarded between two counts.
 func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// known reports whether the kernel counts. The device was read from before it was asked.
+// Known reports whether the kernel counts. The device was read from before it was asked.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
 // parseDiskstats finds a device's line in /proc/diskstats. Without one, or without a count of

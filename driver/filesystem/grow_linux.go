@@ -28,7 +28,8 @@ const (
 // GrowMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
 // filesystem already does, or is of a type that grows before it is mounted.
 func GrowMounted(m *mount.Mount, d blockdev.Device) error {
-	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS, volume.Btrfs: growBtrfs}[m.FSType]
+	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS,
+		volume.Btrfs: growBtrfs}[m.FSType]
 	if grow == nil {
 		return nil
 	}

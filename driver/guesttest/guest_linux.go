@@ -120,7 +120,8 @@ func (g *Guest) Plug(d *Disk) {
 	// The rack fills the 20 bytes with NULs, and sysfs ends the line.
 	var serial [volume.SerialBytes]byte
 	copy(serial[:], d.Serial)
-	csitest.Must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'), 0o444))
+	csitest.Must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'),
+		0o444))
 }
 
 // Unplug takes the disk out of the guest's trees.

@@ -114,13 +114,13 @@ func Open(path, fsType string) (*Mount, error) {
 	return &Mount{fd: fd, FSType: fsType}, nil
 }
 
-// statfs asks the filesystem for its statistics.
+// Statfs asks the filesystem for its statistics.
 func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	err = unix.Fstatfs(m.fd, &st)
 	return st, err
 }
 
-// prove shows that the mount is of that device, and not of whatever else is at the path.
+// Verify shows that the mount is of that device, and not of whatever else is at the path.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number()
 	if err != nil {
@@ -155,7 +155,7 @@ func (m *Mount) number() (major, minor uint32, err error) {
 	return btrfsNumber(root)
 }
 
-// change sets and clears attributes of the mount.
+// SetAttributes sets and clears attributes of the mount.
 func (m *Mount) SetAttributes(set, unset uint64) error {
 	attr := unix.MountAttr{Attr_set: set, Attr_clr: unset}
 	if err := unix.MountSetattr(m.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
@@ -164,7 +164,7 @@ func (m *Mount) SetAttributes(set, unset uint64) error {
 	return nil
 }
 
-// place puts the mount at path.
+// Attach puts the mount at path.
 func (m *Mount) Attach(path string) error {
 	err := unix.MoveMount(m.fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {
@@ -176,7 +176,7 @@ func (m *Mount) Attach(path string) error {
 // Close lets a loose mount go; one that has its place stays.
 func (m *Mount) Close() error { return unix.Close(m.fd) }
 
-// root opens the mount's root directory for ioctls, which a mount descriptor does not take.
+// Root opens the mount's root directory for ioctls, which a mount descriptor does not take.
 func (m *Mount) Root() (*os.File, error) {
 	fd, err := unix.Openat(m.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -36,7 +36,7 @@ func Unmount(path string) error {
 	return nil
 }
 
-// onlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
+// OnlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
 	var others Table
 	mounts := t.sameFilesystem(layer)

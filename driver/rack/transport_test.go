@@ -2,6 +2,7 @@ package rack
 
 import (
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -215,4 +216,9 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 	if got := sent.Load(); got > 256 {
 		t.Errorf("%d MiB of the answers were read", got)
 	}
+}
+
+func tokenFile(path string) *TokenSource {
+	return &TokenSource{Path: path, Log: slog.New(slog.DiscardHandler),
+		Limit: 300 * time.Millisecond}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,9 +25,11 @@ type guard struct {
 	trials []string
 }
 
-// edit is one place: text stands once in the file, and makes way for a text that does the same
-// unless the guard is taken away. There REMOVED is the condition that it is, and TEXT the old text.
-type edit struct{ file, text, with string }
+// edit is one place: a declaration of the driver as "package.Function" or "package.Type.Method",
+// wherever it stands. Its text occurs once in the declaration, and is replaced by a text that does
+// the same unless the guard is removed. In that text, REMOVED is the condition that it is, and TEXT
+// the old text.
+type edit struct{ place, text, with string }
 
 // The ways to take a guard away.
 const (
@@ -40,7 +45,7 @@ const (
 const removedVariable = "OXIDE_REMOVED_GUARD"
 
 // switches is what the mutant's source has besides.
-const switches = `package driver
+const switches = `package %s
 
 import "os"
 
@@ -73,19 +78,17 @@ func buildMutant(ctx context.Context, dir string, guards []guard) (program strin
 	if err != nil {
 		return "", fmt.Errorf("find this module: %w", err)
 	}
-	source := filepath.Join(strings.TrimSpace(string(out)), "driver")
-	changed, err := mutate(source, guards)
+	changed, err := mutate(filepath.Join(strings.TrimSpace(string(out)), "driver"), guards)
 	if err != nil {
 		return "", err
 	}
-	changed["corpus_switches.go"] = switches
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for name, text := range changed {
-		aside := filepath.Join(dir, name)
+	for path, text := range changed {
+		aside := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
 		if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
 			return "", err
 		}
-		overlay.Replace[filepath.Join(source, name)] = aside
+		overlay.Replace[path] = aside
 	}
 	b, err := json.Marshal(overlay)
 	if err != nil {
@@ -104,27 +107,96 @@ func buildMutant(ctx context.Context, dir string, guards []guard) (program strin
 	return program, nil
 }
 
-// mutate gives every guard its switch, in the files' texts.
-func mutate(source string, guards []guard) (map[string]string, error) {
+// mutate returns the changed source files by path, with a switch for every guard.
+func mutate(driver string, guards []guard) (map[string]string, error) {
+	source, err := readSource(driver)
+	if err != nil {
+		return nil, err
+	}
 	changed := map[string]string{}
 	for _, g := range guards {
 		for _, e := range g.edits {
-			text, ok := changed[e.file]
+			d, ok := source[e.place]
 			if !ok {
-				b, err := os.ReadFile(filepath.Join(source, e.file))
-				if err != nil {
-					return nil, fmt.Errorf("guard %q: %w", g.name, err)
-				}
-				text = string(b)
+				return nil, fmt.Errorf("guard %q: the driver declares no %s; correct the list of guards",
+					g.name, e.place)
 			}
-			if n := strings.Count(text, e.text); n != 1 {
+			if n := strings.Count(d.text, e.text); n != 1 {
 				return nil, fmt.Errorf("guard %q: %s has the text %q %d times, it must have it once; "+
-					"correct the list of guards", g.name, e.file, e.text, n)
+					"correct the list of guards", g.name, e.place, e.text, n)
 			}
 			with := strings.ReplaceAll(e.with, "REMOVED", "removed("+strconv.Quote(g.name)+")")
 			with = strings.ReplaceAll(with, "TEXT", e.text)
-			changed[e.file] = strings.Replace(text, e.text, with, 1)
+			mutant := strings.Replace(d.text, e.text, with, 1)
+			text, ok := changed[d.path]
+			if !ok {
+				text = d.file
+			}
+			changed[d.path] = strings.Replace(text, d.text, mutant, 1)
+			d.text = mutant
+			dir := filepath.Dir(d.path)
+			changed[filepath.Join(dir, "corpus_switches.go")] = fmt.Sprintf(switches, filepath.Base(dir))
 		}
 	}
 	return changed, nil
+}
+
+// declaration is the source of one top-level declaration.
+type declaration struct{ path, file, text string }
+
+// readSource finds the declarations of the driver's packages by name.
+func readSource(driver string) (map[string]*declaration, error) {
+	paths, err := filepath.Glob(filepath.Join(driver, "*", "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*declaration{}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, path, b, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range file.Decls {
+			text := string(b[set.Position(d.Pos()).Offset:set.Position(d.End()).Offset])
+			for _, name := range declaredNames(d) {
+				found[file.Name.Name+"."+name] = &declaration{path, string(b), text}
+			}
+		}
+	}
+	return found, nil
+}
+
+// declaredNames returns the names that a declaration declares, a method's with its type.
+func declaredNames(d ast.Decl) (names []string) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		name := d.Name.Name
+		if d.Recv != nil {
+			of := d.Recv.List[0].Type
+			if pointer, ok := of.(*ast.StarExpr); ok {
+				of = pointer.X
+			}
+			if named, ok := of.(*ast.Ident); ok {
+				name = named.Name + "." + name
+			}
+		}
+		names = append(names, name)
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			if values, ok := spec.(*ast.ValueSpec); ok {
+				for _, name := range values.Names {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
 }

@@ -1,0 +1,120 @@
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// TestAMarkOutlivesEveryMkfs holds what a format that is cut off relies on: of the marks that stand
+// on a disk, no mkfs of the driver's, whatever its options, takes the last. The long form, with
+// PROOF_DURATION set, tries every size.
+func TestAMarkOutlivesEveryMkfs(t *testing.T) {
+	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []string{"512"}
+	if os.Getenv("PROOF_DURATION") != "" {
+		sizes = []int64{64 * guesttest.MiB, 128 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB,
+			1500 * guesttest.MiB, 3 * guesttest.GiB, 10 * guesttest.GiB, 100 * guesttest.GiB,
+			1023 * guesttest.GiB}
+		sectors = []string{"512", "4096"}
+	}
+	tried := 0
+	for _, size := range sizes {
+		for _, sector := range sectors {
+			for _, fsType := range volume.Filesystems {
+				for _, options := range slotOptions(fsType, size) {
+					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB, sector,
+						options)
+					t.Run(name, func(t *testing.T) {
+						for _, config := range slotConfigs(t, fsType) {
+							if left, ok := marksAfterMkfs(t, size, sector, fsType, options, config); ok {
+								tried++
+								if left == 0 {
+									t.Errorf("no mark is left with the configuration %q", config)
+								}
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+	// Some filesystems take no such disk; most do.
+	if tried < 20 {
+		t.Fatalf("only %d filesystems could be made", tried)
+	}
+}
+
+// slotOptions are the extremes of what a StorageClass may ask for; those of ext3 that make mkfs
+// write a large part of the disk are left to disks that are not huge.
+func slotOptions(fsType string, size int64) []string {
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
+		if (fsType == volume.Ext3 && size > 3*guesttest.GiB) || size > 100*guesttest.GiB {
+			return few[:2]
+		}
+		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
+			"inodeSize=1024", "bytesPerInode=2048,fsBlockSize=4096,inodeSize=512", "reservedPercent=50",
+			"label=data", "bytesPerInode=1024,inodeSize=256,fsBlockSize=1024")
+	case volume.XFS:
+		return []string{"", "fsBlockSize=1024", "fsBlockSize=2048", "inodeSize=2048", "reflink=false",
+			"inodeSize=1024,fsBlockSize=2048", "label=data"}
+	}
+	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
+}
+
+// slotConfigs are files for mke2fs that ask it to leave the tables of inodes to the kernel, and to
+// write them itself. Without a word in the file it does what the running kernel can.
+func slotConfigs(t *testing.T, fsType string) []string {
+	t.Helper()
+	if fsType != volume.Ext3 && fsType != volume.Ext4 {
+		return []string{""}
+	}
+	usual, err := os.ReadFile("/etc/mke2fs.conf")
+	csitest.Must(t, err)
+	configs := []string{filepath.Join(t.TempDir(), "lazy"), filepath.Join(t.TempDir(), "whole")}
+	for i, lazy := range []string{"1", "0"} {
+		text := strings.Replace(string(usual), "[defaults]", "[defaults]\n\tlazy_itable_init = "+lazy, 1)
+		csitest.Must(t, os.WriteFile(configs[i], []byte(text), 0o600))
+	}
+	return configs
+}
+
+// marksAfterMkfs counts the marks that a mkfs leaves; not ok is a mkfs that refuses the disk.
+func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
+	ok bool) {
+	t.Helper()
+	h := opened(t, size, "--sector-size", sector)
+	parsed, err := volume.ParseMkfsOptions(options)
+	csitest.Must(t, err)
+	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	mark, err := RecordOf(v).Encode()
+	csitest.Must(t, err)
+	csitest.Must(t, h.WithExclusive(func(w *os.File) error { return disk{h}.writeRecords(w, mark) }))
+	name, args, err := mkfsCommand(v)
+	csitest.Must(t, err)
+	mkfs := exec.Command(name, append(args, h.Path)...)
+	mkfs.Env = append(os.Environ(), "MKE2FS_CONFIG="+config)
+	if err := mkfs.Run(); errors.As(err, new(*exec.ExitError)) {
+		return 0, false
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	for _, slot := range RecordOffsets(size) {
+		b, err := h.Read(slot, sectorBytes)
+		csitest.Must(t, err)
+		if bytes.Equal(b, mark) {
+			left++
+		}
+	}
+	return left, true
+}

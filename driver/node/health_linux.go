@@ -1,0 +1,162 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
+
+// NodeGetVolumeHealth says what this node can see of a volume: whether its device is there, and
+// whether its filesystem was turned read-only by errors. It reads; it tries nothing.
+func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	*csi.NodeGetVolumeHealthResponse, error) {
+	if req.GetVolumeId() == "" {
+		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
+	}
+	if err := checkPathText("volume_publish_path", req.GetVolumePublishPath()); err != nil {
+		return nil, err
+	}
+	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	entries, err := n.volumeHealth(ctx, req)
+	if err != nil {
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
+		VolumeId: req.GetVolumeId(), HealthStatuses: entries,
+	}}, nil
+}
+
+func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
+	known, ok := n.loadRecord(ctx, req.GetVolumeId())
+	if !ok {
+		return n.healthAt(ctx, req)
+	}
+	if err := n.checkPaths(req, volume.Serial(known.Disk)); err != nil {
+		return nil, err
+	}
+	d, err := n.devices().Lookup(volume.Serial(known.Disk))
+	if csierr.Has(err, csierr.DeviceNotFound) {
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	table, err := mount.ReadTable()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range table.Of(d) {
+		if entries := healthOf(m); entries != nil {
+			return entries, nil
+		}
+	}
+	for _, m := range table.Of(d) {
+		if entries := n.notGrown(m, d); entries != nil {
+			return entries, nil
+		}
+	}
+	return nil, nil
+}
+
+// checkPaths refuses a path of the request that shows another volume. One that shows nothing (yet,
+// or any more) says nothing of the volume's health.
+func (n *Service) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string) error {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		if shown, err := n.shownAt(path); err == nil && shown.Device.Serial != serial {
+			return csierr.New(csierr.VolumeNotAtPath, "%q shows the disk with serial %q, but the volume's "+
+				"is %q",
+				path, shown.Device.Serial, serial)
+		}
+	}
+	return nil
+}
+
+// healthAt judges by the paths of the request, for a volume that this node does not know.
+func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
+	healthEntries, error) {
+	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
+		if path == "" {
+			continue
+		}
+		shown, err := n.volumeAt(ctx, req.GetVolumeId(), path)
+		switch {
+		case csierr.Has(err, csierr.VolumeNotAtPath):
+			continue
+		case csierr.Has(err, csierr.FilesystemFailed):
+			return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err), nil
+		case err != nil:
+			return nil, err
+		}
+		entries := conditionHealth(shown.Condition, path)
+		if entries == nil && !shown.Block {
+			entries = n.notGrown(shown.Mount, shown.Device)
+		}
+		return entries, nil
+	}
+	return nil, csierr.New(csierr.VolumeUnknownToNode, "this node knows nothing of the volume, "+
+		"and the request names no path where it is")
+}
+
+// healthOf is the health of a volume's mount; nil when there is nothing to say.
+func healthOf(m *mountinfo.Info) healthEntries {
+	if mount.IsNode(m) {
+		return nil
+	}
+	return conditionHealth(mount.ConditionOf(m), m.Mountpoint)
+}
+
+func conditionHealth(c mount.Condition, path string) healthEntries {
+	err := fmt.Errorf("the filesystem at %q is %s", path, c)
+	switch c {
+	case mount.ReadOnlyAfterErrors:
+		return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemFailed, err)
+	case mount.Dead:
+		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.FilesystemFailed, err)
+	}
+	return nil
+}
+
+// notGrown reports a filesystem that leaves a part of its disk unused.
+func (n *Service) notGrown(m *mountinfo.Info, d blockdev.Device) healthEntries {
+	size, found := filesystem.Ungrown(n.devices(), m, d)
+	if !found {
+		return nil
+	}
+	return unhealthy(csi.VolumeHealthErrorType_DEGRADED, csierr.FilesystemNotGrown, fmt.Errorf(
+		"the filesystem at %q covers %d of its disk's %d bytes; it was not grown because something lies "+
+			"behind it, or because nothing grows it; see the log of the node's driver", m.Mountpoint, size,
+		d.SizeBytes))
+}
+
+func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error) healthEntries {
+	return healthEntries{{
+		Status: status, Reason: string(reason), Message: err.Error(),
+	}}
+}
+
+// NodeGetStorageHealth has nothing adverse to report: a node sees its disks, not the rack behind
+// them, and does not guess.
+func (n *Service) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (
+	*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{}, nil
+}

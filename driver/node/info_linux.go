@@ -1,0 +1,80 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+// NodeGetCapabilities says what the node service does.
+func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
+	*csi.NodeGetCapabilitiesResponse, error) {
+	var list []*csi.NodeServiceCapability
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+	} {
+		list = append(list, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{
+			Rpc: &csi.NodeServiceCapability_RPC{Type: t},
+		}})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: list}, nil
+}
+
+// NodeGetInfo says which instance this is and how many volumes it takes.
+func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
+	error) {
+	if n.InstanceID == "" {
+		return nil, csierr.New(csierr.InstanceUnknown, "the driver does not "+
+			"know which instance it runs on; set OXIDE_INSTANCE_ID")
+	}
+	room, err := n.maxVolumes()
+	if err != nil {
+		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+	}
+	info := &csi.NodeGetInfoResponse{NodeId: n.InstanceID, MaxVolumesPerNode: room}
+	if len(n.Topology) > 0 {
+		info.AccessibleTopology = &csi.Topology{Segments: n.Topology}
+	}
+	return info, nil
+}
+
+// maxVolumes is what the rack lets an instance have, less the disks that are no volumes: the boot
+// disk and disks attached by hand. It is counted on each call, for disks come and go. The CO itself
+// counts a static volume, whose disk somebody made by hand, so one that the node knows takes no
+// slot. The cloud-init volume is no NVMe disk and takes none either.
+func (n *Service) maxVolumes() (int64, error) {
+	all, err := n.devices().List()
+	if err != nil {
+		return 0, fmt.Errorf("count the disks of this instance: %w", err)
+	}
+	volumes := n.allRecords()
+	foreign := len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
+		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r record) bool {
+			return volume.Serial(r.Disk) == d.Serial
+		})
+	}))
+	limit := n.MaxDisks
+	if limit == 0 {
+		limit = volume.DefaultMaxDisks
+	}
+	room := limit - foreign
+	if room < 1 {
+		// 0 would mean "no limit" to the CO. The rack's own refusal is the backstop.
+		n.log().Error("no room for volumes on this instance; the CO is told 1, because 0 means no limit",
+			"max_disks", limit, "foreign_disks", foreign)
+		room = 1
+	}
+	return int64(room), nil
+}

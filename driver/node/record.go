@@ -1,0 +1,356 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+const (
+	// DefaultStateDir is gone after a reboot, and so is everything that it tells of. It is not the
+	// socket's directory: CSI wants nothing there but the socket.
+	DefaultStateDir = "/run/" + volume.DriverName
+	// recordVersion is what the records hold; those of another version are not believed.
+	recordVersion = 1
+	recordSuffix  = ".json"
+	newSuffix     = ".new" // a record that is being written
+	// maxRecordBytes is far more than a record takes.
+	maxRecordBytes = 4096
+)
+
+// record is what a node knows of a volume between its calls, in memory and as a file: which
+// disk it is. NodeUnstageVolume and NodeUnpublishVolume are told an id and a path, no more.
+type record struct {
+	Version  int    `json:"version"`
+	Volume   string `json:"volume"`
+	Instance string `json:"instance"`
+	Disk     string `json:"disk"`
+	Block    bool   `json:"block,omitempty"` // published as a raw device
+}
+
+// records keeps one record for each volume that this node has staged or published and not
+// unstaged. Records only make answers stricter: without one a call goes by what the kernel shows.
+// So a record that is lost, or that makes no sense, harms nobody.
+type records struct {
+	mu sync.Mutex
+	// guarded by mu
+	volumes map[string]record
+}
+
+// parseRecord reads a record. What is torn, of another version or more than a record is an error.
+func parseRecord(b []byte) (record, error) {
+	if len(b) > maxRecordBytes {
+		return record{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(b))
+	decoder.DisallowUnknownFields()
+	var r record
+	if err := decoder.Decode(&r); err != nil {
+		return record{}, fmt.Errorf("it is no record of a volume: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return record{}, errors.New("something follows the record")
+	}
+	switch {
+	case r.Version != recordVersion:
+		return record{}, fmt.Errorf("it has version %d, not %d", r.Version, recordVersion)
+	case r.Volume == "", r.Instance == "", r.Disk == "":
+		return record{}, errors.New("it does not name a volume, an instance and a disk")
+	}
+	return r, nil
+}
+
+// encode is the record as a file holds it.
+func (r record) encode() ([]byte, error) {
+	b, err := json.Marshal(r)
+	return append(b, '\n'), err
+}
+
+// recordKey is a volume id in the one way in which it is remembered.
+func recordKey(volumeID string) string {
+	if id, ok := volume.ParseID(volumeID); ok {
+		return id
+	}
+	return volumeID
+}
+
+// recordFile is the name of a volume's record. An id that is no UUID may hold anything.
+func recordFile(volumeID string) string {
+	if id, ok := volume.ParseID(volumeID); ok {
+		return id + recordSuffix
+	}
+	sum := sha256.Sum256([]byte(volumeID))
+	return hex.EncodeToString(sum[:]) + recordSuffix
+}
+
+// remember keeps what disk a volume is, after everything that may refuse the call and before the
+// first thing is done with it: a driver that dies after that still knows it. A record that cannot
+// be written is an error, for the calls that undo it could not be as strict as they have to be.
+//
+// Until it is unstaged, a volume stays the disk that it is, and one that workloads had as a raw
+// device stays one of which they may have the device open.
+func (n *Service) saveRecord(ctx context.Context, volumeID, disk string, block bool) error {
+	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: n.InstanceID,
+		Disk: disk, Block: block}
+	if known, ok := n.loadRecord(ctx, volumeID); ok {
+		if volume.Serial(known.Disk) != volume.Serial(disk) {
+			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
+				"request names disk %s; unstage the volume first", known.Disk, disk)
+		}
+		r.Block = r.Block || known.Block
+	}
+	n.memory.save(r)
+	if n.StateDir == "" {
+		return nil
+	}
+	if kept, err := n.readRecord(volumeID); err == nil && kept == r {
+		return nil
+	}
+	if err := n.writeRecord(r); err != nil {
+		return csierr.New(csierr.StateNotKept, "write down in the state directory which disk the volume "+
+			"is: %w", err)
+	}
+	return nil
+}
+
+// rememberDevice keeps the disk of a volume that is about to be taken down and is not known. It is
+// no reason to leave the volume where it is when that fails.
+func (n *Service) saveDisk(ctx context.Context, volumeID, serial string) {
+	if _, known := n.loadRecord(ctx, volumeID); known {
+		return
+	}
+	if err := n.saveRecord(ctx, volumeID, serial, false); err != nil {
+		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
+			"volume", volumeID, "error", err)
+	}
+}
+
+// recall tells what is known of a volume. A record that cannot be believed is not known, and the
+// log says so.
+func (n *Service) loadRecord(ctx context.Context, volumeID string) (record, bool) {
+	if r, ok := n.memory.find(recordKey(volumeID)); ok {
+		return r, true
+	}
+	if n.StateDir == "" {
+		return record{}, false
+	}
+	r, err := n.readRecord(volumeID)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return record{}, false
+	case err != nil:
+		n.log().WarnContext(ctx, "a record in the state directory is ignored",
+			"file", recordFile(volumeID), "error", err)
+		return record{}, false
+	}
+	n.memory.save(r)
+	return r, true
+}
+
+// anothers says why the disk with that serial cannot be the volume's: the volume is known to be
+// another disk, or else the disk is known to be another volume. It says "" when no record speaks
+// against it.
+func (n *Service) otherVolume(ctx context.Context, volumeID, serial string) string {
+	if known, ok := n.loadRecord(ctx, volumeID); ok {
+		if want := volume.Serial(known.Disk); want != serial {
+			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
+		}
+		return ""
+	}
+	for _, r := range n.allRecords() {
+		if r.Volume != recordKey(volumeID) && volume.Serial(r.Disk) == serial {
+			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, csierr.Plain(r.Volume))
+		}
+	}
+	return ""
+}
+
+// records are all that the node knows of its volumes. What cannot be read, or not be believed, was
+// named in the log at the start.
+func (n *Service) allRecords() []record {
+	all := n.memory.all()
+	if n.StateDir == "" {
+		return all
+	}
+	entries, _ := os.ReadDir(n.StateDir)
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), recordSuffix) {
+			continue
+		}
+		r, err := readRecordFile(filepath.Join(n.StateDir, e.Name()))
+		if err == nil && r.Instance == n.InstanceID && recordFile(r.Volume) == e.Name() {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// forget drops what is known of a volume that is gone from this node. A record that stays behind
+// makes a later answer stricter, no more, so that is no reason to fail.
+func (n *Service) deleteRecord(ctx context.Context, volumeID string) {
+	n.memory.delete(recordKey(volumeID))
+	if n.StateDir == "" {
+		return
+	}
+	path := filepath.Join(n.StateDir, recordFile(volumeID))
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.log().WarnContext(ctx, "a record stays in the state directory",
+			"file", recordFile(volumeID), "error", err)
+	}
+}
+
+// readSeen reads the record of a volume, which has to be this node's and that volume's.
+func (n *Service) readRecord(volumeID string) (record, error) {
+	r, err := readRecordFile(filepath.Join(n.StateDir, recordFile(volumeID)))
+	switch {
+	case err != nil:
+		return record{}, err
+	case r.Volume != recordKey(volumeID):
+		return record{}, errors.New("it is about another volume")
+	case r.Instance != n.InstanceID:
+		return record{}, errors.New("it is another instance's")
+	}
+	return r, nil
+}
+
+func readRecordFile(path string) (record, error) {
+	// O_NONBLOCK keeps what is no file after all from holding us up.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return record{}, err
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxRecordBytes+1))
+	if err != nil {
+		return record{}, err
+	}
+	return parseRecord(b)
+}
+
+// writeSeen puts the record in its place whole. It is not synced: after a power failure nothing is
+// mounted, so nothing is there to be known of.
+func (n *Service) writeRecord(r record) error {
+	b, err := r.encode()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(n.StateDir, recordFile(r.Volume))
+	err = replaceFile(path, b)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	// Somebody cleared the directory away under a running driver.
+	if err := os.MkdirAll(n.StateDir, 0o700); err != nil {
+		return err
+	}
+	return replaceFile(path, b)
+}
+
+func replaceFile(path string, b []byte) error {
+	if err := os.WriteFile(path+newSuffix, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+newSuffix, path)
+}
+
+// OpenState makes the state directory ready, shows that it can be written, and clears away what a
+// driver left that died while it wrote. Its error does not name the directory, which is the
+// operator's value.
+func (n *Service) OpenState() error {
+	if n.StateDir == "" {
+		n.log().Warn("no state directory: after a restart the node does not know which " +
+			"disk a volume is")
+		return nil
+	}
+	const advice = "name a directory that the driver can make and write, and that outlives its " +
+		"process, such as one of the host's"
+	if err := tryState(n.StateDir); err != nil {
+		return fmt.Errorf("no records can be kept there (%w); %s", csierr.WithoutPath(err), advice)
+	}
+	entries, err := os.ReadDir(n.StateDir)
+	if err != nil {
+		return fmt.Errorf("it cannot be listed (%w); %s", csierr.WithoutPath(err), advice)
+	}
+	for _, e := range entries {
+		path := filepath.Join(n.StateDir, e.Name())
+		switch {
+		case e.Type().IsRegular() && unfinishedFile.MatchString(e.Name()):
+			_ = os.Remove(path) // one that stays is overwritten when its volume comes again
+		case strings.HasSuffix(e.Name(), recordSuffix):
+			if _, err := readRecordFile(path); err != nil {
+				n.log().Warn("a record in the state directory is ignored",
+					"file", e.Name(), "error", err)
+			}
+		}
+	}
+	return nil
+}
+
+// unfinishedFile is the name of a file that writeSeen or tryState was about to finish. Nothing else
+// is removed: an operator may name a directory that others use, too.
+var unfinishedFile = regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
+	`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
+
+// tryState makes the directory and a file in it, and takes the file away again.
+func tryState(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	trial, err := os.CreateTemp(dir, "trial-*"+newSuffix)
+	if err != nil {
+		return err
+	}
+	_, err = trial.WriteString("x")
+	err = errors.Join(err, trial.Close())
+	// Another driver that starts here clears it away.
+	if gone := os.Remove(trial.Name()); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
+	return err
+}
+
+func (s *records) save(r record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.volumes == nil {
+		s.volumes = map[string]record{}
+	}
+	s.volumes[r.Volume] = r
+}
+
+func (s *records) delete(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.volumes, key)
+}
+
+func (s *records) find(key string) (record, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.volumes[key]
+	return r, ok
+}
+
+func (s *records) all() []record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.volumes))
+}
