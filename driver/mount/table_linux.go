@@ -270,3 +270,9 @@ func Canonical(path string) (string, error) {
 func IsMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
+
+// Shows reports whether a mount is of the device or of its node.
+func Shows(m *mountinfo.Info, d blockdev.Device) bool {
+	major, minor, ok := Device(m)
+	return ok && major == d.Major && minor == d.Minor
+}

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -47,7 +46,7 @@ func TestABigallocIsMountedAsItIs(t *testing.T) {
 	})
 	t.Run("a growth that an older driver has begun is given up", func(t *testing.T) {
 		v := bigalloc(t)
-		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
 		m := filesystem.RecordOf(nv.Volume)
 		m.GrowFrom, m.Checked = guesttest.GiB, true

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )

@@ -11,17 +11,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // tools puts scripts before the machine's programs, by name.
@@ -49,7 +47,7 @@ func cutOff(t *testing.T, script string, stage func() error) {
 // mark is the spot that the driver writes when it formats the volume.
 func (v testVolume) mark(t *testing.T) []byte {
 	t.Helper()
-	nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
 	must(t, err)
 	b, err := filesystem.RecordOf(nv.Volume).Encode()
 	must(t, err)
@@ -65,7 +63,7 @@ func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
 // device is the volume's disk as the node sees it.
 func (v testVolume) device(t *testing.T) blockdev.Device {
 	t.Helper()
-	d, err := v.guest.node().devices().Lookup(v.disk.Serial)
+	d, err := v.guest.node().host().Lookup(v.disk.Serial)
 	must(t, err)
 	return d
 }

@@ -9,16 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // freeze freezes the filesystem of the volume at path. One that a failed test has left frozen, with

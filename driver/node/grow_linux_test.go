@@ -6,15 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
@@ -92,7 +90,7 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		must(t, v.stage())
 		must(t, v.unstage())
-		nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
 		must(t, err)
 		m := filesystem.RecordOf(nv.Volume)
 		m.GrowFrom, m.Mounted, m.Checked = 128*guesttest.MiB, 1, true

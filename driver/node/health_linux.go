@@ -4,24 +4,20 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 type healthEntries = []*csi.VolumeHealth_VolumeHealthEntry
 
-// NodeGetVolumeHealth says what this node can see of a volume: whether its device is there, and
-// whether its filesystem was turned read-only by errors. It reads; it tries nothing.
+// NodeGetVolumeHealth reports what this node can see of a volume: whether its device is there, and
+// whether errors made its filesystem read-only. It only reads.
 func (n *Service) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	*csi.NodeGetVolumeHealthResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -51,7 +47,7 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 	if err := n.checkPaths(req, volume.Serial(known.Disk)); err != nil {
 		return nil, err
 	}
-	d, err := n.devices().Lookup(volume.Serial(known.Disk))
+	d, err := n.host().Lookup(volume.Serial(known.Disk))
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return unhealthy(csi.VolumeHealthErrorType_INACCESSIBLE, csierr.DeviceNotFound, err), nil
 	}
@@ -75,8 +71,8 @@ func (n *Service) volumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealth
 	return nil, nil
 }
 
-// checkPaths refuses a path of the request that shows another volume. One that shows nothing (yet,
-// or any more) says nothing of the volume's health.
+// checkPaths refuses a path of the request that shows another volume. A path that shows nothing
+// says nothing about the volume's health.
 func (n *Service) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string) error {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
 		if path == "" {
@@ -91,7 +87,7 @@ func (n *Service) checkPaths(req *csi.NodeGetVolumeHealthRequest, serial string)
 	return nil
 }
 
-// healthAt judges by the paths of the request, for a volume that this node does not know.
+// healthAt judges by the paths of the request, for a volume without a record.
 func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (
 	healthEntries, error) {
 	for _, path := range []string{req.GetVolumePublishPath(), req.GetStagingTargetPath()} {
@@ -117,7 +113,7 @@ func (n *Service) healthAt(ctx context.Context, req *csi.NodeGetVolumeHealthRequ
 		"and the request names no path where it is")
 }
 
-// healthOf is the health of a volume's mount; nil when there is nothing to say.
+// healthOf returns the health of a volume's mount; nil when it is healthy.
 func healthOf(m *mountinfo.Info) healthEntries {
 	if mount.IsNode(m) {
 		return nil
@@ -138,7 +134,7 @@ func conditionHealth(c mount.Condition, path string) healthEntries {
 
 // notGrown reports a filesystem that leaves a part of its disk unused.
 func (n *Service) notGrown(m *mountinfo.Info, d blockdev.Device) healthEntries {
-	size, found := filesystem.Ungrown(n.devices(), m, d)
+	size, found := filesystem.Ungrown(n.host(), m, d)
 	if !found {
 		return nil
 	}
@@ -154,8 +150,7 @@ func unhealthy(status csi.VolumeHealthErrorType, reason csierr.Reason, err error
 	}}
 }
 
-// NodeGetStorageHealth has nothing adverse to report: a node sees its disks, not the rack behind
-// them, and does not guess.
+// NodeGetStorageHealth reports nothing: a node sees its disks and not the rack behind them.
 func (n *Service) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (
 	*csi.NodeGetStorageHealthResponse, error) {
 	return &csi.NodeGetStorageHealthResponse{}, nil

@@ -5,16 +5,14 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// NodeGetCapabilities says what the node service does.
+// NodeGetCapabilities lists what the node service can do.
 func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (
 	*csi.NodeGetCapabilitiesResponse, error) {
 	var list []*csi.NodeServiceCapability
@@ -32,7 +30,7 @@ func (n *Service) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesR
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// NodeGetInfo says which instance this is and how many volumes it takes.
+// NodeGetInfo returns the id of this instance and how many volumes it takes.
 func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse,
 	error) {
 	if n.InstanceID == "" {
@@ -50,12 +48,12 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	return info, nil
 }
 
-// maxVolumes is what the rack lets an instance have, less the disks that are no volumes: the boot
-// disk and disks attached by hand. It is counted on each call, for disks come and go. The CO itself
-// counts a static volume, whose disk somebody made by hand, so one that the node knows takes no
-// slot. The cloud-init volume is no NVMe disk and takes none either.
+// maxVolumes returns how many disks the rack lets an instance have, less the disks that are no
+// volumes: the boot disk and disks attached by hand. Disks come and go, so each call counts them.
+// The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk that
+// has a record takes no slot. The cloud-init volume is no NVMe disk and takes none either.
 func (n *Service) maxVolumes() (int64, error) {
-	all, err := n.devices().List()
+	all, err := n.host().List()
 	if err != nil {
 		return 0, fmt.Errorf("count the disks of this instance: %w", err)
 	}
@@ -71,8 +69,9 @@ func (n *Service) maxVolumes() (int64, error) {
 	}
 	room := limit - foreign
 	if room < 1 {
-		// 0 would mean "no limit" to the CO. The rack's own refusal is the backstop.
-		n.log().Error("no room for volumes on this instance; the CO is told 1, because 0 means no limit",
+		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.
+		n.log().Error("no room for volumes on this instance; NodeGetInfo reports 1, because 0 means no "+
+			"limit",
 			"max_disks", limit, "foreign_disks", foreign)
 		room = 1
 	}

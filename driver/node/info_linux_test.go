@@ -8,17 +8,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestNodeGetInfo(t *testing.T) {
@@ -211,7 +209,8 @@ func TestNodeGetVolumeStats(t *testing.T) {
 					usage[1].GetUnit() != csi.VolumeUsage_INODES {
 					t.Fatalf("usage: %v", usage)
 				}
-				if b := usage[0]; b.GetTotal() < 350*guesttest.MiB || b.GetTotal() > 512*guesttest.MiB || b.GetUsed() < guesttest.MiB ||
+				if b := usage[0]; b.GetTotal() < 350*guesttest.MiB || b.GetTotal() > 512*guesttest.MiB ||
+					b.GetUsed() < guesttest.MiB ||
 					b.GetAvailable() <= 0 || b.GetAvailable() > b.GetTotal() {
 					t.Fatalf("bytes: %v", b)
 				}

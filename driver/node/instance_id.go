@@ -18,17 +18,17 @@ import (
 // InstanceIDKey is the variable, and the key in the metadata file, that holds the instance's id.
 const InstanceIDKey = "OXIDE_INSTANCE_ID"
 
-// Identity is where the instance's id may come from.
+// Identity names the sources of the instance's id.
 type Identity struct {
 	Explicit     string // OXIDE_INSTANCE_ID
 	MetadataFile string // OXIDE_INSTANCE_METADATA_FILE; empty means none
 	SysfsRoot    string // empty means /sys
 }
 
-// InstanceID is the UUID of the instance this process runs on, in lower case. All sources that have
-// an opinion must agree: a wrong identity attaches disks to somebody else.
+// InstanceID returns the UUID of the instance this process runs on, in lower case. All sources that
+// hold an id must agree, because a wrong identity attaches disks to somebody else's instance.
 //
-// cloud-init knows the id too, but what it leaves on the disk outlives the instance in an image.
+// cloud-init knows the id, too, but what it leaves on the disk outlives the instance in an image.
 func InstanceID(n Identity) (string, error) {
 	type claim struct{ source, id string }
 	var claims []claim
@@ -92,8 +92,8 @@ func metadataInstanceID(path string) (string, error) {
 	return id, nil
 }
 
-// parseMetadata finds the instance's id among KEY=VALUE lines. Comments and other keys are passed
-// over; the value may be quoted. A file without the key is an error: it was named for its sake.
+// parseMetadata finds the instance's id among KEY=VALUE lines. It ignores comments and other keys;
+// the value may be quoted. A file without the key is an error.
 func parseMetadata(b []byte) (string, error) {
 	var id string
 	lines := bufio.NewScanner(bytes.NewReader(b))
@@ -109,7 +109,7 @@ func parseMetadata(b []byte) (string, error) {
 			}
 		}
 		if id != "" && id != value {
-			return "", fmt.Errorf("%s stands there twice with different values", InstanceIDKey)
+			return "", fmt.Errorf("it has %s twice with different values", InstanceIDKey)
 		}
 		id = value
 	}
@@ -122,8 +122,8 @@ func parseMetadata(b []byte) (string, error) {
 	return id, nil
 }
 
-// smbiosInstanceID reads what the hypervisor tells the guest. Only a machine made by Oxide is
-// believed: elsewhere product_serial is a number on a sticker.
+// smbiosInstanceID reads the id that the hypervisor gives to the guest, on a machine made by Oxide
+// only: elsewhere product_serial is the number on a sticker.
 func smbiosInstanceID(sysfsRoot string) (string, error) {
 	if sysfsRoot == "" {
 		sysfsRoot = DefaultSysfsRoot
@@ -146,5 +146,5 @@ func smbiosInstanceID(sysfsRoot string) (string, error) {
 	return parseDMI(serial), nil
 }
 
-// parseDMI takes a string as /sys/class/dmi/id writes it.
+// parseDMI parses a string as /sys/class/dmi/id writes it.
 func parseDMI(b []byte) string { return string(bytes.Trim(b, "\x00 \n\t")) }

@@ -8,16 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
@@ -95,7 +93,7 @@ func ownDescriptors(t *testing.T, path string) (n int) {
 // lockedProgram is a program that a driver had started on the volume's device before it died.
 func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
 	t.Helper()
-	ds := v.guest.node().devices()
+	ds := v.guest.node().host()
 	found, err := ds.Lookup(v.Name)
 	must(t, err)
 	h, err := ds.OpenLocked(t.Context(), found)

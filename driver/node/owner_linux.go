@@ -3,26 +3,22 @@ package node
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// NodeUnpublishVolume and NodeUnstageVolume are told an id and a path, and the path may show what
-// is not the volume's. Another volume that is there is left alone, and the call is a success: CSI
-// wants OK of a volume that is not at the path, and an orchestrator has to be able to go on. What
-// no volume has is an error: nothing tells what it hides, and no orchestrator puts it there.
+// NodeUnpublishVolume and NodeUnstageVolume get an id and a path, and the path may show something
+// other than the volume. Another volume is left alone, and the call succeeds: CSI wants OK for a
+// volume that is not at the path, and an orchestrator has to be able to go on. A mount that no
+// volume has is an error: nobody knows what it hides, and no orchestrator puts one there.
 
-// ownMounts are those of the mounts at a path of the CO's that are the volume's. None is when
-// another volume has the path.
+// ownMounts returns those of the mounts at an orchestrator's path that are the volume's. It returns
+// none when the path shows another volume.
 func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*mountinfo.Info,
 	reason csierr.Reason) ([]stagedDisk, error) {
 	var own []stagedDisk
@@ -55,42 +51,41 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 	return nil, nil
 }
 
-// mountedDisk is the disk of this instance that a mount shows; the zero device if it is no longer
-// there. Whose that was nobody knows, so a mount of it is taken for what the path should have.
+// mountedDisk returns the disk of this instance that a mount shows, or the zero device if it is no
+// longer there. Nobody knows which volume that was, so its mount is taken for the one that the path
+// should have.
 func (n *Service) mountedDisk(m *mountinfo.Info, reason csierr.Reason) (blockdev.Device, error) {
 	node, deleted := mount.NodeRoot(m)
 	if !node && !volume.IsFilesystem(m.FSType) {
 		return blockdev.Device{}, csierr.New(reason, "%q has a mount of type %s, which no volume has; "+
-			"it is left "+
-			"alone", m.Mountpoint, m.FSType)
+			"it is left alone", m.Mountpoint, m.FSType)
 	}
 	if deleted {
 		return blockdev.Device{}, nil // the number of a node that is gone may be another disk's by now
 	}
 	if major, minor, ok := mount.Device(m); ok {
-		d, err := n.devices().WithNumber(major, minor)
+		d, err := n.host().WithNumber(major, minor)
 		if !csierr.Has(err, csierr.DeviceNotFound) {
 			return d, err
 		}
 	}
 	if !node && !mount.IsDiskPath(m.Source) {
 		return blockdev.Device{}, csierr.New(reason, "%q has %s mounted, which is no disk of this "+
-			"instance; it "+
-			"is left alone", m.Mountpoint, m.Source)
+			"instance; it is left alone", m.Mountpoint, m.Source)
 	}
 	return blockdev.Device{}, nil
 }
 
-// namedDisks are the disks whose filesystem has the volume's id as its UUID, which the driver gives
-// to what it makes: the disk of a volume whose record is lost, unless it is raw, static, restored
-// or was formatted by others. A disk that was restored from it has the same UUID, but a record of
-// its own as long as it is in use.
+// namedDisks returns the disks whose filesystem has the volume's id as its UUID, which the driver
+// gives to every filesystem that it makes. It finds the disk of a volume whose record is lost,
+// unless the volume is raw, static, restored or was formatted by others. A disk that was restored
+// from this one has the same UUID, but a record of its own while it is in use.
 func (n *Service) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk, error) {
 	id, ok := volume.ParseID(volumeID)
 	if !ok {
 		return nil, nil
 	}
-	all, err := n.devices().List()
+	all, err := n.host().List()
 	if err != nil {
 		return nil, err
 	}
@@ -111,12 +106,12 @@ func (n *Service) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk
 	return named, nil
 }
 
-// filesystems lists those on a disk that the driver could have made.
+// filesystems lists the filesystems on a disk that the driver could have made.
 func (n *Service) filesystems(d blockdev.Device) ([]filesystem.Superblock, error) {
-	held, err := n.devices().Open(d)
+	device, err := n.host().Open(d)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = held.Close() }()
-	return filesystem.Find(held)
+	defer func() { _ = device.Close() }()
+	return filesystem.Find(device)
 }

@@ -5,15 +5,14 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // twoVolumes are a published volume and another one, which the node knows or not.

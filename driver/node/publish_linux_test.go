@@ -7,20 +7,17 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (

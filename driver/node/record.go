@@ -19,16 +19,15 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (
-	// DefaultStateDir is gone after a reboot, and so is everything that it tells of. It is not the
-	// socket's directory: CSI wants nothing there but the socket.
+	// DefaultStateDir is gone after a reboot, and so is every mount that its records are about. It is
+	// not the socket's directory, where CSI wants nothing but the socket.
 	DefaultStateDir = "/run/" + volume.DriverName
-	// recordVersion is what the records hold; those of another version are not believed.
+	// recordVersion is the version of the records; those of another version are ignored.
 	recordVersion = 1
 	recordSuffix  = ".json"
 	newSuffix     = ".new" // a record that is being written
@@ -37,7 +36,7 @@ const (
 )
 
 // record is what a node knows of a volume between its calls, in memory and as a file: which
-// disk it is. NodeUnstageVolume and NodeUnpublishVolume are told an id and a path, no more.
+// disk it is. NodeUnstageVolume and NodeUnpublishVolume get an id and a path, and no more.
 type record struct {
 	Version  int    `json:"version"`
 	Volume   string `json:"volume"`
@@ -46,16 +45,17 @@ type record struct {
 	Block    bool   `json:"block,omitempty"` // published as a raw device
 }
 
-// records keeps one record for each volume that this node has staged or published and not
-// unstaged. Records only make answers stricter: without one a call goes by what the kernel shows.
-// So a record that is lost, or that makes no sense, harms nobody.
+// records holds one record for each volume that this node has staged or published and not unstaged.
+// Records only make answers stricter: without one, a call relies on what the kernel shows. So a
+// record that is lost or invalid harms nobody.
 type records struct {
 	mu sync.Mutex
 	// guarded by mu
 	volumes map[string]record
 }
 
-// parseRecord reads a record. What is torn, of another version or more than a record is an error.
+// parseRecord parses a record. It refuses one that is truncated, of another version, or followed by
+// anything.
 func parseRecord(b []byte) (record, error) {
 	if len(b) > maxRecordBytes {
 		return record{}, fmt.Errorf("it has more than %d bytes", maxRecordBytes)
@@ -78,13 +78,13 @@ func parseRecord(b []byte) (record, error) {
 	return r, nil
 }
 
-// encode is the record as a file holds it.
+// encode returns the content of the record's file.
 func (r record) encode() ([]byte, error) {
 	b, err := json.Marshal(r)
 	return append(b, '\n'), err
 }
 
-// recordKey is a volume id in the one way in which it is remembered.
+// recordKey returns a volume id in the one form in which records are kept.
 func recordKey(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id
@@ -92,7 +92,7 @@ func recordKey(volumeID string) string {
 	return volumeID
 }
 
-// recordFile is the name of a volume's record. An id that is no UUID may hold anything.
+// recordFile returns the name of a volume's record. An id that is no UUID may hold any characters.
 func recordFile(volumeID string) string {
 	if id, ok := volume.ParseID(volumeID); ok {
 		return id + recordSuffix
@@ -101,12 +101,13 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// remember keeps what disk a volume is, after everything that may refuse the call and before the
-// first thing is done with it: a driver that dies after that still knows it. A record that cannot
-// be written is an error, for the calls that undo it could not be as strict as they have to be.
+// saveRecord records which disk a volume is. It is called after every check that may refuse the
+// request and before the first change, so that a driver that dies after that still knows the disk.
+// A record that cannot be written is an error, because the calls that undo this one could not be as
+// strict as they have to be.
 //
-// Until it is unstaged, a volume stays the disk that it is, and one that workloads had as a raw
-// device stays one of which they may have the device open.
+// Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
+// keeps saying so, because they may still have the device open.
 func (n *Service) saveRecord(ctx context.Context, volumeID, disk string, block bool) error {
 	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: n.InstanceID,
 		Disk: disk, Block: block}
@@ -131,8 +132,8 @@ func (n *Service) saveRecord(ctx context.Context, volumeID, disk string, block b
 	return nil
 }
 
-// rememberDevice keeps the disk of a volume that is about to be taken down and is not known. It is
-// no reason to leave the volume where it is when that fails.
+// saveDisk records the disk of a volume that has no record and is about to be unmounted. A failure
+// is logged and does not stop the unmount.
 func (n *Service) saveDisk(ctx context.Context, volumeID, serial string) {
 	if _, known := n.loadRecord(ctx, volumeID); known {
 		return
@@ -143,8 +144,7 @@ func (n *Service) saveDisk(ctx context.Context, volumeID, serial string) {
 	}
 }
 
-// recall tells what is known of a volume. A record that cannot be believed is not known, and the
-// log says so.
+// loadRecord returns the record of a volume. It ignores an invalid one, with a line in the log.
 func (n *Service) loadRecord(ctx context.Context, volumeID string) (record, bool) {
 	if r, ok := n.memory.find(recordKey(volumeID)); ok {
 		return r, true
@@ -165,9 +165,9 @@ func (n *Service) loadRecord(ctx context.Context, volumeID string) (record, bool
 	return r, true
 }
 
-// anothers says why the disk with that serial cannot be the volume's: the volume is known to be
-// another disk, or else the disk is known to be another volume. It says "" when no record speaks
-// against it.
+// otherVolume returns why the disk with that serial cannot be the volume's: the volume's record
+// names another disk, or another volume's record names this one. It returns "" when no record
+// contradicts.
 func (n *Service) otherVolume(ctx context.Context, volumeID, serial string) string {
 	if known, ok := n.loadRecord(ctx, volumeID); ok {
 		if want := volume.Serial(known.Disk); want != serial {
@@ -183,8 +183,7 @@ func (n *Service) otherVolume(ctx context.Context, volumeID, serial string) stri
 	return ""
 }
 
-// records are all that the node knows of its volumes. What cannot be read, or not be believed, was
-// named in the log at the start.
+// allRecords lists every valid record. OpenState has logged the others.
 func (n *Service) allRecords() []record {
 	all := n.memory.all()
 	if n.StateDir == "" {
@@ -203,8 +202,8 @@ func (n *Service) allRecords() []record {
 	return all
 }
 
-// forget drops what is known of a volume that is gone from this node. A record that stays behind
-// makes a later answer stricter, no more, so that is no reason to fail.
+// deleteRecord deletes the record of a volume that is gone from this node. A record that stays
+// behind only makes a later answer stricter, so a failure is only logged.
 func (n *Service) deleteRecord(ctx context.Context, volumeID string) {
 	n.memory.delete(recordKey(volumeID))
 	if n.StateDir == "" {
@@ -217,7 +216,7 @@ func (n *Service) deleteRecord(ctx context.Context, volumeID string) {
 	}
 }
 
-// readSeen reads the record of a volume, which has to be this node's and that volume's.
+// readRecord reads the record of a volume, which has to be this node's and that volume's.
 func (n *Service) readRecord(volumeID string) (record, error) {
 	r, err := readRecordFile(filepath.Join(n.StateDir, recordFile(volumeID)))
 	switch {
@@ -232,7 +231,7 @@ func (n *Service) readRecord(volumeID string) (record, error) {
 }
 
 func readRecordFile(path string) (record, error) {
-	// O_NONBLOCK keeps what is no file after all from holding us up.
+	// O_NONBLOCK: what is no regular file after all must not block the call.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return record{}, err
@@ -245,8 +244,8 @@ func readRecordFile(path string) (record, error) {
 	return parseRecord(b)
 }
 
-// writeSeen puts the record in its place whole. It is not synced: after a power failure nothing is
-// mounted, so nothing is there to be known of.
+// writeRecord replaces the record's file atomically. It does not sync the file, because nothing is
+// mounted after a power failure.
 func (n *Service) writeRecord(r record) error {
 	b, err := r.encode()
 	if err != nil {
@@ -257,7 +256,7 @@ func (n *Service) writeRecord(r record) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// Somebody cleared the directory away under a running driver.
+	// Somebody removed the directory under a running driver.
 	if err := os.MkdirAll(n.StateDir, 0o700); err != nil {
 		return err
 	}
@@ -271,12 +270,12 @@ func replaceFile(path string, b []byte) error {
 	return os.Rename(path+newSuffix, path)
 }
 
-// OpenState makes the state directory ready, shows that it can be written, and clears away what a
-// driver left that died while it wrote. Its error does not name the directory, which is the
-// operator's value.
+// OpenState creates the state directory, checks that it can be written, and removes what a driver
+// left that died while it wrote. Its error does not name the directory, which is the operator's
+// value.
 func (n *Service) OpenState() error {
 	if n.StateDir == "" {
-		n.log().Warn("no state directory: after a restart the node does not know which " +
+		n.log().Warn("no state directory: after a restart the node will not know which " +
 			"disk a volume is")
 		return nil
 	}
@@ -304,12 +303,12 @@ func (n *Service) OpenState() error {
 	return nil
 }
 
-// unfinishedFile is the name of a file that writeSeen or tryState was about to finish. Nothing else
-// is removed: an operator may name a directory that others use, too.
+// unfinishedFile matches the temporary files of writeRecord and tryState. Nothing else is removed,
+// because an operator may name a directory that others use, too.
 var unfinishedFile = regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
 	`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
 
-// tryState makes the directory and a file in it, and takes the file away again.
+// tryState creates the directory and a file in it, and removes the file again.
 func tryState(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -320,7 +319,7 @@ func tryState(dir string) error {
 	}
 	_, err = trial.WriteString("x")
 	err = errors.Join(err, trial.Close())
-	// Another driver that starts here clears it away.
+	// Another driver that starts here may remove it first.
 	if gone := os.Remove(trial.Name()); !errors.Is(gone, fs.ErrNotExist) {
 		err = errors.Join(err, gone)
 	}

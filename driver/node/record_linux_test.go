@@ -10,17 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // rememberingGuest is a guest whose node has a state directory.

@@ -7,45 +7,94 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// request is a volume as a node's request describes it.
+// request is a volume as NodeStageVolume or NodePublishVolume describes it.
 type request struct {
 	filesystem.Volume
 	BlockBytes int64 // of the disk, from the controller; 0 when it did not say
 	Block      bool
 	Mode       csi.VolumeCapability_AccessMode_Mode
 	MountFlags volume.MountOptions
+	Staging    string
+
+	// NodePublishVolume has these, too.
+	Target          string
+	PublishReadOnly bool // for the workload; the disk itself may be writable
 }
 
-// serial is the serial number of the volume's device.
+// serial returns the serial number of the volume's device.
 func (v request) serial() string { return volume.Serial(v.DiskName) }
 
-// checkNodeCapability answers for a capability that is missing or that volumes do not have.
-func checkNodeCapability(c *csi.VolumeCapability) error {
+// checkIDAndPath checks what every call about a volume at a path has.
+func checkIDAndPath(volumeID, field, path string) error {
+	if volumeID == "" {
+		return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
+	}
+	return checkPath(field, path)
+}
+
+func parseStage(req *csi.NodeStageVolumeRequest) (request, error) {
+	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
+	if err != nil {
+		return request{}, err
+	}
+	if err := checkCapability(req.GetVolumeCapability()); err != nil {
+		return request{}, err
+	}
+	v, err := parseVolume(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
+		req.GetVolumeContext())
+	v.Staging = req.GetStagingTargetPath()
+	return v, err
+}
+
+func parsePublish(req *csi.NodePublishVolumeRequest) (request, error) {
+	err := checkIDAndPath(req.GetVolumeId(), "target_path", req.GetTargetPath())
+	if err != nil {
+		return request{}, err
+	}
+	if problem := volume.CapabilityProblem(req.GetVolumeCapability()); problem.Malformed {
+		return request{}, csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
+	}
+	if req.GetStagingTargetPath() == "" {
+		return request{}, csierr.New(csierr.NotStaged, "staging_target_path is missing: the volume "+
+			"has to be staged first")
+	}
+	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
+		return request{}, err
+	}
+	if err := checkCapability(req.GetVolumeCapability()); err != nil {
+		return request{}, err
+	}
+	v, err := parseVolume(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
+		req.GetVolumeContext())
+	v.Staging, v.Target = req.GetStagingTargetPath(), req.GetTargetPath()
+	v.PublishReadOnly = req.GetReadonly() || v.MountFlags.ReadOnly()
+	return v, err
+}
+
+// checkCapability refuses a capability that is missing or that volumes do not have.
+func checkCapability(c *csi.VolumeCapability) error {
 	problem := volume.CapabilityProblem(c)
 	switch {
 	case problem.Malformed:
 		return csierr.New(csierr.CapabilityInvalid, "%s", problem.Message)
 	case problem.Unsupported:
-		// Service calls answer 9 for what exceeds the volume, where controller calls answer 3.
+		// CSI wants code 9 from a node for what exceeds the volume, where a controller answers 3.
 		return csierr.Coded(codes.FailedPrecondition, csierr.CapabilityUnsupported, "%s", problem.Message)
 	}
 	return nil
 }
 
-// checkPath answers for a path that no mount can have.
+// checkPath refuses a path that no mount can have.
 func checkPath(field, path string) error {
 	switch {
 	case path == "":
@@ -58,7 +107,7 @@ func checkPath(field, path string) error {
 	return checkPathText(field, path)
 }
 
-// checkPathText answers for what the kernel takes for no path at all.
+// checkPathText refuses a text that the kernel does not take for a path.
 func checkPathText(field, path string) error {
 	switch {
 	case len(path) >= unix.PathMax:
@@ -70,51 +119,44 @@ func checkPathText(field, path string) error {
 	return nil
 }
 
-// volumeOf gathers a volume from the parts of a request. publish_context wins over volume_context:
-// the controller has just read it from the rack.
-func volumeOf(id string, c *csi.VolumeCapability, published, vol map[string]string) (request,
+// parseVolume gathers a volume from the parts of a request. publish_context wins over
+// volume_context, because the controller has just read it from the rack.
+func parseVolume(id string, c *csi.VolumeCapability, published, vol map[string]string) (request,
 	error) {
 	v := request{Mode: c.GetAccessMode().GetMode()}
-	v.ID, v.DiskName = id, published[volume.CtxDiskName]
-	if v.DiskName == "" {
-		v.DiskName = vol[volume.CtxDiskName]
-	}
+	v.ID, v.DiskName = id, cmp.Or(published[volume.CtxDiskName], vol[volume.CtxDiskName])
 	if v.DiskName == "" {
 		return v, csierr.New(csierr.DiskNameMissing, "neither publish_context nor volume_context holds "+
 			"%s, the name of the disk; a static volume that no controller publishes needs it in "+
 			"its volume attributes", volume.CtxDiskName)
 	}
-	if size := published[volume.CtxSizeBytes]; size != "" {
-		n, err := strconv.ParseInt(size, 10, 64)
-		if err != nil || n <= 0 {
-			return v, csierr.New(csierr.FieldInvalid,
-				"publish_context: %s has to be a positive number", volume.CtxSizeBytes)
-		}
-		v.SizeBytes = n
+	err := checkContexts(id, published, vol)
+	if err != nil {
+		return v, err
 	}
-	var err error
-	if v.BlockBytes, err = checkContexts(id, published, vol); err != nil {
+	if v.SizeBytes, err = positive("publish_context: "+volume.CtxSizeBytes,
+		published[volume.CtxSizeBytes]); err != nil {
+		return v, err
+	}
+	if v.BlockBytes, err = positive(volume.CtxBlockSize,
+		cmp.Or(published[volume.CtxBlockSize], vol[volume.CtxBlockSize])); err != nil {
 		return v, err
 	}
 	v.ReadOnly = published[volume.CtxReadOnly] == "true"
 	v.Origin, v.Use = published[volume.CtxOrigin], published[volume.CtxUse]
+	v.SourceBytes, _ = strconv.ParseInt(published[volume.CtxSourceBytes], 10, 64)
 	if want := published[volume.CtxFilesystemUUID]; want != "" {
-		id, ok := volume.ParseID(want)
+		uuid, ok := volume.ParseID(want)
 		if !ok {
 			return v, csierr.New(csierr.FieldInvalid,
 				"publish_context: %s has to be a UUID", volume.CtxFilesystemUUID)
 		}
-		v.FilesystemUUID = id
+		v.FilesystemUUID = uuid
 	}
-	v.SourceBytes, _ = strconv.ParseInt(published[volume.CtxSourceBytes], 10, 64)
-	if c.GetBlock() != nil {
-		v.Block = true
+	if v.Block = c.GetBlock() != nil; v.Block {
 		return v, v.checkUse()
 	}
-	v.FSType = c.GetMount().GetFsType()
-	if v.FSType == "" {
-		v.FSType = volume.Ext4
-	}
+	v.FSType = cmp.Or(c.GetMount().GetFsType(), volume.Ext4)
 	if v.MountFlags, err = volume.ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
 		return v, err
 	}
@@ -127,30 +169,34 @@ func volumeOf(id string, c *csi.VolumeCapability, published, vol map[string]stri
 	return v, v.checkUse()
 }
 
-// checkContexts refuses what cannot be of one volume: an orchestrator, or a person, has put the
-// contexts of two together. It returns the size of the disk's blocks, 0 if neither says.
-func checkContexts(id string, published, vol map[string]string) (blockBytes int64, err error) {
+// positive parses a number of bytes; an empty text is 0, for what is not known.
+func positive(field, text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n <= 0 {
+		return 0, csierr.New(csierr.FieldInvalid, "%s has to be a positive number, not %.40q", field,
+			text)
+	}
+	return n, nil
+}
+
+// checkContexts refuses contexts that cannot belong to one volume: an orchestrator, or a person,
+// has combined those of two.
+func checkContexts(id string, published, vol map[string]string) error {
 	for _, key := range []string{volume.CtxDiskName, volume.CtxDiskID, volume.CtxBlockSize} {
 		if a, b := published[key], vol[key]; a != "" && b != "" && !strings.EqualFold(a, b) {
-			return 0, csierr.New(csierr.FieldInvalid, "publish_context and volume_context "+
+			return csierr.New(csierr.FieldInvalid, "publish_context and volume_context "+
 				"are not of one volume: %s is %.80q in the first and %.80q in the second", key, a, b)
 		}
 	}
 	disk := cmp.Or(published[volume.CtxDiskID], vol[volume.CtxDiskID])
 	if disk != "" && !strings.EqualFold(disk, id) {
-		return 0, csierr.New(csierr.FieldInvalid, "the contexts are of the disk %.80q, "+
-			"but the volume is %.80q", disk, id)
+		return csierr.New(csierr.FieldInvalid, "the contexts are of the disk %.80q, but the volume is "+
+			"%.80q", disk, id)
 	}
-	text := cmp.Or(published[volume.CtxBlockSize], vol[volume.CtxBlockSize])
-	if text == "" {
-		return 0, nil
-	}
-	blockBytes, err = strconv.ParseInt(text, 10, 64)
-	if err != nil || blockBytes <= 0 {
-		return 0, csierr.New(csierr.FieldInvalid, "%s has to be a positive number, not "+
-			"%.40q", volume.CtxBlockSize, text)
-	}
-	return blockBytes, nil
+	return nil
 }
 
 // checkUse refuses to show the volume in a way that it was not created for. What a workload writes
@@ -167,35 +213,28 @@ func (v request) checkUse() error {
 	return nil
 }
 
-func (n *Service) devices() blockdev.Host {
-	ds := blockdev.Host{Sysfs: n.SysfsRoot, Dev: n.DevRoot}
-	if ds.Sysfs == "" {
-		ds.Sysfs = DefaultSysfsRoot
-	}
-	if ds.Dev == "" {
-		ds.Dev = DefaultDevRoot
-	}
-	return ds
+func (n *Service) host() blockdev.Host {
+	return blockdev.Host{Sysfs: cmp.Or(n.SysfsRoot, DefaultSysfsRoot),
+		Dev: cmp.Or(n.DevRoot, DefaultDevRoot)}
 }
 
-// openVolume opens and locks a device that was found for the volume, and compares it with what the
-// controller says of the disk. That the rack calls a disk read-only is not compared: a guest's NVMe
-// need not show it, and a disk that is writable for the rack and not here is refused when it is
-// written (makeWritable).
-func openVolume(ctx context.Context, ds blockdev.Host, d blockdev.Device,
-	v request) (*blockdev.OpenDevice, error) {
+// openVolume opens and locks the device that was found for the volume, and compares it with what
+// the controller reports of the disk. Whether the disk is read-only is not compared: a guest's NVMe
+// device need not show it. A disk that is writable for the rack and not here is refused when it has
+// to be written (MakeWritable).
+func (n *Service) openVolume(ctx context.Context, d blockdev.Device, v request) (
+	*blockdev.OpenDevice, error) {
 	if v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes {
 		return nil, csierr.New(csierr.DeviceWrongSize, "%s with serial %q has %d bytes, but the disk "+
-			"has %d",
-			d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
+			"has %d", d.Path, d.Serial, d.SizeBytes, v.SizeBytes)
 	}
-	h, err := ds.OpenLocked(ctx, d)
+	device, err := n.host().OpenLocked(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.CheckBlockSize(v.BlockBytes); err != nil {
-		_ = h.Close()
+	if err := device.CheckBlockSize(v.BlockBytes); err != nil {
+		_ = device.Close()
 		return nil, err
 	}
-	return h, nil
+	return device, nil
 }

@@ -4,23 +4,23 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 )
 
 const (
 	defaultDeviceTimeout  = 30 * time.Second
 	defaultReleaseTimeout = 5 * time.Second
-	DefaultSysfsRoot      = "/sys"
-	DefaultDevRoot        = "/dev"
 )
 
-// Service is CSI's node service: it finds a volume's device on this instance, formats it once, mounts
-// it and shows it to workloads. It never talks to the rack. What is mounted is in the kernel's
-// mount tables, and every call reads them again; all that it keeps is which disk a volume is.
-//
-// On systems other than Linux every call answers UNIMPLEMENTED.
+// The kernel's own trees, which are used unless Service names others.
+const (
+	DefaultSysfsRoot = "/sys"
+	DefaultDevRoot   = "/dev"
+)
+
+// Service is CSI's node service. The zero value but for InstanceID is ready for use.
 type Service struct {
 	csi.UnimplementedNodeServer
 
@@ -30,10 +30,10 @@ type Service struct {
 	MaxDisks      int // that the rack lets an instance have; 0 means 12
 	Topology      map[string]string
 	DeviceTimeout time.Duration // how long an attached disk may take to appear; 0 means 30 s
-	// ReleaseTimeout is how long NodeUnstageVolume waits for others to let the device go: a
-	// short-lived mount namespace or a probe may have it for a moment. 0 means 5 s.
+	// ReleaseTimeout is how long NodeUnstageVolume waits for others to release the device, such as a
+	// short-lived mount namespace or a probe. 0 means 5 s.
 	ReleaseTimeout time.Duration
-	// StateDir is where it keeps which disk a volume is; empty means in memory only.
+	// StateDir holds the records of volumes; empty means that they are kept in memory only.
 	StateDir string
 	Log      *slog.Logger
 
@@ -41,7 +41,7 @@ type Service struct {
 	scans  filesystem.ZeroScans
 }
 
-// Close stops what goes on without a call, and waits for its end.
+// Close stops the reads of whole disks, which go on without a call, and waits for their end.
 func (n *Service) Close() { n.scans.Close() }
 
 func (n *Service) deviceTimeout() time.Duration {

@@ -6,42 +6,28 @@ import (
 	"os"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// NodeStageVolume makes the volume's filesystem ready at the staging path, formatting a blank disk
-// once. For a raw block volume it only proves that the device is there.
+// NodeStageVolume makes the volume's filesystem ready at the staging path, and formats a blank disk
+// once. For a raw block volume it only verifies that the device is there.
 func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (
 	*csi.NodeStageVolumeResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
-	}
-	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return nil, err
-	}
-	if err := checkNodeCapability(req.GetVolumeCapability()); err != nil {
-		return nil, err
-	}
-	v, err := volumeOf(req.GetVolumeId(), req.GetVolumeCapability(), req.GetPublishContext(),
-		req.GetVolumeContext())
+	v, err := parseStage(req)
 	if err != nil {
-		return nil, csierr.Convert(err, csierr.NodeToolFailed)
+		return nil, err
 	}
 	_, known := n.loadRecord(ctx, v.ID)
-	if err := n.stage(ctx, v, req.GetStagingTargetPath()); err != nil {
+	if err := n.stage(ctx, v); err != nil {
 		if !known {
-			// A stage that failed has left nothing here, and a CO need not undo it.
+			// A failed stage leaves nothing here, and an orchestrator need not undo it.
 			n.deleteRecord(ctx, v.ID)
 		}
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
@@ -49,59 +35,60 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stage finds the device, and either sees that the work is done or does it. From here to the end
-// the device stays open, so its number cannot become another disk's.
-func (n *Service) stage(ctx context.Context, v request, path string) error {
-	ds := n.devices()
-	found, err := ds.Find(ctx, v.serial(), n.deviceTimeout())
+// stage keeps the device open from the first look to the mount, so that its number cannot become
+// another disk's.
+func (n *Service) stage(ctx context.Context, v request) error {
+	found, err := n.host().Find(ctx, v.serial(), n.deviceTimeout())
 	if err != nil {
 		return err
 	}
-	held, err := openVolume(ctx, ds, found, v)
+	device, err := n.openVolume(ctx, found, v)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = held.Close() }()
-	top, table, err := stagedAt(ds, path)
+	defer func() { _ = device.Close() }()
+	top, table, err := n.stagedAt(v.Staging)
 	if err != nil {
 		return err
 	}
 	if top != nil {
-		if err := checkStaged(top, held.Device, v); err != nil {
+		if err := checkStaged(top, device.Device, v); err != nil {
 			return err
 		}
 		return n.saveRecord(ctx, v.ID, v.DiskName, v.Block)
 	}
+	mounts := table.Of(device.Device)
 	if v.Block {
 		if err := n.saveRecord(ctx, v.ID, v.DiskName, v.Block); err != nil {
 			return err
 		}
-		return filesystem.DropRecord(held, v.Volume, len(table.Of(held.Device)) > 0)
+		return filesystem.DropRecord(device, v.Volume, len(mounts) > 0)
 	}
-	if mounts := table.Of(held.Device); len(mounts) > 0 {
+	if len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
-			held.Path, mounts.Paths())
+			device.Path, mounts.Paths())
 	}
-	// The CO creates the directory. One that is missing is made: that is kinder than to fail.
-	if err := os.MkdirAll(path, 0o750); err != nil {
+	// The orchestrator creates the directory. Create it if it is missing.
+	if err := os.MkdirAll(v.Staging, 0o750); err != nil {
 		return csierr.New(csierr.PathInvalid, "staging_target_path has to be a directory: %w", err)
 	}
-	if path, err = mount.Canonical(path); err != nil {
+	path, err := mount.Canonical(v.Staging)
+	if err != nil {
 		return fmt.Errorf("resolve staging_target_path: %w", err)
 	}
-	p := filesystem.Preparation{Device: held, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
-		Begin: func() error { return n.begin(ctx, held, v) }}
+	p := filesystem.Preparation{Device: device, Volume: v.Volume, Scans: &n.scans, Log: n.log(),
+		Begin: func() error { return n.begin(ctx, device, v) }}
 	grow, err := p.Run(ctx)
 	if err != nil {
 		return err
 	}
-	return mountAt(path, held, v, grow)
+	return mountAt(path, device, v, grow)
 }
 
-// stagedAt is what is mounted at the staging path, nil if nothing is. A filesystem that failed, or
-// whose disk is gone, and that no workload has any more is taken down, so that the volume can be
-// staged again without anybody's help.
-func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mount.Table, error) {
+// stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
+// filesystem that failed or lost its disk, and that no workload uses any more, is unmounted, so
+// that the volume can be staged again without anybody's help.
+func (n *Service) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, nil, err
@@ -120,7 +107,7 @@ func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mount.Table, erro
 	state := mount.ConditionOf(top)
 	if major, minor, ok := mount.Device(top); !ok {
 		state = mount.Dead // a btrfs whose device has no node any more
-	} else if _, err := ds.WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
+	} else if _, err := n.host().WithNumber(major, minor); csierr.Has(err, csierr.DeviceNotFound) {
 		state = mount.Dead
 	} else if err != nil {
 		return nil, nil, err
@@ -132,7 +119,7 @@ func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mount.Table, erro
 		return nil, nil, csierr.New(csierr.FilesystemFailed, "the filesystem at the staging path is %s; "+
 			"look at the kernel's log; %w", state, err)
 	}
-	// A freeze that cannot be ended shows later: the device is in use.
+	// A freeze that cannot be ended shows later, when the device is still in use.
 	_ = mount.ThawAt(top)
 	if err := mount.UnmountAll(path, len(table.At(path))); err != nil {
 		return nil, nil, err
@@ -143,63 +130,57 @@ func stagedAt(ds blockdev.Host, path string) (*mountinfo.Info, mount.Table, erro
 
 // checkStaged compares what is mounted at the staging path with what the request wants there.
 func checkStaged(top *mountinfo.Info, d blockdev.Device, v request) error {
-	at := top.Mountpoint
-	if v.Block {
-		return csierr.New(csierr.StagedDifferently, "%q has a %s filesystem mounted, but the request "+
-			"is for a block volume", at, top.FSType)
-	}
-	major, minor, ok := mount.Device(top)
-	if !ok || major != d.Major || minor != d.Minor {
-		return csierr.New(csierr.StagedDifferently, "%q has %s mounted, not %s with serial %q", at,
-			top.Source,
-			d.Path, d.Serial)
-	}
-	if top.FSType != v.FSType {
-		return csierr.New(csierr.StagedDifferently, "%q is staged as %s, but the request is for %s", at,
-			top.FSType, v.FSType)
-	}
-	wanted := v.MountFlags
+	at, wanted := top.Mountpoint, v.MountFlags
 	if v.ReadOnly {
 		wanted.SetReadOnly()
 	}
-	if !slices.Equal(wanted.Shown(), mount.Flags(top)) {
+	switch {
+	case v.Block:
+		return csierr.New(csierr.StagedDifferently, "%q has a %s filesystem mounted, but the request "+
+			"is for a block volume", at, top.FSType)
+	case !mount.Shows(top, d):
+		return csierr.New(csierr.StagedDifferently, "%q has %s mounted, not %s with serial %q", at,
+			top.Source, d.Path, d.Serial)
+	case top.FSType != v.FSType:
+		return csierr.New(csierr.StagedDifferently, "%q is staged as %s, but the request is for %s", at,
+			top.FSType, v.FSType)
+	case !slices.Equal(wanted.Shown(), mount.Flags(top)):
 		return csierr.New(csierr.StagedDifferently, "%q is staged with other mount flags than the "+
-			"request's",
-			at)
+			"request's", at)
 	}
 	return nil
 }
 
-// begin comes after every proof, right before the first thing is done to the volume's disk. The
-// driver makes a device read-only only for publications as a raw device, so only of a disk that may
-// have had one a read-only switch is its own to take back.
-func (n *Service) begin(ctx context.Context, h *blockdev.OpenDevice, v request) error {
+// begin is called after every proof, right before the first write to the volume's disk. The driver
+// makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
+// only on a disk that may have been published so.
+func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v request) error {
 	known, _ := n.loadRecord(ctx, v.ID)
 	if err := n.saveRecord(ctx, v.ID, v.DiskName, v.Block); err != nil || v.ReadOnly {
 		return err
 	}
-	return h.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
+	return device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)
 }
 
-// mountAt mounts the filesystem, grows it if it may and does that mounted, and puts it in its
-// place.
-func mountAt(path string, h *blockdev.OpenDevice, v request, grow bool) error {
-	options := mountOptionsOf(v)
-	m, err := mount.New(h, v.FSType, options)
+// mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
+// at path.
+func mountAt(path string, device *blockdev.OpenDevice, v request, grow bool) error {
+	options := mountOptions(v)
+	m, err := mount.New(device, v.FSType, options)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := filesystem.GrowMounted(m, h.Device); err != nil {
+		if err := filesystem.GrowMounted(m, device.Device); err != nil {
 			return err
 		}
 	}
 	return m.Attach(path)
 }
 
-// mountOptionsOf are the request's mount flags and what each filesystem needs besides.
-func mountOptionsOf(v request) volume.MountOptions {
+// mountOptions returns the request's mount flags and what each filesystem needs besides.
+func mountOptions(v request) volume.MountOptions {
 	o := v.MountFlags
 	o.Super, o.Data = slices.Clone(o.Super), slices.Clone(o.Data)
 	if v.FSType == volume.XFS {

@@ -7,18 +7,16 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 )
 
-// NodeGetVolumeStats says how full the volume at the path is.
+// NodeGetVolumeStats reports how full the volume at the path is.
 func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -33,7 +31,7 @@ func (n *Service) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolume
 	if err := checkPathText("staging_target_path", req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	// csi-sanity holds that a volume is "not found" at a relative path, not that the path is
+	// csi-sanity expects that a volume is "not found" at a relative path, not that the path is
 	// invalid.
 	if !filepath.IsAbs(req.GetVolumePath()) {
 		return nil, csierr.New(csierr.VolumeNotAtPath, "volume_path has to be an absolute path")
@@ -77,7 +75,7 @@ func (n *Service) usage(ctx context.Context, volumeID, path, staging string) (
 			Used:      int64(st.Blocks-st.Bfree) * st.Bsize,
 		},
 		{
-			// btrfs makes inodes as it needs them and counts none.
+			// btrfs creates inodes as it needs them and counts none.
 			Unit:      csi.VolumeUsage_INODES,
 			Total:     int64(st.Files),
 			Available: int64(st.Ffree),
@@ -86,7 +84,7 @@ func (n *Service) usage(ctx context.Context, volumeID, path, staging string) (
 	}, nil
 }
 
-// shownVolume is what a path shows of a disk of this instance.
+// shownVolume is a disk of this instance as a path shows it.
 type shownVolume struct {
 	Device    blockdev.Device
 	Block     bool
@@ -95,8 +93,8 @@ type shownVolume struct {
 	Mount     *mountinfo.Info
 }
 
-// statfs asks the filesystem through a descriptor that is proven to lead into it: were the volume
-// unmounted since it was found, the path would lead to the filesystem below.
+// statfs asks the filesystem through a descriptor that is verified to be on the volume's device. If
+// the volume was unmounted since it was found, the path leads to the filesystem below.
 func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	m, err := mount.Open(path, v.FSType)
 	if mount.IsMissing(err) {
@@ -106,7 +104,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 		return st, fmt.Errorf("open the filesystem at %q: %w", path, err)
 	}
 	defer func() { _ = m.Close() }()
-	// What is no btrfs after all does not know btrfs's question.
+	// A filesystem that is no btrfs after all does not know btrfs's ioctl.
 	if err := m.Verify(v.Device); csierr.Has(err, csierr.DeviceChanged) || errors.Is(err,
 		unix.ENOTTY) {
 		return st, csierr.New(csierr.VolumeNotAtPath, "the volume is no longer at %q: %w", path, err)
@@ -119,7 +117,7 @@ func (v shownVolume) statfs(path string) (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// volumeAt finds the disk that a path shows, and refuses one that is known not to be the volume's.
+// volumeAt finds the disk that a path shows. It refuses one that a record says is not the volume's.
 func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVolume, error) {
 	shown, err := n.shownAt(path)
 	if err != nil {
@@ -131,7 +129,7 @@ func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVol
 	return shown, nil
 }
 
-// shownAt finds the disk of this instance that a path shows: as a mounted filesystem, or as a node.
+// shownAt finds the disk of this instance that a path shows, as a mounted filesystem or as a node.
 func (n *Service) shownAt(path string) (shownVolume, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -146,7 +144,7 @@ func (n *Service) shownAt(path string) (shownVolume, error) {
 		return shownVolume{}, err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
-		d, err := n.devices().WithNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		d, err := n.host().WithNumber(unix.Major(st.Rdev), unix.Minor(st.Rdev))
 		return shownVolume{Device: d, Block: true}, notAtPath(path, err)
 	}
 	resolved, err := filepath.EvalSymlinks(path)
@@ -167,7 +165,7 @@ func (n *Service) shownAt(path string) (shownVolume, error) {
 			"no disk",
 			path, top.FSType)
 	}
-	d, err := n.devices().WithNumber(major, minor)
+	d, err := n.host().WithNumber(major, minor)
 	shown := shownVolume{Device: d, FSType: top.FSType, Condition: mount.ConditionOf(top), Mount: top}
 	return shown, notAtPath(path, err)
 }

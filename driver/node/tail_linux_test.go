@@ -10,15 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // behind is a volume whose filesystem of 1 GiB lies on a disk of 3 GiB.
@@ -168,7 +166,7 @@ func TestAGrowthThatHadBegunNeedsNoSecondProof(t *testing.T) {
 			t.Run(fmt.Sprintf("a %s with marks of a growth, its own: %v", fsType, own),
 				func(t *testing.T) {
 					v := behind(t, fsType)
-					nv, err := volumeOf(v.ID, v.capability(), v.published(), v.Context)
+					nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
 					must(t, err)
 					m := filesystem.RecordOf(nv.Volume)
 					m.GrowFrom = guesttest.GiB

@@ -6,13 +6,12 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // cutOffDisk is a volume whose disk carries the marks of a format that was cut off, and all that

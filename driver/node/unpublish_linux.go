@@ -7,30 +7,25 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // NodeUnpublishVolume takes the volume away from the target path and removes the path. A volume
 // that is not published is a success.
 func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
+	err := checkIDAndPath(req.GetVolumeId(), "target_path", req.GetTargetPath())
+	if err == nil {
+		err = n.unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
 	}
-	if err := checkPath("target_path", req.GetTargetPath()); err != nil {
-		return nil, err
-	}
-	if err := n.unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
+	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -39,7 +34,7 @@ func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 func (n *Service) unpublish(ctx context.Context, volumeID, target string) error {
 	target, err := mount.Canonical(target)
 	if mount.IsMissing(err) {
-		return n.settleReadOnly(ctx, volumeID)
+		return n.undoReadOnly(ctx, volumeID)
 	}
 	if err != nil {
 		return fmt.Errorf("resolve target_path: %w", err)
@@ -54,119 +49,97 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 		return err
 	}
 	if len(layers) > 0 && len(own) == 0 {
-		return n.settleReadOnly(ctx, volumeID) // it is not published here, and the path is another's
+		return n.undoReadOnly(ctx, volumeID) // the path shows another volume
 	}
-	// To remove the target would take away, lazily, what other namespaces have mounted on it.
+	// Removing the target would detach, lazily, what other namespaces have mounted on it.
 	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(vs.CopiesAt(target), layers)
 	}); err != nil {
 		return err
 	}
 	if len(layers) == 0 {
-		if err := n.settleReadOnly(ctx, volumeID); err != nil {
-			return err
-		}
-		return removeTarget(target)
+		err = n.undoReadOnly(ctx, volumeID)
+	} else {
+		err = n.unmountTarget(ctx, target, layers)
 	}
-	if err := n.takeDownTarget(ctx, target, layers); err != nil {
+	if err != nil {
 		return err
 	}
 	return removeTarget(target)
 }
 
-// takeDownTarget writes out and unmounts what is at the target.
-func (n *Service) takeDownTarget(ctx context.Context, target string,
+// unmountTarget unmounts what is at the target. A raw device is written out first, because its
+// workload may have written through the cache and ended.
+func (n *Service) unmountTarget(ctx context.Context, target string,
 	layers []*mountinfo.Info) error {
 	top := layers[len(layers)-1]
-	if !mount.IsNode(top) {
-		return mount.UnmountAll(target, len(layers))
+	var raw *blockdev.OpenDevice // nil for a filesystem and for a device that is gone
+	if mount.IsNode(top) {
+		major, minor, err := blockdev.NumberAt(top.Mountpoint)
+		if err != nil {
+			return err
+		}
+		d, err := n.host().WithNumber(major, minor)
+		if err == nil {
+			raw, err = n.openFlushed(ctx, d)
+		}
+		if err != nil && !csierr.Has(err, csierr.DeviceNotFound) {
+			return err
+		}
 	}
-	raw, err := n.flushRaw(ctx, top)
-	if err != nil {
+	if raw != nil {
+		defer func() { _ = raw.Close() }()
+	}
+	if err := mount.UnmountAll(target, len(layers)); err != nil {
 		return err
 	}
-	if raw == nil {
-		return mount.UnmountAll(target, len(layers))
-	}
-	defer func() { _ = raw.Close() }()
-	if err := mount.UnmountAll(target, len(layers)); err != nil || !mount.ReadOnly(top) {
-		return err
+	if raw == nil || !mount.ReadOnly(top) {
+		return nil
 	}
 	return endReadOnly(raw)
 }
 
-// settleReadOnly takes back the read-only switch of a block volume that a driver left on which died
-// after it unmounted the target. A device that does not let itself be asked is left to the call
-// that needs it writable.
-func (n *Service) settleReadOnly(ctx context.Context, volumeID string) error {
+// undoReadOnly takes back the read-only switch of a block volume that was left on by a driver that
+// died after it unmounted the target. A device that cannot be opened is left to the call that needs
+// it writable.
+func (n *Service) undoReadOnly(ctx context.Context, volumeID string) error {
 	known, ok := n.loadRecord(ctx, volumeID)
 	if !ok || !known.Block {
 		return nil
 	}
-	d, err := n.devices().Lookup(volume.Serial(known.Disk))
+	d, err := n.host().Lookup(volume.Serial(known.Disk))
 	if err != nil {
 		return nil
 	}
-	held, err := n.devices().OpenLocked(ctx, d)
-	if csierr.Has(err, csierr.DeviceLocked) {
+	device, err := n.host().OpenLocked(ctx, d)
+	switch {
+	case csierr.Has(err, csierr.DeviceLocked):
 		return err
-	}
-	if err != nil {
+	case err != nil:
 		return nil
 	}
-	defer func() { _ = held.Close() }()
-	return endReadOnly(held)
-}
-
-// flushRaw writes out what the kernel holds of a block volume: its workload may have written
-// through the cache and gone. A device that is lost has nothing to flush, and nil is returned.
-func (n *Service) flushRaw(ctx context.Context, top *mountinfo.Info) (*blockdev.OpenDevice, error) {
-	major, minor, err := blockdev.NumberAt(top.Mountpoint)
-	if err != nil {
-		return nil, err
-	}
-	d, err := n.devices().WithNumber(major, minor)
-	if csierr.Has(err, csierr.DeviceNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	held, err := n.devices().OpenLocked(ctx, d)
-	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := held.Flush(); err != nil && !blockdev.Lost(err) {
-		_ = held.Close()
-		return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", held.Path, err)
-	}
-	return held, nil
+	defer func() { _ = device.Close() }()
+	return endReadOnly(device)
 }
 
 // endReadOnly makes the device writable again when its last read-only publication is gone.
-func endReadOnly(h *blockdev.OpenDevice) error {
-	readOnly, err := h.ReadOnly()
+func endReadOnly(device *blockdev.OpenDevice) error {
+	readOnly, err := device.ReadOnly()
 	if err != nil || !readOnly {
 		return err
 	}
 	table, err := mount.ReadTable()
-	if err != nil {
+	if err != nil || len(table.Of(device.Device)) > 0 {
 		return err
 	}
-	if len(table.Of(h.Device)) > 0 {
-		return nil
-	}
-	if err := h.SetReadOnly(false); err != nil {
-		return fmt.Errorf("make %s writable again: %w", h.Path, err)
+	if err := device.SetReadOnly(false); err != nil {
+		return fmt.Errorf("make %s writable again: %w", device.Path, err)
 	}
 	return nil
 }
 
-// removeTarget removes the directory or file that NodePublishVolume made, if nothing is in it. It
-// never removes a tree: below a path that is mounted after all lie somebody's data.
+// removeTarget removes the directory or file that NodePublishVolume made, if it is empty. It never
+// removes a tree: if the path is mounted after all, the tree is somebody's data.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	switch {

@@ -7,17 +7,15 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestNodeUnpublishVolume(t *testing.T) {

@@ -6,43 +6,37 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // NodeUnstageVolume undoes NodeStageVolume. OK means that the device can be taken away: nothing of
 // it is mounted here, nobody holds it, and its data are written. A volume that is not staged is a
-// success. The staging directory is the CO's and stays.
+// success. The staging directory is the orchestrator's and stays.
 func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error) {
-	if req.GetVolumeId() == "" {
-		return nil, csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
+	err := checkIDAndPath(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
+	if err == nil {
+		err = n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath())
 	}
-	if err := checkPath("staging_target_path", req.GetStagingTargetPath()); err != nil {
-		return nil, err
-	}
-	if err := n.unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
+	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	n.deleteRecord(ctx, req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// stagedDisk is a disk that a volume on its way off is on.
+// stagedDisk is a disk of a volume that is being unstaged.
 type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
-	layer           *mountinfo.Info // its mount at the staging path; nil for one that is known from before
-	raw             bool            // workloads have its node
+	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
+	raw             bool            // workloads may have its node
 }
 
 func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
@@ -64,20 +58,20 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 		return err
 	}
 	if len(own) == 0 {
-		layers = nil // what is there is another volume's
+		layers = nil // the path shows another volume
 	}
 	disks, err := n.stagedDisks(ctx, volumeID, own)
 	if err != nil || len(disks) == 0 {
 		return err
 	}
-	// Look at everything before anything is taken down, so that a refusal changes nothing.
+	// Check everything before the first unmount, so that a refusal changes nothing.
 	if err := n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
 		return vs.Elsewhere(mountsOf(vs, disks), layers)
 	}); err != nil {
 		return err
 	}
 	if len(layers) > 0 {
-		if err := n.takeDown(ctx, volumeID, path, layers, disks); err != nil {
+		if err := n.unmount(ctx, volumeID, path, layers, disks); err != nil {
 			return err
 		}
 	}
@@ -89,8 +83,8 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 	return nil
 }
 
-// stagedDisks are the disks of the volume's mounts at the staging path and the one that it is known
-// to be. None means that the volume is not staged, or is one of which nothing is left to see.
+// stagedDisks returns the disks of the volume's mounts at the staging path and the one in its
+// record. It returns none when the volume is not staged, or when nothing of it is left to see.
 func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []stagedDisk) (
 	[]stagedDisk, error) {
 	var disks []stagedDisk
@@ -113,7 +107,7 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 		disks[i].raw = known.Block
 		return disks, nil
 	}
-	d, err := n.devices().Lookup(serial)
+	d, err := n.host().Lookup(serial)
 	if csierr.Has(err, csierr.DeviceNotFound) {
 		return disks, nil
 	}
@@ -132,23 +126,23 @@ func mountsOf(vs mount.Views, disks []stagedDisk) []mount.Found {
 	return found
 }
 
-// mount.AwaitNone waits until look finds no mounts, as long as a release may take.
+// awaitNone waits until look finds no mounts, for at most the release timeout.
 func (n *Service) awaitNone(ctx context.Context, look func(mount.Views) []mount.Found) error {
 	return mount.AwaitNone(ctx, n.log(), n.releaseTimeout(), look)
 }
 
-// takeDown writes out and unmounts what is at the staging path, and looks that nothing is left of
-// it in any namespace.
-func (n *Service) takeDown(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
+// unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
+// disks mounted.
+func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) error {
 	for _, d := range disks {
-		// When the device is not let go in time, the repeated call finds nothing mounted, and must
-		// still know what to ask about.
+		// If the device is not released in time, the repeated call finds nothing mounted, and still
+		// has to know which disk to release.
 		if d.Path != "" {
 			n.saveDisk(ctx, volumeID, d.Serial)
 		}
 	}
-	// What is written to a frozen filesystem waits for its thaw.
+	// A write to a frozen filesystem would block until it is thawed.
 	if err := mount.ThawAt(layers[len(layers)-1]); err != nil {
 		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
@@ -170,49 +164,62 @@ func (n *Service) release(ctx context.Context, d stagedDisk) error {
 	if d.Path == "" {
 		return nil
 	}
-	held, err := n.devices().OpenLocked(ctx, d.Device)
-	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
-		return nil
-	}
-	if err != nil {
+	device, err := n.openFlushed(ctx, d.Device)
+	if device == nil {
 		return err
 	}
-	defer func() { _ = held.Close() }()
-	if err := held.Flush(); err != nil && !blockdev.Lost(err) {
-		return csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
-	}
-	// Without its mount to look at, a driver that died since may have left this undone.
+	defer func() { _ = device.Close() }()
+	// A driver that died after the unmount may not have done this, and no mount is left to ask.
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(d.Path)
 	}
-	if err := awaitFree(ctx, held, d.raw, n.releaseTimeout()); err != nil || !d.raw {
+	if err := awaitFree(ctx, device, d.raw, n.releaseTimeout()); err != nil || !d.raw {
 		return err
 	}
-	return endReadOnly(held)
+	return endReadOnly(device)
 }
 
-// awaitFree waits until nobody holds the device any more, or it is gone. What cannot be asked is
-// not taken for free.
-func awaitFree(ctx context.Context, h *blockdev.OpenDevice, raw bool, wait time.Duration) error {
+// openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil
+// for a device that is gone, which has nothing to flush.
+func (n *Service) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev.OpenDevice,
+	error) {
+	device, err := n.host().OpenLocked(ctx, d)
+	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := device.Flush(); err != nil && !blockdev.Lost(err) {
+		_ = device.Close()
+		return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
+	}
+	return device, nil
+}
+
+// awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot
+// be asked is not taken for free.
+func awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool,
+	wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	for claim := func() error { return filesystem.TryExclusive(h) }; ; claim = h.TryExclusive {
-		err := claim()
+	for try := func() error { return filesystem.TryExclusive(device) }; ; try = device.TryExclusive {
+		err := try()
 		if err == nil && raw {
-			err = h.CheckWriters()
+			err = device.CheckWriters()
 		}
 		switch {
 		case err == nil, mount.IsMissing(err), blockdev.Vanished(err), blockdev.Lost(err),
 			csierr.Has(err, csierr.DeviceChanged):
 			return nil
 		case !csierr.Has(err, csierr.DeviceHeld):
-			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", h.Path, err)
+			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", device.Path, err)
 		case time.Now().After(deadline):
 			return csierr.New(csierr.StillMounted, "%s is unmounted here but still in use on this "+
-				"node, %s: %w", h.Path, h.DescribeHolders(), err)
+				"node, %s: %w", device.Path, device.DescribeHolders(), err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until nobody holds %s: %w", h.Path, ctx.Err())
+			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -8,16 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestNodeUnstageVolume(t *testing.T) {
@@ -134,7 +132,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
 	g := newGuest(t)
 	g.Attach(guesttest.Serial, 8*guesttest.MiB)
-	ds := g.node().devices()
+	ds := g.node().host()
 	d, err := ds.Lookup(guesttest.Serial)
 	must(t, err)
 	held, err := ds.Open(d)

@@ -40,7 +40,7 @@ func identityGuards() []guard {
 		}, []string{"a disk whose node is another's"}},
 		{"the device's size is what sysfs says", in("blockdev.OpenDevice.Verify", "size != h.SizeBytes",
 			notAsked), []string{"a blank disk of which sysfs tells another size"}},
-		{"the device's size is the disk's", in("node.openVolume",
+		{"the device's size is the disk's", in("node.Service.openVolume",
 			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", notAsked),
 			[]string{"a blank disk that is larger than its volume",
 				"a healthy disk that is smaller than its volume"}},
