@@ -13,9 +13,11 @@ TIMEOUT ?= 30m
 FOCUS      ?=
 LABEL      ?=
 KUBERNETES ?= v1.35.8
-# What `make mutants` changes, and in how many places of each.
+# What `make mutants` changes, in how many places of each, which other packages' tests run, too, and
+# how long the tests of one change may take.
 PACKAGES ?= driver/volume driver/rack driver/controller
 COUNT    ?= 100
+BUDGET   ?= 1h
 # What the images are made for.
 ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
@@ -26,7 +28,7 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance
-.PHONY: check mutants fmt lint manifests schema clean under-test
+.PHONY: check mutants size fmt lint manifests schema clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash faults model concurrency fuzz
@@ -58,6 +60,7 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 
 test: under-test ## every test: sanity, the proofs in their short form, and each package's own
 	@rm -f $(FIGURES)
+	$(GO) test -C tools ./mutants ./size
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 
@@ -94,7 +97,7 @@ under-test:
 
 bench: ## measure: driver against the same work by hand, memory, start-up, sizes
 	@tools/prerequisites
-	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver ./sanity
+	$(GO) test -count=1 -timeout=$(TIMEOUT) -p=1 -run '^$$' -bench . -benchtime=15x -v ./driver/filesystem ./sanity
 
 demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 	@tools/prerequisites
@@ -103,9 +106,12 @@ demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name
 	@$(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance
 
-mutants: ## change the driver in small places and see what its tests notice: make mutants PACKAGES=driver/rack COUNT=200 SEED=7
+mutants: ## change the driver in small places and see what its tests notice: make mutants PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
-	@.cache/mutants -n $(COUNT) -seed $(SEED) $(PACKAGES)
+	@.cache/mutants -n $(COUNT) -seed $(SEED) $(if $(TESTS),-tests $(TESTS)) -budget $(BUDGET) $(PACKAGES)
+
+size: ## lines, files and exported identifiers of each package
+	@$(GO) run -C tools ./size $(CURDIR)
 
 check: fmt lint test ## what must be green before a commit is shared
 

@@ -44,26 +44,37 @@ func mutant(id string) bool {
 }
 `
 
-// build makes the test binary with all mutants. Those that the compiler refuses are left out.
-func (p *pkg) build(ctx context.Context, work string, sites []site) (string, []site, error) {
-	binary := filepath.Join(work, "mutants.test")
-	for {
+// build makes the test binaries of the packages in dirs, the first of which is p, with all mutants.
+// Those that the compiler refuses are left out.
+func (p *pkg) build(ctx context.Context, work string, dirs []string, sites []site) (
+	binaries []test, left []site, err error) {
+	for i := 0; i < len(dirs); {
 		overlay, lines, err := p.overlay(work, sites)
 		if err != nil {
-			return "", nil, err
+			return nil, nil, err
 		}
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
-		cmd.Dir = p.dir
+		dir, err := filepath.Abs(dirs[i])
+		if err != nil {
+			return nil, nil, err
+		}
+		b := test{binary: filepath.Join(work, fmt.Sprintf("%d.test", i)), dir: dir}
+		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", overlay, "-o", b.binary, ".")
+		cmd.Dir = dir
 		out, err := cmd.CombinedOutput()
 		if err == nil {
-			return binary, sites, nil
+			i++
+			if _, err := os.Stat(b.binary); err == nil { // a package without tests has none
+				binaries = append(binaries, b)
+			}
+			continue
 		}
 		left := p.without(sites, lines, string(out))
 		if len(left) == len(sites) {
-			return "", nil, fmt.Errorf("build the tests with mutants: %w\n%s", err, out)
+			return nil, nil, fmt.Errorf("build the tests with mutants: %w\n%s", err, out)
 		}
 		sites = left
 	}
+	return binaries, sites, nil
 }
 
 var place = regexp.MustCompile(`(?m)^\S*?([\w.]+\.go):(\d+):\d+: `)

@@ -2,10 +2,12 @@
 // that no test notices points at a promise that nothing keeps.
 //
 //	go run -C tools ./mutants -n 200 -seed 7 ../driver/controller ../driver/rack
+//	go run -C tools ./mutants -n 200 -tests ../driver/node -budget 30s ../driver/mount
 //
 // All changes of a package are compiled into one test binary, each behind a switch that the variable
 // MUTANT names, so that a mutant costs no build. A first run of every test records which changes it
-// reaches, and a mutant then meets those tests only.
+// reaches, and a mutant then meets those tests only, the fastest first, until one fails or the
+// budget is spent.
 package main
 
 import (
@@ -18,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -31,17 +34,43 @@ func main() {
 	n := flag.Int("n", 100, "how many mutants of each package")
 	seed := flag.Uint64("seed", 1, "what the places are drawn by")
 	workers := flag.Int("workers", runtime.NumCPU(), "how many mutants at once")
+	files := flag.String("files", "", "change only source files whose names match this regexp")
+	tests := flag.String("tests", "", "comma-separated directories of other packages whose tests run, too")
+	budget := flag.Duration("budget", time.Hour, "how long the tests of one mutant may take together")
 	flag.Parse()
 	if flag.NArg() == 0 {
 		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as driver/volume")
 		os.Exit(2)
 	}
 	for _, dir := range flag.Args() {
-		if err := run(ctx, dir, *n, *seed, *workers); err != nil {
+		o := options{*n, *seed, *workers, *budget, nil, []string{dir}}
+		if *tests != "" {
+			o.tests = append(o.tests, strings.Split(*tests, ",")...)
+		}
+		err := error(nil)
+		if o.files, err = regexp.Compile(*files); err == nil {
+			err = run(ctx, dir, o)
+		}
+		if err != nil {
 			fmt.Fprintf(os.Stderr, "mutants: %s: %v\n", dir, err)
 			os.Exit(1)
 		}
 	}
+}
+
+type options struct {
+	n       int
+	seed    uint64
+	workers int
+	budget  time.Duration
+	files   *regexp.Regexp
+	tests   []string // directories of packages
+}
+
+// test is a test of a package, in a binary that has all mutants.
+type test struct {
+	binary, dir, name string
+	took              time.Duration
 }
 
 // result is how a mutant ended.
@@ -51,49 +80,10 @@ type result struct {
 	by     string // the tests that it met, or why none
 }
 
-func run(ctx context.Context, dir string, n int, seed uint64, workers int) error {
-	work, err := os.MkdirTemp("", "mutants-")
+// run measures a package and prints what it found.
+func run(ctx context.Context, dir string, o options) error {
+	results, err := measure(ctx, dir, o)
 	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(work) }()
-	p, err := readPackage(dir)
-	if err != nil {
-		return err
-	}
-	sites := p.draw(n, seed)
-	binary, sites, err := p.build(ctx, work, sites)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(os.Stderr, "mutants: %s: %d mutants of %d places\n", dir, len(sites), len(p.sites))
-	tests, err := p.tests(ctx, binary)
-	if err != nil {
-		return err
-	}
-	reach, baseline, err := p.record(ctx, binary, work, tests)
-	if err != nil {
-		return err
-	}
-	results := make([]result, len(sites))
-	var wait sync.WaitGroup
-	next := make(chan int)
-	for range workers {
-		wait.Go(func() {
-			for i := range next {
-				results[i] = p.try(ctx, binary, sites[i], reach[sites[i].id], baseline)
-				if done := i + 1; done%20 == 0 {
-					fmt.Fprintf(os.Stderr, "mutants: %s: %d of %d\n", dir, done, len(sites))
-				}
-			}
-		})
-	}
-	for i := range sites {
-		next <- i
-	}
-	close(next)
-	wait.Wait()
-	if err := ctx.Err(); err != nil {
 		return err
 	}
 	caught := 0
@@ -105,62 +95,111 @@ func run(ctx context.Context, dir string, n int, seed uint64, workers int) error
 		fmt.Printf("SURVIVED %s:%d %s: %s -> %s (%s)\n", r.file, r.line, r.kind, r.before, r.after, r.by)
 	}
 	fmt.Printf("FIGURE mutants package=%s tried=%d caught=%d survived=%d seed=%d\n",
-		filepath.Base(dir), len(results), caught, len(results)-caught, seed)
+		filepath.Base(dir), len(results), caught, len(results)-caught, o.seed)
 	return nil
 }
 
-// tests lists the package's tests, those of fuzz targets' seeds too.
-func (p *pkg) tests(ctx context.Context, binary string) ([]string, error) {
-	cmd := exec.CommandContext(ctx, binary, "-test.list", "^(Test|Fuzz)")
-	cmd.Dir = p.dir
-	out, err := cmd.Output()
+// measure tries mutants of the package in dir.
+func measure(ctx context.Context, dir string, o options) ([]result, error) {
+	work, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
-		return nil, fmt.Errorf("list the tests: %w", err)
+		return nil, err
 	}
-	return strings.Fields(string(out)), nil
+	defer func() { _ = os.RemoveAll(work) }()
+	p, err := readPackage(dir, o.files)
+	if err != nil {
+		return nil, err
+	}
+	sites := p.draw(o.n, o.seed)
+	binaries, sites, err := p.build(ctx, work, o.tests, sites)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(os.Stderr, "mutants: %s: %d mutants of %d places\n", dir, len(sites), len(p.sites))
+	reach := map[string][]test{}
+	for _, b := range binaries {
+		if err := record(ctx, b, work, reach); err != nil {
+			return nil, err
+		}
+	}
+	results := make([]result, len(sites))
+	var wait sync.WaitGroup
+	next := make(chan int)
+	for range o.workers {
+		wait.Go(func() {
+			for i := range next {
+				results[i] = try(ctx, sites[i], reach[sites[i].id], o.budget)
+				if done := i + 1; done%20 == 0 {
+					fmt.Fprintf(os.Stderr, "mutants: %s: %d of %d\n", dir, done, len(sites))
+				}
+			}
+		})
+	}
+	for i := range sites {
+		next <- i
+	}
+	close(next)
+	wait.Wait()
+	return results, ctx.Err()
 }
 
-// record runs each test by itself and finds which mutants it reaches.
-func (p *pkg) record(ctx context.Context, binary, work string, tests []string) (
-	reach map[string][]string, baseline time.Duration, err error) {
-	reach = map[string][]string{}
-	for i, test := range tests {
-		file := filepath.Join(work, fmt.Sprintf("reached-%d", i))
+// record runs each test of a binary by itself, those of fuzz targets' seeds too, and adds it to the
+// mutants that it reaches.
+func record(ctx context.Context, b test, work string, reach map[string][]test) error {
+	cmd := exec.CommandContext(ctx, b.binary, "-test.list", "^(Test|Fuzz)")
+	cmd.Dir = b.dir
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("list the tests: %w", err)
+	}
+	for _, name := range strings.Fields(string(out)) {
+		b.name = name
+		file := filepath.Join(work, "reached")
 		began := time.Now()
-		if out, err := p.runTests(ctx, binary, []string{test}, "MUTANTS_REACHED="+file); err != nil {
-			return nil, 0, fmt.Errorf("%s fails without a mutant: %w\n%s", test, err, tail(out))
+		if out, err := b.run(ctx, "MUTANTS_REACHED="+file); err != nil {
+			return fmt.Errorf("%s fails without a mutant: %w\n%s", name, err, tail(out))
 		}
-		baseline = max(baseline, time.Since(began))
+		b.took = time.Since(began)
 		data, err := os.ReadFile(file)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, 0, err
+			return err
 		}
+		_ = os.Remove(file)
 		for id := range strings.FieldsSeq(string(data)) {
-			if !slices.Contains(reach[id], test) {
-				reach[id] = append(reach[id], test)
+			if !slices.Contains(reach[id], b) {
+				reach[id] = append(reach[id], b)
 			}
 		}
 	}
-	return reach, baseline, nil
+	return nil
 }
 
-// try runs the tests that reach a mutant. One that hangs is caught.
-func (p *pkg) try(ctx context.Context, binary string, s site, tests []string,
-	baseline time.Duration) result {
+// try runs the tests that reach a mutant until one fails. A test that hangs has failed.
+func try(ctx context.Context, s site, tests []test, budget time.Duration) result {
+	tests = slices.Clone(tests)
+	slices.SortStableFunc(tests, func(a, b test) int { return int(a.took - b.took) })
+	spent := time.Duration(0)
+	for i, t := range tests {
+		if spent += t.took; i > 0 && spent > budget {
+			return result{s, false, fmt.Sprintf("%d of the %d tests that reach it", i, len(tests))}
+		}
+		limited, cancel := context.WithTimeout(ctx, 4*t.took+30*time.Second)
+		_, err := t.run(limited, "MUTANT="+s.id)
+		cancel()
+		if err != nil {
+			return result{s, true, t.name}
+		}
+	}
 	if len(tests) == 0 {
 		return result{s, false, "no test reaches it"}
 	}
-	limit := time.Duration(len(tests))*4*baseline + 30*time.Second
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	_, err := p.runTests(limited, binary, tests, "MUTANT="+s.id)
-	return result{s, err != nil, fmt.Sprintf("%d tests reach it", len(tests))}
+	return result{s, false, fmt.Sprintf("all %d tests that reach it", len(tests))}
 }
 
-func (p *pkg) runTests(ctx context.Context, binary string, tests []string, env string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, binary, "-test.failfast", "-test.count=1",
-		"-test.run=^("+strings.Join(tests, "|")+")$")
-	cmd.Dir, cmd.Env = p.dir, append(os.Environ(), env)
+func (t test) run(ctx context.Context, env string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, t.binary, "-test.failfast", "-test.count=1",
+		"-test.run=^"+t.name+"$")
+	cmd.Dir, cmd.Env = t.dir, append(os.Environ(), env)
 	cmd.WaitDelay = 5 * time.Second
 	return cmd.CombinedOutput()
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 )
@@ -32,7 +33,8 @@ type pkg struct {
 	sites     []site
 }
 
-func readPackage(dir string) (*pkg, error) {
+// readPackage finds the places in those of the package's files whose names match.
+func readPackage(dir string, files *regexp.Regexp) (*pkg, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -43,17 +45,20 @@ func readPackage(dir string) (*pkg, error) {
 	}
 	p := &pkg{dir: abs, name: info.Name, text: map[string][]byte{}}
 	for _, name := range info.GoFiles {
+		if !files.MatchString(name) {
+			continue
+		}
 		text, err := os.ReadFile(filepath.Join(abs, name))
 		if err != nil {
 			return nil, err
 		}
 		p.text[name] = text
-		files := token.NewFileSet()
-		file, err := parser.ParseFile(files, name, text, 0)
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, name, text, 0)
 		if err != nil {
 			return nil, err
 		}
-		f := &finder{pkg: p, name: name, text: text, files: files}
+		f := &finder{pkg: p, name: name, text: text, files: set}
 		ast.Walk(f, file)
 	}
 	return p, nil
