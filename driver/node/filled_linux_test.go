@@ -17,7 +17,7 @@ func TestAFilesystemThatWasFilledWithoutAMountIsNotFormatted(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(files, "hello"), []byte("rack"), 0o600))
 	guesttest.Run(t, "mke2fs", "-q", "-t", volume.Ext4, "-d", files, v.disk.Loop)
 	for _, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
-		v.disk.WriteAt(t, slot, v.mark(t))
+		v.disk.WriteAt(t, slot, v.formatRecord(t))
 	}
 	must(t, v.stage())
 	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {

@@ -89,8 +89,8 @@ func TestAMarkWhereNoFileCanBeIsAnotherOwners(t *testing.T) {
 	}
 }
 
-// Where a file can be, such bytes may be a file's. The UUID that the driver gave the filesystem
-// tells; of a filesystem of somebody else, blkid's word does.
+// Where a file can be, such bytes may be a file's. The UUID that the driver gave to the filesystem
+// decides; on a filesystem of somebody else, blkid does.
 func TestAMarkWhereAFileCanBe(t *testing.T) {
 	for _, c := range []struct {
 		name, fsType string
@@ -101,7 +101,7 @@ func TestAMarkWhereAFileCanBe(t *testing.T) {
 		{"an ext4 whose end is that of a RAID's member", volume.Ext4, mdMember, true},
 		{"an ext3 whose end is that of a RAID's member", volume.Ext3, mdMember, true},
 		{"a btrfs whose end is that of a RAID's member", volume.Btrfs, mdMember, true},
-		// blkid knows no GPT that the start of the disk does not tell of.
+		// blkid finds no GPT that the start of the disk does not announce.
 		{"a btrfs whose end is the backup of a GPT", volume.Btrfs, gptBackup, false},
 		{"an ext4 whose end has the magic of a RAID and nothing else", volume.Ext4,
 			func(d *guesttest.Disk, t *testing.T) { d.WriteAt(t, d.SizeBytes-8<<10, []byte(mdBytes)) },

@@ -22,7 +22,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// tools puts scripts before the machine's programs, by name.
+// tools puts scripts, by name, before the machine's programs.
 func tools(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,8 +35,8 @@ func tools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// cutOff runs what stages a volume with a mkfs that does that instead of its work.
-func cutOff(t *testing.T, script string, stage func() error) {
+// interruptFormat stages a volume with a script in place of mkfs.
+func interruptFormat(t *testing.T, script string, stage func() error) {
 	t.Helper()
 	before := os.Getenv("PATH")
 	tools(t, map[string]string{"mke2fs": script, "mkfs.xfs": script, "mkfs.btrfs": script})
@@ -44,8 +44,8 @@ func cutOff(t *testing.T, script string, stage func() error) {
 	csitest.Want(t, stage(), codes.Internal, csierr.NodeToolFailed)
 }
 
-// mark is the spot that the driver writes when it formats the volume.
-func (v testVolume) mark(t *testing.T) []byte {
+// formatRecord is the sector that the driver writes before it formats the volume.
+func (v testVolume) formatRecord(t *testing.T) []byte {
 	t.Helper()
 	nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
 	must(t, err)
@@ -54,7 +54,7 @@ func (v testVolume) mark(t *testing.T) []byte {
 	return b
 }
 
-// hasRecord reports whether a record of the driver's stands on the disk at an offset.
+// hasRecord reports whether the disk has a record of the driver at an offset.
 func hasRecord(t *testing.T, d *guesttest.Disk, offset int64) bool {
 	t.Helper()
 	return bytes.HasPrefix(d.ReadAt(t, offset, 512), []byte("oxide-csi format"))
@@ -68,8 +68,8 @@ func (v testVolume) device(t *testing.T) blockdev.Device {
 	return d
 }
 
-// marksOn counts the marks that stand on the disk.
-func marksOn(t *testing.T, d *guesttest.Disk) int {
+// recordsOn counts the format records on the disk.
+func recordsOn(t *testing.T, d *guesttest.Disk) int {
 	t.Helper()
 	n := 0
 	for _, slot := range filesystem.RecordOffsets(d.SizeBytes) {
@@ -109,15 +109,15 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 			t.Run("a "+fsType+" whose mkfs was cut off "+c.name, func(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
-				cutOff(t, c.script, v.stage)
-				if n := marksOn(t, v.disk); n == 0 {
+				interruptFormat(t, c.script, v.stage)
+				if n := recordsOn(t, v.disk); n == 0 {
 					t.Fatal("no mark is left on the disk")
 				}
 				if fsType != volume.Btrfs || c.script == "exit 1" {
-					cutOff(t, c.script, v.stage) // and the second time too
+					interruptFormat(t, c.script, v.stage) // and the second time too
 				}
 				must(t, v.stage())
-				v.lives(t)
+				v.checkStaged(t)
 			})
 		}
 	}
@@ -131,10 +131,10 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 				if fsType == volume.Btrfs {
 					script = "exit 1" // when it is finished it stays what it is
 				}
-				cutOff(t, script, v.stage)
+				interruptFormat(t, script, v.stage)
 				v.FSType = other
 				must(t, v.stage())
-				v.lives(t)
+				v.checkStaged(t)
 			})
 	}
 	t.Run("whichever of the marks had been written or erased", func(t *testing.T) {
@@ -148,11 +148,11 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 				make(v)
 				for i, slot := range filesystem.RecordOffsets(v.disk.SizeBytes) {
 					if which&(1<<i) != 0 {
-						v.disk.WriteAt(t, slot, v.mark(t))
+						v.disk.WriteAt(t, slot, v.formatRecord(t))
 					}
 				}
 				must(t, v.stage())
-				v.lives(t)
+				v.checkStaged(t)
 			}
 		}
 	})
@@ -161,8 +161,8 @@ func TestACutOffFormatIsDoneAgain(t *testing.T) {
 func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Btrfs)
-	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
-	// All of it is written and nothing but the superblocks and the marks reaches the disk.
+	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+	// mkfs wrote everything, but only the superblocks and the records reached the disk.
 	file, err := os.ReadFile(v.disk.File)
 	must(t, err)
 	keep := append(filesystem.RecordOffsets(v.disk.SizeBytes), 64<<10, 64*guesttest.MiB)
@@ -173,17 +173,17 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 		}
 	}
 	must(t, v.stage())
-	v.lives(t)
-	if n := marksOn(t, v.disk); n != 0 {
+	v.checkStaged(t)
+	if n := recordsOn(t, v.disk); n != 0 {
 		t.Errorf("%d marks are left on the disk", n)
 	}
 }
 
-// lives holds that the volume is staged as it should be, carries no mark, and keeps its data. A
-// btrfs that mkfs had finished is used as it is, and the marks beside it are worth nothing.
-func (v testVolume) lives(t *testing.T) {
+// checkStaged checks that the volume is staged as it should be, has no record, and keeps its data. A
+// btrfs that mkfs had finished is used as it is, and the records beside it are ignored.
+func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()
-	if n := marksOn(t, v.disk); n != 0 && v.FSType != volume.Btrfs {
+	if n := recordsOn(t, v.disk); n != 0 && v.FSType != volume.Btrfs {
 		t.Fatalf("%d marks are left on the disk", n)
 	}
 	file := filepath.Join(v.staging(), "hello")
@@ -236,7 +236,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 			v.disk.WriteAt(t, 0, make([]byte, 8<<10)) // what is left is no filesystem
-			m, err := filesystem.ParseRecord(v.mark(t))
+			m, err := filesystem.ParseRecord(v.formatRecord(t))
 			must(t, err)
 			c.change(&m, make([]byte, 512))
 			b, err := m.Encode()
@@ -261,8 +261,8 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		other := v
 		other.ID = "another"
-		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[0], v.mark(t))
-		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[2], other.mark(t))
+		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[0], v.formatRecord(t))
+		v.disk.WriteAt(t, filesystem.RecordOffsets(v.disk.SizeBytes)[2], other.formatRecord(t))
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	for _, c := range []struct {
@@ -277,7 +277,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 		t.Run("what has come after the format, "+c.name+", is not overwritten", func(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-			cutOff(t, "exit 1", v.stage)
+			interruptFormat(t, "exit 1", v.stage)
 			offset := c.offset
 			if offset < 0 {
 				offset += v.disk.SizeBytes
@@ -293,7 +293,7 @@ func TestOnlyTheOwnMarkMakesAFormatBeDoneAgain(t *testing.T) {
 	t.Run("a restored snapshot of a disk whose format was cut off is refused", func(t *testing.T) {
 		g := newGuest(t)
 		origin := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
-		cutOff(t, `"$real" "$@" && exit 1`, origin.stage)
+		interruptFormat(t, `"$real" "$@" && exit 1`, origin.stage)
 		v := g.volume(g.AttachFile("csi-restored00000000", copyDisk(t, origin.disk.File)), volume.Ext4)
 		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
 		must(t, origin.stage())
@@ -306,20 +306,20 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 			g := newGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, smallest(fsType)), fsType)
 			if fsType != volume.Btrfs {
-				// The size of a mark's spot.
+				// The size of a record's sector.
 				v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
 			}
 			must(t, v.stage())
-			fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
+			fill(t, filepath.Join(v.staging(), "marks"), v.formatRecord(t))
 			must(t, v.unstage())
-			if n := marksOn(t, v.disk); n == 0 {
+			if n := recordsOn(t, v.disk); n == 0 {
 				t.Fatal("the file reached no place of a mark")
 			}
-			id, before := uuidOf(t, v.disk), marksOn(t, v.disk)
+			id, before := uuidOf(t, v.disk), recordsOn(t, v.disk)
 			must(t, v.stage())
 			must(t, v.unstage())
-			if again := uuidOf(t, v.disk); again != id || marksOn(t, v.disk) != before {
-				t.Fatalf("%s became %s, %d marks %d", id, again, before, marksOn(t, v.disk))
+			if again := uuidOf(t, v.disk); again != id || recordsOn(t, v.disk) != before {
+				t.Fatalf("%s became %s, %d marks %d", id, again, before, recordsOn(t, v.disk))
 			}
 		})
 		for _, state := range []string{"mounted and nothing more", "written and synced"} {
@@ -343,7 +343,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 					after := g.volume(g.AttachFile(guesttest.Serial, copied), fsType)
 					after.ID = v.ID
 					for _, slot := range filesystem.RecordOffsets(after.disk.SizeBytes) {
-						after.disk.WriteAt(t, slot, after.mark(t))
+						after.disk.WriteAt(t, slot, after.formatRecord(t))
 					}
 					id := uuidOf(t, after.disk)
 					must(t, after.stage())
@@ -360,7 +360,7 @@ func TestAFilesystemInUseIsNeverFormattedWhateverTheMarksSay(t *testing.T) {
 	}
 }
 
-// fill writes the spot over and over until the filesystem is full.
+// fill writes the sector over and over until the filesystem is full.
 func fill(t *testing.T, path string, spot []byte) {
 	t.Helper()
 	f, err := os.Create(path)

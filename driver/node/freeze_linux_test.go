@@ -79,7 +79,7 @@ func (v testVolume) exclusive() error {
 
 func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) testVolume {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 		must(t, v.stage())
 		must(t, v.publish("pod"))
@@ -144,7 +144,7 @@ func TestNU4AFrozenFilesystemIsThawedAndReleased(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("NU-4 of a disk that is read-only", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		v.Flags = []string{"ro"}
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
@@ -166,7 +166,7 @@ func TestVS3AFrozenFilesystemIsCountedWhileAWriterWaitsForItsThaw(t *testing.T) 
 		file := filepath.Join(g.path("pod"), "file")
 		written := make(chan error, 1)
 		go func() { written <- os.WriteFile(file, []byte("x"), 0o600) }()
-		// The writer holds what a write holds when its system call sleeps; nothing but /proc tells.
+		// The writer holds what a write holds when its system call sleeps; only /proc shows that.
 		awaitBlocked(t)
 		for _, path := range []string{"pod", "staging " + v.Name} {
 			must(t, inTime(t, func() error { return v.stats(path) }))
@@ -195,7 +195,7 @@ func awaitBlocked(t *testing.T) {
 	t.Fatal("no writer waits for the thaw")
 }
 
-// containsState says whether /proc/*/stat names that state: it stands behind the name's bracket.
+// containsState reports whether /proc/*/stat has that state, which follows the name in brackets.
 func containsState(stat []byte, state byte) bool {
 	i := bytes.LastIndexByte(stat, ')')
 	return i >= 0 && i+2 < len(stat) && stat[i+2] == state

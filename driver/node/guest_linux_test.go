@@ -22,7 +22,7 @@ var must = csitest.Must
 // instance is the id of a guest.
 const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
 
-// guest is a guest with a CO's directory.
+// guest is a guest with an orchestrator's directory.
 type guest struct {
 	*guesttest.Guest
 	t     *testing.T
@@ -47,10 +47,10 @@ func (g *guest) node() *Service {
 	}
 }
 
-// path is a path below the directory where a CO would have its own.
+// path is a path below the directory of the orchestrator.
 func (g *guest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
 
-// volume is a volume of the guest and where the CO wants it.
+// volume is a volume of the guest and where the orchestrator wants it.
 type testVolume struct {
 	guest   *guest
 	disk    *guesttest.Disk
@@ -107,7 +107,7 @@ func (v testVolume) publishRequest(target string) *csi.NodePublishVolumeRequest 
 		PublishContext: v.published(), VolumeContext: v.Context}
 }
 
-// The calls below are made by a process that has just started, so none can lean on an earlier one.
+// A process that has just started makes each of the calls below, so none relies on an earlier one.
 
 func (v testVolume) stage() error {
 	_, err := v.guest.node().NodeStageVolume(v.guest.t.Context(), v.stageRequest())

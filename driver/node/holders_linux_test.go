@@ -25,7 +25,7 @@ func opening(t *testing.T, how, path string) *neighbour {
 }
 
 func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	must(t, v.stage())
 	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
@@ -44,7 +44,7 @@ func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
 }
 
 func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -64,7 +64,7 @@ func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
 func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -78,7 +78,7 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 		})
 	}
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		breakExt(t, v)
@@ -98,7 +98,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		"by unstage": testVolume.unstage,
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 			must(t, v.stage())
 			must(t, v.publishReadOnly("dev"))
@@ -113,7 +113,7 @@ func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
 		})
 	}
 	t.Run("but not while another workload has the volume", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		must(t, v.stage())

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// FuzzMetadata holds that a file of any content gives an id that stands in it after its key, or an
-// error that shows none of it.
+// FuzzMetadata checks that a file of any content gives an id that the file has after its key, or an
+// error that shows none of the content.
 func FuzzMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := parseMetadata(b)
@@ -29,7 +29,7 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzDMI holds that what is taken for an id is one, in lower case.
+// FuzzDMI checks that what is taken for an id is one, in lower case.
 func FuzzDMI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		id, err := canonicalUUID(parseDMI(b))
@@ -40,8 +40,8 @@ func FuzzDMI(f *testing.F) {
 	})
 }
 
-// FuzzNodeIdentity holds that a node has an identity only when all who have an opinion agree, and
-// that only Oxide's SMBIOS has one.
+// FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree, and
+// that SMBIOS counts only on Oxide's machines.
 func FuzzNodeIdentity(f *testing.F) {
 	dir, err := os.MkdirTemp("", "identity")
 	if err != nil {

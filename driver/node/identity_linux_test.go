@@ -43,19 +43,19 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			v.hasUUID(t, v.ID)
 			v = v.expecting(v.ID)
 			must(t, v.stage())
-			v.lives(t)
+			v.checkStaged(t)
 		})
 		t.Run("a "+fsType+" is made with the UUID that is expected", func(t *testing.T) {
 			v := newVolume(t).expecting(inheritedUUID)
 			must(t, v.stage())
-			v.lives(t)
+			v.checkStaged(t)
 			v.hasUUID(t, inheritedUUID)
 		})
 		t.Run("a "+fsType+" of a volume whose id is no UUID has any", func(t *testing.T) {
 			v := newVolume(t)
 			v.ID = "a-static-volume"
 			must(t, v.stage())
-			v.lives(t)
+			v.checkStaged(t)
 		})
 		t.Run("a "+fsType+" with another UUID is refused, the bytes untouched", func(t *testing.T) {
 			v := newVolume(t)
@@ -99,18 +99,18 @@ func TestTheFilesystemCarriesTheVolumesIdentity(t *testing.T) {
 			w := v.guest.volume(v.guest.Attach(guesttest.OtherSerial, smallest(fsType)), fsType)
 			w = w.expecting(inheritedUUID)
 			must(t, w.stage())
-			w.lives(t)
+			w.checkStaged(t)
 			must(t, v.stage())
-			v.lives(t)
+			v.checkStaged(t)
 			w.hasUUID(t, inheritedUUID)
 		})
 		t.Run("a "+fsType+" whose format was cut off gets its UUID in the end", func(t *testing.T) {
 			for _, script := range []string{"exit 1", `"$real" "$@" && exit 1`,
 				`timeout -s KILL 0.008 "$real" "$@"; exit 1`} {
 				v := newVolume(t).expecting(inheritedUUID)
-				cutOff(t, script, v.stage)
+				interruptFormat(t, script, v.stage)
 				must(t, v.stage())
-				v.lives(t)
+				v.checkStaged(t)
 				v.hasUUID(t, inheritedUUID)
 			}
 		})

@@ -20,7 +20,7 @@ import (
 
 func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
 		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
 		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
@@ -40,7 +40,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 		_, err = first()
 		must(t, err)
 		must(t, v.stage())
-		v.lives(t)
+		v.checkStaged(t)
 	})
 	t.Run("what a driver has started keeps the next one out after the driver's death",
 		func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
 			must(t, outlives.Process.Kill())
 			_ = outlives.Wait()
 			must(t, v.stage())
-			v.lives(t)
+			v.checkStaged(t)
 		})
 	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
 		g := newGuest(t)

@@ -79,7 +79,7 @@ func (n *neighbour) mounts(dir string) []string {
 	return paths
 }
 
-// impatient is a fresh process that does not wait long for others to let go.
+// impatient is a fresh process that does not wait long for others to release a device.
 func (g *guest) impatient() *Service {
 	n := g.node()
 	n.ReleaseTimeout = 50 * time.Millisecond
@@ -90,8 +90,8 @@ func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
 	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
 }
 
-// held demands that the volume is not released, that the error names all of these, and that nothing
-// of the driver's was taken down.
+// held checks that the volume is not released, that the error names all of these, and that none of
+// the driver's mounts is gone.
 func (v testVolume) held(names ...string) {
 	t := v.guest.t
 	t.Helper()
@@ -111,7 +111,7 @@ func (v testVolume) held(names ...string) {
 func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
 		t.Run(fsType, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 			must(t, v.stage())
 			n := inNamespace(t, "private", "")
@@ -121,7 +121,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		})
 	}
 	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		must(t, os.Mkdir(g.path("aside"), 0o755))
@@ -132,7 +132,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("though its disk was yanked away", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
@@ -142,7 +142,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("nor a raw one", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
@@ -155,7 +155,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 		must(t, v.unstage())
 	})
 	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		n := inNamespace(t, "private", "")
@@ -164,7 +164,7 @@ func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
 	})
 }
 
-// shared makes the CO's directory one that has copies in other namespaces, as kubelet's is in the
+// shared gives the orchestrator's directory copies in other namespaces, as kubelet's has in the
 // driver's container.
 func (g *guest) shared() {
 	g.t.Helper()
@@ -182,7 +182,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	} {
 		for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 			t.Run(c.name+", "+fsType, func(t *testing.T) {
-				g := rememberingGuest(t)
+				g := statefulGuest(t)
 				g.shared()
 				kubelet := filepath.Join(g.Dir, "kubelet")
 				must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
@@ -204,7 +204,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 		}
 	}
 	t.Run("but one that was moved away there is", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		g.shared()
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
@@ -217,7 +217,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 	})
 	t.Run("and one that stays, because something is mounted in it, is seen afterwards",
 		func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			g.shared()
 			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
@@ -234,7 +234,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 			must(t, v.unstage())
 		})
 	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		g.shared()
 		aside := filepath.Join(g.Dir, "aside")
 		must(t, os.Mkdir(aside, 0o755))
@@ -254,7 +254,7 @@ func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
 func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
 			must(t, v.stage())
 			must(t, v.publish("pod"))
@@ -270,7 +270,7 @@ func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
 			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
 				t.Errorf("it does not name process %d: %v", n.pid, err)
 			}
-			// Nor when nothing is mounted here: the kernel would take it away there with the path.
+			// The same holds when nothing is mounted here: the kernel would unmount it there with the path.
 			guesttest.Run(t, "umount", g.path("pod"))
 			csitest.Want(t, unpublish(), codes.Internal, csierr.StillMounted)
 			if after := n.mounts(g.Dir); !slices.Equal(after, before) {

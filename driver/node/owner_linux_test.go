@@ -17,7 +17,7 @@ import (
 
 // twoVolumes are a published volume and another one, which the node knows or not.
 func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v = g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
 	if fsType == volume.Btrfs {
 		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
@@ -84,7 +84,7 @@ func (v testVolume) unstageAt(path string) error {
 }
 
 func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
 	g.Unplug(d)

@@ -290,17 +290,17 @@ func TestReadOnlyPublications(t *testing.T) {
 				must(t, v.publishReadOnly("a"))
 			}
 			must(t, v.publishReadOnly("b"))
-			if err := scribble(g.path("a")); err == nil {
+			if err := writeTo(g.path("a")); err == nil {
 				t.Fatal("the read-only device was written")
 			}
 			csitest.Want(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 			must(t, v.unpublish("a"))
-			if err := scribble(g.path("b")); err == nil {
+			if err := writeTo(g.path("b")); err == nil {
 				t.Fatal("the device became writable while a read-only publication is left")
 			}
 			must(t, v.unpublish("b"))
 			must(t, v.publish("c"))
-			must(t, scribble(g.path("c")))
+			must(t, writeTo(g.path("c")))
 			csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
 		})
 	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestReadOnlyPublications(t *testing.T) {
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		must(t, v.stage())
 		must(t, v.publish("dev"))
-		must(t, scribble(g.path("dev")))
+		must(t, writeTo(g.path("dev")))
 		must(t, v.unpublish("dev"))
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
@@ -386,12 +386,12 @@ func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
 	})
 }
 
-// scribble writes to a device node as a workload would.
-func scribble(path string) error {
+// writeTo writes to a device node as a workload would.
+func writeTo(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt([]byte("scribble"), 4096)
+	_, err = f.WriteAt([]byte("writeTo"), 4096)
 	return errors.Join(err, f.Sync(), f.Close())
 }

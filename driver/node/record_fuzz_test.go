@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// FuzzSeen holds that a record of a volume which is believed is whole and comes back as it was, and
-// that every id has a file of its own in the state directory, and none elsewhere.
-func FuzzSeen(f *testing.F) {
+// FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that every
+// id has a file of its own in the state directory.
+func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)
 		if filepath.Base(file) != file || len(file) > 100 || !strings.HasSuffix(file, recordSuffix) {

@@ -21,8 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// rememberingGuest is a guest whose node has a state directory.
-func rememberingGuest(t *testing.T) *guest {
+// statefulGuest is a guest whose node has a state directory.
+func statefulGuest(t *testing.T) *guest {
 	g := newGuest(t)
 	g.state = filepath.Join(g.Dir, "state", "volumes")
 	return g
@@ -55,7 +55,7 @@ func TestARecordIsReadAsItWasWritten(t *testing.T) {
 		if got, err := parseRecord(b); err != nil || got != want {
 			t.Fatalf("read %+v, %v; wrote %+v", got, err, want)
 		}
-		// Torn anywhere, it is no record.
+		// A record that is truncated anywhere is invalid.
 		if cut := rapid.IntRange(0, len(b)-2).Draw(t, "cut"); cut >= 0 {
 			if got, err := parseRecord(b[:cut]); err == nil {
 				t.Fatalf("%q is taken for %+v", b[:cut], got)
@@ -87,7 +87,7 @@ func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
 }
 
 func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 	must(t, v.stage())
 	must(t, v.publish("dev"))
@@ -107,7 +107,7 @@ func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.
 func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, "block"} {
 		t.Run(fsType, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
 			w := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), fsType)
 			for _, v := range []testVolume{v, w} {
@@ -131,12 +131,12 @@ func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
 	}
 }
 
-// Every step of a volume's life is made by a process of its own, and the state directory is gone
-// before it. It has to end as it would have.
+// A process of its own makes every step of a volume's life, without the state directory. It has to
+// end as it would have with it.
 func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
 		for lost := range 9 {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
 			readOnly := v.publish
 			if fsType == "block" {
@@ -171,7 +171,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 			`"instance":"x","disk":"d"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
 			must(t, os.MkdirAll(g.state, 0o700))
 			file := filepath.Join(g.state, v.ID+".json")
@@ -193,7 +193,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 }
 
 func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	must(t, g.node().OpenState())
 	info, err := os.Stat(g.state)
 	must(t, err)
@@ -211,7 +211,7 @@ func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testin
 }
 
 func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	must(t, os.MkdirAll(g.state, 0o700))
 	others := []string{"config.new", "x.json.new", "trial-.new", "trial-1984.new.old", "trial-x.new",
 		"passwd.new", "0" + recordFile(racktest.Disk) + newSuffix, recordFile(racktest.Disk) + ".newer",
@@ -219,7 +219,7 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 	for _, name := range others {
 		must(t, os.WriteFile(filepath.Join(g.state, name), []byte("precious"), 0o600))
 	}
-	// A directory of such a name is none of the driver's either.
+	// A directory of such a name is not the driver's either.
 	others = append(others, recordFile(racktest.Instance)+newSuffix)
 	must(t, os.Mkdir(filepath.Join(g.state, recordFile(racktest.Instance)+newSuffix), 0o700))
 	must(t, g.node().OpenState())
@@ -230,7 +230,7 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 }
 
 func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	if err := g.node().OpenState(); err == nil || strings.Contains(err.Error(), g.Dir) {
 		t.Errorf("at the start: %v", err)
@@ -243,14 +243,14 @@ func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
 	}
 	must(t, os.Remove(filepath.Dir(g.state)))
 	must(t, v.stage())
-	// Without a record, and without a way to write one, it still goes away.
+	// It is unstaged without a record, and without a way to write one.
 	must(t, os.RemoveAll(filepath.Dir(g.state)))
 	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
 	must(t, v.unstage())
 }
 
 func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
-	g := rememberingGuest(t)
+	g := statefulGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
 	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
@@ -289,7 +289,7 @@ func (v testVolume) openToWrite() (letGo func()) {
 
 func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
 	setUp := func(t *testing.T) (v, other testVolume) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
 		other = g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
@@ -353,7 +353,7 @@ func (v testVolume) record() string {
 	return string(b)
 }
 
-// unstageSoon is unstage by a node that waits for nobody.
+// unstageSoon is unstage by a node that does not wait.
 func (v testVolume) unstageSoon() error {
 	n := v.guest.node()
 	n.ReleaseTimeout = time.Millisecond

@@ -38,7 +38,7 @@ func (v testVolume) stats(path string) error {
 
 func TestARawTargetWhoseNumberIsAnotherDisksByNow(t *testing.T) {
 	setUp := func(t *testing.T, fsType string) (v, w testVolume) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
 		must(t, v.stage())
 		must(t, v.publish("dev"))
@@ -110,7 +110,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := rememberingGuest(t)
+			g := statefulGuest(t)
 			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 			other := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), volume.Ext4)
 			must(t, v.stage())
@@ -130,7 +130,7 @@ func TestNP5TheStagingPathHasToShowThisVolumesDevice(t *testing.T) {
 		})
 	}
 	t.Run("a device that was born anew under the number", func(t *testing.T) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, v.stage())
 		sequence := filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq")
@@ -155,10 +155,10 @@ func TestVS2TheFilesystemBelowAVolumeThatHasJustGoneIsNotCounted(t *testing.T) {
 	}
 }
 
-// A device's name is given out again like its number, and a btrfs tells no number.
+// The kernel reuses a device's name like its number, and a btrfs shows no number.
 func TestADeadBtrfsIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	setUp := func(t *testing.T, serial string) (v, w testVolume) {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v = g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), volume.Btrfs)
 		must(t, v.stage())
 		must(t, v.publish("pod"))

@@ -415,7 +415,7 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
-		g := rememberingGuest(t)
+		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
 		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)

@@ -32,7 +32,7 @@ func behind(t *testing.T, fsType string) testVolume {
 	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
 }
 
-// restored says that the volume's disk was restored from a snapshot of that size.
+// restored is the volume on a disk that was restored from a snapshot of that size.
 func (v testVolume) restored(sourceBytes int64) testVolume {
 	v.Tag = map[string]string{volume.CtxOrigin: volume.OriginSnapshot,
 		volume.CtxUse:         volume.UseFilesystem,
@@ -40,7 +40,7 @@ func (v testVolume) restored(sourceBytes int64) testVolume {
 	return v
 }
 
-// tail is a picture of what lies behind the first GiB, holes and zeroes left out.
+// tail is a checksum of what lies behind the first GiB, without holes and zeroes.
 func (v testVolume) tail(t *testing.T) string {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
@@ -72,7 +72,7 @@ func (v testVolume) health(t *testing.T) healthEntries {
 	return r.GetVolumeHealth().GetHealthStatuses()
 }
 
-// isGrown says how large the staged filesystem is, and that the health agrees.
+// isGrown reports whether the staged filesystem has grown, and checks that the health agrees.
 func (v testVolume) isGrown(t *testing.T) bool {
 	t.Helper()
 	var st unix.Statfs_t

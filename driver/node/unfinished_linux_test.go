@@ -14,14 +14,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// cutOffDisk is a volume whose disk carries the marks of a format that was cut off, and all that
-// mkfs makes; whole says that it was not made blank.
-func cutOffDisk(t *testing.T, whole bool) testVolume {
+// interruptedDisk is a volume whose disk has the records of an interrupted format, and all that mkfs
+// makes. If whole is set, the disk was not made blank.
+func interruptedDisk(t *testing.T, whole bool) testVolume {
 	t.Helper()
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Ext4)
 	v.Whole = whole
-	cutOff(t, `"$real" "$@" && exit 1`, v.stage)
+	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
 	return v
 }
 
@@ -41,7 +41,7 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 		{"at the end of a disk that is read whole", true, 256*guesttest.MiB - 512, foreign[:512]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := cutOffDisk(t, c.whole)
+			v := interruptedDisk(t, c.whole)
 			v.disk.WriteAt(t, c.at, c.bytes)
 			before := v.disk.Digest(t)
 			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
@@ -53,9 +53,9 @@ func TestAMarkMakesNobodyElsesBytesTheDriversOwn(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		t.Run(fmt.Sprint("without them the format is done again, read whole: ", whole),
 			func(t *testing.T) {
-				v := cutOffDisk(t, whole)
+				v := interruptedDisk(t, whole)
 				must(t, v.stage())
-				v.lives(t)
+				v.checkStaged(t)
 			})
 	}
 }
@@ -71,21 +71,21 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 				g := newGuest(t)
 				v := g.volume(g.Attach(guesttest.Serial, 256*guesttest.MiB), volume.Ext4)
 				v.Whole = true
-				cutOff(t, script, v.stage)
-				if marksOn(t, v.disk) == 0 {
+				interruptFormat(t, script, v.stage)
+				if recordsOn(t, v.disk) == 0 {
 					t.Fatal("no mark is on the disk")
 				}
 				raw := v
 				raw.FSType = "block"
 				must(t, show(raw))
-				if n := marksOn(t, v.disk); n != 0 {
+				if n := recordsOn(t, v.disk); n != 0 {
 					t.Fatalf("%d marks are left", n)
 				}
 			})
 		}
 	}
 	t.Run("and what was written to it then is not formatted", func(t *testing.T) {
-		v := cutOffDisk(t, true)
+		v := interruptedDisk(t, true)
 		raw := v
 		raw.FSType = "block"
 		must(t, raw.stage())
@@ -105,7 +105,7 @@ func TestTheMarksAreGoneBeforeADeviceIsShownAsOne(t *testing.T) {
 		v.Whole = true
 		v.Context = map[string]string{volume.CtxMkfsOptions: "fsBlockSize=4096"}
 		must(t, v.stage())
-		fill(t, filepath.Join(v.staging(), "marks"), v.mark(t))
+		fill(t, filepath.Join(v.staging(), "marks"), v.formatRecord(t))
 		must(t, v.unstage())
 		before := v.disk.Digest(t)
 		raw := v

@@ -98,8 +98,7 @@ func TestNodeUnstageVolume(t *testing.T) {
 	})
 	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
 		v := setUp(t, volume.Ext4)
-		// A mount without a place is in no mount table, as one of another mount namespace is not in
-		// ours.
+		// A detached mount is in no mount table, like one of another mount namespace.
 		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
 		must(t, err)
 		n := v.guest.node()

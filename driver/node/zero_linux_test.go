@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// A disk that is read whole takes longer than a caller waits. The repeated call goes on with it.
+// Reading a whole disk takes longer than a caller waits. The repeated call continues the read.
 func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, 4*guesttest.GiB), volume.Ext4)
@@ -29,7 +29,7 @@ func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
-	if n := marksOn(t, v.disk); n != 0 {
+	if n := recordsOn(t, v.disk); n != 0 {
 		t.Errorf("%d marks are on the disk", n)
 	}
 	must(t, stage(t.Context()))
