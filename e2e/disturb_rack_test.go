@@ -12,7 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // mustBeStopped is how the driver says that a rack attaches and detaches only at instances that are
@@ -49,7 +49,7 @@ var _ = Describe("a rack", func() {
 
 	It("PR-5 B-10 B-42 that is away for a minute restarts nothing and disturbs no pod that runs, and "+
 		"what was asked meanwhile is done when it is back, once", func(ctx SpecContext) {
-		before, err := theRack.state(ctx)
+		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		leaving := s.Claim(ctx, Claim{})
@@ -63,7 +63,7 @@ var _ = Describe("a rack", func() {
 
 		By("cutting every connection to the rack")
 		away := time.Now()
-		cut := faults(ctx, sanity.Fault{Cut: true})[0]
+		cut := faults(ctx, adminapi.Fault{Cut: true})[0]
 		// What fails late is repeated soon: the pauses grow.
 		const late, back = 50 * time.Second, time.Minute
 		waiting := []*pod{more(), more()}
@@ -99,7 +99,7 @@ var _ = Describe("a rack", func() {
 
 	It("B-10 B-42 that throttles, and fails when it has done what it was asked, leaves one disk and "+
 		"one snapshot each, and none in the end", func(ctx SpecContext) {
-		before, err := theRack.state(ctx)
+		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		lives := driverLives(ctx)
 		changes := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
@@ -147,12 +147,12 @@ var _ = Describe("a rack", func() {
 // doneAndFailed are faults by which the rack does what the second request of each operation asks,
 // and answers that it failed. The first is throttled instead, for what was done need not be asked
 // for a second time.
-func doneAndFailed(operations ...string) []sanity.Fault {
-	var rules []sanity.Fault
+func doneAndFailed(operations ...string) []adminapi.Fault {
+	var rules []adminapi.Fault
 	for _, operation := range operations {
-		rules = append(rules, sanity.Fault{
-			Operation: operation, Skip: 1, Times: 1, Phase: "after",
-			Answer: &sanity.FaultAnswer{Status: http.StatusInternalServerError,
+		rules = append(rules, adminapi.Fault{
+			Operation: operation, Skip: 1, Times: 1, Phase: adminapi.After,
+			Response: &adminapi.Response{Status: http.StatusInternalServerError,
 				ErrorCode: "Internal", Message: "Internal Server Error"},
 		})
 	}
@@ -160,12 +160,12 @@ func doneAndFailed(operations ...string) []sanity.Fault {
 }
 
 // throttled are faults by which the first request of each operation comes too soon for the rack.
-func throttled(operations ...string) []sanity.Fault {
-	var rules []sanity.Fault
+func throttled(operations ...string) []adminapi.Fault {
+	var rules []adminapi.Fault
 	for _, operation := range operations {
-		rules = append(rules, sanity.Fault{
+		rules = append(rules, adminapi.Fault{
 			Operation: operation, Times: 1,
-			Answer: &sanity.FaultAnswer{Status: http.StatusTooManyRequests,
+			Response: &adminapi.Response{Status: http.StatusTooManyRequests,
 				Header: map[string]string{"Retry-After": "1"}},
 		})
 	}
@@ -188,10 +188,10 @@ func askedSeldom(ctx context.Context, operation, disk string, since int) {
 	// Pauses that begin with none and a second, and double, make three seconds.
 	const least = 2 * time.Second
 	name := string(theRack.disk(ctx, disk).Name)
-	var asked []sanity.Request
+	var asked []adminapi.Request
 	Eventually(func() int {
 		asked = slices.DeleteFunc(requestsOf(ctx, operation, since),
-			func(r sanity.Request) bool { return r.Object != name })
+			func(r adminapi.Request) bool { return r.Object != name })
 		return len(asked)
 	}).WithContext(ctx).Should(BeNumerically(">=", enough), "requests of %s", operation)
 	Expect(asked[enough-1].Time.Sub(asked[0].Time)).To(BeNumerically(">=", least),
@@ -220,9 +220,9 @@ func detachError(ctx context.Context, volume string) (string, error) {
 }
 
 // newSnapshots are the ids of the snapshots that the rack has more than before.
-func newSnapshots(ctx context.Context, before rackState) []string {
+func newSnapshots(ctx context.Context, before adminapi.State) []string {
 	GinkgoHelper()
-	now, err := theRack.state(ctx)
+	now, err := theRack.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	old := map[string]bool{}
 	for _, t := range before.Snapshots {

@@ -60,7 +60,7 @@ var _ = Describe("a restart", func() {
 
 	It("D-8 B-13 of the controller that leads, while it makes volumes, loses none and makes none "+
 		"twice, and a restart of the rack is not felt by pods that run", func(ctx SpecContext) {
-		before, err := theRack.state(ctx)
+		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
 		runners := []*pod{
@@ -150,7 +150,7 @@ func leaseHolds(lease *coordinationv1.Lease) bool {
 // loopDevices are the loop devices of the rack, with the serials of their disks.
 func loopDevices(ctx context.Context) []string {
 	GinkgoHelper()
-	state, err := theRack.state(ctx)
+	state, err := theRack.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	var devices []string
 	for _, d := range state.LoopDevices {

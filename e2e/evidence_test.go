@@ -133,8 +133,7 @@ func (e evidence) log(p corev1.Pod, container string, previous bool) {
 }
 
 func (e evidence) rack() {
-	var state any
-	err := theRack.Admin.State(e.ctx, &state)
+	state, err := theRack.Admin.State(e.ctx)
 	text, _ := yaml.Marshal(state)
 	e.keep("rack/state.yaml", text, err)
 	requests, err := theRack.Admin.Requests(e.ctx, 0)

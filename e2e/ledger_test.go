@@ -46,7 +46,7 @@ var clusterKinds = []schema.GroupVersionKind{
 // devices, the mounts, directories, devices and records of every worker, the cluster's volumes.
 func takeStock(ctx context.Context) (sanity.Ledger, error) {
 	ledger := sanity.Ledger{}
-	state, err := theRack.state(ctx)
+	state, err := theRack.Admin.State(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ func (s *scene) diskRemovedLater(id string) {
 // hasDisk says whether there is a disk of that UUID.
 func (r *rack) hasDisk(ctx context.Context, id string) bool {
 	GinkgoHelper()
-	state, err := r.state(ctx)
+	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	for _, d := range state.Disks {
 		if d.ID == id {
@@ -67,7 +67,7 @@ func (r *rack) hasDisk(ctx context.Context, id string) bool {
 // hasSnapshot says whether there is a snapshot of that UUID.
 func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 	GinkgoHelper()
-	state, err := r.state(ctx)
+	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	for _, d := range state.Snapshots {
 		if d.ID == id {
@@ -80,7 +80,7 @@ func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 // diskIDs are the UUIDs of all disks.
 func (r *rack) diskIDs(ctx context.Context) []string {
 	GinkgoHelper()
-	state, err := r.state(ctx)
+	state, err := r.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	ids := []string{}
 	for _, d := range state.Disks {

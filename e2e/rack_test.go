@@ -10,7 +10,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // What deploy/kustomize/simulator says of the rack.
@@ -24,7 +24,7 @@ const (
 // rack is the simulated rack, from the outside: Oxide's own client, and the admin listener.
 type rack struct {
 	*oxide.Client
-	Admin sanity.Admin
+	Admin adminapi.Client
 }
 
 // newRack reaches the rack at the control plane's address, whose network its pod is in.
@@ -42,39 +42,13 @@ func newRack(n node) (*rack, error) {
 	if err != nil {
 		return nil, fmt.Errorf("speak to the rack: %w", err)
 	}
-	admin := sanity.Admin{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
+	admin := adminapi.Client{URL: fmt.Sprintf("http://%s:%d", address, rackAdminPort)}
 	return &rack{Client: client, Admin: admin}, nil
-}
-
-// rackState is all that the rack has.
-type rackState struct {
-	Disks []struct {
-		ID   string `json:"id"`
-		Name string `json:"name"`
-	} `json:"disks"`
-	Snapshots []struct {
-		ID   string `json:"id"`
-		Name string `json:"name"`
-	} `json:"snapshots"`
-	Attachments []struct {
-		InstanceID string `json:"instance_id"`
-		DiskID     string `json:"disk_id"`
-	} `json:"attachments"`
-	LoopDevices []struct {
-		Path   string `json:"path"`
-		Serial string `json:"serial"`
-	} `json:"loop_devices"`
-}
-
-func (r *rack) state(ctx context.Context) (rackState, error) {
-	var state rackState
-	err := r.Admin.State(ctx, &state)
-	return state, err
 }
 
 // attachedTo is the name of the node whose instance has the disk, or "".
 func (r *rack) attachedTo(ctx context.Context, diskID string) (string, error) {
-	state, err := r.state(ctx)
+	state, err := r.Admin.State(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // flow is what a volume and a snapshot can go through in their lives. It returns errors where specs
@@ -92,10 +92,10 @@ func (f *flow) run(ctx context.Context) error {
 // claim makes a volume for a pod. At first the rack is not there, which is told twice in an event;
 // then it has no room, and the scheduler is asked again.
 func (f *flow) claim(ctx context.Context) error {
-	for _, fault := range []sanity.Fault{
+	for _, fault := range []adminapi.Fault{
 		{Operation: "disk_create", Times: 2, Cut: true},
 		{Operation: "disk_create", Skip: 2, Times: 1,
-			Answer: &sanity.FaultAnswer{Status: http.StatusInsufficientStorage,
+			Response: &adminapi.Response{Status: http.StatusInsufficientStorage,
 				ErrorCode: "InsufficientCapacity", Message: "Insufficient capacity"}},
 	} {
 		if _, err := theRack.Admin.AddFault(ctx, fault); err != nil {

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // What the manifests label the pods with.
@@ -247,7 +247,7 @@ func serving(ctx context.Context) {
 func rackServes(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(func() error {
-		_, err := theRack.state(ctx)
+		_, err := theRack.Admin.State(ctx)
 		return err
 	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
 }
@@ -263,7 +263,7 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 }
 
 // faults make the rack misbehave until the spec ends, and returns the rules' ids.
-func faults(ctx context.Context, rules ...sanity.Fault) []string {
+func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
@@ -278,11 +278,11 @@ func faults(ctx context.Context, rules ...sanity.Fault) []string {
 }
 
 // requestsOf are the requests of an operation since an entry of the rack's log.
-func requestsOf(ctx context.Context, operation string, since int) []sanity.Request {
+func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
 	GinkgoHelper()
 	all, err := theRack.Admin.Requests(ctx, since)
 	Expect(err).NotTo(HaveOccurred())
-	return slices.DeleteFunc(all, func(r sanity.Request) bool { return r.Operation != operation })
+	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
 }
 
 // lastRequest is the number of the newest entry of the rack's log.
@@ -297,9 +297,9 @@ func lastRequest(ctx context.Context) int {
 }
 
 // newDisks are the ids of the disks that the rack has more than before.
-func newDisks(ctx context.Context, before rackState) []string {
+func newDisks(ctx context.Context, before adminapi.State) []string {
 	GinkgoHelper()
-	now, err := theRack.state(ctx)
+	now, err := theRack.Admin.State(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	old := map[string]bool{}
 	for _, d := range before.Disks {
@@ -315,7 +315,7 @@ func newDisks(ctx context.Context, before rackState) []string {
 }
 
 // OneDiskEach says that the rack has exactly one disk more than before for each of the claims.
-func (s *scene) OneDiskEach(ctx context.Context, before rackState, claims ...string) {
+func (s *scene) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	GinkgoHelper()
 	handles := make([]string, len(claims))
 	for i, claim := range claims {

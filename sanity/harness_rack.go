@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // startTimeout is how long a program may take from its start to serving.
@@ -48,7 +50,7 @@ type Rack struct {
 	// Instances are the rack's, in the order they were asked for.
 	Instances []Instance
 	// Admin is the rack's other side: its request log, faults and switches.
-	Admin Admin
+	Admin adminapi.Client
 	// Client is Oxide's own.
 	Client *oxide.Client
 
@@ -144,7 +146,7 @@ func (r *Rack) connect(line string) error {
 			len(said.Instances), len(r.options.Instances), line)
 	}
 	r.URL, r.CA, r.Instances = said.URL, said.CA, said.Instances
-	r.Admin = Admin{URL: said.Admin}
+	r.Admin = adminapi.Client{URL: said.Admin}
 	r.listen = r.listen[:0]
 	for flag, address := range map[string]string{"--listen": said.URL, "--admin": said.Admin} {
 		u, err := url.Parse(address)

@@ -68,7 +68,7 @@ func (r *Rack) stocks(plugins []*Plugin) []stock {
 	port := netPort(r.URL)
 	stocks := []stock{
 		{name: "the simulator", proc: r.proc, port: port, peers: max(1, len(plugins)),
-			goroutines: r.Admin.Goroutines},
+			goroutines: r.goroutines},
 	}
 	for _, p := range plugins {
 		stocks = append(stocks, stock{name: "the driver in mode " + p.options.Mode, proc: p.proc,
@@ -104,18 +104,19 @@ func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) er
 
 // addState counts the rack's own records, each by what it is.
 func (r *Rack) addState(ctx context.Context, ledger Ledger) error {
-	var state map[string]json.RawMessage
-	if err := r.Admin.call(ctx, "GET", "/state", nil, &state); err != nil {
-		return err
-	}
-	for _, kind := range []string{"disks", "snapshots", "attachments"} {
-		var entries []json.RawMessage
-		if err := json.Unmarshal(state[kind], &entries); err != nil {
-			return fmt.Errorf("the rack's /state has no list of %s: %w", kind, err)
+	state, err := r.Admin.State(ctx)
+	return errors.Join(err, addEach(ledger, "disk", state.Disks),
+		addEach(ledger, "snapshot", state.Snapshots),
+		addEach(ledger, "attachment", state.Attachments))
+}
+
+func addEach[T any](ledger Ledger, kind string, entries []T) error {
+	for _, entry := range entries {
+		text, err := json.Marshal(entry)
+		if err != nil {
+			return err
 		}
-		for _, entry := range entries {
-			ledger.add(strings.TrimSuffix(kind, "s"), string(entry))
-		}
+		ledger.add(kind, string(text))
 	}
 	return nil
 }

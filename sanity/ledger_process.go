@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/netip"
@@ -191,6 +192,32 @@ func goroutines(ctx context.Context, client *http.Client, address string) ([]str
 		return nil, err
 	}
 	profile, err := fetch(client, req)
+	if err != nil {
+		return nil, err
+	}
+	return goroutinesIn(string(profile))
+}
+
+// fetch sends a request and reads the whole answer, which must be a success.
+func fetch(client *http.Client, req *http.Request) ([]byte, error) {
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL, err)
+	}
+	if resp.StatusCode/100 != 2 {
+		return nil, fmt.Errorf("%s %s: %s: %s", req.Method, req.URL, resp.Status, body)
+	}
+	return body, nil
+}
+
+// goroutines lists what the simulator's goroutines do.
+func (r *Rack) goroutines(ctx context.Context) ([]string, error) {
+	profile, err := r.Admin.Goroutines(ctx)
 	if err != nil {
 		return nil, err
 	}

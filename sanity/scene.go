@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // callTimeout bounds a call of a spec, which is far longer than any of them takes.
@@ -236,7 +238,7 @@ func blankBackend() oxide.DiskBackend {
 }
 
 // fault makes the rack misbehave until the spec ends, and returns the rule's ID.
-func (s *scene) fault(ctx context.Context, fault Fault) (id string) {
+func (s *scene) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id, err := s.rack.Admin.AddFault(ctx, fault)
 	Expect(err).NotTo(HaveOccurred())

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // protoCmp compares messages by their fields.
@@ -105,8 +107,8 @@ func (s *scene) answer(ctx context.Context, operation, object string, answer any
 	GinkgoHelper()
 	body, err := json.Marshal(answer)
 	Expect(err).NotTo(HaveOccurred())
-	s.fault(ctx, Fault{Operation: operation, Object: object, Phase: "instead",
-		Answer: &FaultAnswer{Status: http.StatusOK, Body: string(body),
+	s.fault(ctx, adminapi.Fault{Operation: operation, Object: object, Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: http.StatusOK, Body: string(body),
 			ContentType: "application/json"}})
 }
 
@@ -115,8 +117,8 @@ func (s *scene) refuse(
 	ctx context.Context, operation, object string, statusCode int, code, message string,
 ) {
 	GinkgoHelper()
-	s.fault(ctx, Fault{Operation: operation, Object: object, Phase: "instead",
-		Answer: &FaultAnswer{Status: statusCode, ErrorCode: code, Message: message}})
+	s.fault(ctx, adminapi.Fault{Operation: operation, Object: object, Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: statusCode, ErrorCode: code, Message: message}})
 }
 
 // diskState is a disk's state as the rack writes it.

@@ -13,6 +13,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var _ = onStage("the audit", sceneOptions{plugin: PluginOptions{Env: map[string]string{
@@ -26,7 +28,8 @@ func describeAuditReports(s *scene) {
 	It("B-42 finds the disk of a create that lost its answer and was never repeated",
 		func(ctx SpecContext) {
 			wanted := s.volume(ctx)
-			s.fault(ctx, Fault{Operation: "disk_create", Phase: "after", Delay: "5s", Times: 1})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After,
+				Delay: adminapi.Duration(5 * time.Second), Times: 1})
 			short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 			defer cancel()
 			req := createRequest(fresh("lost"))
@@ -132,7 +135,8 @@ func describeAuditDeletions(s *scene) {
 		s.grown(ctx)
 		Expect(s.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
 		seenEarlier(dir + "/seen")
-		s.fault(ctx, Fault{Operation: "disk_delete", Skip: 1, Phase: "before", Hang: "30s"})
+		s.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
+			Hang: adminapi.Duration(30 * time.Second)})
 		cmd := s.auditCommand(ctx, nil, args...)
 		log := &bytes.Buffer{}
 		cmd.Stderr = log
@@ -193,8 +197,8 @@ func describeAuditRefusals(s *scene) {
 		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
 			map[string]string, []string) {
 			s.honest(ctx)
-			s.fault(ctx, Fault{Operation: "disk_list", Skip: 1, Phase: "instead",
-				Answer: &FaultAnswer{Status: http.StatusServiceUnavailable}})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
+				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
 			return nil, []string{"--volumes=" + dir + "/told"}
 		}),
 		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.told"; exit 1`)),

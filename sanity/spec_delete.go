@@ -3,12 +3,15 @@ package sanity
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var _ = onStage("DeleteVolume", sceneOptions{}, deleteVolumeSpecs)
@@ -55,7 +58,8 @@ func deleteVolumeSpecs(s *scene) {
 
 	It("DV-5 is not begun twice", func(ctx SpecContext) {
 		volume := s.volume(ctx)
-		s.fault(ctx, Fault{Operation: "disk_delete", Phase: "before", Delay: "1s", Times: 1})
+		s.fault(ctx, adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Before,
+			Delay: adminapi.Duration(time.Second), Times: 1})
 		expectOneAborted(atOnce(2, func(context.Context) error {
 			return deleteVolume(ctx, volume.GetVolumeId())
 		}))
@@ -64,7 +68,8 @@ func deleteVolumeSpecs(s *scene) {
 	It("DV-5 waits for a publish that is under way", func(ctx SpecContext) {
 		volume := s.volume(ctx)
 		node := s.rack.Instance("a").ID
-		s.fault(ctx, Fault{Operation: "instance_disk_attach", Phase: "after", Delay: "2s", Times: 1})
+		s.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After,
+			Delay: adminapi.Duration(2 * time.Second), Times: 1})
 		publish := inBackground(func() (*csi.ControllerPublishVolumeResponse, error) {
 			return s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
 		})
@@ -166,10 +171,11 @@ func deleteVolumeSpecs(s *scene) {
 	It("OX-6 a page that is not the rack's does not prove that a disk is gone",
 		func(ctx SpecContext) {
 			volume := s.volume(ctx)
-			s.fault(ctx, Fault{Operation: "disk_delete", Phase: "instead", Answer: &FaultAnswer{
-				Status: http.StatusNotFound, ContentType: "text/html",
-				Body: "<html>404 no such page</html>",
-			}})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Instead,
+				Response: &adminapi.Response{
+					Status: http.StatusNotFound, ContentType: "text/html",
+					Body: "<html>404 no such page</html>",
+				}})
 			expectRefusal(deleteVolume(ctx, volume.GetVolumeId()), codes.Internal)
 		})
 }

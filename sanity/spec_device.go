@@ -13,6 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // impatience is how long the node service of some specs waits for a device.
@@ -72,12 +74,12 @@ var _ = onNodes("a device", func(s *nodeScene) {
 })
 
 func describeAppearance(s *nodeScene) {
-	attaching := func(how FaultDevice) Fault {
-		return Fault{Operation: "instance_disk_attach", Times: 1, Device: &how}
+	attaching := func(how adminapi.DeviceFault) adminapi.Fault {
+		return adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how}
 	}
 
 	It("NS-5 is waited for when it appears late", func(ctx SpecContext) {
-		s.fault(ctx, attaching(FaultDevice{Delay: "1s"}))
+		s.fault(ctx, attaching(adminapi.DeviceFault{Delay: adminapi.Duration(time.Second)}))
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
 		p.settle(ctx)
 		Expect(p.write(0)).To(Succeed())
@@ -87,7 +89,7 @@ func describeAppearance(s *nodeScene) {
 		func(ctx SpecContext) {
 			bystander := s.placed(ctx, s.volume(ctx), s.a, mounted())
 			Expect(bystander.stage(ctx)).To(Succeed())
-			s.fault(ctx, attaching(FaultDevice{Never: true}))
+			s.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
 			p := s.placed(ctx, s.volume(ctx), s.impatientNode(ctx), mounted())
 			expectRefusal(p.stage(ctx), codes.NotFound,
 				p.volume.GetVolumeContext()["diskName"],
@@ -101,7 +103,7 @@ func describeAppearance(s *nodeScene) {
 		})
 
 	It("NS-5 is not waited for longer than the caller waits", func(ctx SpecContext) {
-		s.fault(ctx, attaching(FaultDevice{Never: true}))
+		s.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
 		brief, cancel := context.WithTimeout(ctx, impatience)
 		defer cancel()
@@ -120,7 +122,7 @@ func describeAppearance(s *nodeScene) {
 	})
 
 	It("NS-10 is left alone when its size is not the disk's", func(ctx SpecContext) {
-		s.fault(ctx, attaching(FaultDevice{SizeBytes: gib / 2}))
+		s.fault(ctx, attaching(adminapi.DeviceFault{SizeBytes: gib / 2}))
 		p := s.placed(ctx, s.volume(ctx), s.a, mounted())
 		eventually(ctx, func() error {
 			return s.a.shows(p.volume.GetVolumeContext()["diskName"])

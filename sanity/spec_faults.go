@@ -11,12 +11,14 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *scene) {
 	DescribeTable("its error becomes the code that an orchestrator acts on",
-		func(ctx SpecContext, fault Fault, want codes.Code, words ...string) {
-			fault.Operation, fault.Phase = "disk_create", "instead"
+		func(ctx SpecContext, fault adminapi.Fault, want codes.Code, words ...string) {
+			fault.Operation, fault.Phase = "disk_create", adminapi.Instead
 			s.fault(ctx, fault)
 			_, err := s.ctl.CreateVolume(ctx, createRequest(fresh("error")))
 			expectRefusal(err, want, words...)
@@ -39,21 +41,22 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 		Entry("OX-8 an error of the rack's own",
 			answered(http.StatusInternalServerError, "Internal", "Internal Server Error"),
 			codes.Unavailable),
-		Entry("OX-8 a proxy that does not understand the rack's answer", Fault{Answer: &FaultAnswer{
-			Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}, codes.Unavailable),
+		Entry("OX-8 a proxy that does not understand the rack's answer",
+			adminapi.Fault{Response: &adminapi.Response{
+				Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}, codes.Unavailable),
 		Entry("OX-9 a service that is away",
 			answered(http.StatusServiceUnavailable, "ServiceNotAvailable", "Service Unavailable"),
 			codes.Unavailable),
 		Entry("OX-9 too many requests",
 			answered(http.StatusTooManyRequests, "", "slow down"), codes.Unavailable),
-		Entry("OX-9 a connection that is cut", Fault{Cut: true}, codes.Unavailable),
+		Entry("OX-9 a connection that is cut", adminapi.Fault{Cut: true}, codes.Unavailable),
 		Entry("OX-10 no capacity left",
 			answered(http.StatusInsufficientStorage, "InsufficientCapacity", "Not enough storage"),
 			codes.ResourceExhausted),
 		Entry("OX-12 a code that nobody knows",
 			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
 		Entry("OX-9 a success that is not the rack's, after which nobody knows what was done",
-			Fault{Answer: &FaultAnswer{Status: http.StatusCreated, ContentType: "text/html",
+			adminapi.Fault{Response: &adminapi.Response{Status: http.StatusCreated, ContentType: "text/html",
 				Body: "<html>hello</html>"}}, codes.Unavailable),
 	)
 
@@ -86,17 +89,19 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 	})
 
 	It("OX-8 the rack's request ID is in the message, for its operator", func(ctx SpecContext) {
-		s.fault(ctx, Fault{Operation: "disk_view", Phase: "instead", Answer: &FaultAnswer{
-			Status: http.StatusInternalServerError, ContentType: "application/json",
-			Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
-		}})
+		s.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Instead,
+			Response: &adminapi.Response{
+				Status: http.StatusInternalServerError, ContentType: "application/json",
+				Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
+			}})
 		_, err := s.ctl.ControllerGetVolume(ctx,
 			&csi.ControllerGetVolumeRequest{VolumeId: "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"})
 		expectRefusal(err, codes.Unavailable, someUUID)
 	})
 
 	It("OX-11 a caller that gives up, or whose time is over, is told that", func(ctx SpecContext) {
-		s.fault(ctx, Fault{Operation: "disk_view", Phase: "before", Hang: "20s"})
+		s.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Before,
+			Hang: adminapi.Duration(20 * time.Second)})
 		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
 		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
@@ -110,8 +115,8 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 
 	It("OX-13 no message shows the rack's address, headers or method", func(ctx SpecContext) {
 		for _, code := range []int{400, 401, 403, 404, 409, 410, 418, 500, 503, 507} {
-			s.fault(ctx, Fault{Operation: "disk_create", Phase: "instead", Times: 1,
-				Answer: &FaultAnswer{Status: code, ErrorCode: "Whatever", Message: "no"}})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.Instead, Times: 1,
+				Response: &adminapi.Response{Status: code, ErrorCode: "Whatever", Message: "no"}})
 			_, err := s.ctl.CreateVolume(ctx, createRequest(fresh("quiet")))
 			Expect(err).To(HaveOccurred())
 			message := strings.ToLower(status.Convert(err).Message())
@@ -127,8 +132,8 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 			volume := s.volume(ctx)
 			node := s.rack.Instance("a").ID
 			s.fault(ctx,
-				Fault{Operation: "instance_disk_attach", Phase: "after", Cut: true, Times: 1})
-			s.fault(ctx, Fault{Operation: "disk_view", Phase: "instead", Cut: true})
+				adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After, Cut: true, Times: 1})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Instead, Cut: true})
 			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
 			Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted,
 				codes.DeadlineExceeded), "%v", err)
@@ -138,24 +143,25 @@ var _ = onStage("a rack that answers with an error", sceneOptions{}, func(s *sce
 })
 
 // answered is a fault by which the rack answers so.
-func answered(statusCode int, errorCode, message string) Fault {
-	return Fault{Answer: &FaultAnswer{Status: statusCode, ErrorCode: errorCode, Message: message}}
+func answered(statusCode int, errorCode, message string) adminapi.Fault {
+	return adminapi.Fault{Response: &adminapi.Response{Status: statusCode, ErrorCode: errorCode,
+		Message: message}}
 }
 
 // lostAnswers are the ways in which the answer to something that was done does not arrive.
 var lostAnswers = []struct {
 	text  string
-	fault Fault
+	fault adminapi.Fault
 }{
 	{"an error in its place", answered(http.StatusInternalServerError, "Internal", "oh")},
-	{"a proxy's 520 in its place", Fault{Answer: &FaultAnswer{
+	{"a proxy's 520 in its place", adminapi.Fault{Response: &adminapi.Response{
 		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}},
-	{"a proxy's 408 in its place", Fault{Answer: &FaultAnswer{
+	{"a proxy's 408 in its place", adminapi.Fault{Response: &adminapi.Response{
 		Status: http.StatusRequestTimeout, ContentType: "text/html", Body: "<html>late</html>"}}},
-	{"a proxy's page in its place", Fault{Answer: &FaultAnswer{
+	{"a proxy's page in its place", adminapi.Fault{Response: &adminapi.Response{
 		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
-	{"the connection cut", Fault{Cut: true}},
-	{"the answer torn", Fault{TornBody: 20}},
+	{"the connection cut", adminapi.Fault{Cut: true}},
+	{"the answer torn", adminapi.Fault{TruncateBody: 20}},
 }
 
 // decided are the operations whose lost answers are found out in the same call, where there is an
@@ -165,14 +171,14 @@ var decided = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
 // describeDecided registers specs in which the call itself finds out what was done.
 func describeDecided(s *scene) {
 	for _, lost := range lostAnswers {
-		if lost.fault.Answer == nil {
+		if lost.fault.Response == nil {
 			continue
 		}
 		It("OX-8 of a create, a snapshot and an attach is found out in the same call: "+lost.text,
 			func(ctx SpecContext) {
 				for _, operation := range decided {
 					fault := lost.fault
-					fault.Operation, fault.Phase, fault.Times = operation, "after", 1
+					fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
 					s.fault(ctx, fault)
 				}
 				volume := s.volume(ctx)
@@ -187,12 +193,12 @@ func describeLost(
 	s *scene, text, operation string, spec func(ctx SpecContext, lose func()),
 ) {
 	for _, lost := range lostAnswers {
-		if lost.fault.TornBody > 0 && strings.HasSuffix(operation, "_delete") {
+		if lost.fault.TruncateBody > 0 && strings.HasSuffix(operation, "_delete") {
 			continue // an answer without a body cannot be torn
 		}
 		It(text+" with "+lost.text, func(ctx SpecContext) {
 			fault := lost.fault
-			fault.Operation, fault.Phase, fault.Times = operation, "after", 1
+			fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
 			spec(ctx, func() { s.fault(ctx, fault) })
 		})
 	}
@@ -253,7 +259,7 @@ func lostAnswerSpecs(s *scene) {
 			volume := s.volume(ctx)
 			node := s.rack.Instance("a").ID
 			unread := func(operation string, call func() error) {
-				rule := s.fault(ctx, Fault{Operation: operation, Phase: "reread", Times: 1})
+				rule := s.fault(ctx, adminapi.Fault{Operation: operation, Phase: adminapi.Reread, Times: 1})
 				err := call()
 				Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted),
 					"%v", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // capabilities is everything that a driver declares, in words.
@@ -284,7 +287,8 @@ var _ = onStage("Probe", sceneOptions{}, func(s *scene) {
 
 	It("PR-2 is well but not ready while the rack's first answer is outstanding",
 		func(ctx SpecContext) {
-			s.fault(ctx, Fault{Operation: "project_view", Phase: "before", Delay: "2s"})
+			s.fault(ctx, adminapi.Fault{Operation: "project_view", Phase: adminapi.Before,
+				Delay: adminapi.Duration(2 * time.Second)})
 			p := s.rack.Plugin(ctx, PluginOptions{Mode: ModeController})
 			ready, err := probe(ctx, p)
 			Expect(err).NotTo(HaveOccurred())

@@ -7,6 +7,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // What a call that fails must not leave behind.
@@ -43,8 +45,8 @@ var _ = onStage("what a refused call leaves", sceneOptions{}, func(s *scene) {
 			Expect(err).NotTo(HaveOccurred())
 			req := fromSnapshot(createRequest(fresh("blocks")), snapshot.GetSnapshotId())
 			withParameter("blockSize", "512")(req)
-			s.fault(ctx, Fault{Operation: "disk_delete", Phase: "instead", Times: 1,
-				Answer: &FaultAnswer{Status: http.StatusGone, ErrorCode: "Gone", Message: "Gone"}})
+			s.fault(ctx, adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Instead, Times: 1,
+				Response: &adminapi.Response{Status: http.StatusGone, ErrorCode: "Gone", Message: "Gone"}})
 			_, err = s.ctl.CreateVolume(ctx, req)
 			expectReason(err, codes.Aborted, "DiskBusy")
 			Expect(s.disks(ctx)).To(HaveLen(1))

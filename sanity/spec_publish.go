@@ -11,6 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var _ = onStage("ControllerPublishVolume", sceneOptions{rack: withOtherProject},
@@ -188,7 +190,8 @@ func describeAttachDoubt(s *scene) {
 		volume := s.volume(ctx)
 		node := s.rack.Instance("a").ID
 		s.fault(ctx,
-			Fault{Operation: "instance_disk_attach", Phase: "before", Delay: "1s", Times: 1})
+			adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.Before,
+				Delay: adminapi.Duration(time.Second), Times: 1})
 		expectOneAborted(atOnce(2, func(context.Context) error {
 			_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(volume, node))
 			return err
@@ -200,7 +203,8 @@ func describeAttachDoubt(s *scene) {
 		volume := s.volume(ctx)
 		node := s.rack.Instance("a").ID
 		s.fault(ctx,
-			Fault{Operation: "instance_disk_attach", Phase: "after", Hang: "30s", Times: 1})
+			adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After,
+				Hang: adminapi.Duration(30 * time.Second), Times: 1})
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := s.ctl.ControllerPublishVolume(short, publishRequest(volume, node))
@@ -343,7 +347,8 @@ func describeUnpublishDoubt(s *scene) {
 		volume := s.volume(ctx)
 		s.published(ctx, volume, "a")
 		s.fault(ctx,
-			Fault{Operation: "instance_disk_detach", Phase: "before", Delay: "1s", Times: 1})
+			adminapi.Fault{Operation: "instance_disk_detach", Phase: adminapi.Before,
+				Delay: adminapi.Duration(time.Second), Times: 1})
 		expectOneAborted(atOnce(2, func(context.Context) error {
 			_, err := s.ctl.ControllerUnpublishVolume(ctx,
 				unpublishRequest(volume, s.rack.Instance("a").ID))

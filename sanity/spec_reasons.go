@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // expectReason demands an error with that code whose message begins with that reason.
@@ -176,8 +178,8 @@ var _ = onNodes("a reason that the node's devices cause", func(s *nodeScene) {
 		func(ctx SpecContext) {
 			volume := s.volume(ctx)
 			s.detached(ctx, s.settled(ctx, volume, s.a, mounted()))
-			s.fault(ctx, Fault{Operation: "instance_disk_attach", Times: 1,
-				Device: &FaultDevice{SizeBytes: gib / 2}})
+			s.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+				Device: &adminapi.DeviceFault{SizeBytes: gib / 2}})
 			p := s.placed(ctx, volume, s.a, mounted())
 			p.published["sizeBytes"] = "536870912"
 			expectReason(p.stage(ctx), codes.FailedPrecondition, "FilesystemTooLarge")

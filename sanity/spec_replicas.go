@@ -8,6 +8,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 var _ = onStage("several controllers, and the end of one", sceneOptions{}, func(s *scene) {
@@ -115,7 +117,8 @@ var _ = onStage("several controllers, and the end of one", sceneOptions{}, func(
 			volume := s.volume(ctx)
 			req := publishRequest(volume, s.rack.Instance("a").ID)
 			s.fault(ctx,
-				Fault{Operation: "instance_disk_attach", Phase: "after", Delay: "3s", Times: 1})
+				adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After,
+					Delay: adminapi.Duration(3 * time.Second), Times: 1})
 			gone := make(chan error, 1)
 			ctl := victim.Controller()
 			go func() {

@@ -3,12 +3,15 @@ package sanity
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // otherProject stands beside the driver's own on racks that are started with it.
@@ -274,7 +277,8 @@ func snapshotSpecs(s *scene) {
 
 	It("DS-5 that is being deleted is not deleted twice", func(ctx SpecContext) {
 		snapshot := s.snapshotted(ctx, s.volume(ctx))
-		s.fault(ctx, Fault{Operation: "snapshot_delete", Phase: "before", Delay: "1s", Times: 1})
+		s.fault(ctx, adminapi.Fault{Operation: "snapshot_delete", Phase: adminapi.Before,
+			Delay: adminapi.Duration(time.Second), Times: 1})
 		expectOneAborted(atOnce(2, func(context.Context) error {
 			_, err := s.ctl.DeleteSnapshot(ctx,
 				&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})

@@ -28,7 +28,7 @@ func onSoftRack(text string, specs func(s *scene)) bool {
 // free frees what was deleted.
 func (s *scene) free(ctx SpecContext) {
 	GinkgoHelper()
-	Expect(s.rack.Admin.CarryOut(ctx)).To(Succeed())
+	Expect(s.rack.Admin.RunDeferred(ctx)).To(Succeed())
 }
 
 var (

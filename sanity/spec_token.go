@@ -18,6 +18,8 @@ import (
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // strangeToken is a token that does not look like one of a rack's, and is written in another way in
@@ -25,7 +27,7 @@ import (
 const strangeToken = `a"` + canary + `<b\c`
 
 // echoing is an answer that sends the request's token back in every place that the driver reads.
-func echoing(status int, errorCode, token string) *FaultAnswer {
+func echoing(status int, errorCode, token string) *adminapi.Response {
 	GinkgoHelper()
 	body, err := json.Marshal(map[string]any{
 		"request_id": token, "error_code": errorCode,
@@ -35,7 +37,7 @@ func echoing(status int, errorCode, token string) *FaultAnswer {
 		"state": map[string]any{"state": token},
 	})
 	Expect(err).NotTo(HaveOccurred())
-	return &FaultAnswer{Status: status, Body: string(body), Header: map[string]string{
+	return &adminapi.Response{Status: status, Body: string(body), Header: map[string]string{
 		"X-Request-Id": token, "Location": "http://" + token + "/%zz"}}
 }
 
@@ -63,8 +65,8 @@ var _ = onStage("a token that comes back", sceneOptions{}, func(s *scene) {
 			"disk_list", "instance_view", "instance_list", "instance_disk_attach",
 			"instance_disk_detach", "instance_disk_list", "snapshot_create", "snapshot_view",
 			"snapshot_delete", "snapshot_list", "project_view", "utilization_view"} {
-			fired := s.strayed(ctx, p, Fault{Operation: operation, Phase: "before",
-				Answer: echoing(status, code, strangeToken)})
+			fired := s.strayed(ctx, p, adminapi.Fault{Operation: operation, Phase: adminapi.Before,
+				Response: echoing(status, code, strangeToken)})
 			if fired > 0 {
 				struck++
 			}
@@ -101,7 +103,7 @@ var _ = onStage("a token that comes back", sceneOptions{}, func(s *scene) {
 			"OXIDE_HOST": s.gate(), "OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file,
 			"OXIDE_LOG_LEVEL": "debug"}})
 		for n := range 5 {
-			s.fault(ctx, Fault{Phase: "before", Answer: echoing(500, "Internal",
+			s.fault(ctx, adminapi.Fault{Phase: adminapi.Before, Response: echoing(500, "Internal",
 				strangeToken+"-first "+strangeToken+fmt.Sprint("-", n))})
 			rotated(file, strangeToken+fmt.Sprint("-", n))
 			_, err := p.Controller().GetCapacity(ctx, &csi.GetCapacityRequest{})
@@ -152,7 +154,7 @@ func rotated(file, token string) {
 
 // strayed calls every RPC of the controller while a fault is in force, and says how often that
 // struck. What errors show is looked at by errorRules.
-func (s *scene) strayed(ctx context.Context, p *Plugin, fault Fault) int {
+func (s *scene) strayed(ctx context.Context, p *Plugin, fault adminapi.Fault) int {
 	GinkgoHelper()
 	ctl := p.Controller()
 	kept, lost := s.volume(ctx), s.volume(ctx)

@@ -11,6 +11,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // twinRounds is how often two disks that a guest cannot tell apart are published at once.
@@ -64,8 +66,8 @@ var _ = onStage("CP-12 two disks whose names begin with the same 20 bytes", scen
 				s.unpublishedLater(own, node)
 				s.refuse(ctx, "instance_disk_detach", own.GetVolumeId(), http.StatusForbidden,
 					"Forbidden", "Forbidden")
-				s.fault(ctx, Fault{Operation: "instance_disk_attach", Object: own.GetVolumeId(),
-					Phase: "after", Delay: "1s", Times: 1})
+				s.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Object: own.GetVolumeId(),
+					Phase: adminapi.After, Delay: adminapi.Duration(time.Second), Times: 1})
 				publish := make(chan error, 1)
 				go func() {
 					_, err := s.ctl.ControllerPublishVolume(ctx, publishRequest(own, node))
@@ -93,9 +95,10 @@ func (s *scene) raceTwins(ctx context.Context, twins ...*csi.Volume) {
 	node := s.rack.Instance("a").ID
 	for round := range twinRounds {
 		operation := []string{"instance_disk_attach", "instance_disk_list"}[round%2]
-		phase := []string{"before", "after"}[round/2%2]
-		_, err := s.rack.Admin.AddFault(ctx, Fault{Operation: operation, Phase: phase,
-			Delay: (time.Duration(round+1) * 2 * time.Millisecond).String(), Times: 1 + round%3})
+		phase := []adminapi.Phase{adminapi.Before, adminapi.After}[round/2%2]
+		_, err := s.rack.Admin.AddFault(ctx, adminapi.Fault{Operation: operation, Phase: phase,
+			Delay: adminapi.Duration(round+1) * adminapi.Duration(2*time.Millisecond),
+			Times: 1 + round%3})
 		Expect(err).NotTo(HaveOccurred())
 		errs := make([]error, len(twins))
 		calls := make(chan int, len(twins))

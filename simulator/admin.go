@@ -13,24 +13,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Admin is the rack's other side, for tests and operators of the simulator: the request log, the
-// faults, the switches, metrics of the process, and a dump of all there is. It is a handler of
-// its own, for a listener of its own, because a rack has nothing of the kind.
-//
-//	GET    /requests[?since=SEQ]   the request log
-//	DELETE /requests               forgets it; the numbers go on
-//	GET    /faults                 the rules in force, with how often each fired
-//	POST   /faults                 adds a Rule; answers {"id":…}
-//	DELETE /faults[/ID]            removes all rules, or one
-//	POST   /late                   carries out now what rules of the phase late hold back, and frees
-//	                               what was deleted; answers when it is done
-//	GET    /switches               the Switches
-//	PATCH  /switches               changes those that are named
-//	GET    /state                  disks, snapshots, instances, attachments, loop devices
-//	GET    /metrics                Prometheus
-//	GET    /debug/pprof/goroutine  what every goroutine does, with ?debug=1 as text
+// Admin serves what package adminapi describes, for tests and operators of the simulator. It is a
+// handler of its own, for a listener of its own, because a rack has nothing of the kind.
 func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
@@ -50,8 +38,8 @@ func (s *Server) Admin() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("DELETE /faults/{id}", s.adminRemoveFault)
-	mux.HandleFunc("POST /late", func(w http.ResponseWriter, r *http.Request) {
-		if err := s.CarryOut(r.Context()); err != nil {
+	mux.HandleFunc("POST /deferred", func(w http.ResponseWriter, r *http.Request) {
+		if err := s.RunDeferred(r.Context()); err != nil {
 			adminAnswer(w, nil, err)
 			return
 		}
@@ -121,12 +109,12 @@ func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) adminAddFault(w http.ResponseWriter, r *http.Request) {
-	var rule Rule
-	if err := adminRead(r, &rule); err != nil {
+	var fault adminapi.Fault
+	if err := adminRead(r, &fault); err != nil {
 		adminAnswer(w, nil, err)
 		return
 	}
-	id, err := s.Faults.Add(rule)
+	id, err := s.Faults.Add(fault)
 	if err != nil {
 		err = adminMistake{err}
 	}
@@ -152,7 +140,7 @@ func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	now, err := s.switches.change(func(next *Switches) error { return adminRead(r, next) })
+	now, err := s.switches.change(func(next *adminapi.Switches) error { return adminRead(r, next) })
 	if err != nil {
 		err = adminMistake{err}
 	}

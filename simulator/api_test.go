@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestZeroServerIsARack(t *testing.T) {
@@ -242,9 +244,12 @@ func TestA15RolesDecideWhatIsThere(t *testing.T) {
 	r := newRack(t, &Server{})
 	d := r.disk("d")
 	role := func(role string) {
-		must[Switches](t)(r.switches.change(func(s *Switches) error { s.Role = role; return nil }))
+		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+			s.Role = role
+			return nil
+		}))
 	}
-	role(RoleViewer)
+	role(adminapi.RoleViewer)
 	if got := r.state("d"); got != "detached" {
 		t.Errorf("a viewer reads %q", got)
 	}
@@ -253,7 +258,7 @@ func TestA15RolesDecideWhatIsThere(t *testing.T) {
 	refusedAs(403, "Forbidden", "Forbidden").check(t, err)
 	gone("disk", "no").check(t, r.doDelete("no"))
 
-	role(RoleNone)
+	role(adminapi.RoleNone)
 	gone("disk", "d").check(t, r.doDelete("d"))
 	err = r.DiskDelete(t.Context(), oxide.DiskDeleteParams{Disk: oxide.NameOrId(d.Id)})
 	refusedAs(404, "ObjectNotFound", "not found: disk with id %q", d.Id).check(t, err)
@@ -267,7 +272,7 @@ func TestA15RolesDecideWhatIsThere(t *testing.T) {
 	}
 	must[*oxide.Utilization](t)(r.UtilizationView(t.Context()))
 
-	role(RoleCollaborator)
+	role(adminapi.RoleCollaborator)
 	if err := r.doDelete("d"); err != nil {
 		t.Error(err)
 	}

@@ -3,6 +3,8 @@ package simulator
 import (
 	"errors"
 	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func parseDiskPath(f *fields) any { return f.nameOrID("disk") }
@@ -54,7 +56,7 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 	if d, err = work(i, d); err != nil {
 		return 0, nil, err
 	}
-	if r.struck(Reread) {
+	if r.struck(adminapi.Reread) {
 		return 0, nil, errUnavailable // A67
 	}
 	return http.StatusAccepted, d, nil
@@ -120,7 +122,7 @@ func (s *Server) setState(d disk, state diskState) error {
 
 // attachProblem is why a disk that is not attached here cannot be, in the rack's words and order:
 // the disk's state, the guest's, the instance's, and then the room (A34).
-func attachProblem(i instance, d disk, attached int, now Switches) error {
+func attachProblem(i instance, d disk, attached int, now adminapi.Switches) error {
 	switch d.State.State {
 	case stateCreating, stateDetached:
 	case stateAttached, "attaching", "detaching":
@@ -177,7 +179,7 @@ func (s *Server) detach(instanceID, diskID string) (disk, error) {
 }
 
 // detachProblem is why a disk cannot be detached, in the rack's words and order (A37).
-func detachProblem(i instance, d disk, now Switches) error {
+func detachProblem(i instance, d disk, now adminapi.Switches) error {
 	switch {
 	case d.attachedTo(i.ID):
 	case d.State.Instance != "":

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestSituationsOfAttach(t *testing.T) {
@@ -195,7 +197,10 @@ func TestA17HotPlugCanBeSwitchedWhileTheRackServes(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	flip := func(on bool) {
-		must[Switches](t)(r.switches.change(func(s *Switches) error { s.Hotplug = on; return nil }))
+		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+			s.Hotplug = on
+			return nil
+		}))
 	}
 	flip(false)
 	_, err := r.doAttach("a", "d")

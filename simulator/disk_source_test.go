@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 	r := newRack(t, &Server{QuotaBytes: 3 << 30})
 	r.disk("d")
-	must[Switches](t)(r.switches.change(func(s *Switches) error {
+	must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
 		s.SnapshotHold = hour
 		return nil
 	}))
@@ -63,7 +65,8 @@ func TestADiskIsOfItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 func TestARestartBringsDisksToTheirSize(t *testing.T) {
 	r := newRack(t, &Server{})
 	d := r.disk("d")
-	r.fault(Rule{Operation: "instance_disk_attach", Device: &DeviceFault{SizeBytes: 2 << 30}})
+	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
+		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	await(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
 	r.force("d", diskState{State: stateDetached}) // as a detach that got no further
@@ -103,8 +106,8 @@ func TestA60AnInstanceThatDoesNotComeBackFails(t *testing.T) {
 
 func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
 	for role, want := range map[string]refused{
-		RoleViewer: refusedAs(403, "Forbidden", "Forbidden"),
-		RoleNone:   gone("project", "default"),
+		adminapi.RoleViewer: refusedAs(403, "Forbidden", "Forbidden"),
+		adminapi.RoleNone:   gone("project", "default"),
 	} {
 		r := newRack(t, &Server{Role: role})
 		body := r.instanceBody("new")

@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func snapshotSource(id string, readOnly bool) oxide.DiskSource {
@@ -194,7 +196,7 @@ func TestSituationsOfDelete(t *testing.T) {
 func TestA24AFailedDeleteLeavesTheDiskUnderAnotherName(t *testing.T) {
 	r := newRack(t, &Server{QuotaBytes: 1 << 30})
 	d := r.disk("d")
-	r.fault(Rule{Operation: "disk_delete", Phase: Unwind, Times: 1})
+	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Unwind, Times: 1})
 	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doDelete("d"))
 	gone("disk", "d").check(t, r.doDelete("d"))
 	if got := r.state("deleted-" + d.Id); got != "faulted" {
@@ -251,7 +253,7 @@ func TestA32ADiskThatIsBeingCreatedCanBeAttached(t *testing.T) {
 
 func TestACreateThatUnwindsLeavesNothing(t *testing.T) {
 	r := newRack(t, &Server{QuotaBytes: 1 << 30})
-	r.fault(Rule{Operation: "disk_create", Phase: Unwind, Times: 1})
+	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
 	refusedAs(500, "Internal", "Internal Server Error").check(t, err)
 	gone("disk", "d").check(t, r.doDelete("d"))

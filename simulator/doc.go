@@ -15,5 +15,5 @@
 // Every rule that imitates the rack cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which says
 // where it comes from; the test of a rule bears its number. A route that the rack has and this
 // package lacks answers 501 and logs an error, so nothing is ever answered by accident. What goes
-// wrong on purpose is a [Rule].
+// wrong on purpose is an adminapi.Fault.
 package simulator

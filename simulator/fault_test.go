@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-func (r *rack) fault(rule Rule) string {
+func (r *rack) fault(rule adminapi.Fault) string {
 	r.t.Helper()
 	return must[string](r.t)(r.Faults.Add(rule))
 }
@@ -32,29 +34,36 @@ func (r *rack) exists(name string) bool {
 }
 
 func TestFaultsStrikeInTheirPhase(t *testing.T) {
-	answer := &Answer{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
+	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	answered := refusedAs(503, "ServiceNotAvailable", "no")
 	for _, test := range []struct {
 		name string
-		rule Rule
+		rule adminapi.Fault
 		want refused // the zero value is a cut connection
 		done bool
 	}{
-		{"before: refused and not done", Rule{Phase: Before, Answer: answer}, answered, false},
-		{"instead: refused and not done", Rule{Phase: Instead, Answer: answer}, answered, false},
-		{"after: done and refused", Rule{Phase: After, Answer: answer}, answered, true},
-		{"an answer without a phase is instead", Rule{Answer: answer}, answered, false},
-		{"cut before", Rule{Phase: Before, Cut: true}, refused{}, false},
-		{"cut after", Rule{Phase: After, Cut: true}, refused{}, true},
-		{"hang instead", Rule{Phase: Instead, Hang: Duration(30 * time.Millisecond)}, refused{}, false},
-		{"hang after", Rule{Phase: After, Hang: Duration(30 * time.Millisecond)}, refused{}, true},
-		{"torn body", Rule{TornBody: 20}, refused{}, true},
-		{"unwound: refused and taken back", Rule{Phase: Unwind},
+		{"before: refused and not done", adminapi.Fault{Phase: adminapi.Before, Response: answer},
+			answered, false},
+		{"instead: refused and not done", adminapi.Fault{Phase: adminapi.Instead, Response: answer},
+			answered, false},
+		{"after: done and refused", adminapi.Fault{Phase: adminapi.After, Response: answer}, answered,
+			true},
+		{"an answer without a phase is instead", adminapi.Fault{Response: answer}, answered, false},
+		{"cut before", adminapi.Fault{Phase: adminapi.Before, Cut: true}, refused{}, false},
+		{"cut after", adminapi.Fault{Phase: adminapi.After, Cut: true}, refused{}, true},
+		{"hang instead", adminapi.Fault{Phase: adminapi.Instead,
+			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, false},
+		{"hang after", adminapi.Fault{Phase: adminapi.After,
+			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, true},
+		{"torn body", adminapi.Fault{TruncateBody: 20}, refused{}, true},
+		{"unwound: refused and taken back", adminapi.Fault{Phase: adminapi.Unwind},
 			refusedAs(500, "Internal", "Internal Server Error"), false},
-		{"unwound with an answer of the rule's", Rule{Phase: Unwind, Answer: answer}, answered, false},
-		{"twice: the second finds what the first made", Rule{Phase: Twice},
+		{"unwound with an answer of the rule's", adminapi.Fault{Phase: adminapi.Unwind, Response: answer},
+			answered, false},
+		{"twice: the second finds what the first made", adminapi.Fault{Phase: adminapi.Twice},
 			refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`), true},
-		{"twice with an answer of the rule's", Rule{Phase: Twice, Answer: answer}, answered, true},
+		{"twice with an answer of the rule's", adminapi.Fault{Phase: adminapi.Twice, Response: answer},
+			answered, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRack(t, &Server{})
@@ -93,7 +102,7 @@ func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
 		{"instance_disk_detach", "detached", r.doDetach, 0},
 	} {
 		t.Run(step.operation, func(t *testing.T) {
-			r.fault(Rule{Operation: step.operation, Phase: Reread, Times: 2})
+			r.fault(adminapi.Fault{Operation: step.operation, Phase: adminapi.Reread, Times: 2})
 			for _, when := range []string{"at first", "when it is so already"} {
 				_, err := step.do("a", "d")
 				t.Log(when)
@@ -116,7 +125,7 @@ func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("b", "d"))
-	r.fault(Rule{Phase: Reread})
+	r.fault(adminapi.Fault{Phase: adminapi.Reread})
 	_, err := r.doAttach("a", "d")
 	refusedAs(400, "InvalidRequest",
 		`cannot attach disk "d": disk is attached to another instance`).check(t, err)
@@ -124,7 +133,8 @@ func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
 
 func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "disk_create", Phase: Before, Delay: Duration(200 * time.Millisecond)})
+	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
+		Delay: adminapi.Duration(200 * time.Millisecond)})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
@@ -149,25 +159,26 @@ func TestFaultsFindTheirRequests(t *testing.T) {
 		return err != nil
 	}
 	a := r.instance("a").Id
-	answer := &Answer{Status: 503}
+	answer := &adminapi.Response{Status: 503}
 	for _, test := range []struct {
 		name string
-		rule Rule
+		rule adminapi.Fault
 		want []bool // of an attach of d by name, d by ID, e, and again
 	}{
-		{"any object", Rule{}, []bool{true, true, true, true, true, true}},
-		{"a disk by name", Rule{Object: "d"}, []bool{true, true, false, true, true, false}},
-		{"a disk by ID", Rule{Object: d.Id}, []bool{true, true, false, true, true, false}},
-		{"an instance by name", Rule{Object: "a"}, []bool{true, true, true, true, true, true}},
-		{"an instance by ID", Rule{Object: a}, []bool{true, true, true, true, true, true}},
-		{"another", Rule{Object: "b"}, []bool{false, false, false, false, false, false}},
-		{"once", Rule{Times: 1}, []bool{true, false, false, false, false, false}},
-		{"twice, after one", Rule{Skip: 1, Times: 2}, []bool{false, true, true, false, false, false}},
-		{"another operation", Rule{Operation: "disk_view"},
+		{"any object", adminapi.Fault{}, []bool{true, true, true, true, true, true}},
+		{"a disk by name", adminapi.Fault{Object: "d"}, []bool{true, true, false, true, true, false}},
+		{"a disk by ID", adminapi.Fault{Object: d.Id}, []bool{true, true, false, true, true, false}},
+		{"an instance by name", adminapi.Fault{Object: "a"}, []bool{true, true, true, true, true, true}},
+		{"an instance by ID", adminapi.Fault{Object: a}, []bool{true, true, true, true, true, true}},
+		{"another", adminapi.Fault{Object: "b"}, []bool{false, false, false, false, false, false}},
+		{"once", adminapi.Fault{Times: 1}, []bool{true, false, false, false, false, false}},
+		{"twice, after one", adminapi.Fault{Skip: 1, Times: 2}, []bool{false, true, true, false, false,
+			false}},
+		{"another operation", adminapi.Fault{Operation: "disk_view"},
 			[]bool{false, false, false, false, false, false}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.rule.Answer = answer
+			test.rule.Response = answer
 			if test.rule.Operation == "" {
 				test.rule.Operation = "instance_disk_attach"
 			}
@@ -187,11 +198,12 @@ func TestFaultsFindTheirRequests(t *testing.T) {
 func TestAFaultsDiceAreItsSeeds(t *testing.T) {
 	throw := func(seed uint64) (thrown []bool) {
 		var f Faults
-		if _, err := f.Add(Rule{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
+		if _, err := f.Add(adminapi.Fault{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
 			t.Fatal(err)
 		}
 		for range 64 {
-			thrown = append(thrown, len(f.strike(&request{entry: Request{Operation: "disk_view"}})) == 1)
+			thrown = append(thrown,
+				len(f.strike(&request{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
 		}
 		return thrown
 	}
@@ -210,7 +222,7 @@ func TestAFaultsDiceAreItsSeeds(t *testing.T) {
 func TestASlowBodyArrivesWhole(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
-	r.fault(Rule{Operation: "disk_view", SlowBody: Duration(5 * time.Millisecond)})
+	r.fault(adminapi.Fault{Operation: "disk_view", SlowBody: adminapi.Duration(5 * time.Millisecond)})
 	start := time.Now()
 	if got := r.state("d"); got != "detached" {
 		t.Errorf("got %q", got)
@@ -222,7 +234,8 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 
 func TestAFaultAnswersAsAProxyWould(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "ping", Answer: &Answer{Status: 502, Body: "<html>bad gateway</html>",
+	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
+		Body:        "<html>bad gateway</html>",
 		ContentType: "text/html"}})
 	resp, body := r.call("GET", "/v1/ping", "")
 	if resp.status != 502 || body != "<html>bad gateway</html>" ||
@@ -232,18 +245,19 @@ func TestAFaultAnswersAsAProxyWould(t *testing.T) {
 }
 
 func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
-	for name, rule := range map[string]Rule{
+	for name, rule := range map[string]adminapi.Fault{
 		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},
 		"no phase \"later\"":           {Phase: "later", Cut: true},
 		"it does nothing":              {Operation: "disk_create"},
-		"status is 99":                 {Answer: &Answer{Status: 99}},
+		"status is 99":                 {Response: &adminapi.Response{Status: 99}},
 		"probability is 1.5":           {Cut: true, Probability: 1.5},
 		"cannot be negative":           {Cut: true, Times: -1},
-		"pad_bytes is -1":              {Answer: &Answer{Status: 200, PadBytes: -1}},
-		"cannot fail in the middle":    {Operation: "disk_view", Phase: Unwind},
-		"does not read a disk again":   {Operation: "disk_create", Phase: Reread},
-		"shows no device to a guest":   {Operation: "disk_create", Device: &DeviceFault{Never: true}},
-		"late needs what the caller":   {Operation: "disk_create", Phase: Late, Delay: 1},
+		"pad_bytes is -1":              {Response: &adminapi.Response{Status: 200, PadBytes: -1}},
+		"cannot fail in the middle":    {Operation: "disk_view", Phase: adminapi.Unwind},
+		"does not read a disk again":   {Operation: "disk_create", Phase: adminapi.Reread},
+		"shows no device to a guest": {Operation: "disk_create",
+			Device: &adminapi.DeviceFault{Never: true}},
+		"deferred needs what the caller": {Operation: "disk_create", Phase: adminapi.Deferred, Delay: 1},
 	} {
 		var f Faults
 		if _, err := f.Add(rule); err == nil || !strings.Contains(err.Error(), name) {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // release gives back what a deleted object takes of the quota, or notes that this comes later.
-func (tx *tx) release(id string, size int64, delay Duration) error {
+func (tx *tx) release(id string, size int64, delay adminapi.Duration) error {
 	if delay <= 0 {
 		return tx.addStorage(-size)
 	}
@@ -41,7 +43,8 @@ func (tx *tx) free(id string) error {
 
 // freeLater removes the bytes of a deleted object and frees its share of the quota, some time after
 // the request's answer (A68). What a closed rack has not freed, the next start frees.
-func (s *Server) freeLater(r *request, id string, remove func(id string) error, delay Duration) {
+func (s *Server) freeLater(r *request, id string, remove func(id string) error,
+	delay adminapi.Duration) {
 	s.holdBack(r.Context(), time.Duration(delay), func() {
 		defer s.locks.lock(id)()
 		err := remove(id)

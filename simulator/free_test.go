@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // freesLater is a rack with room for one disk and its snapshot, which frees what is deleted in an
@@ -69,7 +71,7 @@ func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 		t.Errorf("got %v, want 507", err)
 	}
 
-	if err := r.CarryOut(t.Context()); err != nil {
+	if err := r.RunDeferred(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.kept(diskID, snapshotID); len(got) != 0 {
@@ -88,7 +90,7 @@ func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
 	diskID, snapshotID := r.deleteBoth()
 	again := r.disk("d")
 	must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
-	if err := r.CarryOut(t.Context()); err != nil {
+	if err := r.RunDeferred(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.kept(diskID, snapshotID); len(got) != 0 {
@@ -125,12 +127,12 @@ func TestA68ARestartFreesWhatWasDeleted(t *testing.T) {
 func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
 	r := freesLater(t)
 	d := r.disk("d")
-	r.fault(Rule{Operation: "disk_delete", Phase: Unwind, Times: 1})
+	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Unwind, Times: 1})
 	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doDelete("d"))
 	if got := r.state("deleted-" + d.Id); got != "faulted" {
 		t.Errorf("the disk is %s, want faulted", got)
 	}
-	if err := r.CarryOut(t.Context()); err != nil {
+	if err := r.RunDeferred(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.provisioned(); got != gibibyte {
@@ -139,7 +141,7 @@ func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
 	if err := r.doDelete("deleted-" + d.Id); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.CarryOut(t.Context()); err != nil {
+	if err := r.RunDeferred(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.provisioned(); got != 0 {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // device awaits the only device in an instance's guest and returns where its node lies.
@@ -136,17 +138,17 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 		}
 		return sectors * 512
 	}
-	cycle := func(rule *DeviceFault) {
+	cycle := func(rule *adminapi.DeviceFault) {
 		t.Helper()
 		r.Faults.Clear()
 		if rule != nil {
-			r.fault(Rule{Operation: "instance_disk_attach", Device: rule})
+			r.fault(adminapi.Fault{Operation: "instance_disk_attach", Device: rule})
 		}
 		must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	}
 	r.disk("d")
 	t.Run("with another size", func(t *testing.T) {
-		cycle(&DeviceFault{SizeBytes: 1 << 20})
+		cycle(&adminapi.DeviceFault{SizeBytes: 1 << 20})
 		if got := size(r.device("a")); got != 1<<20 {
 			t.Errorf("got %d", got)
 		}
@@ -154,7 +156,7 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 	})
 	t.Run("late", func(t *testing.T) {
 		start := time.Now()
-		cycle(&DeviceFault{Delay: Duration(150 * time.Millisecond)})
+		cycle(&adminapi.DeviceFault{Delay: adminapi.Duration(150 * time.Millisecond)})
 		r.device("a")
 		if took := time.Since(start); took < 150*time.Millisecond {
 			t.Errorf("it appeared after %s", took)
@@ -162,8 +164,8 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))
 	})
 	t.Run("late by a switch", func(t *testing.T) {
-		must[Switches](t)(r.switches.change(func(s *Switches) error {
-			s.DeviceDelay = Duration(150 * time.Millisecond)
+		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+			s.DeviceDelay = adminapi.Duration(150 * time.Millisecond)
 			return nil
 		}))
 		start := time.Now()
@@ -173,10 +175,13 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 			t.Errorf("it appeared after %s", took)
 		}
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-		must[Switches](t)(r.switches.change(func(s *Switches) error { s.DeviceDelay = 0; return nil }))
+		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+			s.DeviceDelay = 0
+			return nil
+		}))
 	})
 	t.Run("never, until the next attach", func(t *testing.T) {
-		cycle(&DeviceFault{Never: true})
+		cycle(&adminapi.DeviceFault{Never: true})
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))
 		cycle(nil)
 		if got := size(r.device("a")); got != 1<<30 {

@@ -1,6 +1,10 @@
 package simulator
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
 
 // selectorTexts are what the rack says when an ID comes with a project or a name without (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
@@ -17,20 +21,13 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// Roles that the bearer of the token may have in the rack's projects.
-const (
-	RoleCollaborator = "collaborator"
-	RoleViewer       = "viewer"
-	RoleNone         = "none"
-)
-
 // allow refuses what the caller's role does not permit: one who may read is told so, one who may
 // not is told that there is nothing (A15).
 func (s *Server) allow(r *request, kind string, sel selector) error {
 	switch role := s.switches.get().Role; {
-	case role == RoleNone:
+	case role == adminapi.RoleNone:
 		return notFound(kind, sel)
-	case role == RoleViewer && r.Method != http.MethodGet:
+	case role == adminapi.RoleViewer && r.Method != http.MethodGet:
 		return errForbidden
 	}
 	return nil

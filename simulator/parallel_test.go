@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // serials lists the serials that an instance's guest sees, in order.
@@ -65,8 +67,8 @@ func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
 		callers.Wait()
 	}
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
-		if _, err := r.switches.change(func(next *Switches) error {
-			next.DeviceDelay = Duration(delay)
+		if _, err := r.switches.change(func(next *adminapi.Switches) error {
+			next.DeviceDelay = adminapi.Duration(delay)
 			return nil
 		}); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 const (
@@ -35,14 +37,14 @@ type request struct {
 	scan    scan
 	body    any
 	faults  []*firing
-	entry   Request
+	entry   adminapi.Request
 	// subjects are the names and IDs by which a fault rule finds this request.
 	subjects []string
 }
 
 func newRequest(hr *http.Request) *request {
 	return &request{Request: hr, id: uuid.NewString(), started: time.Now(),
-		query: hr.URL.Query(), entry: Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
+		query: hr.URL.Query(), entry: adminapi.Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
 }
 
 // find decides which operation is asked for. The version is looked at first (A13).

@@ -3,26 +3,9 @@ package simulator
 import (
 	"slices"
 	"sync"
-	"time"
-)
 
-// Request is an entry of the request log: one call of the API, in the order in which the calls
-// ended. A caller who has the answer finds the entry. Status 0 is a connection that was cut.
-type Request struct {
-	Seq        int       `json:"seq"`
-	Time       time.Time `json:"time"`
-	Operation  string    `json:"operation"`
-	Method     string    `json:"method"`
-	Path       string    `json:"path"`
-	Object     string    `json:"object"`
-	ObjectID   string    `json:"object_id"`
-	Status     int       `json:"status"`
-	DurationMS float64   `json:"duration_ms"`
-	// Faults are the IDs of the fault rules that fired.
-	Faults []string `json:"faults"`
-	// Late says that this is the effect of a request that was answered before, by a fault.
-	Late bool `json:"late,omitempty"`
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
 
 // keptRequests bounds the log's memory.
 const keptRequests = 100_000
@@ -30,11 +13,11 @@ const keptRequests = 100_000
 type requestLog struct {
 	mu sync.Mutex
 	// mu guards entries and seq.
-	entries []Request
+	entries []adminapi.Request
 	seq     int
 }
 
-func (l *requestLog) add(entry Request) {
+func (l *requestLog) add(entry adminapi.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq++
@@ -46,13 +29,13 @@ func (l *requestLog) add(entry Request) {
 }
 
 // since lists the entries after one of them.
-func (l *requestLog) since(seq int) []Request {
+func (l *requestLog) since(seq int) []adminapi.Request {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(l.entries, seq+1, func(r Request, seq int) int {
+	i, _ := slices.BinarySearchFunc(l.entries, seq+1, func(r adminapi.Request, seq int) int {
 		return r.Seq - seq
 	})
-	return append([]Request{}, l.entries[i:]...)
+	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
 // clear forgets the entries; the numbers go on.

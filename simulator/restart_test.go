@@ -19,6 +19,8 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // again serves the directory of a rack that was closed.
@@ -330,7 +332,7 @@ func TestTheAdminSide(t *testing.T) {
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 
-	var log []Request
+	var log []adminapi.Request
 	adminCall(t, url, "GET", "/requests", "", &log)
 	if len(log) != 2 || log[0].Operation != "disk_create" || log[0].Status != 201 ||
 		log[0].Object != "d" || log[0].ObjectID == "" || log[0].DurationMS <= 0 ||
@@ -350,10 +352,10 @@ func TestTheAdminSide(t *testing.T) {
 
 	var added struct{ ID string }
 	adminCall(t, url, "POST", "/faults", `{"operation":"disk_view","times":1,"hang":"10ms"}`, &added)
-	var rules []ActiveRule
+	var rules []adminapi.ActiveFault
 	adminCall(t, url, "GET", "/faults", "", &rules)
-	if len(rules) != 1 || rules[0].ID != added.ID || rules[0].Phase != Instead ||
-		rules[0].Hang != Duration(10e6) {
+	if len(rules) != 1 || rules[0].ID != added.ID || rules[0].Phase != adminapi.Instead ||
+		rules[0].Hang != adminapi.Duration(10e6) {
 		t.Errorf("got %+v", rules)
 	}
 	for _, bad := range []string{`{"opration":"disk_view"}`, `{"operation":"disk_vieww","cut":true}`,
@@ -369,10 +371,10 @@ func TestTheAdminSide(t *testing.T) {
 		t.Errorf("got %d", got)
 	}
 
-	var now Switches
+	var now adminapi.Switches
 	adminCall(t, url, "PATCH", "/switches",
 		`{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
-	if now.Hotplug || now.DeviceDelay != Duration(1.5e9) || now.DiskLimit != 3 ||
+	if now.Hotplug || now.DeviceDelay != adminapi.Duration(1.5e9) || now.DiskLimit != 3 ||
 		now.QuotaBytes != defaultQuota {
 		t.Errorf("got %+v", now)
 	}
@@ -380,11 +382,11 @@ func TestTheAdminSide(t *testing.T) {
 		t.Errorf("got %d", got)
 	}
 	adminCall(t, url, "GET", "/switches", "", &now)
-	if now.Role != RoleCollaborator {
+	if now.Role != adminapi.RoleCollaborator {
 		t.Errorf("got %+v", now)
 	}
 
-	var state State
+	var state adminapi.State
 	adminCall(t, url, "GET", "/state", "", &state)
 	if len(state.Disks) != 1 || len(state.Instances) != 3 || len(state.Attachments) != 1 ||
 		len(state.LoopDevices) != 1 || state.LoopDevices[0].Serial != "d" ||

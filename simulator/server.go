@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // Server is an Oxide rack on one machine. The zero value serves one, in a directory of its own
@@ -29,7 +31,7 @@ type Server struct {
 	// QuotaBytes is the silo's storage, 64 TiB when 0; DiskLimit the disks of an instance, 12.
 	QuotaBytes int64
 	DiskLimit  int
-	// Role is what the token's bearer may do in the projects; "" is RoleCollaborator.
+	// Role is what the token's bearer may do in the projects; "" is adminapi.RoleCollaborator.
 	Role string
 	// DeviceDelay is how long after its attach a device shows in the guest. CreateHold and
 	// SnapshotHold hold those requests open, as the rack's sagas do. InstanceDelay is how long an
@@ -108,7 +110,7 @@ func (s *Server) Open(ctx context.Context) error {
 func (s *Server) open(ctx context.Context) (err error) {
 	s.log = orDefault(s.Log, slog.Default())
 	s.life, s.die = context.WithCancel(context.WithoutCancel(ctx))
-	if _, err := s.switches.change(func(now *Switches) error {
+	if _, err := s.switches.change(func(now *adminapi.Switches) error {
 		*now = s.initialSwitches()
 		return nil
 	}); err != nil {
@@ -201,7 +203,7 @@ func (s *Server) background(work func()) {
 }
 
 // Requests lists the calls that the rack has answered.
-func (s *Server) Requests() []Request { return s.requests.since(0) }
+func (s *Server) Requests() []adminapi.Request { return s.requests.since(0) }
 
 // GuestDir is where an instance's guest view lies, with sys and dev in it. Like a request it opens
 // a server that nobody has opened; one that cannot be opened has no guests, and "" for an answer.
@@ -241,7 +243,7 @@ func (s *Server) handle(r *request) answer {
 	if err := s.draw(r); err != nil {
 		return s.fail(r, err)
 	}
-	if a, ended := s.interfere(r, Before); ended {
+	if a, ended := s.interfere(r, adminapi.Before); ended {
 		return a
 	}
 	if parseErr != nil {
@@ -250,21 +252,22 @@ func (s *Server) handle(r *request) answer {
 	if err := s.authenticate(r); err != nil {
 		return newAnswer(r.id, 0, nil, err)
 	}
-	if a, ended := s.interfere(r, Instead); ended {
+	if a, ended := s.interfere(r, adminapi.Instead); ended {
 		return a
 	}
-	if f := r.late(); f != nil {
+	if f := r.deferred(); f != nil {
 		s.carryOutLater(r, time.Duration(f.Delay))
-		a, _ := s.interfere(r, Late)
+		a, _ := s.interfere(r, adminapi.Deferred)
 		return a
 	}
 	a := r.dropped(s.serve(r))
 	for _, f := range r.faults {
-		if f.Phase == Twice {
+		if f.Phase == adminapi.Twice {
 			a = r.dropped(s.serve(r))
 		}
 	}
-	for _, phase := range []Phase{Unwind, Reread, Twice, After} {
+	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
+		adminapi.After} {
 		if lie, ended := s.interfere(r, phase); ended {
 			return lie
 		}

@@ -1,6 +1,10 @@
 package simulator
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
 
 // served are the operations that this simulator carries out.
 var served = map[string]*operation{
@@ -130,7 +134,7 @@ func (s *Server) utilization(*request) (int, any, error) {
 func (s *Server) fleetOnly(*request) (int, any, error) { return 0, nil, errForbidden }
 
 func (s *Server) projectList(r *request) (int, any, error) {
-	if s.switches.get().Role == RoleNone {
+	if s.switches.get().Role == adminapi.RoleNone {
 		return http.StatusOK, emptyPage(), nil
 	}
 	return list(s, r, projects, func(*tx) (string, error) { return "", nil })

@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func (r *rack) snapshotState(name string) string {
@@ -125,7 +127,7 @@ func TestSituationsOfSnapshot(t *testing.T) {
 func TestASnapshotThatUnwindsLeavesNothing(t *testing.T) {
 	r := newRack(t, &Server{QuotaBytes: 2 << 30})
 	r.disk("d")
-	r.fault(Rule{Operation: "snapshot_create", Phase: Unwind, Times: 1})
+	r.fault(adminapi.Fault{Operation: "snapshot_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := r.doSnapshot("s", "d")
 	refusedAs(500, "Internal", "Internal Server Error").check(t, err)
 	if disk, sn := r.state("d"), r.snapshotState("s"); disk != "detached" || sn != "none" {

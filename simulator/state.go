@@ -1,33 +1,17 @@
 package simulator
 
-import "errors"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
 
-// State is all that a rack has at one moment, for tests that count what is left.
-type State struct {
-	Projects    []project        `json:"projects"`
-	Instances   []instance       `json:"instances"`
-	Disks       []disk           `json:"disks"`
-	Snapshots   []snapshotRecord `json:"snapshots"`
-	Images      []image          `json:"images"`
-	Attachments []attachment     `json:"attachments"`
-	LoopDevices []loopDevice     `json:"loop_devices"`
-	// StorageBytes is what disks and snapshots take of the quota, deleted ones until they are freed.
-	StorageBytes int64 `json:"storage_bytes"`
-}
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
 
-type attachment struct {
-	InstanceID string `json:"instance_id"`
-	DiskID     string `json:"disk_id"`
-}
-
-type loopDevice struct {
-	Path        string `json:"path"`
-	Serial      string `json:"serial"`
-	BackingFile string `json:"backing_file"`
-}
-
-func (s *Server) state() (State, error) {
-	state := State{Attachments: []attachment{}, LoopDevices: []loopDevice{}}
+func (s *Server) state() (adminapi.State, error) {
+	state := adminapi.State{
+		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
+	}
 	err := s.store.view(func(tx *tx) error {
 		var err error
 		state.StorageBytes, err = tx.storage()
@@ -41,21 +25,28 @@ func (s *Server) state() (State, error) {
 	}
 	for _, d := range state.Disks {
 		if d.State.Instance != "" {
-			state.Attachments = append(state.Attachments, attachment{d.State.Instance, d.ID})
+			state.Attachments = append(state.Attachments,
+				adminapi.Attachment{InstanceID: d.State.Instance, DiskID: d.ID})
 		}
 	}
 	devices, err := s.plane.ownDevices()
 	for _, d := range devices {
 		state.LoopDevices = append(state.LoopDevices,
-			loopDevice{d.Path, d.Serial, d.BackingFile})
+			adminapi.LoopDevice{
+				Path: d.Path, Serial: d.Serial, BackingFile: d.BackingFile})
 	}
 	return state, err
 }
 
-// collect reads every record of a table.
-func collect[T any](tx *tx, t table[T], into *[]T) error {
+// collect decodes every record of a table into the admin listener's type, which has the record's
+// JSON keys.
+func collect[R, T any](tx *tx, t table[R], into *[]T) error {
 	*into = []T{}
-	return t.each(tx, func(record T) error {
+	return t.bucket(tx).ForEach(func(id, data []byte) error {
+		var record T
+		if err := json.Unmarshal(data, &record); err != nil {
+			return fmt.Errorf("read the record of %s %s: %w", t.name, id, err)
+		}
 		*into = append(*into, record)
 		return nil
 	})

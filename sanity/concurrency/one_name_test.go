@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // crowd is how many ask for one name at the same moment.
@@ -19,7 +19,7 @@ const crowd = 50
 // weather is what the rack does while everybody asks for one name.
 type weather struct {
 	name    string
-	fault   *sanity.Fault
+	fault   *adminapi.Fault
 	hold    string
 	restore bool
 	// whole lets everybody do the rest of the volume's life too; the long form always does. It also
@@ -32,33 +32,35 @@ type weather struct {
 var unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
 
 func (s *site) weathers(seed uint64) []weather {
-	unlucky := func(operation string, f sanity.Fault) *sanity.Fault {
+	unlucky := func(operation string, f adminapi.Fault) *adminapi.Fault {
 		f.Operation, f.Probability, f.Seed = operation, 0.4, seed
 		return &f
 	}
-	throttled := &sanity.FaultAnswer{Status: 429, ErrorCode: "TooManyRequests", Message: "slow down"}
-	down := &sanity.FaultAnswer{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "not now"}
+	throttled := &adminapi.Response{Status: 429, ErrorCode: "TooManyRequests", Message: "slow down"}
+	down := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "not now"}
 	return []weather{
 		{name: "fair", whole: true},
 		{name: "restored", restore: true},
 		{name: "slow", rare: true, hold: "300ms"},
-		{name: "throttled", fault: unlucky("", sanity.Fault{Phase: "before", Answer: throttled}),
+		{name: "throttled", fault: unlucky("", adminapi.Fault{Phase: adminapi.Before,
+			Response: throttled}),
 			allowed: unavailable},
 		{name: "throttled-restored", rare: true, restore: true, allowed: unavailable,
-			fault: unlucky("", sanity.Fault{Phase: "before", Answer: throttled})},
-		{name: "down", rare: true, fault: unlucky("disk_view", sanity.Fault{Answer: down}),
+			fault: unlucky("", adminapi.Fault{Phase: adminapi.Before, Response: throttled})},
+		{name: "down", rare: true, fault: unlucky("disk_view", adminapi.Fault{Response: down}),
 			allowed: unavailable},
 		{name: "answer-lost", allowed: unavailable,
-			fault: unlucky("disk_create", sanity.Fault{Phase: "after", Cut: true})},
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After, Cut: true})},
 		{name: "answer-lost-restored", allowed: unavailable, restore: true, hold: "200ms",
-			fault: unlucky("disk_create", sanity.Fault{Phase: "after", Cut: true})},
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After, Cut: true})},
 		{name: "done-but-failed", rare: true, allowed: unavailable,
-			fault: unlucky("disk_create", sanity.Fault{Phase: "after",
-				Answer: &sanity.FaultAnswer{Status: 500, ErrorCode: "Internal",
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.After,
+				Response: &adminapi.Response{Status: 500, ErrorCode: "Internal",
 					Message: "Internal Server Error"}})},
-		{name: "repeated-by-a-proxy", fault: unlucky("disk_create", sanity.Fault{Phase: "twice"})},
+		{name: "repeated-by-a-proxy", fault: unlucky("disk_create",
+			adminapi.Fault{Phase: adminapi.Twice})},
 		{name: "undone", allowed: unavailable,
-			fault: unlucky("disk_create", sanity.Fault{Phase: "unwind"})},
+			fault: unlucky("disk_create", adminapi.Fault{Phase: adminapi.Unwind})},
 	}
 }
 

@@ -4,48 +4,17 @@ package crash_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 )
 
-// rackState is what the rack says of itself.
-type rackState struct {
-	Instances []struct {
-		ID       string `json:"id"`
-		RunState string `json:"run_state"`
-	} `json:"instances"`
-	Disks []struct {
-		ID    string `json:"id"`
-		Name  string `json:"name"`
-		State struct {
-			State    string `json:"state"`
-			Instance string `json:"instance"`
-		} `json:"state"`
-		Size int64 `json:"size"`
-	} `json:"disks"`
-	Snapshots []struct {
-		ID    string `json:"id"`
-		State string `json:"state"`
-		Size  int64  `json:"size"`
-	} `json:"snapshots"`
-	LoopDevices []struct {
-		Path        string `json:"path"`
-		Serial      string `json:"serial"`
-		BackingFile string `json:"backing_file"`
-	} `json:"loop_devices"`
-	StorageBytes int64 `json:"storage_bytes"`
-}
-
 // consistent demands that the rack's records, its files, the kernel's loop devices and the views of
 // the guests are of the same opinion. Nothing may be under way.
 func (s *site) consistent(ctx context.Context) error {
-	state, err := s.state(ctx)
+	state, err := s.rack.Admin.State(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,22 +111,4 @@ func namesIn(dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-func (s *site) state(ctx context.Context) (state rackState, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.rack.Admin.URL+"/state", nil)
-	if err != nil {
-		return state, err
-	}
-	req.Close = true // the ledger counts connections
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return state, err
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return state, err
-	}
-	return state, json.Unmarshal(data, &state)
 }

@@ -6,35 +6,36 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // phase is when the fault strikes, seen from the operation's effect.
-type phase string
+type phase adminapi.Phase
 
 const (
-	before  phase = "before"  // nothing is done, the request not even looked at
-	instead phase = "instead" // the request was read, and nothing done
-	after   phase = "after"   // it was done
-	twice   phase = "twice"   // it was done twice
-	late    phase = "late"    // it is done behind the answer, before the call is repeated
-	later   phase = "later"   // it is done when the repeated call has had its answer
+	before   phase = "before"   // nothing is done, the request not even looked at
+	instead  phase = "instead"  // the request was read, and nothing done
+	after    phase = "after"    // it was done
+	twice    phase = "twice"    // it was done twice
+	deferred phase = "deferred" // it is done behind the answer, before the call is repeated
+	later    phase = "later"    // it is done when the repeated call has had its answer
 )
 
-var phases = []phase{before, instead, after, twice, late, later}
+var phases = []phase{before, instead, after, twice, deferred, later}
 
 // done says whether the effect is there when the caller hears of it.
 func (p phase) done() bool { return p == after || p == twice }
 
 // rule is the fault of this phase, without an answer.
-func (p phase) rule(operation string) sanity.Fault {
-	f := sanity.Fault{Operation: operation, Phase: string(p)}
-	if p == late || p == later {
-		// It is told when.
-		f.Phase, f.Delay = string(late), "1h"
+func (p phase) rule(operation string) adminapi.Fault {
+	f := adminapi.Fault{Operation: operation, Phase: adminapi.Phase(p)}
+	if p == deferred || p == later {
+		// The proof says when.
+		f.Phase, f.Delay = adminapi.Deferred, adminapi.Duration(time.Hour)
 	}
 	return f
 }
@@ -44,7 +45,7 @@ type answer struct {
 	name string
 	code codes.Code
 	// set makes the fault's answer.
-	set func(f *sanity.Fault, c *cast, p phase)
+	set func(f *adminapi.Fault, c *cast, p phase)
 	// slow is an answer that the call's deadline does not outlast.
 	slow bool
 	// phases are those in which there is such an answer; nil is all.
@@ -79,15 +80,15 @@ func pageOf(next string, items ...string) string {
 
 // refusal is an answer in the rack's form.
 func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *sanity.Fault, _ *cast, _ phase) {
-		f.Answer = &sanity.FaultAnswer{Status: status, ErrorCode: errorCode, Message: message}
+	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+		f.Response = &adminapi.Response{Status: status, ErrorCode: errorCode, Message: message}
 	}}
 }
 
 // page is an answer of something that stands before the rack.
 func page(name string, status int, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *sanity.Fault, _ *cast, _ phase) {
-		f.Answer = &sanity.FaultAnswer{Status: status, ContentType: "text/html",
+	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+		f.Response = &adminapi.Response{Status: status, ContentType: "text/html",
 			Body: "<html>not a rack</html>"}
 	}}
 }
@@ -95,8 +96,8 @@ func page(name string, status int, code codes.Code) answer {
 // success is an answer with the operation's own status and that body.
 func success(name string, code codes.Code, body func(c *cast, operation string) string) answer {
 	return answer{name: name, code: code, success: true,
-		set: func(f *sanity.Fault, c *cast, _ phase) {
-			f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation),
+		set: func(f *adminapi.Fault, c *cast, _ phase) {
+			f.Response = &adminapi.Response{Status: statusOf(f.Operation),
 				Body: body(c, f.Operation)}
 		}}
 }
@@ -127,23 +128,23 @@ var answers = []answer{
 	page("proxy-502", 502, codes.Unavailable),
 	page("proxy-504", 504, codes.Unavailable),
 	page("proxy-520", 520, codes.Unavailable),
-	{name: "redirect", code: codes.Internal, set: func(f *sanity.Fault, _ *cast, _ phase) {
-		f.Answer = &sanity.FaultAnswer{Status: http.StatusFound, ContentType: "text/html",
+	{name: "redirect", code: codes.Internal, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+		f.Response = &adminapi.Response{Status: http.StatusFound, ContentType: "text/html",
 			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
 	}},
-	{name: "cut", code: codes.Unavailable, set: func(f *sanity.Fault, _ *cast, _ phase) {
+	{name: "cut", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *cast, _ phase) {
 		f.Cut = true
 	}},
 	{name: "timeout", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *sanity.Fault, _ *cast, _ phase) { f.Hang = "1h" }},
-	{name: "torn", code: codes.Unavailable, set: func(f *sanity.Fault, c *cast, p phase) {
+		set: func(f *adminapi.Fault, _ *cast, _ phase) { f.Hang = adminapi.Duration(time.Hour) }},
+	{name: "torn", code: codes.Unavailable, set: func(f *adminapi.Fault, c *cast, p phase) {
 		setBody(f, c, p)
-		f.TornBody = 20
+		f.TruncateBody = 20
 	}},
 	{name: "slow", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *sanity.Fault, c *cast, p phase) {
+		set: func(f *adminapi.Fault, c *cast, p phase) {
 			setBody(f, c, p)
-			f.SlowByte = "100ms"
+			f.SlowByte = adminapi.Duration(100 * time.Millisecond)
 		}},
 	success("empty", codes.Unavailable, func(*cast, string) string { return "" }),
 	success("page-200", codes.Unavailable,
@@ -156,8 +157,8 @@ var answers = []answer{
 		return nulls(c.other(operation))
 	}),
 	{name: "huge", code: codes.Unavailable, success: true,
-		set: func(f *sanity.Fault, c *cast, _ phase) {
-			f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation), PadBytes: hugeBytes,
+		set: func(f *adminapi.Fault, c *cast, _ phase) {
+			f.Response = &adminapi.Response{Status: statusOf(f.Operation), PadBytes: hugeBytes,
 				Body: c.other(f.Operation)}
 		}},
 	{name: "other-release", code: codes.Internal, natural: true, success: true,
@@ -171,38 +172,38 @@ var answers = []answer{
 	endless("empty-pages", func(_ *cast, _ string, n int) string {
 		return pageOf(fmt.Sprint("page-", n))
 	}),
-	{name: "new-token", natural: true, set: func(f *sanity.Fault, c *cast, _ phase) {
+	{name: "new-token", natural: true, set: func(f *adminapi.Fault, c *cast, _ phase) {
 		f.Bearer = c.rotate()
-		f.Answer = &sanity.FaultAnswer{Status: http.StatusUnauthorized,
+		f.Response = &adminapi.Response{Status: http.StatusUnauthorized,
 			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}
 	}},
 	{name: "own", natural: true, phases: []phase{twice},
-		set: func(*sanity.Fault, *cast, phase) {}},
+		set: func(*adminapi.Fault, *cast, phase) {}},
 }
 
 // hugeBytes is more than any answer of a rack has.
 const hugeBytes = 40 << 20
 
 // setBody gives a fault that spoils a body one to spoil: the rack's own when there is one.
-func setBody(f *sanity.Fault, c *cast, p phase) {
+func setBody(f *adminapi.Fault, c *cast, p phase) {
 	switch {
 	case strings.HasSuffix(f.Operation, "_delete"):
-		f.Answer = &sanity.FaultAnswer{Status: 500, ErrorCode: "Internal",
+		f.Response = &adminapi.Response{Status: 500, ErrorCode: "Internal",
 			Message: "Internal Server Error"}
 	case !p.done():
-		f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation), Body: c.other(f.Operation)}
+		f.Response = &adminapi.Response{Status: statusOf(f.Operation), Body: c.other(f.Operation)}
 	}
 }
 
 // setOtherRelease gives what a rack of another release would: fields are missing. What has not been
 // done is answered with another object.
-func setOtherRelease(f *sanity.Fault, c *cast, p phase) {
+func setOtherRelease(f *adminapi.Fault, c *cast, p phase) {
 	fields := releaseFields[kindOf(f.Operation)]
 	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
 		f.DropFields = fields
 		return
 	}
-	f.Answer = &sanity.FaultAnswer{Status: statusOf(f.Operation),
+	f.Response = &adminapi.Response{Status: statusOf(f.Operation),
 		Body: without(c.other(f.Operation), fields)}
 }
 

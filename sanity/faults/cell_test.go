@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // cell is one of the matrix.
@@ -48,7 +48,7 @@ func (c cell) play(ctx context.Context, on *cast) error {
 		err := c.once(ctx, on, limit)
 		if err != nil {
 			// Nothing of this cell may strike the next one.
-			err = errors.Join(err, on.rack.Admin.ClearFaults(ctx), on.rack.Admin.CarryOut(ctx))
+			err = errors.Join(err, on.rack.Admin.ClearFaults(ctx), on.rack.Admin.RunDeferred(ctx))
 		}
 		err = errors.Join(err, on.tidy(ctx))
 		if !errors.Is(err, errNotStruck) || limit >= longLimit {
@@ -80,8 +80,8 @@ func (c cell) once(ctx context.Context, on *cast, limit time.Duration) error {
 	if err := p.judge(ctx); err != nil {
 		return err
 	}
-	if c.phase == late {
-		if err := on.rack.Admin.CarryOut(ctx); err != nil {
+	if c.phase == deferred {
+		if err := on.rack.Admin.RunDeferred(ctx); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,7 @@ func (c cell) once(ctx context.Context, on *cast, limit time.Duration) error {
 	if c.phase != later {
 		return nil
 	}
-	if err := on.rack.Admin.CarryOut(ctx); err != nil {
+	if err := on.rack.Admin.RunDeferred(ctx); err != nil {
 		return err
 	}
 	// What nobody waits for any more may be halfway there, until the CO comes again.
@@ -157,18 +157,18 @@ func (p *performance) struck(ctx context.Context, limit time.Duration) error {
 }
 
 // faults are the rules of a cell: one, or one for each page of a list.
-func (p *performance) faults() []sanity.Fault {
+func (p *performance) faults() []adminapi.Fault {
 	fault := p.phase.rule(p.operation)
 	a := p.cell.answer
 	if a.pages == nil {
 		a.set(&fault, p.on, p.phase)
-		return []sanity.Fault{fault}
+		return []adminapi.Fault{fault}
 	}
-	var faults []sanity.Fault
+	var faults []adminapi.Fault
 	for n := range mostPages {
 		page := fault
 		page.Skip, page.Times = n, 1
-		page.Answer = &sanity.FaultAnswer{Status: http.StatusOK,
+		page.Response = &adminapi.Response{Status: http.StatusOK,
 			Body: a.pages(p.on, p.operation, n)}
 		faults = append(faults, page)
 	}
@@ -267,7 +267,7 @@ func (s scene) operations(ctx context.Context, on *cast) ([]string, error) {
 	if err := p.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare %s: %w", s.name, err)
 	}
-	if err := on.rack.Admin.ForgetRequests(ctx); err != nil {
+	if err := on.rack.Admin.ClearRequests(ctx); err != nil {
 		return nil, err
 	}
 	if p.answer, p.err = p.called(ctx, longLimit); status.Code(p.err) != s.want {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // world is all that the rack has: disks and snapshots by the name that the CO gave them, or, when
@@ -36,33 +36,14 @@ type snapshot struct {
 // fresh is the ID of what was not there when the cell began.
 const fresh = "new"
 
-// rackState is what the simulator tells of itself.
-type rackState struct {
-	Disks []struct {
-		ID, Name, Description string
-		Size                  int64
-		BlockSize             int     `json:"block_size"`
-		SnapshotID            *string `json:"snapshot_id"`
-		ImageID               *string `json:"image_id"`
-		State                 struct{ State, Instance string }
-	}
-	Snapshots []struct {
-		ID, Name, Description, State string
-		DiskID                       string `json:"disk_id"`
-		Size                         int64
-	}
-	LoopDevices []struct{ Serial string } `json:"loop_devices"`
-	Storage     int64                     `json:"storage_bytes"`
-}
-
 // look reads the rack's state.
-func look(ctx context.Context, admin sanity.Admin) (world, error) {
-	var state rackState
+func look(ctx context.Context, admin adminapi.Client) (world, error) {
 	w := world{Disks: map[string]disk{}, Snapshots: map[string]snapshot{}, Devices: map[string]int{}}
-	if err := admin.State(ctx, &state); err != nil {
+	state, err := admin.State(ctx)
+	if err != nil {
 		return w, err
 	}
-	w.Storage = state.Storage
+	w.Storage = state.StorageBytes
 	for _, d := range state.Disks {
 		entry := disk{ID: d.ID, Name: d.Name, State: d.State.State, At: d.State.Instance,
 			Size: d.Size, BlockSize: d.BlockSize}

@@ -3,10 +3,8 @@ package model
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,13 +12,15 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // joint is what the rack, the kernel and the guests show at one moment.
 type joint struct {
 	facts facts
 	// disks are the rack's by ID; nil while its API is away.
-	disks map[string]rackDisk
+	disks map[string]adminapi.Disk
 	// serials are the volumes' disk names, which are their devices' serials, by volume.
 	serials map[int]string
 	// devices are what each node's guest sees, and mounts what is mounted below the rack's
@@ -31,23 +31,6 @@ type joint struct {
 	shown map[string]bool
 	// loops are the living loop devices, by the file they carry.
 	loops map[string][]string
-}
-
-type rackDisk struct {
-	ID          string  `json:"id"`
-	Name        string  `json:"name"`
-	Description string  `json:"description"`
-	SnapshotID  *string `json:"snapshot_id"`
-	State       struct {
-		State    string `json:"state"`
-		Instance string `json:"instance"`
-	} `json:"state"`
-}
-
-type rackSnapshot struct {
-	ID          string `json:"id"`
-	Description string `json:"description"`
-	DiskID      string `json:"disk_id"`
 }
 
 // guestDevice is a device as a guest sees it; number is "major:minor".
@@ -88,18 +71,11 @@ func (h *history) remembered(calls []ended) facts {
 }
 
 func (s *site) observeRack(ctx context.Context, j *joint) error {
-	text, err := get(ctx, http.DefaultTransport, s.rack.Admin.URL+"/state")
+	state, err := s.rack.Admin.State(ctx)
 	if err != nil {
 		return err
 	}
-	var state struct {
-		Disks     []rackDisk     `json:"disks"`
-		Snapshots []rackSnapshot `json:"snapshots"`
-	}
-	if err := json.Unmarshal(text, &state); err != nil {
-		return err
-	}
-	j.disks = map[string]rackDisk{}
+	j.disks = map[string]adminapi.Disk{}
 	for _, d := range state.Disks {
 		j.disks[d.ID] = d
 		v := slices.IndexFunc(volumeNames, func(name string) bool {

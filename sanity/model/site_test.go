@@ -3,7 +3,6 @@ package model
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -311,16 +310,9 @@ func get(ctx context.Context, transport http.RoundTripper, url string) ([]byte, 
 
 // activeFaults are the rules that may still strike, by name.
 func (s *site) activeFaults(ctx context.Context, names map[string]string) ([]string, error) {
-	text, err := get(ctx, http.DefaultTransport, s.rack.Admin.URL+"/faults")
+	rules, err := s.rack.Admin.Faults(ctx)
 	if err != nil {
 		return nil, err
-	}
-	var rules []struct {
-		ID    string `json:"id"`
-		Fired int    `json:"fired"`
-	}
-	if err := json.Unmarshal(text, &rules); err != nil {
-		return nil, fmt.Errorf("read the rack's faults: %w", err)
 	}
 	var left []string
 	for _, r := range rules {

@@ -10,20 +10,22 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-const hour = Duration(time.Hour)
+const hour = adminapi.Duration(time.Hour)
 
 func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 	r := newRack(t, &Server{})
-	answer := &Answer{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
-	for name, rule := range map[string]Rule{
-		"answered": {Answer: answer},
+	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
+	for name, rule := range map[string]adminapi.Fault{
+		"answered": {Response: answer},
 		"cut":      {Cut: true},
-		"hung":     {Hang: Duration(20 * time.Millisecond)},
+		"hung":     {Hang: adminapi.Duration(20 * time.Millisecond)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rule.Operation, rule.Phase, rule.Delay = "disk_create", Late, hour
+			rule.Operation, rule.Phase, rule.Delay = "disk_create", adminapi.Deferred, hour
 			r.fault(rule)
 			if _, err := r.DiskCreate(t.Context(), r.blank(name, 1)); err == nil {
 				t.Fatal("the caller was told of a success")
@@ -31,7 +33,7 @@ func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 			if r.exists(name) {
 				t.Fatal("it was done at once")
 			}
-			if err := r.CarryOut(t.Context()); err != nil {
+			if err := r.RunDeferred(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if !r.exists(name) {
@@ -39,7 +41,7 @@ func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 			}
 			var late int
 			for _, request := range r.Requests() {
-				if request.Late && request.Object == name && request.Status == http.StatusCreated {
+				if request.Deferred && request.Object == name && request.Status == http.StatusCreated {
 					late++
 				}
 			}
@@ -53,7 +55,7 @@ func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
-	r.fault(Rule{Operation: "disk_delete", Phase: Late, Cut: true, Delay: 1})
+	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Deferred, Cut: true, Delay: 1})
 	if err := r.DiskDelete(t.Context(),
 		oxide.DiskDeleteParams{Disk: "d", Project: "default"}); err == nil {
 		t.Fatal("the caller was told of a success")
@@ -63,7 +65,8 @@ func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
 
 func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "disk_create", Phase: Late, Hang: hour, Delay: hour})
+	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
+		Delay: hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
@@ -72,7 +75,7 @@ func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
 	if r.exists("d") {
 		t.Fatal("it was done at once")
 	}
-	if err := r.CarryOut(t.Context()); err != nil || !r.exists("d") {
+	if err := r.RunDeferred(t.Context()); err != nil || !r.exists("d") {
 		t.Errorf("it was not done: %v", err)
 	}
 }
@@ -81,7 +84,8 @@ func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
 	s := &Server{Dir: t.TempDir(), Token: testToken}
 	server := httptest.NewServer(s)
 	defer server.Close()
-	if _, err := s.Faults.Add(Rule{Operation: "disk_create", Phase: Late, Cut: true,
+	if _, err := s.Faults.Add(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred,
+		Cut:   true,
 		Delay: hour}); err != nil {
 		t.Fatal(err)
 	}
@@ -101,11 +105,11 @@ func TestAdminCarriesOutWhatIsLate(t *testing.T) {
 	r := newRack(t, &Server{})
 	admin := httptest.NewServer(r.Admin())
 	defer admin.Close()
-	r.fault(Rule{Operation: "disk_create", Phase: Late, Cut: true, Delay: hour})
+	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Cut: true, Delay: hour})
 	if _, err := r.DiskCreate(t.Context(), r.blank("d", 1)); err == nil {
 		t.Fatal("the caller was told of a success")
 	}
-	if code := adminCall(t, admin.URL, "POST", "/late", "", nil); code != http.StatusNoContent {
+	if code := adminCall(t, admin.URL, "POST", "/deferred", "", nil); code != http.StatusNoContent {
 		t.Errorf("got %d, want 204", code)
 	}
 	if !r.exists("d") {
@@ -116,7 +120,7 @@ func TestAdminCarriesOutWhatIsLate(t *testing.T) {
 func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
-	r.fault(Rule{DropFields: []string{"disk_type", "read_only"}})
+	r.fault(adminapi.Fault{DropFields: []string{"disk_type", "read_only"}})
 	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
 		_, body := r.call("GET", path, "")
 		if strings.Contains(body, "disk_type") || strings.Contains(body, "read_only") ||
@@ -128,8 +132,8 @@ func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 
 func TestAFaultStrikesATokenOnly(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "project_view", Bearer: testToken,
-		Answer: &Answer{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
+	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken,
+		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
 	view := func() error {
 		_, err := r.ProjectView(t.Context(), oxide.ProjectViewParams{Project: "default"})
 		return err
@@ -138,7 +142,7 @@ func TestAFaultStrikesATokenOnly(t *testing.T) {
 		t.Errorf("got %v, want 401", err)
 	}
 	r.Faults.Clear()
-	r.fault(Rule{Operation: "project_view", Bearer: testToken + "-other", Cut: true})
+	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken + "-other", Cut: true})
 	if err := view(); err != nil {
 		t.Errorf("another token was struck: %v", err)
 	}
@@ -146,7 +150,7 @@ func TestAFaultStrikesATokenOnly(t *testing.T) {
 
 func TestABodyArrivesByteForByte(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "ping", SlowByte: Duration(2 * time.Millisecond)})
+	r.fault(adminapi.Fault{Operation: "ping", SlowByte: adminapi.Duration(2 * time.Millisecond)})
 	start := time.Now()
 	if _, body := r.call("GET", "/v1/ping", ""); body != `{"status":"ok"}` {
 		t.Errorf("got %s", body)
@@ -158,8 +162,9 @@ func TestABodyArrivesByteForByte(t *testing.T) {
 
 func TestAnAnswerIsAsLargeAndHasTheHeaderThatTheRuleSays(t *testing.T) {
 	r := newRack(t, &Server{})
-	r.fault(Rule{Operation: "ping", Answer: &Answer{Status: 299, Body: "{}", PadBytes: 1 << 20,
-		Header: map[string]string{"Location": "/v1/me"}}})
+	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 299, Body: "{}",
+		PadBytes: 1 << 20,
+		Header:   map[string]string{"Location": "/v1/me"}}})
 	resp, body := r.call("GET", "/v1/ping", "")
 	if len(body) != 1<<20+2 || !strings.HasSuffix(body, " {}") ||
 		resp.header.Get("Location") != "/v1/me" {

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // draw decides which fault rules strike the request, and says so in the logs.
@@ -76,12 +78,12 @@ func aliases[T any](tx *tx, t table[T], parent, subject string) []string {
 }
 
 // interfere lets the faults of a phase act. It says whether that ended the request, and how.
-func (s *Server) interfere(r *request, phase Phase) (answer, bool) {
+func (s *Server) interfere(r *request, phase adminapi.Phase) (answer, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
 			continue
 		}
-		if phase != Late {
+		if phase != adminapi.Deferred {
 			// A delayed request is carried out although its caller may have given up.
 			wait(s.life, time.Duration(f.Delay))
 		}
@@ -91,14 +93,14 @@ func (s *Server) interfere(r *request, phase Phase) (answer, bool) {
 			return answer{}, true
 		case f.Cut:
 			return answer{}, true
-		case f.Answer != nil:
-			return f.Answer.encode(r.id), true
+		case f.Response != nil:
+			return encodeResponse(f.Response, r.id), true
 		}
 	}
 	return answer{}, false
 }
 
-func (a *Answer) encode(requestID string) answer {
+func encodeResponse(a *adminapi.Response, requestID string) answer {
 	contentType := a.ContentType
 	if contentType == "" {
 		contentType = jsonType
@@ -158,8 +160,8 @@ func (s *Server) linger(r *request, d time.Duration) bool {
 func (s *Server) misdeliver(w http.ResponseWriter, r *request, body []byte) bool {
 	for _, f := range r.faults {
 		switch {
-		case f.TornBody > 0 && f.TornBody < len(body):
-			deliver(w, body[:f.TornBody])
+		case f.TruncateBody > 0 && f.TruncateBody < len(body):
+			deliver(w, body[:f.TruncateBody])
 			panic(http.ErrAbortHandler)
 		case f.SlowByte > 0:
 			s.trickle(w, r, body, len(body), time.Duration(f.SlowByte))

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // later are the requests whose callers had an answer, and whose effect, or the rest of it, is still
@@ -50,9 +52,9 @@ func (l *later) release() []*heldBack {
 }
 
 // late is the rule by which the request's effect comes late, or nil.
-func (r *request) late() *firing {
+func (r *request) deferred() *firing {
 	for _, f := range r.faults {
-		if f.Phase == Late {
+		if f.Phase == adminapi.Deferred {
 			return f
 		}
 	}
@@ -64,7 +66,7 @@ func (r *request) late() *firing {
 func (s *Server) carryOutLater(r *request, delay time.Duration) {
 	// The answer under way writes into the request.
 	late := *r
-	late.entry.Late = true
+	late.entry.Deferred = true
 	s.holdBack(r.Context(), delay, func() {
 		late.started = time.Now()
 		s.record(&late, s.serve(&late))
@@ -100,9 +102,9 @@ func (s *Server) holdBack(ctx context.Context, delay time.Duration, do func()) {
 	}()
 }
 
-// CarryOut carries out now what rules of the phase Late hold back, frees what FreeDelay does, and
-// returns when all of it is done, also what was under way already.
-func (s *Server) CarryOut(ctx context.Context) error {
+// RunDeferred carries out now what faults of the phase Deferred and the switch FreeDelay hold back,
+// and returns when all of it is done, including what was under way already.
+func (s *Server) RunDeferred(ctx context.Context) error {
 	for _, h := range s.later.release() {
 		select {
 		case <-h.done:
