@@ -52,7 +52,7 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 		return 0, nil, err
 	}
 	s.creating.wait(d.ID) // A32
-	defer s.locks.lock(i.ID, d.ID)()
+	defer s.locks.Lock(i.ID, d.ID)()
 	if d, err = work(i, d); err != nil {
 		return 0, nil, err
 	}
@@ -100,7 +100,7 @@ func (s *Server) attach(r *request, instanceID, diskID string) (disk, error) {
 		return d, err
 	}
 	delay := s.switches.get().DeviceDelay
-	if err := s.plane.plug(d.device(i.ID), r.device(delay)); err != nil {
+	if err := s.plane.Plug(d.device(i.ID), r.device(delay)); err != nil {
 		return d, errors.Join(err, s.setState(d, diskState{State: stateDetached}))
 	}
 	return d, nil
@@ -172,7 +172,7 @@ func (s *Server) detach(instanceID, diskID string) (disk, error) {
 	if err != nil || !changed || !i.sees() {
 		return d, err
 	}
-	if err := s.plane.unplug(i.ID, d.ID); err != nil {
+	if err := s.plane.Unplug(i.ID, d.ID); err != nil {
 		return d, errors.Join(err, s.setState(d, diskState{stateAttached, i.ID}))
 	}
 	return d, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func TestSituationsOfAttach(t *testing.T) {
@@ -147,7 +148,7 @@ func TestA37TheBootDiskStays(t *testing.T) {
 	} {
 		r := situation(t, true, "idle", "idle", run)
 		id := r.instance("idle").Id
-		need(t, r.store.update(func(tx *tx) error {
+		simtest.NoError(t, r.store.update(func(tx *tx) error {
 			i, err := find(tx, instances, "", selector{id: id})
 			if err != nil {
 				return err

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
 const (
@@ -63,7 +65,7 @@ func claimDir(dir, versionPath string) error {
 	if err := os.Rename(temp, versionPath); err != nil {
 		return fmt.Errorf("write the directory's version: %w", err)
 	}
-	return flushDir(dir)
+	return dataplane.FlushDir(dir)
 }
 
 // awaitsGuests says that an entry is the directory of the guests' views, with nothing in them.
@@ -98,18 +100,6 @@ func writeDurably(path, text string) error {
 	_, err = f.WriteString(text)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
-}
-
-// flushDir makes the names in a directory durable.
-func flushDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("make %s durable: %w", dir, err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("make %s durable: %w", dir, err)
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func TestADirectoryIsTakenOnlyWhenItHoldsNothingOfAnybody(t *testing.T) {
@@ -22,11 +24,11 @@ func TestADirectoryIsTakenOnlyWhenItHoldsNothingOfAnybody(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, test.path)
-			need(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			simtest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 			if strings.HasSuffix(test.path, "/") {
-				need(t, os.MkdirAll(path, 0o755))
+				simtest.NoError(t, os.MkdirAll(path, 0o755))
 			} else if test.path != "" {
-				need(t, os.WriteFile(path, nil, 0o600))
+				simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 			}
 			err := prepareDir(dir)
 			switch {

@@ -119,7 +119,7 @@ func (s *Server) createDisk(r *request, owner project, c diskCreate) (disk, erro
 func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
 	if c.source.id != "" {
 		// A source that is being deleted is either gone or stays until it was read.
-		defer s.locks.lock(c.source.id)()
+		defer s.locks.Lock(c.source.id)()
 	}
 	var from origin
 	err := s.store.update(func(tx *tx) error {
@@ -136,9 +136,9 @@ func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
 	case from.unfinished:
 		err = errInternal // A59
 	case from.file == "":
-		err = s.plane.createDisk(d.ID, d.Size)
+		err = s.plane.CreateDisk(d.ID, d.Size)
 	default:
-		err = s.plane.cloneDisk(context.WithoutCancel(s.life), d.ID, from.file, d.Size)
+		err = s.plane.CloneDisk(context.WithoutCancel(s.life), d.ID, from.file, d.Size)
 	}
 	if err != nil {
 		return s.unmakeDisk(*d, err)
@@ -164,7 +164,7 @@ func (s *Server) finishDisk(d disk, c diskCreate) (disk, error) {
 
 // unmakeDisk takes a half-made disk back.
 func (s *Server) unmakeDisk(d disk, cause error) error {
-	if err := s.plane.removeDisk(d.ID); err != nil {
+	if err := s.plane.RemoveDisk(d.ID); err != nil {
 		return fmt.Errorf("%w; and taking it back: %w", cause, err)
 	}
 	err := s.store.update(func(tx *tx) error {
@@ -209,7 +209,7 @@ func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (origin, error) {
 			return origin{}, invalidRequest("snapshot does not belong to this project")
 		}
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		return origin{s.plane.snapshotPath(sn.ID), sn.State == snapshotCreating},
+		return origin{s.plane.SnapshotPath(sn.ID), sn.State == snapshotCreating},
 			checkSource("snapshot", c, sn.Size)
 	case sourceImage:
 		img, err := find(tx, images, "", selector{id: c.source.id})
@@ -220,7 +220,7 @@ func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (origin, error) {
 			return origin{}, invalidRequest("image does not belong to this project")
 		}
 		d.ImageID, d.BlockSize = &img.ID, img.BlockSize
-		return origin{file: s.plane.imagePath(img.ID)}, checkSource("image", c, img.Size)
+		return origin{file: s.plane.ImagePath(img.ID)}, checkSource("image", c, img.Size)
 	}
 	return origin{}, nil
 }
@@ -288,7 +288,7 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	defer s.locks.lock(d.ID)()
+	defer s.locks.Lock(d.ID)()
 	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if d, err = find(tx, disks, "", selector{id: d.ID}); err != nil {
@@ -309,9 +309,9 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 	case r.unwinds():
 		err = errInternal
 	case delay > 0:
-		s.freeLater(r, d.ID, s.plane.removeDisk, delay)
+		s.freeLater(r, d.ID, s.plane.RemoveDisk, delay)
 	default:
-		err = s.plane.removeDisk(d.ID)
+		err = s.plane.RemoveDisk(d.ID)
 	}
 	if err != nil {
 		return 0, nil, s.undelete(d, err)

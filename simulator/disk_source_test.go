@@ -8,6 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
@@ -26,7 +27,8 @@ func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 		r.die() // cuts the hold short
 		<-taken
 	})
-	await(t, "the snapshot to be creating", func() bool { return r.snapshotState("s") == "creating" })
+	simtest.Eventually(t, "the snapshot to be creating",
+		func() bool { return r.snapshotState("s") == "creating" })
 	sn := must[*oxide.Snapshot](t)(r.SnapshotView(t.Context(),
 		oxide.SnapshotViewParams{Snapshot: "s", Project: "default"}))
 	source := oxide.DiskSource{Value: &oxide.DiskSourceSnapshot{SnapshotId: sn.Id}}
@@ -48,30 +50,16 @@ func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 	capacity.check(t, create("new", 2))
 }
 
-func TestADiskIsOfItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
-	before := newPlane(t)
-	id := newGuest(t, before)
-	spec := newDisk(t, before, id, "odd")
-	need(t, before.plug(spec, deviceFault{SizeBytes: 2 * testDiskSize}))
-	// The stop was recorded, and the simulator killed before the device was taken away.
-	p := killed(t, before, id)
-	need(t, p.reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
-	need(t, p.trim(spec.DiskID, spec.SizeBytes))
-	if got := sizeOfDisk(t, p, spec.DiskID); got != spec.SizeBytes {
-		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)
-	}
-}
-
 func TestARestartBringsDisksToTheirSize(t *testing.T) {
 	r := newRack(t, &Server{})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
-	await(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
+	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
 	r.force("d", diskState{State: stateDetached}) // as a detach that got no further
 	next := r.again()
-	if got := sizeOfDisk(t, next.plane, d.Id); got != 1<<30 {
+	if got := diskSize(t, next, d.Id); got != 1<<30 {
 		t.Errorf("the disk has %d bytes, want 1 GiB", got)
 	}
 }
@@ -83,25 +71,25 @@ func TestA60AnInstanceThatDoesNotComeBackFails(t *testing.T) {
 	for _, name := range []string{"data", "lost"} {
 		must[*oxide.Disk](t)(r.doAttach("a", name))
 	}
-	await(t, "both devices", func() bool { return len(r.guestDevices("a")) == 2 })
-	path := r.plane.diskPath(lost.Id)
+	simtest.Eventually(t, "both devices", func() bool { return len(r.guestDevices("a")) == 2 })
+	path := r.plane.DiskPath(lost.Id)
 	aside := path + ".aside"
-	need(t, os.Rename(path, aside))
+	simtest.NoError(t, os.Rename(path, aside))
 	i := must[*oxide.Instance](t)(r.change("reboot", "a"))
 	if i.RunState != "rebooting" {
 		t.Errorf("the answer says %s", i.RunState)
 	}
 	r.awaitState("a", "failed")
-	if names, devices := r.guestDevices("a"), devicesOf(t, r.plane); len(names)+len(devices) != 0 {
+	if names, devices := r.guestDevices("a"), r.ownDevices(); len(names)+len(devices) != 0 {
 		t.Errorf("the guest sees %v of %v", names, devices)
 	}
 	if got := r.state("data") + " " + r.state("lost"); got != "attached attached" {
 		t.Errorf("the disks are %s", got)
 	}
-	need(t, os.Rename(aside, path))
+	simtest.NoError(t, os.Rename(aside, path))
 	must[*oxide.Instance](t)(r.change("start", "a"))
 	r.awaitState("a", "running")
-	await(t, "both devices again", func() bool { return len(r.guestDevices("a")) == 2 })
+	simtest.Eventually(t, "both devices again", func() bool { return len(r.guestDevices("a")) == 2 })
 }
 
 func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
@@ -117,11 +105,9 @@ func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
 	}
 }
 
-func sizeOfDisk(t *testing.T, p *plane, id string) int64 {
+func diskSize(t *testing.T, r *rack, id string) int64 {
 	t.Helper()
-	st, err := os.Stat(p.diskPath(id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	st, err := os.Stat(r.plane.DiskPath(id))
+	simtest.NoError(t, err)
 	return st.Size()
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func snapshotSource(id string, readOnly bool) oxide.DiskSource {
@@ -225,7 +226,7 @@ func TestA18ACreateGoesOnWithoutItsCaller(t *testing.T) {
 	}
 	refusedAs(400, "InvalidRequest", `disk cannot be deleted in state "creating"`).
 		check(t, r.doDelete("d"))
-	await(t, "the disk to be detached", func() bool { return r.state("d") == "detached" })
+	simtest.Eventually(t, "the disk to be detached", func() bool { return r.state("d") == "detached" })
 }
 
 func TestA32ADiskThatIsBeingCreatedCanBeAttached(t *testing.T) {
@@ -235,7 +236,7 @@ func TestA32ADiskThatIsBeingCreatedCanBeAttached(t *testing.T) {
 		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
 		created <- err
 	}()
-	await(t, "the disk to be there", func() bool {
+	simtest.Eventually(t, "the disk to be there", func() bool {
 		_, err := r.DiskView(t.Context(), oxide.DiskViewParams{Disk: "d", Project: "default"})
 		return err == nil
 	})

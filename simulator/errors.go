@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"syscall"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
 // apiError is a refusal as the rack words it: status, code and message go to the caller as they
@@ -108,7 +110,7 @@ func refusal(err error) *apiError {
 	switch {
 	case errors.As(err, &known):
 		return known
-	case errors.Is(err, errWritersNotHeld):
+	case errors.Is(err, dataplane.ErrWritersNotHeld):
 		return errUnavailable
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
 		errors.Is(err, syscall.EFBIG):

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -115,11 +117,11 @@ func (r *activeFault) fires() bool {
 }
 
 // device is what the rules make of the device that a request attaches.
-func (r *request) device(delay adminapi.Duration) deviceFault {
-	f := deviceFault{Delay: time.Duration(delay)}
+func (r *request) device(delay adminapi.Duration) dataplane.Fault {
+	f := dataplane.Fault{Delay: time.Duration(delay)}
 	for _, fired := range r.faults {
 		if d := fired.Device; d != nil {
-			f = deviceFault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
+			f = dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
 				SizeBytes: d.SizeBytes}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 const hour = adminapi.Duration(time.Hour)
@@ -60,7 +61,7 @@ func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
 		oxide.DiskDeleteParams{Disk: "d", Project: "default"}); err == nil {
 		t.Fatal("the caller was told of a success")
 	}
-	await(t, "the disk to be gone", func() bool { return !r.exists("d") })
+	simtest.Eventually(t, "the disk to be gone", func() bool { return !r.exists("d") })
 }
 
 func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {

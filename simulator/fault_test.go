@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func (r *rack) fault(rule adminapi.Fault) string {
@@ -143,7 +144,7 @@ func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 	if r.exists("d") {
 		t.Fatal("it was not delayed")
 	}
-	await(t, "the disk to be there", func() bool { return r.exists("d") })
+	simtest.Eventually(t, "the disk to be there", func() bool { return r.exists("d") })
 }
 
 func TestFaultsFindTheirRequests(t *testing.T) {

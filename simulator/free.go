@@ -46,7 +46,7 @@ func (tx *tx) free(id string) error {
 func (s *Server) freeLater(r *request, id string, remove func(id string) error,
 	delay adminapi.Duration) {
 	s.holdBack(r.Context(), time.Duration(delay), func() {
-		defer s.locks.lock(id)()
+		defer s.locks.Lock(id)()
 		err := remove(id)
 		if err == nil {
 			err = s.store.update(func(tx *tx) error { return tx.free(id) })

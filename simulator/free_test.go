@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // freesLater is a rack with room for one disk and its snapshot, which frees what is deleted in an
@@ -25,7 +26,7 @@ func (r *rack) provisioned() int64 {
 
 // kept are the files of a disk and its snapshot that are still there.
 func (r *rack) kept(diskID, snapshotID string) (kept []string) {
-	for _, path := range []string{r.plane.diskPath(diskID), r.plane.snapshotPath(snapshotID)} {
+	for _, path := range []string{r.plane.DiskPath(diskID), r.plane.SnapshotPath(snapshotID)} {
 		if _, err := os.Stat(path); err == nil {
 			kept = append(kept, path)
 		}
@@ -107,7 +108,7 @@ func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
 func TestA68TheDelayEndsByItself(t *testing.T) {
 	r := newRack(t, &Server{FreeDelay: time.Millisecond})
 	diskID, snapshotID := r.deleteBoth()
-	await(t, "everything to be freed", func() bool {
+	simtest.Eventually(t, "everything to be freed", func() bool {
 		return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0
 	})
 }

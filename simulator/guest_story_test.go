@@ -15,12 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // device awaits the only device in an instance's guest and returns where its node lies.
 func (r *rack) device(instance string) string {
 	r.t.Helper()
-	await(r.t, "a device in guest "+instance, func() bool {
+	simtest.Eventually(r.t, "a device in guest "+instance, func() bool {
 		return len(r.guestDevices(instance)) == 1
 	})
 	return filepath.Join(r.GuestDir(r.instance(instance).Id), "dev", r.guestDevices(instance)[0])

@@ -36,7 +36,7 @@ func (s *Server) onInstance(r *request, change func(*tx, *instance) error,
 	if err != nil {
 		return before, err
 	}
-	defer s.locks.lock(before.ID)()
+	defer s.locks.Lock(before.ID)()
 	err = s.store.update(func(tx *tx) error {
 		if before, err = find(tx, instances, "", selector{id: before.ID}); err != nil {
 			return err
@@ -187,8 +187,8 @@ func (s *Server) plugAll(r *request, i instance) error {
 		return err
 	}
 	for _, d := range attached {
-		unlock := s.locks.lock(d.ID)
-		err := s.plane.plug(d.device(i.ID), r.device(s.switches.get().DeviceDelay))
+		unlock := s.locks.Lock(d.ID)
+		err := s.plane.Plug(d.device(i.ID), r.device(s.switches.get().DeviceDelay))
 		unlock()
 		if err != nil {
 			return fmt.Errorf("start with disk %s: %w", d.Name, err)
@@ -203,8 +203,8 @@ func (s *Server) unplugAll(i instance) error {
 		return err
 	}
 	for _, d := range attached {
-		unlock := s.locks.lock(d.ID)
-		err := s.plane.unplug(i.ID, d.ID)
+		unlock := s.locks.Lock(d.ID)
+		err := s.plane.Unplug(i.ID, d.ID)
 		unlock()
 		if err != nil {
 			return fmt.Errorf("stop with disk %s: %w", d.Name, err)
@@ -224,7 +224,7 @@ func (s *Server) instanceDelete(r *request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	defer s.locks.lock(i.ID)()
+	defer s.locks.Lock(i.ID)()
 	err = s.store.update(func(tx *tx) error {
 		if i, err = find(tx, instances, "", selector{id: i.ID}); err != nil {
 			return err
@@ -241,7 +241,7 @@ func (s *Server) instanceDelete(r *request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	return http.StatusNoContent, nil, s.plane.removeGuest(i.ID)
+	return http.StatusNoContent, nil, s.plane.RemoveGuest(i.ID)
 }
 
 func (tx *tx) deleteInstance(i instance) error {

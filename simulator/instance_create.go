@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/http"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+
 	"github.com/google/uuid"
 )
 
@@ -94,7 +96,7 @@ func (tx *tx) insertInstance(i instance, interfaces []interfaceCreate, made []st
 func (s *Server) fillInstance(r *request, owner project, i instance,
 	attachments []diskAttachment,
 ) error {
-	if err := s.plane.addGuest(guestSpec{i.ID, i.Name}); err != nil {
+	if err := s.plane.AddGuest(dataplane.Guest{InstanceID: i.ID, Name: i.Name}); err != nil {
 		return err
 	}
 	for _, a := range attachments {
@@ -103,7 +105,7 @@ func (s *Server) fillInstance(r *request, owner project, i instance,
 			return err
 		}
 		s.creating.wait(id) // A32
-		unlock := s.locks.lock(i.ID, id)
+		unlock := s.locks.Lock(i.ID, id)
 		_, err = s.attach(r, i.ID, id)
 		unlock()
 		if err != nil {
@@ -134,7 +136,7 @@ func (s *Server) attachmentDisk(r *request, owner project, a diskAttachment) (st
 // finishInstance makes the instance a stopped one and, where wanted, starts it. A start that fails
 // leaves it stopped, and created all the same (A58).
 func (s *Server) finishInstance(r *request, made instance, c instanceCreate) (instance, error) {
-	defer s.locks.lock(made.ID)()
+	defer s.locks.Lock(made.ID)()
 	i := made
 	i.become(runStopped)
 	if c.start {
@@ -180,15 +182,15 @@ func (s *Server) putInstance(i instance) error {
 
 // unmakeInstance takes a half-made instance back.
 func (s *Server) unmakeInstance(i instance, attachments []diskAttachment, cause error) error {
-	defer s.locks.lock(i.ID)()
+	defer s.locks.Lock(i.ID)()
 	err := s.store.update(func(tx *tx) error { return tx.unwindInstance(i.ID) })
 	for _, a := range attachments {
 		if err == nil && a.create != nil {
-			err = s.plane.removeDisk(a.create.id)
+			err = s.plane.RemoveDisk(a.create.id)
 		}
 	}
 	if err == nil {
-		err = s.plane.removeGuest(i.ID)
+		err = s.plane.RemoveGuest(i.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("%w; and taking the instance back: %w", cause, err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func (r *rack) change(verb, instance string) (*oxide.Instance, error) {
@@ -171,14 +173,14 @@ func TestA58AnInstanceThatCannotBeStartedIsCreatedAndStaysStopped(t *testing.T) 
 	r := newRack(t, &Server{})
 	lost := r.disk("lost")
 	r.disk("data")
-	need(t, os.Remove(r.plane.diskPath(lost.Id)))
+	simtest.NoError(t, os.Remove(r.plane.DiskPath(lost.Id)))
 	body := r.instanceBody("new")
 	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("data"), attachedDisk("lost")}
 	i := must[*oxide.Instance](t)(r.doCreate(body))
 	if i.RunState != "stopped" || r.instance("new").RunState != "stopped" {
 		t.Errorf("the answer says %s, the record %s", i.RunState, r.instance("new").RunState)
 	}
-	if got := devicesOf(t, r.plane); len(got) != 0 {
+	if got := r.ownDevices(); len(got) != 0 {
 		t.Errorf("it has the devices %v", got)
 	}
 }

@@ -3,6 +3,8 @@ package simulator
 import (
 	"fmt"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
 // identity is what every named object of the rack begins with, in the rack's order of fields.
@@ -143,8 +145,8 @@ func (i *instance) become(state string) {
 }
 
 // device is the disk as the guest of its instance shall see it.
-func (d disk) device(instanceID string) deviceSpec {
-	return deviceSpec{
+func (d disk) device(instanceID string) dataplane.Device {
+	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
 		SizeBytes: d.Size, BlockSize: d.BlockSize, ReadOnly: d.ReadOnly,
 	}

@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,9 +11,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 const testToken = "oxide-token-test"
@@ -178,7 +179,7 @@ func (r *rack) instance(name string) *oxide.Instance {
 
 func (r *rack) awaitState(instance, state string) {
 	r.t.Helper()
-	await(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
+	simtest.Eventually(r.t, fmt.Sprintf("instance %s to be %s", instance, state), func() bool {
 		return string(r.instance(instance).RunState) == state
 	})
 }
@@ -222,18 +223,6 @@ func (r *rack) forceRun(name, state string) {
 	}
 }
 
-// await polls until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	for !holds() {
-		if !wait(ctx, 2*time.Millisecond) {
-			t.Fatalf("waited too long for %s", what)
-		}
-	}
-}
-
 // refused is a refusal as the rack words it. The zero value is none.
 type refused struct {
 	status        int
@@ -274,4 +263,10 @@ func unmarshal[T any](t *testing.T, text string) T {
 
 func gone(kind, name string) refused {
 	return refusedAs(404, "ObjectNotFound", "not found: %s with name %q", kind, name)
+}
+
+// ownDevices are the loop devices of the rack.
+func (r *rack) ownDevices() []loopdev.Device {
+	r.t.Helper()
+	return must[[]loopdev.Device](r.t)(r.plane.OwnDevices())
 }

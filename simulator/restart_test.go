@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // again serves the directory of a rack that was closed.
@@ -54,7 +55,7 @@ func TestARestartedRackHasEverything(t *testing.T) {
 	must[*oxide.Snapshot](t)(r.doSnapshot("s", "e"))
 	must[*oxide.Instance](t)(r.doCreate(r.instanceBody("more")))
 	r.doStop("b")
-	await(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
+	simtest.Eventually(t, "the device", func() bool { return len(r.guestDevices("a")) == 1 })
 
 	next := r.again()
 	for name, state := range map[string]string{"d": "attached", "e": "detached"} {
@@ -75,7 +76,7 @@ func TestARestartedRackHasEverything(t *testing.T) {
 			t.Errorf("instance %s is %s, want %s", name, got, state)
 		}
 	}
-	await(t, "the device again", func() bool { return len(next.guestDevices("a")) == 1 })
+	simtest.Eventually(t, "the device again", func() bool { return len(next.guestDevices("a")) == 1 })
 	u := must[*oxide.Utilization](t)(next.UtilizationView(t.Context()))
 	if u.Provisioned.Storage != 3<<30 {
 		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
@@ -227,31 +228,31 @@ func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
 }
 
 func TestADirectoryThatWasMadeOnAFullDiskServesLater(t *testing.T) {
-	needRootForDevices(t)
+	simtest.NeedRoot(t)
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
 		dir := t.TempDir()
-		mountFor(t, "tmpfs", dir, "-t", "tmpfs", "-o", fmt.Sprintf("size=%dk", kib))
+		simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", fmt.Sprintf("size=%dk", kib))
 		full := Server{Dir: dir, Instances: []Instance{{Name: "a"}},
 			Log: slog.New(slog.DiscardHandler)}
 		if err := full.Open(t.Context()); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("%d KiB: got %v, want %v", kib, err, syscall.ENOSPC)
 		}
-		command(t, "mount", "-o", "remount,size=4m", dir)
+		simtest.Command(t, "mount", "-o", "remount,size=4m", dir)
 		newRack(t, &Server{Dir: dir}).disk("d")
 	}
 }
 
 func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	need(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
+	simtest.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
 	dir := t.TempDir()
 	first := newRack(t, &Server{Dir: dir})
 	id := derivedID("image", "", "image")
-	need(t, os.WriteFile(first.plane.imagePath(id), make([]byte, 4096), 0o600))
-	need(t, first.Close())
+	simtest.NoError(t, os.WriteFile(first.plane.ImagePath(id), make([]byte, 4096), 0o600))
+	simtest.NoError(t, first.Close())
 
 	r := newRack(t, &Server{Dir: dir, Images: []Image{{Name: "image", File: file}}})
-	got, err := os.ReadFile(r.plane.imagePath(id))
+	got, err := os.ReadFile(r.plane.ImagePath(id))
 	if err != nil || len(got) != 1024 || string(got[:4]) != "new!" {
 		t.Errorf("the image has %d bytes (%v), want the file's 1024", len(got), err)
 	}
@@ -260,7 +261,7 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
 	id := derivedID("some", "other")
 	first := newRack(t, &Server{Instances: []Instance{{Name: "a", ID: id}}})
-	need(t, first.Close())
+	simtest.NoError(t, first.Close())
 	again := newRack(t, &Server{Dir: first.Dir, Instances: []Instance{{Name: "a"}}})
 	if got := again.InstanceID(again.Instances[0]); got != id {
 		t.Errorf("it says %s, want %s", got, id)
@@ -273,7 +274,7 @@ func TestTheGuestDirectoryOfAServerThatNobodyOpened(t *testing.T) {
 	if !filepath.IsAbs(dir) {
 		t.Errorf("GuestDir = %q, want an absolute path", dir)
 	}
-	need(t, s.Close())
+	simtest.NoError(t, s.Close())
 }
 
 func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
@@ -286,7 +287,7 @@ func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
 			http.MethodPatch, "/switches", body))
 	}()
 	_, err := io.WriteString(slow, "{")
-	need(t, err) // it is being read
+	simtest.NoError(t, err) // it is being read
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
@@ -297,7 +298,7 @@ func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("the rack waits for a caller of its admin side")
 	}
-	need(t, slow.Close())
+	simtest.NoError(t, slow.Close())
 	<-done
 	<-answered
 }
@@ -408,7 +409,7 @@ func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
 		created <- err
 	}()
-	await(t, "the disk to be there", func() bool {
+	simtest.Eventually(t, "the disk to be there", func() bool {
 		_, err := r.DiskView(t.Context(), oxide.DiskViewParams{Disk: "d", Project: "default"})
 		return err == nil
 	})

@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+
 	"github.com/google/uuid"
 )
 
@@ -211,7 +213,7 @@ func (s *Server) seedImage(ctx context.Context, spec Image) error {
 	if err != nil || known {
 		return err
 	}
-	if err := s.plane.importImage(ctx, img.ID, spec.File, img.Size); err != nil {
+	if err := s.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
 		return err
 	}
 	return s.store.update(func(tx *tx) error { return images.put(tx, img) })
@@ -255,16 +257,16 @@ func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // reconcilePlane tells the data plane what there is: it adopts, makes or drops the rest.
 func (s *Server) reconcilePlane(ctx context.Context) error {
-	var attached []deviceSpec
+	var attached []dataplane.Device
 	var diskIDs, snapshotIDs []string
-	var guests []guestSpec
+	var guests []dataplane.Guest
 	sizes := map[string]int64{}
 	err := s.store.view(func(tx *tx) error {
 		running := map[string]bool{}
 		return errors.Join(
 			instances.each(tx, func(i instance) error {
 				running[i.ID] = i.sees()
-				guests = append(guests, guestSpec{i.ID, i.Name})
+				guests = append(guests, dataplane.Guest{InstanceID: i.ID, Name: i.Name})
 				return nil
 			}),
 			disks.each(tx, func(d disk) error {
@@ -285,15 +287,15 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 		return fmt.Errorf("read the records: %w", err)
 	}
 	for _, g := range guests {
-		if err := s.plane.addGuest(g); err != nil {
+		if err := s.plane.AddGuest(g); err != nil {
 			return err
 		}
 	}
-	if err := s.plane.reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
+	if err := s.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
 		return err
 	}
 	for id, size := range sizes {
-		if err := s.plane.trim(id, size); err != nil {
+		if err := s.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)
 		}
 	}

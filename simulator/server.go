@@ -11,7 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
 )
 
 // Server is an Oxide rack on one machine. The zero value serves one, in a directory of its own
@@ -62,10 +65,10 @@ type Server struct {
 	temporary bool
 	log       *slog.Logger
 	store     *store
-	plane     *plane
+	plane     *dataplane.Plane
 	switches  switchboard
 	requests  requestLog
-	locks     locks
+	locks     keylock.Map
 	creating  pending
 	repairs   repairs
 	later     later
@@ -136,12 +139,9 @@ func (s *Server) open(ctx context.Context) (err error) {
 	if s.store, err = openStore(filepath.Join(s.Dir, recordsFile)); err != nil {
 		return err
 	}
-	if s.plane, err = openPlane(s.Dir, s.log); err != nil {
+	if s.plane, err = dataplane.Open(dataplane.Config{Dir: s.Dir, Log: s.log, Seed: s.Seed,
+		FirstLoop: s.FirstLoop, ProcRoot: s.ProcRoot}); err != nil {
 		return err
-	}
-	s.plane.seed, s.plane.firstLoop = s.Seed, s.FirstLoop
-	if s.ProcRoot != "" {
-		s.plane.proc = s.ProcRoot
 	}
 	return s.restore(ctx)
 }
@@ -167,9 +167,9 @@ func (s *Server) release() error {
 	var errs []error
 	switch {
 	case s.plane != nil && s.KeepDevices:
-		s.plane.leave()
+		s.plane.Stop()
 	case s.plane != nil:
-		errs = append(errs, s.plane.close())
+		errs = append(errs, s.plane.Close())
 	}
 	if s.store != nil {
 		errs = append(errs, s.store.close())
@@ -211,7 +211,7 @@ func (s *Server) GuestDir(instanceID string) string {
 	if s.Open(context.Background()) != nil {
 		return ""
 	}
-	return s.plane.guestDir(instanceID)
+	return s.plane.GuestDir(instanceID)
 }
 
 // ServeHTTP serves the rack's API.

@@ -155,8 +155,8 @@ func (s *Server) beginSnapshot(record snapshotRecord) error {
 // fillSnapshot copies the bytes and makes the snapshot ready, or takes everything back.
 func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord, error) {
 	err := func() error {
-		defer s.locks.lock(record.DiskID)()
-		return s.plane.snapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
+		defer s.locks.Lock(record.DiskID)()
+		return s.plane.SnapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
 	}()
 	s.hold(s.switches.get().SnapshotHold)
 	if err == nil && r.unwinds() {
@@ -169,7 +169,7 @@ func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord
 	if err == nil {
 		return record, nil
 	}
-	undo := s.plane.removeSnapshot(record.ID)
+	undo := s.plane.RemoveSnapshot(record.ID)
 	if undo == nil {
 		undo = s.endSnapshot(record, func(tx *tx) error {
 			if err := tx.addStorage(-record.Size); err != nil {
@@ -213,7 +213,7 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	defer s.locks.lock(record.ID)()
+	defer s.locks.Lock(record.ID)()
 	delay := s.switches.get().FreeDelay
 	err = s.store.update(func(tx *tx) error {
 		if record, err = find(tx, snapshots, "", selector{id: record.ID}); err != nil {
@@ -231,9 +231,9 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 		return 0, nil, err
 	}
 	if delay > 0 {
-		s.freeLater(r, record.ID, s.plane.removeSnapshot, delay)
+		s.freeLater(r, record.ID, s.plane.RemoveSnapshot, delay)
 		return http.StatusNoContent, nil, nil
 	}
 	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
-	return http.StatusNoContent, nil, s.plane.removeSnapshot(record.ID)
+	return http.StatusNoContent, nil, s.plane.RemoveSnapshot(record.ID)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 func (r *rack) snapshotState(name string) string {
@@ -35,7 +36,8 @@ func TestA38ASnapshotsLife(t *testing.T) {
 		}
 		answered <- sn
 	}()
-	await(t, "the snapshot to be seen", func() bool { return r.snapshotState("s") == "creating" })
+	simtest.Eventually(t, "the snapshot to be seen",
+		func() bool { return r.snapshotState("s") == "creating" })
 	if got := r.state("d"); got != "maintenance" {
 		t.Errorf("meanwhile the disk is %q, want maintenance", got)
 	}
@@ -63,7 +65,8 @@ func TestA38ADiskThatIsAttachedStaysSo(t *testing.T) {
 		_, err := r.doSnapshot("s", "d")
 		done <- err
 	}()
-	await(t, "the snapshot to be seen", func() bool { return r.snapshotState("s") == "creating" })
+	simtest.Eventually(t, "the snapshot to be seen",
+		func() bool { return r.snapshotState("s") == "creating" })
 	if got := r.state("d"); got != "attached" {
 		t.Errorf("meanwhile the disk is %q", got)
 	}

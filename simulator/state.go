@@ -29,7 +29,7 @@ func (s *Server) state() (adminapi.State, error) {
 				adminapi.Attachment{InstanceID: d.State.Instance, DiskID: d.ID})
 		}
 	}
-	devices, err := s.plane.ownDevices()
+	devices, err := s.plane.OwnDevices()
 	for _, d := range devices {
 		state.LoopDevices = append(state.LoopDevices,
 			adminapi.LoopDevice{

@@ -41,10 +41,10 @@ func openStore(path string) (*store, error) {
 // createStore makes an empty file of records where there is none: whole or not at all, as bbolt
 // can do nothing with the beginning of one that a full disk or a kill left behind.
 func createStore(path string) error {
-	if exists(path) {
+	if _, err := os.Lstat(path); err == nil {
 		return nil
 	}
-	temp := path + unfinished
+	temp := path + ".tmp"
 	if err := os.RemoveAll(temp); err != nil {
 		return err
 	}

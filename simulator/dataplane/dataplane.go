@@ -1,6 +1,7 @@
-package simulator
+package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
 )
 
-// plane is the rack's data plane: the bytes of disks, snapshots and images, the loop devices that
+// Plane is the rack's data plane: the bytes of disks, snapshots and images, the loop devices that
 // carry the disks of running instances, and the guest trees in which instances see them. It knows
 // nothing of projects, quotas or states.
 //
@@ -34,16 +36,15 @@ import (
 //
 // What the kernel holds (a loop device's file and serial) and what lies in dir is all the memory it
 // needs: reconcile brings any leftovers together.
-type plane struct {
+type Plane struct {
 	dir  string
 	log  *slog.Logger
 	seed uint64
+	proc string
+	// firstLoop is the lowest number of a loop device that may be taken.
+	firstLoop int
 	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
 	device uint64
-	// proc is where the mounts of all processes are to be seen, and firstLoop the lowest number of
-	// a loop device that may be taken.
-	proc      string
-	firstLoop int
 
 	// life ends with close; working are the devices that will appear later.
 	life    context.Context
@@ -51,7 +52,7 @@ type plane struct {
 	working sync.WaitGroup
 
 	// disks holds a disk's bytes still while its device is made, taken away or copied.
-	disks locks
+	disks keylock.Map
 
 	mu sync.Mutex
 	// mu guards guests and the plugged of each. It is never held while files are written.
@@ -64,7 +65,7 @@ type guest struct {
 
 	mu sync.Mutex
 	// mu guards the guest's tree, the nodes of its devices, and what follows. It comes before the
-	// plane's.
+	// Plane's.
 	//
 	// random chooses the numbers of its devices.
 	random *rand.Rand
@@ -74,7 +75,7 @@ type guest struct {
 
 // plugged is a disk that a guest has, whether it sees it or not.
 type plugged struct {
-	spec  deviceSpec
+	spec  Device
 	guest *guest
 	// loop is nil for a device that never appears.
 	loop *loopdev.Device
@@ -85,11 +86,11 @@ type plugged struct {
 	appeared chan struct{}
 }
 
-// guestSpec is an instance as its guest's firmware describes it.
-type guestSpec struct{ InstanceID, Name string }
+// Guest is an instance as its guest's firmware describes it.
+type Guest struct{ InstanceID, Name string }
 
-// deviceSpec is an attached disk as its guest shall see it.
-type deviceSpec struct {
+// Device is an attached disk as its guest shall see it.
+type Device struct {
 	InstanceID, DiskID, DiskName string
 	SizeBytes                    int64
 	BlockSize                    int
@@ -97,18 +98,32 @@ type deviceSpec struct {
 }
 
 // serial is what the disk's NVMe controller answers: as much of the name as fits (A54).
-func (d deviceSpec) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
+func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// deviceFault is how a device appears. The zero value is at once and as it should be.
-type deviceFault struct {
+// Fault is how a device appears. The zero value is at once and as it should be.
+type Fault struct {
 	Never     bool
 	Delay     time.Duration
 	SizeBytes int64
 }
 
-// openPlane prepares a directory and refuses one, or a machine, on which no disk could be attached.
-func openPlane(dir string, log *slog.Logger) (*plane, error) {
-	dir, err := filepath.Abs(dir)
+// Config says where a data plane lives, and what it may use of the machine.
+type Config struct {
+	// Dir is the directory that has everything; it exists.
+	Dir string
+	Log *slog.Logger
+	// Seed decides in which order and under which names devices appear.
+	Seed uint64
+	// FirstLoop is the lowest number of a loop device that is used.
+	FirstLoop int
+	// ProcRoot is a procfs that shows the processes of all guests; "" is /proc.
+	ProcRoot string
+}
+
+// Open prepares the directory. It fails in a directory, or on a machine, where no disk could be
+// attached.
+func Open(c Config) (*Plane, error) {
+	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
@@ -116,13 +131,14 @@ func openPlane(dir string, log *slog.Logger) (*plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &plane{dir: dir, log: log, proc: "/proc", guests: map[string]*guest{}}
+	p := &Plane{dir: dir, log: c.Log, seed: c.Seed, proc: cmp.Or(c.ProcRoot, "/proc"),
+		firstLoop: c.FirstLoop, guests: map[string]*guest{}}
 	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
 	}
-	if err := errors.Join(flushDir(dir), p.checkNodes(), loopdev.Available()); err != nil {
+	if err := errors.Join(FlushDir(dir), p.checkNodes(), loopdev.Available()); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.life, p.die = context.WithCancel(context.Background())
@@ -131,7 +147,7 @@ func openPlane(dir string, log *slog.Logger) (*plane, error) {
 
 // checkNodes makes sure that device nodes can be made in the directory, and used. It also learns
 // what st_dev the directory's files have.
-func (p *plane) checkNodes() error {
+func (p *Plane) checkNodes() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
 		return fmt.Errorf("look at the filesystem of %s: %w", p.dir, err)
@@ -158,7 +174,7 @@ func (p *plane) checkNodes() error {
 }
 
 // leave ends the plane's own work and leaves the guests their devices, for the next one to adopt.
-func (p *plane) leave() {
+func (p *Plane) Stop() {
 	p.die()
 	p.working.Wait()
 }
@@ -166,8 +182,8 @@ func (p *plane) leave() {
 // close takes every device from its guest and gives it back to the kernel. One that somebody still
 // holds stays until its last holder leaves, with its bytes, so that a filesystem on it can be
 // unmounted in good order; close reports it.
-func (p *plane) close() error {
-	p.leave()
+func (p *Plane) Close() error {
+	p.Stop()
 	var devices []*plugged
 	for _, g := range p.allGuests() {
 		devices = append(devices, p.devices(g)...)
@@ -189,21 +205,21 @@ func (p *plane) close() error {
 }
 
 // allGuests are the guests by their instances.
-func (p *plane) allGuests() map[string]*guest {
+func (p *Plane) allGuests() map[string]*guest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.guests)
 }
 
 // devices are the disks that a guest has.
-func (p *plane) devices(g *guest) []*plugged {
+func (p *Plane) devices(g *guest) []*plugged {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Collect(maps.Values(g.plugged))
 }
 
 // lockGuest holds an instance's guest, until its mu is unlocked. There may be none.
-func (p *plane) lockGuest(instanceID string) *guest {
+func (p *Plane) lockGuest(instanceID string) *guest {
 	g := p.allGuests()[instanceID]
 	if g == nil {
 		return nil

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ const (
 // returns how to resume it. The filesystem must never stay frozen, as whoever writes to it waits in
 // the kernel, beyond the reach of signals. So three take care of the thaw: the caller; a guard
 // process, should this one be killed; and reconcile, which finds the note of a freeze.
-func (p *plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
+func (p *Plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
 	mount, err := p.findMount(loop)
 	if err != nil {
 		return nil, fmt.Errorf("find the mounts of %s: %w", loop.Path, err)
@@ -66,7 +66,7 @@ func (p *plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, e
 	}, nil
 }
 
-func (p *plane) freezeNote(diskID string) string { return filepath.Join(p.dir, "frozen", diskID) }
+func (p *Plane) freezeNote(diskID string) string { return filepath.Join(p.dir, "frozen", diskID) }
 
 // thawMount resumes writing. A filesystem that is not frozen is a success.
 func thawMount(mount *os.File) error {
@@ -105,7 +105,7 @@ func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 }
 
 // thawLeftovers thaws what a killed process left frozen, when its guard was killed as well.
-func (p *plane) thawLeftovers(devices []loopdev.Device) error {
+func (p *Plane) thawLeftovers(devices []loopdev.Device) error {
 	notes, err := os.ReadDir(filepath.Join(p.dir, "frozen"))
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (p *plane) thawLeftovers(devices []loopdev.Device) error {
 	for _, note := range notes {
 		diskID := note.Name()
 		for _, d := range devices {
-			if !backs(d, p.diskPath(diskID)) {
+			if !backs(d, p.DiskPath(diskID)) {
 				continue
 			}
 			if err := p.thawLeftover(d); err != nil {
@@ -127,7 +127,7 @@ func (p *plane) thawLeftovers(devices []loopdev.Device) error {
 	return nil
 }
 
-func (p *plane) thawLeftover(d loopdev.Device) error {
+func (p *Plane) thawLeftover(d loopdev.Device) error {
 	mount, err := p.findMount(d)
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (p *plane) thawLeftover(d loopdev.Device) error {
 
 // thawUnmounted thaws a filesystem that was unmounted while it was frozen. It lives on without a
 // mount, and keeps its device for ever; to mount it again is the only way to reach it.
-func (p *plane) thawUnmounted(d loopdev.Device) error {
+func (p *Plane) thawUnmounted(d loopdev.Device) error {
 	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
 	if !errors.Is(err, unix.EBUSY) {
 		if err == nil {

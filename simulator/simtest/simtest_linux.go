@@ -1,4 +1,4 @@
-package simulator
+package simtest
 
 import (
 	"errors"
@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inOwnNamespace tells this binary that it has been started again.
+// inOwnNamespace is the variable that is set when this binary has started itself again.
 const inOwnNamespace = "SIMULATOR_TEST_NAMESPACE"
 
-// TestMain runs the tests in a mount namespace of their own. Other tests of this machine make
-// namespaces as well, and each starts with all mounts that it finds: it would hold ours, and the
-// devices below them, for as long as it lives.
-func TestMain(m *testing.M) {
+// Main runs the tests of a package in a mount namespace of their own. Other tests of this machine
+// make namespaces as well, and each starts with a copy of all mounts: it would hold ours, and the
+// devices below them, for as long as it exists.
+func Main(m *testing.M) {
 	if os.Geteuid() != 0 {
-		os.Exit(m.Run()) // The tests that need root say so.
+		os.Exit(m.Run()) // The tests that need root report it.
 	}
 	if os.Getenv(inOwnNamespace) == "" {
 		os.Exit(runInOwnNamespace())
@@ -53,8 +53,8 @@ func runInOwnNamespace() int {
 	return 0
 }
 
-// leaveMountsOfOthers lets go of what other tests had mounted when this namespace was made. They
-// notice nothing but that their devices are not held by us.
+// leaveMountsOfOthers unmounts, in this namespace only, what other tests had mounted when it was
+// made, so that it does not hold their devices.
 func leaveMountsOfOthers() error {
 	below := strings.TrimSuffix(os.TempDir(), "/") + "/"
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(below))
@@ -68,4 +68,15 @@ func leaveMountsOfOthers() error {
 		}
 	}
 	return nil
+}
+
+// Mount mounts something until the test ends.
+func Mount(t *testing.T, device, dir string, options ...string) {
+	t.Helper()
+	Command(t, "mount", append(options, device, dir)...)
+	t.Cleanup(func() {
+		// The test may have unmounted it, or cut the device off.
+		_ = unix.Unmount(dir, 0)
+		_ = unix.Unmount(dir, unix.MNT_DETACH)
+	})
 }

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // hosts are the filesystems under the simulator's directory: two with reflinks and one without.
@@ -23,26 +25,26 @@ func TestASnapshotOfADetachedDiskKeepsItsBytesAndHoles(t *testing.T) {
 			p := newPlaneOn(t, host)
 			spec, snapshot := newDisk(t, p, newGuest(t, p), "detached"), newID()
 			write := func(text string) {
-				f, err := os.OpenFile(p.diskPath(spec.DiskID), os.O_WRONLY, 0)
-				need(t, err)
+				f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
+				simtest.NoError(t, err)
 				defer f.Close()
 				_, err = f.WriteAt([]byte(text), 1<<20)
-				need(t, err)
+				simtest.NoError(t, err)
 			}
 			write("before")
-			need(t, p.snapshotDisk(t.Context(), snapshot, spec.DiskID))
+			simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
 			write("after!")
-			need(t, p.removeDisk(spec.DiskID))
-			got, err := os.ReadFile(p.snapshotPath(snapshot))
-			need(t, err)
+			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
+			got, err := os.ReadFile(p.SnapshotPath(snapshot))
+			simtest.NoError(t, err)
 			if string(got[1<<20:1<<20+6]) != "before" || len(got) != testDiskSize {
 				t.Errorf("the snapshot of %d bytes holds %q", len(got), got[1<<20:1<<20+6])
 			}
-			if n := allocated(t, p.snapshotPath(snapshot)); n > 1<<20 {
+			if n := allocated(t, p.SnapshotPath(snapshot)); n > 1<<20 {
 				t.Errorf("the snapshot takes %d bytes", n)
 			}
 			for range 2 {
-				need(t, p.removeSnapshot(snapshot))
+				simtest.NoError(t, p.RemoveSnapshot(snapshot))
 			}
 		})
 	}
@@ -63,11 +65,11 @@ func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 				stop := numberInTurn(t, spec.dir)
 				snapshots := []string{newID(), newID(), newID()}
 				for _, snapshot := range snapshots {
-					need(t, p.snapshotDisk(t.Context(), snapshot, spec.DiskID))
+					simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
 				}
 				stop()
-				command(t, "umount", spec.dir)
-				need(t, p.unplug(spec.InstanceID, spec.DiskID))
+				simtest.Command(t, "umount", spec.dir)
+				simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 				for _, snapshot := range snapshots {
 					checkNumbers(t, p, snapshot, spec.SizeBytes)
 				}
@@ -80,21 +82,21 @@ func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 }
 
 type mountedSpec struct {
-	deviceSpec
+	Device
 	dir string
 }
 
 // mountedDisk plugs a disk, makes a filesystem on it and mounts that.
-func mountedDisk(t *testing.T, p *plane, fsType string) mountedSpec {
+func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
 	t.Helper()
 	id := newGuest(t, p)
-	spec := deviceSpec{InstanceID: id, DiskID: newID(), DiskName: "d" + newID()[:18],
+	spec := Device{InstanceID: id, DiskID: newID(), DiskName: "d" + newID()[:18],
 		SizeBytes: 320 << 20, BlockSize: 512}
-	need(t, p.createDisk(spec.DiskID, spec.SizeBytes))
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	node, dir := nodeOf(t, p, id), t.TempDir()
-	command(t, "mkfs."+fsType, "-q", node)
-	mountFor(t, node, dir)
+	simtest.Command(t, "mkfs."+fsType, "-q", node)
+	simtest.Mount(t, node, dir)
 	return mountedSpec{spec, dir}
 }
 
@@ -104,16 +106,16 @@ func numberInTurn(t *testing.T, dir string) (stop func()) {
 	var files [2]*os.File
 	for i, name := range []string{"first", "second"} {
 		f, err := os.Create(filepath.Join(dir, name))
-		need(t, err)
+		simtest.NoError(t, err)
 		_, err = f.WriteAt(make([]byte, 8), 0)
-		need(t, err)
-		need(t, f.Sync())
+		simtest.NoError(t, err)
+		simtest.NoError(t, f.Sync())
 		files[i] = f
 		// Something to copy between the two, so that the writer has the time to get in.
 		ballast := bytes.Repeat([]byte("x"), 32<<20)
-		need(t, os.WriteFile(filepath.Join(dir, name+".ballast"), ballast, 0o600))
+		simtest.NoError(t, os.WriteFile(filepath.Join(dir, name+".ballast"), ballast, 0o600))
 	}
-	command(t, "sync", "-f", dir)
+	simtest.Command(t, "sync", "-f", dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -136,27 +138,27 @@ func numberInTurn(t *testing.T, dir string) (stop func()) {
 }
 
 // checkNumbers restores the snapshot and looks at what the writer left in it.
-func checkNumbers(t *testing.T, p *plane, snapshot string, size int64) {
+func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64) {
 	t.Helper()
 	id := newGuest(t, p)
-	spec := deviceSpec{InstanceID: id, DiskID: newID(), DiskName: "restored",
+	spec := Device{InstanceID: id, DiskID: newID(), DiskName: "restored",
 		SizeBytes: size, BlockSize: 512}
-	need(t, p.cloneDisk(t.Context(), spec.DiskID, p.snapshotPath(snapshot), size))
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.CloneDisk(t.Context(), spec.DiskID, p.SnapshotPath(snapshot), size))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	node, dir := nodeOf(t, p, id), t.TempDir()
-	mountFor(t, node, dir)
+	simtest.Mount(t, node, dir)
 	var numbers [2]uint64
 	for i, name := range []string{"first", "second"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
-		need(t, err)
+		simtest.NoError(t, err)
 		numbers[i] = binary.LittleEndian.Uint64(b)
 	}
 	if a, b := numbers[0], numbers[1]; a != b && a != b+1 {
 		t.Errorf("the snapshot holds %d and %d: no point in time", a, b)
 	}
-	command(t, "umount", dir)
-	need(t, p.unplug(id, spec.DiskID))
-	need(t, p.removeDisk(spec.DiskID))
+	simtest.Command(t, "umount", dir)
+	simtest.NoError(t, p.Unplug(id, spec.DiskID))
+	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
 }
 
 // TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone has nothing that could be frozen.
@@ -167,25 +169,25 @@ func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
 			id := newGuest(t, p)
 			spec := newDisk(t, p, id, "raw")
 			// Something to copy, so that the writer has the time to get in between.
-			f, err := os.OpenFile(p.diskPath(spec.DiskID), os.O_WRONLY, 0)
-			need(t, err)
+			f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
+			simtest.NoError(t, err)
 			defer f.Close()
 			_, err = f.WriteAt(bytes.Repeat([]byte("x"), testDiskSize), 0)
-			need(t, err)
-			need(t, p.plug(spec, deviceFault{}))
+			simtest.NoError(t, err)
+			simtest.NoError(t, p.Plug(spec, Fault{}))
 			stop := numberBlocksInTurn(t, nodeOf(t, p, id))
 			defer stop()
 			snapshot := newID()
-			err = p.snapshotDisk(t.Context(), snapshot, spec.DiskID)
-			if host == "ext4" && errors.Is(err, errWritersNotHeld) {
-				if exists(p.snapshotPath(snapshot)) || exists(p.snapshotPath(snapshot)+unfinished) {
+			err = p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
+			if host == "ext4" && errors.Is(err, ErrWritersNotHeld) {
+				if exists(p.SnapshotPath(snapshot)) || exists(p.SnapshotPath(snapshot)+unfinished) {
 					t.Error("a file is left of the snapshot")
 				}
 				return
 			}
-			need(t, err)
-			b, err := os.ReadFile(p.snapshotPath(snapshot))
-			need(t, err)
+			simtest.NoError(t, err)
+			b, err := os.ReadFile(p.SnapshotPath(snapshot))
+			simtest.NoError(t, err)
 			first := binary.LittleEndian.Uint64(b)
 			second := binary.LittleEndian.Uint64(b[testDiskSize-4096:])
 			if first != second && first != second+1 {
@@ -200,10 +202,10 @@ func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
 func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
 	t.Helper()
 	f, err := os.OpenFile(node, os.O_WRONLY|unix.O_DIRECT, 0)
-	need(t, err)
+	simtest.NoError(t, err)
 	block, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_ANON|unix.MAP_PRIVATE)
-	need(t, err)
+	simtest.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	begun := make(chan struct{})
 	var writer sync.WaitGroup
@@ -234,14 +236,14 @@ func TestWithoutCountersNoCopyIsTrusted(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	loop := p.pluggedDisk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
-	need(t, os.WriteFile(counters, []byte("0"), 0))
+	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
 	// The next user of the device wants them.
-	defer func() { need(t, os.WriteFile(counters, []byte("1"), 0)) }()
-	err := p.snapshotDisk(t.Context(), snapshot, spec.DiskID)
-	if !errors.Is(err, errWritersNotHeld) || exists(p.snapshotPath(snapshot)) {
+	defer func() { simtest.NoError(t, os.WriteFile(counters, []byte("1"), 0)) }()
+	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
+	if !errors.Is(err, ErrWritersNotHeld) || exists(p.SnapshotPath(snapshot)) {
 		t.Errorf("snapshotDisk = %v, want errWritersNotHeld and no snapshot", err)
 	}
 }
@@ -250,17 +252,17 @@ func TestASnapshotOfADiskThatNobodyWritesToIsACopy(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec := newDisk(t, p, id, "still")
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	// Unsynced, in the cache of the device.
 	f, err := os.OpenFile(nodeOf(t, p, id), os.O_RDWR, 0)
-	need(t, err)
+	simtest.NoError(t, err)
 	defer f.Close()
 	_, err = f.WriteAt([]byte("unsynced"), 4096)
-	need(t, err)
+	simtest.NoError(t, err)
 	snapshot := newID()
-	need(t, p.snapshotDisk(t.Context(), snapshot, spec.DiskID))
-	b, err := os.ReadFile(p.snapshotPath(snapshot))
-	need(t, err)
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+	b, err := os.ReadFile(p.SnapshotPath(snapshot))
+	simtest.NoError(t, err)
 	if got := string(b[4096 : 4096+8]); got != "unsynced" {
 		t.Errorf("the snapshot holds %q", got)
 	}

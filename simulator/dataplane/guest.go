@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"errors"
@@ -21,21 +21,21 @@ const (
 	nvmeModelBytes  = 40
 )
 
-func (p *plane) guestDir(id string) string { return filepath.Join(p.dir, "guests", id) }
+func (p *Plane) GuestDir(id string) string { return filepath.Join(p.dir, "guests", id) }
 
-func (p *plane) blockDir(id string) string { return filepath.Join(p.guestDir(id), "sys", "block") }
+func (p *Plane) blockDir(id string) string { return filepath.Join(p.GuestDir(id), "sys", "block") }
 
-func (p *plane) nodePath(id, name string) string {
-	return filepath.Join(p.guestDir(id), "dev", name)
+func (p *Plane) nodePath(id, name string) string {
+	return filepath.Join(p.GuestDir(id), "dev", name)
 }
 
-func (p *plane) hiddenPath(id, diskID string) string {
-	return filepath.Join(p.guestDir(id), "hidden", diskID)
+func (p *Plane) hiddenPath(id, diskID string) string {
+	return filepath.Join(p.GuestDir(id), "hidden", diskID)
 }
 
 // addGuest makes the tree of an instance's guest. One that is there already keeps its devices.
-func (p *plane) addGuest(g guestSpec) error {
-	dir := p.guestDir(g.InstanceID)
+func (p *Plane) AddGuest(g Guest) error {
+	dir := p.GuestDir(g.InstanceID)
 	dmi := filepath.Join(dir, "sys", "class", "dmi", "id")
 	for _, sub := range []string{dmi, p.blockDir(g.InstanceID), filepath.Join(dir, "dev"),
 		filepath.Join(dir, "hidden"), filepath.Join(dir, "aside")} {
@@ -66,10 +66,10 @@ func (p *plane) addGuest(g guestSpec) error {
 }
 
 // removeGuest takes the guest's devices away, and its tree. One that is gone already is a success.
-func (p *plane) removeGuest(id string) error {
+func (p *Plane) RemoveGuest(id string) error {
 	if g := p.allGuests()[id]; g != nil {
 		for _, d := range p.devices(g) {
-			if err := p.unplug(id, d.spec.DiskID); err != nil {
+			if err := p.Unplug(id, d.spec.DiskID); err != nil {
 				return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 			}
 		}
@@ -81,7 +81,7 @@ func (p *plane) removeGuest(id string) error {
 		delete(p.guests, id)
 		p.mu.Unlock()
 	}
-	if err := os.RemoveAll(p.guestDir(id)); err != nil {
+	if err := os.RemoveAll(p.GuestDir(id)); err != nil {
 		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 	}
 	return nil
@@ -89,8 +89,8 @@ func (p *plane) removeGuest(id string) error {
 
 // show makes a device visible in its guest: the node first, and then its directory in sysfs at one
 // stroke, so that whoever sees the directory finds the rest.
-func (p *plane) show(spec deviceSpec, loop loopdev.Device, name string) error {
-	dir := p.guestDir(spec.InstanceID)
+func (p *Plane) show(spec Device, loop loopdev.Device, name string) error {
+	dir := p.GuestDir(spec.InstanceID)
 	aside := filepath.Join(dir, "aside", name)
 	if err := os.RemoveAll(aside); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (p *plane) show(spec deviceSpec, loop loopdev.Device, name string) error {
 // written with their padding of NULs (A56: a rack leaves the model empty): Linux itself stops at
 // the first, other tools pass them on, and who reads a serial must cope with both. There is no
 // queue/write_cache, as no value of it would be every rack's (A69).
-func writeBlockDevice(dir string, spec deviceSpec, loop loopdev.Device) error {
+func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
 	for _, sub := range []string{"queue", "device"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return err
@@ -147,7 +147,7 @@ func writeBlockDevice(dir string, spec deviceSpec, loop loopdev.Device) error {
 }
 
 // hide makes a device invisible, in the opposite order.
-func (p *plane) hide(d *plugged) error {
+func (p *Plane) hide(d *plugged) error {
 	d.guest.mu.Lock()
 	defer d.guest.mu.Unlock()
 	if err := p.removeHidden(d.spec); err != nil || d.node == "" {
@@ -161,8 +161,8 @@ func (p *plane) hide(d *plugged) error {
 }
 
 // removeEntry removes what a guest sees under a name; nothing there is a success.
-func (p *plane) removeEntry(instanceID, name string) error {
-	aside := filepath.Join(p.guestDir(instanceID), "aside", name)
+func (p *Plane) removeEntry(instanceID, name string) error {
+	aside := filepath.Join(p.GuestDir(instanceID), "aside", name)
 	if err := os.RemoveAll(aside); err != nil {
 		return err
 	}
@@ -174,13 +174,13 @@ func (p *plane) removeEntry(instanceID, name string) error {
 }
 
 // removeHidden forgets that an equal serial hid the disk.
-func (p *plane) removeHidden(spec deviceSpec) error {
+func (p *Plane) removeHidden(spec Device) error {
 	return os.RemoveAll(p.hiddenPath(spec.InstanceID, spec.DiskID))
 }
 
 // freeName chooses a name that no device of the guest has. Its number says nothing of the order in
 // which the disks were attached (A57). The caller holds the guest.
-func (p *plane) freeName(instanceID string, g *guest) (string, error) {
+func (p *Plane) freeName(instanceID string, g *guest) (string, error) {
 	for span := 16; ; span *= 2 {
 		for _, n := range g.random.Perm(span) {
 			name := fmt.Sprintf("nvme%dn1", n)

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 // findMount opens a mount of the filesystem on the device, in whichever mount namespace of a
 // process that we see there is one. It returns nil when there is none; one is enough, as a freeze
 // is the filesystem's and not the mount's.
-func (p *plane) findMount(loop loopdev.Device) (*os.File, error) {
+func (p *Plane) findMount(loop loopdev.Device) (*os.File, error) {
 	processes, err := os.ReadDir(p.proc)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"context"
@@ -21,10 +21,10 @@ import (
 // attached are the disks of running instances, disks and snapshots are all there are, and the
 // guests are those that were added. A device that is as it should be is adopted, so that a guest
 // that works with it notices nothing; every other is released. Files that belong to nothing go.
-func (p *plane) reconcile(
-	ctx context.Context, attached []deviceSpec, disks, snapshots []string,
+func (p *Plane) Reconcile(
+	ctx context.Context, attached []Device, disks, snapshots []string,
 ) error {
-	devices, err := p.ownDevices()
+	devices, err := p.OwnDevices()
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
@@ -45,7 +45,7 @@ func (p *plane) reconcile(
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := p.plug(spec, deviceFault{})
+		err := p.Plug(spec, Fault{})
 		if errors.Is(err, fs.ErrNotExist) {
 			// Its bytes are lost; the rest of the rack need not stand still for that.
 			p.log.Error("an attached disk has no bytes", slog.String("disk", spec.DiskID),
@@ -61,7 +61,7 @@ func (p *plane) reconcile(
 
 // ownDevices lists the loop devices whose file is a disk's, or lay under the directory until it was
 // removed. A file of that path on another filesystem is somebody else's: of another container, say.
-func (p *plane) ownDevices() ([]loopdev.Device, error) {
+func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (p *plane) ownDevices() ([]loopdev.Device, error) {
 
 // diskInodes are the disks' files as a loop device names them. A path does not do: the kernel tells
 // the one that the file had in the mount namespace of whoever attached it, which may be gone.
-func (p *plane) diskInodes() (map[uint64]bool, error) {
+func (p *Plane) diskInodes() (map[uint64]bool, error) {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
 	if err != nil {
 		return nil, err
@@ -107,15 +107,15 @@ func backs(d loopdev.Device, path string) bool {
 
 // adoptOrRelease returns the devices that are as an attached disk's should be, by disk, and
 // releases the others.
-func (p *plane) adoptOrRelease(
-	devices []loopdev.Device, attached []deviceSpec,
+func (p *Plane) adoptOrRelease(
+	devices []loopdev.Device, attached []Device,
 ) (map[string]*plugged, error) {
 	adopted := map[string]*plugged{}
 	var errs []error
 	for _, loop := range devices {
-		i := slices.IndexFunc(attached, func(spec deviceSpec) bool { return p.carries(loop, spec) })
+		i := slices.IndexFunc(attached, func(spec Device) bool { return p.carries(loop, spec) })
 		if i < 0 || adopted[attached[i].DiskID] != nil {
-			errs = append(errs, p.yank(loop))
+			errs = append(errs, p.forceDetach(loop))
 			continue
 		}
 		adopted[attached[i].DiskID] = &plugged{spec: attached[i], loop: &loop}
@@ -125,15 +125,15 @@ func (p *plane) adoptOrRelease(
 
 // carries says that the device is what plug would make for the disk. One that the kernel is about
 // to release is not.
-func (p *plane) carries(loop loopdev.Device, spec deviceSpec) bool {
-	return backs(loop, p.diskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
+func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
+	return backs(loop, p.DiskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
 		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
 		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
 // restoreViews lets guests keep what they rightly see, and takes everything else out of their
 // trees. A disk that was hidden stays so: its guest has not restarted.
-func (p *plane) restoreViews(adopted map[string]*plugged) error {
+func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	for id, g := range p.allGuests() {
 		var own []*plugged
 		for _, d := range adopted {
@@ -149,7 +149,7 @@ func (p *plane) restoreViews(adopted map[string]*plugged) error {
 	return nil
 }
 
-func (p *plane) restoreGuest(g *guest, id string, own []*plugged) error {
+func (p *Plane) restoreGuest(g *guest, id string, own []*plugged) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := p.restoreView(id, own); err != nil {
@@ -174,7 +174,7 @@ func (p *plane) restoreGuest(g *guest, id string, own []*plugged) error {
 }
 
 // restoreView finds the devices' names in their guest and removes all other entries.
-func (p *plane) restoreView(id string, own []*plugged) error {
+func (p *Plane) restoreView(id string, own []*plugged) error {
 	names := map[string]bool{}
 	for _, dir := range []string{p.blockDir(id), p.nodePath(id, "")} {
 		entries, err := os.ReadDir(dir)
@@ -195,12 +195,12 @@ func (p *plane) restoreView(id string, own []*plugged) error {
 			return err
 		}
 	}
-	aside := filepath.Join(p.guestDir(id), "aside")
+	aside := filepath.Join(p.GuestDir(id), "aside")
 	return errors.Join(os.RemoveAll(aside), os.MkdirAll(aside, 0o755))
 }
 
 // sees says that the guest has, under that name, exactly this attachment of the device.
-func (p *plane) sees(name string, d *plugged) bool {
+func (p *Plane) sees(name string, d *plugged) bool {
 	instanceID := d.spec.InstanceID
 	sequence, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), name, "diskseq"))
 	if err != nil || string(sequence) != fmt.Sprintf("%d\n", d.loop.Sequence) {
@@ -213,7 +213,7 @@ func (p *plane) sees(name string, d *plugged) bool {
 }
 
 // removeOrphans removes the files that belong to no object of that kind.
-func (p *plane) removeOrphans(kind string, ids []string) error {
+func (p *Plane) removeOrphans(kind string, ids []string) error {
 	belongs := map[string]bool{}
 	for _, id := range ids {
 		belongs[id+".img"] = true
@@ -222,13 +222,13 @@ func (p *plane) removeOrphans(kind string, ids []string) error {
 }
 
 // removeUnfinished removes only what was never finished.
-func (p *plane) removeUnfinished(kind string) error {
+func (p *Plane) removeUnfinished(kind string) error {
 	return p.removeFiles(kind, func(name string) bool {
 		return strings.HasSuffix(name, unfinished)
 	})
 }
 
-func (p *plane) removeFiles(kind string, goes func(name string) bool) error {
+func (p *Plane) removeFiles(kind string, goes func(name string) bool) error {
 	dir := filepath.Join(p.dir, kind)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -241,10 +241,10 @@ func (p *plane) removeFiles(kind string, goes func(name string) bool) error {
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
-	return errors.Join(append(errs, flushDir(dir))...)
+	return errors.Join(append(errs, FlushDir(dir))...)
 }
 
-func (p *plane) removeOrphanGuests() error {
+func (p *Plane) removeOrphanGuests() error {
 	dir := filepath.Join(p.dir, "guests")
 	entries, err := os.ReadDir(dir)
 	if err != nil {

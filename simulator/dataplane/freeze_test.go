@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bufio"
@@ -11,20 +11,22 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // isFrozen asks for a freeze, which is refused where there is one.
 func isFrozen(t *testing.T, dir string) bool {
 	t.Helper()
 	f, err := os.Open(dir)
-	need(t, err)
+	simtest.NoError(t, err)
 	defer f.Close()
 	err = unix.IoctlSetInt(int(f.Fd()), ioctlFreeze, 0)
 	if errors.Is(err, unix.EBUSY) {
 		return true
 	}
-	need(t, err)
-	need(t, thawMount(f))
+	simtest.NoError(t, err)
+	simtest.NoError(t, thawMount(f))
 	return false
 }
 
@@ -32,7 +34,7 @@ func isFrozen(t *testing.T, dir string) bool {
 func thawAtEnd(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Open(dir)
-	need(t, err)
+	simtest.NoError(t, err)
 	t.Cleanup(func() {
 		_ = thawMount(f)
 		f.Close()
@@ -46,15 +48,15 @@ func TestAFreezeHoldsAndIsTakenBack(t *testing.T) {
 			spec := mountedDisk(t, p, fsType)
 			thawAtEnd(t, spec.dir)
 			thaw, err := p.freeze(*p.pluggedDisk(spec.DiskID).loop, spec.DiskID)
-			need(t, err)
+			simtest.NoError(t, err)
 			if !isFrozen(t, spec.dir) {
 				t.Error("the filesystem is not frozen")
 			}
-			need(t, thaw())
+			simtest.NoError(t, thaw())
 			if isFrozen(t, spec.dir) {
 				t.Error("the filesystem stays frozen")
 			}
-			need(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
+			simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
 		})
 	}
 }
@@ -66,27 +68,27 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			spec := mountedDisk(t, p, fsType)
 			loop := *p.pluggedDisk(spec.DiskID).loop
 			dir := filepath.Join(t.TempDir(), "a name with spaces")
-			need(t, os.Mkdir(dir, 0o700))
+			simtest.NoError(t, os.Mkdir(dir, 0o700))
 			// Away from here, and in there under another name.
 			inside := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c",
 				`mount --move "$1" "$2" || mount --bind "$1" "$2" && umount "$1"
 				echo mounted; read -r word; true`, "sh", spec.dir, dir)
 			in, err := inside.StdinPipe()
-			need(t, err)
+			simtest.NoError(t, err)
 			out, err := inside.StdoutPipe()
-			need(t, err)
-			need(t, inside.Start())
+			simtest.NoError(t, err)
+			simtest.NoError(t, inside.Start())
 			_, err = bufio.NewReader(out).ReadString('\n')
-			need(t, err)
-			command(t, "umount", spec.dir)
+			simtest.NoError(t, err)
+			simtest.Command(t, "umount", spec.dir)
 			mount, err := p.findMount(loop)
-			need(t, err)
+			simtest.NoError(t, err)
 			if mount == nil {
 				t.Fatal("the mount in the other namespace was not found")
 			}
 			mount.Close()
 			in.Close()
-			need(t, inside.Wait())
+			simtest.NoError(t, inside.Wait())
 			if mount, err = p.findMount(loop); mount != nil || err != nil {
 				t.Errorf("after the namespace ended: %v, %v", mount, err)
 			}
@@ -97,8 +99,8 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
 	p := newPlane(t)
 	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
-	command(t, "umount", above.dir)
-	mountFor(t, nodeOf(t, p, above.InstanceID), below.dir)
+	simtest.Command(t, "umount", above.dir)
+	simtest.Mount(t, nodeOf(t, p, above.InstanceID), below.dir)
 	mount, err := p.findMount(*p.pluggedDisk(below.DiskID).loop)
 	if mount != nil || err != nil {
 		t.Errorf("findMount of what is covered = %v, %v, want none", mount, err)
@@ -108,19 +110,19 @@ func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
 		t.Fatalf("findMount of what covers it = %v, %v", mount, err)
 	}
 	mount.Close()
-	command(t, "umount", below.dir)
+	simtest.Command(t, "umount", below.dir)
 }
 
 func TestASnapshotLeavesTheFreezeOfAnotherAlone(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
-	command(t, "fsfreeze", "--freeze", spec.dir)
-	need(t, p.snapshotDisk(t.Context(), newID(), spec.DiskID))
+	simtest.Command(t, "fsfreeze", "--freeze", spec.dir)
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), newID(), spec.DiskID))
 	if !isFrozen(t, spec.dir) {
 		t.Error("the snapshot ended somebody else's freeze")
 	}
-	command(t, "fsfreeze", "--unfreeze", spec.dir)
+	simtest.Command(t, "fsfreeze", "--unfreeze", spec.dir)
 }
 
 func TestAnInterruptedSnapshotThaws(t *testing.T) {
@@ -129,11 +131,11 @@ func TestAnInterruptedSnapshotThaws(t *testing.T) {
 	thawAtEnd(t, spec.dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	d := p.pluggedDisk(spec.DiskID)
-	src, err := os.Open(p.diskPath(spec.DiskID))
-	need(t, err)
+	src, err := os.Open(p.DiskPath(spec.DiskID))
+	simtest.NoError(t, err)
 	defer src.Close()
 	dst, err := os.Create(filepath.Join(t.TempDir(), "copy"))
-	need(t, err)
+	simtest.NoError(t, err)
 	defer dst.Close()
 	cancel()
 	if _, err := p.copyFrozen(ctx, dst, src, d); !errors.Is(err, context.Canceled) {
@@ -157,8 +159,8 @@ func TestAKilledSnapshotThaws(t *testing.T) {
 	child.Env = append(os.Environ(),
 		"SIMULATOR_TEST_FREEZE="+p.dir, "SIMULATOR_TEST_DISK="+spec.DiskID)
 	out, err := child.StdoutPipe()
-	need(t, err)
-	need(t, child.Start())
+	simtest.NoError(t, err)
+	simtest.NoError(t, child.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || line != "frozen\n" {
 		t.Fatalf("the child says %q, %v", line, err)
@@ -166,21 +168,21 @@ func TestAKilledSnapshotThaws(t *testing.T) {
 	if !isFrozen(t, spec.dir) {
 		t.Error("the filesystem is not frozen")
 	}
-	need(t, child.Process.Kill())
+	simtest.NoError(t, child.Process.Kill())
 	_ = child.Wait() // It was killed; that is no news.
-	soon(t, "the guard thaws", func() bool { return !isFrozen(t, spec.dir) })
-	need(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
+	simtest.Eventually(t, "the guard thaws", func() bool { return !isFrozen(t, spec.dir) })
+	simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), nil, 0o600))
 }
 
 func freezeUntilKilled(t *testing.T, dir, diskID string) {
-	p, err := openPlane(dir, slog.New(slog.DiscardHandler))
-	need(t, err)
+	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	simtest.NoError(t, err)
 	for _, loop := range devicesOf(t, p) {
-		if loop.BackingFile == p.diskPath(diskID) {
+		if loop.BackingFile == p.DiskPath(diskID) {
 			_, err := p.freeze(loop, diskID)
-			need(t, err)
+			simtest.NoError(t, err)
 			_, err = os.Stdout.WriteString("frozen\n")
-			need(t, err)
+			simtest.NoError(t, err)
 			select {}
 		}
 	}
@@ -192,9 +194,9 @@ func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
 	// The guard was killed as well.
-	command(t, "fsfreeze", "--freeze", spec.dir)
-	need(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
-	need(t, p.thawLeftovers(devicesOf(t, p)))
+	simtest.Command(t, "fsfreeze", "--freeze", spec.dir)
+	simtest.NoError(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
+	simtest.NoError(t, p.thawLeftovers(devicesOf(t, p)))
 	if isFrozen(t, spec.dir) || exists(p.freezeNote(spec.DiskID)) {
 		t.Error("the filesystem stays frozen, or the note of it")
 	}
@@ -205,12 +207,12 @@ func TestReconcileThawsWhatWasUnmountedWhileFrozen(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)
 			spec := mountedDisk(t, p, fsType)
-			command(t, "fsfreeze", "--freeze", spec.dir)
-			command(t, "umount", spec.dir)
-			need(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
-			need(t, p.thawLeftovers(devicesOf(t, p)))
+			simtest.Command(t, "fsfreeze", "--freeze", spec.dir)
+			simtest.Command(t, "umount", spec.dir)
+			simtest.NoError(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
+			simtest.NoError(t, p.thawLeftovers(devicesOf(t, p)))
 			loop := *p.pluggedDisk(spec.DiskID).loop
-			need(t, p.unplug(spec.InstanceID, spec.DiskID))
+			simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 			for _, d := range devicesOf(t, p) {
 				if d.Sequence == loop.Sequence {
 					t.Error("the filesystem still keeps its device")

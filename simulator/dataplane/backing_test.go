@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bytes"
@@ -9,13 +9,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // allocated is how many bytes a file takes on its filesystem.
 func allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
-	need(t, unix.Stat(path, &st))
+	simtest.NoError(t, unix.Stat(path, &st))
 	return st.Blocks * 512
 }
 
@@ -23,17 +25,17 @@ func TestABlankDiskTakesNoSpace(t *testing.T) {
 	p, id := newPlane(t), newID()
 	const size = 1023 << 30
 	for range 2 {
-		need(t, p.createDisk(id, size))
+		simtest.NoError(t, p.CreateDisk(id, size))
 	}
-	st, err := os.Stat(p.diskPath(id))
+	st, err := os.Stat(p.DiskPath(id))
 	if err != nil || st.Size() != size {
 		t.Errorf("the disk has %d bytes, %v, want %d", st.Size(), err, int64(size))
 	}
-	if n := allocated(t, p.diskPath(id)); n > 1<<20 {
+	if n := allocated(t, p.DiskPath(id)); n > 1<<20 {
 		t.Errorf("the disk takes %d bytes", n)
 	}
 	for range 2 {
-		need(t, p.removeDisk(id))
+		simtest.NoError(t, p.RemoveDisk(id))
 	}
 }
 
@@ -43,24 +45,24 @@ func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
 			p, id := newPlaneOn(t, fsType), newID()
 			source := filepath.Join(t.TempDir(), "image.raw") // On another filesystem.
 			f, err := os.Create(source)
-			need(t, err)
+			simtest.NoError(t, err)
 			defer f.Close()
 			want := bytes.Repeat([]byte("oxide"), 50_000)
 			for _, at := range []int64{0, 40 << 20, 200<<20 - int64(len(want))} {
 				_, err := f.WriteAt(want, at)
-				need(t, err)
+				simtest.NoError(t, err)
 			}
 			const size = 200 << 20
-			need(t, p.importImage(t.Context(), id, source, size))
-			need(t, p.cloneDisk(t.Context(), id, p.imagePath(id), 2*size))
-			clone, err := os.ReadFile(p.diskPath(id))
-			need(t, err)
+			simtest.NoError(t, p.ImportImage(t.Context(), id, source, size))
+			simtest.NoError(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
+			clone, err := os.ReadFile(p.DiskPath(id))
+			simtest.NoError(t, err)
 			original, err := os.ReadFile(source)
-			need(t, err)
+			simtest.NoError(t, err)
 			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
 				t.Errorf("the clone of %d bytes differs from its source", len(clone))
 			}
-			if n := allocated(t, p.diskPath(id)); n > 4<<20 {
+			if n := allocated(t, p.DiskPath(id)); n > 4<<20 {
 				t.Errorf("the clone takes %d bytes: its holes were filled", n)
 			}
 		})
@@ -70,10 +72,10 @@ func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
 func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
 	p, id := newPlaneOn(t, "ext4"), newID()
 	source := filepath.Join(t.TempDir(), "image.raw")
-	need(t, os.WriteFile(source, make([]byte, 1<<20), 0o600))
+	simtest.NoError(t, os.WriteFile(source, make([]byte, 1<<20), 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.importImage(ctx, id, source, 1<<20); !errors.Is(err, context.Canceled) {
+	if err := p.ImportImage(ctx, id, source, 1<<20); !errors.Is(err, context.Canceled) {
 		t.Errorf("importImage = %v, want context.Canceled", err)
 	}
 	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
@@ -86,15 +88,15 @@ func TestAFullFilesystemIsSaidAndNothingIsLeft(t *testing.T) {
 	p, id := newPlaneOn(t, "ext4"), newID()
 	source := filepath.Join(t.TempDir(), "image.raw")
 	const size = 128 << 20
-	need(t, os.WriteFile(source, bytes.Repeat([]byte("x"), size), 0o600))
+	simtest.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("x"), size), 0o600))
 	var st unix.Statfs_t
-	need(t, unix.Statfs(p.dir, &st))
+	simtest.NoError(t, unix.Statfs(p.dir, &st))
 	filler, err := os.Create(filepath.Join(p.dir, "filler"))
-	need(t, err)
+	simtest.NoError(t, err)
 	defer filler.Close()
 	taken := int64(st.Bavail)*st.Bsize - size/2
-	need(t, unix.Fallocate(int(filler.Fd()), 0, 0, taken))
-	if err := p.importImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
+	simtest.NoError(t, unix.Fallocate(int(filler.Fd()), 0, 0, taken))
+	if err := p.ImportImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("importImage = %v, want ENOSPC inside", err)
 	}
 	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
@@ -105,8 +107,8 @@ func TestAFullFilesystemIsSaidAndNothingIsLeft(t *testing.T) {
 
 func TestAnImageLargerThanItsDiskIsRefused(t *testing.T) {
 	p, id := newPlane(t), newID()
-	need(t, p.importImage(t.Context(), id, "", 1<<20))
-	if err := p.cloneDisk(t.Context(), id, p.imagePath(id), 1<<19); err == nil {
+	simtest.NoError(t, p.ImportImage(t.Context(), id, "", 1<<20))
+	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
 		t.Error("a clone smaller than its source was made")
 	}
 }

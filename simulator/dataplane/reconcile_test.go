@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"context"
@@ -15,19 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // killed opens the directory of a data plane that was not closed, as after a kill.
-func killed(t *testing.T, p *plane, guests ...string) *plane {
+func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	t.Helper()
 	p.die()
 	p.working.Wait()
-	after, err := openPlane(p.dir, p.log)
-	need(t, err)
+	after, err := Open(Config{Dir: p.dir, Log: p.log})
+	simtest.NoError(t, err)
 	for _, id := range guests {
-		need(t, after.addGuest(guestSpec{id, "web-1"}))
+		simtest.NoError(t, after.AddGuest(Guest{id, "web-1"}))
 	}
-	t.Cleanup(func() { _ = after.close() })
+	t.Cleanup(func() { _ = after.Close() })
 	return after
 }
 
@@ -36,10 +37,10 @@ func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
 	spec := mountedDisk(t, before, "ext4")
 	node, loop := nodeOf(t, before, spec.InstanceID), *before.pluggedDisk(spec.DiskID).loop
 	later := newDisk(t, before, spec.InstanceID, "later")
-	need(t, before.plug(later, deviceFault{Delay: time.Hour}))
+	simtest.NoError(t, before.Plug(later, Fault{Delay: time.Hour}))
 
 	p := killed(t, before, spec.InstanceID)
-	need(t, p.reconcile(t.Context(), []deviceSpec{spec.deviceSpec, later},
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
 		[]string{spec.DiskID, later.DiskID}, nil))
 	if got := *p.pluggedDisk(spec.DiskID).loop; got != loop {
 		t.Errorf("the device is %+v, was %+v", got, loop)
@@ -47,15 +48,15 @@ func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
 	if !exists(node) {
 		t.Errorf("%s is gone from under its guest", node)
 	}
-	need(t, os.WriteFile(filepath.Join(spec.dir, "f"), []byte("still works"), 0o600))
+	simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), []byte("still works"), 0o600))
 	if names := seen(t, p, spec.InstanceID); len(names) != 2 {
 		t.Errorf("the guest sees %v, want the mounted one and the one that was on its way", names)
 	}
 	if n := len(devicesOf(t, p)); n != 2 {
 		t.Errorf("there are %d devices, want the two from before", n)
 	}
-	command(t, "umount", spec.dir)
-	need(t, p.unplug(spec.InstanceID, spec.DiskID))
+	simtest.Command(t, "umount", spec.dir)
+	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 }
 
 func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
@@ -63,16 +64,16 @@ func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
 	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
 	// As in a container that is gone, the file was reached by a path that nobody has now.
 	elsewhere := t.TempDir()
-	command(t, "mount", "--bind", before.dir, elsewhere)
+	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
 	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
 		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
 		Serial: spec.serial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
 	})
-	need(t, err)
-	command(t, "umount", "--lazy", elsewhere)
+	simtest.NoError(t, err)
+	simtest.Command(t, "umount", "--lazy", elsewhere)
 
 	p := killed(t, before, spec.InstanceID)
-	need(t, p.reconcile(t.Context(), []deviceSpec{spec}, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
 	if got := *p.pluggedDisk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
@@ -84,13 +85,13 @@ func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
 func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
 	hidden := newPlane(t)
 	spec := newDisk(t, hidden, newGuest(t, hidden), "theirs")
-	need(t, hidden.plug(spec, deviceFault{}))
-	mountFor(t, "tmpfs", hidden.dir, "-t", "tmpfs")
-	p, err := openPlane(hidden.dir, hidden.log)
-	need(t, err)
-	need(t, p.reconcile(t.Context(), nil, nil, nil))
-	need(t, p.close())
-	command(t, "umount", hidden.dir)
+	simtest.NoError(t, hidden.Plug(spec, Fault{}))
+	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
+	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
+	simtest.NoError(t, err)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Close())
+	simtest.Command(t, "umount", hidden.dir)
 	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
 		t.Errorf("devices = %+v, want the one whose directory is covered", got)
 	}
@@ -100,38 +101,38 @@ func TestReconcileReleasesWhatNoRecordNames(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")
 	other := newDisk(t, before, spec.InstanceID, "other")
-	need(t, before.plug(other, deviceFault{}))
+	simtest.NoError(t, before.Plug(other, Fault{}))
 
 	p := killed(t, before, spec.InstanceID)
-	need(t, p.reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
 	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
 		t.Errorf("the guest sees %v, want none", names)
 	}
-	if exists(p.diskPath(other.DiskID)) || !exists(p.diskPath(spec.DiskID)) {
+	if exists(p.DiskPath(other.DiskID)) || !exists(p.DiskPath(spec.DiskID)) {
 		t.Error("the wrong disk's bytes were removed")
 	}
 	left := devicesOf(t, p)
 	if len(left) != 1 || left[0].SizeBytes != 0 || !left[0].Releasing {
 		t.Errorf("devices = %+v, want the mounted one only, without its bytes", left)
 	}
-	need(t, unix.Unmount(spec.dir, unix.MNT_DETACH))
+	simtest.NoError(t, unix.Unmount(spec.dir, unix.MNT_DETACH))
 }
 
 func TestReconcileReplacesWhatIsNotAsItShouldBe(t *testing.T) {
-	for name, change := range map[string]func(*deviceSpec){
-		"another size":       func(s *deviceSpec) { s.SizeBytes /= 2 },
-		"another block size": func(s *deviceSpec) { s.BlockSize = 4096 },
-		"another serial":     func(s *deviceSpec) { s.DiskName = "renamed" },
-		"read-only":          func(s *deviceSpec) { s.ReadOnly = true },
+	for name, change := range map[string]func(*Device){
+		"another size":       func(s *Device) { s.SizeBytes /= 2 },
+		"another block size": func(s *Device) { s.BlockSize = 4096 },
+		"another serial":     func(s *Device) { s.DiskName = "renamed" },
+		"read-only":          func(s *Device) { s.ReadOnly = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := newPlane(t)
 			id := newGuest(t, before)
 			spec := newDisk(t, before, id, "changed")
-			need(t, before.plug(spec, deviceFault{}))
+			simtest.NoError(t, before.Plug(spec, Fault{}))
 			change(&spec)
 			p := killed(t, before, id)
-			need(t, p.reconcile(t.Context(), []deviceSpec{spec}, []string{spec.DiskID}, nil))
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
 			devices := devicesOf(t, p)
 			if len(devices) != 1 || !p.carries(devices[0], spec) {
 				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
@@ -146,9 +147,9 @@ func TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
 	spec := newDisk(t, before, id, "leaving")
-	need(t, before.plug(spec, deviceFault{}))
+	simtest.NoError(t, before.Plug(spec, Fault{}))
 	holder, err := os.Open(nodeOf(t, before, id))
-	need(t, err)
+	simtest.NoError(t, err)
 	defer holder.Close()
 	old := *before.pluggedDisk(spec.DiskID).loop
 	ended, cancel := context.WithCancel(t.Context())
@@ -157,12 +158,12 @@ func TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease(t *testing.T) {
 		t.Fatal("the held device was released")
 	}
 	p := killed(t, before, id)
-	need(t, p.reconcile(t.Context(), []deviceSpec{spec}, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
 	if now := p.pluggedDisk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
 	holder.Close()
-	soon(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
+	simtest.Eventually(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
 }
 
 func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
@@ -170,16 +171,16 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	id := newGuest(t, before)
 	first := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
 	second := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4abb")
-	need(t, before.plug(first, deviceFault{}))
-	need(t, before.plug(second, deviceFault{}))
+	simtest.NoError(t, before.Plug(first, Fault{}))
+	simtest.NoError(t, before.Plug(second, Fault{}))
 	visible := nodeOf(t, before, id)
 	p := killed(t, before, id)
-	need(t, p.reconcile(t.Context(), []deviceSpec{second, first},
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
 		[]string{first.DiskID, second.DiskID}, nil))
 	if got := nodeOf(t, p, id); got != visible || p.pluggedDisk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
-	need(t, p.unplug(id, first.DiskID))
+	simtest.NoError(t, p.Unplug(id, first.DiskID))
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
@@ -188,26 +189,26 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 func TestReconcileRemovesWhatWasLeftBehind(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
-	need(t, p.createDisk(kept, testDiskSize))
-	need(t, p.snapshotDisk(t.Context(), snapshot, kept))
-	need(t, p.importImage(t.Context(), kept, "", testDiskSize))
+	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, kept))
+	simtest.NoError(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
 	var orphans []string
 	for _, path := range []string{
-		p.diskPath(newID()), p.diskPath(kept) + unfinished, p.snapshotPath(newID()),
-		p.snapshotPath(snapshot) + unfinished, p.imagePath(newID()) + unfinished,
-		p.guestDir(newID()), filepath.Join(p.blockDir(guest), "nvme3n1"), p.nodePath(guest, "nvme4n1"),
+		p.DiskPath(newID()), p.DiskPath(kept) + unfinished, p.SnapshotPath(newID()),
+		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()) + unfinished,
+		p.GuestDir(newID()), filepath.Join(p.blockDir(guest), "nvme3n1"), p.nodePath(guest, "nvme4n1"),
 	} {
 		orphans = append(orphans, path)
-		need(t, os.WriteFile(path, nil, 0o600))
+		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	need(t, p.reconcile(t.Context(), nil, []string{kept}, []string{snapshot}))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot}))
 	for _, path := range orphans {
 		if exists(path) {
 			t.Errorf("%s is left", path)
 		}
 	}
 	for _, path := range []string{
-		p.diskPath(kept), p.snapshotPath(snapshot), p.imagePath(kept), p.guestDir(guest),
+		p.DiskPath(kept), p.SnapshotPath(snapshot), p.ImagePath(kept), p.GuestDir(guest),
 	} {
 		if !exists(path) {
 			t.Errorf("%s is gone", path)
@@ -219,8 +220,8 @@ func TestADiskWithoutItsBytesDoesNotKeepTheRestFromStarting(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
-	need(t, os.Remove(p.diskPath(lost.DiskID)))
-	need(t, p.reconcile(t.Context(), []deviceSpec{lost, whole},
+	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
 		[]string{lost.DiskID, whole.DiskID}, nil))
 	nodeOf(t, p, id)
 }
@@ -232,26 +233,26 @@ func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
 		churnPlane(t, dir)
 		return
 	}
-	needRootForDevices(t)
+	simtest.NeedRoot(t)
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(1, uint64(os.Getpid())))
 	for range 12 {
 		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		child.Env = append(os.Environ(), "SIMULATOR_TEST_CHURN="+dir)
 		out, err := child.StdoutPipe()
-		need(t, err)
-		need(t, child.Start())
+		simtest.NoError(t, err)
+		simtest.NoError(t, child.Start())
 		// So many steps, and a little more.
 		_, err = io.ReadFull(out, make([]byte, 1+random.IntN(12)))
 		if err != nil {
 			t.Fatalf("the child ended by itself: %v", err)
 		}
-		need(t, pause(t.Context(), time.Duration(random.IntN(3000))*time.Microsecond))
-		need(t, child.Process.Kill())
+		simtest.NoError(t, pause(t.Context(), time.Duration(random.IntN(3000))*time.Microsecond))
+		simtest.NoError(t, child.Process.Kill())
 		_ = child.Wait() // It was killed; that is no news.
 	}
 	p := newPlaneIn(t, dir)
-	need(t, p.reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
 	if left := devicesOf(t, p); len(left) != 0 {
 		t.Errorf("devices are left: %+v", left)
 	}
@@ -266,29 +267,50 @@ func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
 // churnPlane lives the lives of disks, each after a reconcile that knows of none, until it is
 // killed.
 func churnPlane(t *testing.T, dir string) {
-	p, err := openPlane(dir, slog.New(slog.DiscardHandler))
-	need(t, err)
-	need(t, p.reconcile(t.Context(), nil, nil, nil))
+	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	simtest.NoError(t, err)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
 	for {
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "churned")
 		snapshot, clone := newID(), newID()
 		for _, step := range []func() error{
-			func() error { return p.plug(spec, deviceFault{}) },
+			func() error { return p.Plug(spec, Fault{}) },
 			func() error { return os.WriteFile(nodeOf(t, p, id), make([]byte, 1<<20), 0) },
-			func() error { return p.snapshotDisk(t.Context(), snapshot, spec.DiskID) },
-			func() error { return p.unplug(id, spec.DiskID) },
+			func() error { return p.SnapshotDisk(t.Context(), snapshot, spec.DiskID) },
+			func() error { return p.Unplug(id, spec.DiskID) },
 			func() error {
-				return p.cloneDisk(t.Context(), clone, p.snapshotPath(snapshot), testDiskSize)
+				return p.CloneDisk(t.Context(), clone, p.SnapshotPath(snapshot), testDiskSize)
 			},
-			func() error { return p.removeDisk(spec.DiskID) },
-			func() error { return p.removeDisk(clone) },
-			func() error { return p.removeSnapshot(snapshot) },
-			func() error { return p.removeGuest(id) },
+			func() error { return p.RemoveDisk(spec.DiskID) },
+			func() error { return p.RemoveDisk(clone) },
+			func() error { return p.RemoveSnapshot(snapshot) },
+			func() error { return p.RemoveGuest(id) },
 		} {
-			need(t, step())
+			simtest.NoError(t, step())
 			_, err := fmt.Print(".")
-			need(t, err)
+			simtest.NoError(t, err)
 		}
 	}
+}
+
+func TestADiskIsOfItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	spec := newDisk(t, before, id, "odd")
+	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
+	// The stop was recorded, and the simulator killed before the device was taken away.
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
+	if got := sizeOf(t, p.DiskPath(spec.DiskID)); got != spec.SizeBytes {
+		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)
+	}
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	st, err := os.Stat(path)
+	simtest.NoError(t, err)
+	return st.Size()
 }

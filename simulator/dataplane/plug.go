@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"context"
@@ -15,21 +15,21 @@ import (
 const (
 	// attachPatience is for a machine on which many want loop devices at once.
 	attachPatience = 10 * time.Second
-	// yankPatience is for those who open every device for a moment.
-	yankPatience = 300 * time.Millisecond
+	// forceDetachPatience is for those who open every device for a moment.
+	forceDetachPatience = 300 * time.Millisecond
 )
 
 // plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
 // or, with a delay, later. A disk that the guest has already is a success.
-func (p *plane) plug(spec deviceSpec, f deviceFault) error {
-	defer p.disks.lock(spec.DiskID)()
+func (p *Plane) Plug(spec Device, f Fault) error {
+	defer p.disks.Lock(spec.DiskID)()
 	if err := p.plugLocked(spec, f); err != nil {
 		return fmt.Errorf("plug disk %s into instance %s: %w", spec.DiskID, spec.InstanceID, err)
 	}
 	return nil
 }
 
-func (p *plane) plugLocked(spec deviceSpec, f deviceFault) error {
+func (p *Plane) plugLocked(spec Device, f Fault) error {
 	if err := p.life.Err(); err != nil {
 		return fmt.Errorf("the data plane is closed: %w", err)
 	}
@@ -49,13 +49,13 @@ func (p *plane) plugLocked(spec deviceSpec, f deviceFault) error {
 	}
 	err := p.enter(d, f.Delay)
 	if err != nil && d.loop != nil {
-		err = errors.Join(err, p.yank(*d.loop))
+		err = errors.Join(err, p.forceDetach(*d.loop))
 	}
 	return err
 }
 
 // attachLoop makes the block device. Its size is the disk's, unless a fault wants another one.
-func (p *plane) attachLoop(spec deviceSpec, wrongSize int64) (loopdev.Device, error) {
+func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.SizeBytes
 	if wrongSize > 0 {
 		size = wrongSize / int64(spec.BlockSize) * int64(spec.BlockSize)
@@ -66,7 +66,7 @@ func (p *plane) attachLoop(spec deviceSpec, wrongSize int64) (loopdev.Device, er
 	ctx, cancel := context.WithTimeout(p.life, attachPatience)
 	defer cancel()
 	return loopdev.Attach(ctx, loopdev.Config{
-		Path:      p.diskPath(spec.DiskID),
+		Path:      p.DiskPath(spec.DiskID),
 		Serial:    spec.serial(),
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
@@ -77,35 +77,35 @@ func (p *plane) attachLoop(spec deviceSpec, wrongSize int64) (loopdev.Device, er
 
 // resizeBacking makes the file as large as a device is to be that is larger than its disk, and as
 // the disk otherwise.
-func (p *plane) resizeBacking(spec deviceSpec, size int64) error {
-	st, err := os.Stat(p.diskPath(spec.DiskID))
+func (p *Plane) resizeBacking(spec Device, size int64) error {
+	st, err := os.Stat(p.DiskPath(spec.DiskID))
 	if err != nil || st.Size() == size {
 		return err
 	}
-	return os.Truncate(p.diskPath(spec.DiskID), size)
+	return os.Truncate(p.DiskPath(spec.DiskID), size)
 }
 
 // trim cuts off what a device that was larger than its disk has left behind, when nobody lived to
 // take it away.
-func (p *plane) trim(diskID string, size int64) error {
-	defer p.disks.lock(diskID)()
+func (p *Plane) Trim(diskID string, size int64) error {
+	defer p.disks.Lock(diskID)()
 	return p.trimLocked(diskID, size)
 }
 
-func (p *plane) trimLocked(diskID string, size int64) error {
-	st, err := os.Stat(p.diskPath(diskID))
+func (p *Plane) trimLocked(diskID string, size int64) error {
+	st, err := os.Stat(p.DiskPath(diskID))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil || st.Size() <= size:
 		return err
 	}
-	return os.Truncate(p.diskPath(diskID), size)
+	return os.Truncate(p.DiskPath(diskID), size)
 }
 
 // enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
 // more, so that devices do not appear in the order in which they were attached (A57).
-func (p *plane) enter(d *plugged, delay time.Duration) error {
+func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.lockGuest(d.spec.InstanceID)
 	if g == nil {
 		return errors.New("the instance has no guest")
@@ -133,13 +133,13 @@ func (p *plane) enter(d *plugged, delay time.Duration) error {
 }
 
 // note makes the disk one that its guest has.
-func (p *plane) note(d *plugged) {
+func (p *Plane) note(d *plugged) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d.guest.plugged[d.spec.DiskID] = d
 }
 
-func (p *plane) appearLater(ctx context.Context, d *plugged, delay time.Duration) {
+func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	select {
@@ -162,7 +162,7 @@ func (p *plane) appearLater(ctx context.Context, d *plugged, delay time.Duration
 // appear shows a device in its guest. A second one with a serial that is visible stays hidden until
 // the guest starts again: the guest's driver takes both for one controller and refuses it (A54).
 // The caller holds the guest.
-func (p *plane) appear(d *plugged) error {
+func (p *Plane) appear(d *plugged) error {
 	for _, other := range p.devices(d.guest) {
 		if other == d || other.node == "" || other.spec.serial() != d.spec.serial() {
 			continue
@@ -187,8 +187,8 @@ func (p *plane) appear(d *plugged) error {
 // unplug takes a disk away from its guest, whether the guest still uses it or not. When it returns,
 // nothing that the guest does reaches the disk's bytes. A disk that the guest does not have is a
 // success.
-func (p *plane) unplug(instanceID, diskID string) error {
-	defer p.disks.lock(diskID)()
+func (p *Plane) Unplug(instanceID, diskID string) error {
+	defer p.disks.Lock(diskID)()
 	d := p.pluggedDisk(diskID)
 	if d == nil || d.spec.InstanceID != instanceID {
 		return nil
@@ -199,7 +199,7 @@ func (p *plane) unplug(instanceID, diskID string) error {
 	}
 	err := p.hide(d)
 	if err == nil && d.loop != nil {
-		err = p.yank(*d.loop)
+		err = p.forceDetach(*d.loop)
 	}
 	if err == nil {
 		p.forget(d)
@@ -211,7 +211,7 @@ func (p *plane) unplug(instanceID, diskID string) error {
 	return nil
 }
 
-func (p *plane) forget(d *plugged) {
+func (p *Plane) forget(d *plugged) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(d.guest.plugged, d.spec.DiskID)
@@ -220,8 +220,8 @@ func (p *plane) forget(d *plugged) {
 // yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,
 // as a rack does not ask the guest either; it remains, without a size, until its last holder
 // leaves. The bytes are then free for the next guest.
-func (p *plane) yank(loop loopdev.Device) error {
-	ctx, cancel := context.WithTimeout(context.Background(), yankPatience)
+func (p *Plane) forceDetach(loop loopdev.Device) error {
+	ctx, cancel := context.WithTimeout(context.Background(), forceDetachPatience)
 	defer cancel()
 	err := loop.Detach(ctx)
 	if !errors.Is(err, loopdev.ErrBusy) {
@@ -233,7 +233,7 @@ func (p *plane) yank(loop loopdev.Device) error {
 }
 
 // pluggedDisk is the disk in whichever guest has it, or nil.
-func (p *plane) pluggedDisk(id string) *plugged {
+func (p *Plane) pluggedDisk(id string) *plugged {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.guests {

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bytes"
@@ -19,42 +19,36 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 const testDiskSize = 64 << 20
 
 // newPlane opens a data plane whose devices are gone when the test ends.
-func newPlane(t *testing.T) *plane { return newPlaneIn(t, t.TempDir()) }
+func newPlane(t *testing.T) *Plane { return newPlaneIn(t, t.TempDir()) }
 
-func newPlaneIn(t *testing.T, dir string) *plane {
+func newPlaneIn(t *testing.T, dir string) *Plane {
 	t.Helper()
-	needRootForDevices(t)
-	p, err := openPlane(dir, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	simtest.NeedRoot(t)
+	p, err := Open(Config{Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		// A mount namespace that somebody makes meanwhile holds our mounts, for as long as it lives.
-		if err := p.close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
+		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
-		soon(t, "every device is released", func() bool { return len(devicesOf(t, p)) == 0 })
+		simtest.Eventually(t, "every device is released", func() bool { return len(devicesOf(t,
+			p)) == 0 })
 	})
 	return p
 }
 
-// needRootForDevices fails a test that cannot be run. A skipped one would look like a passed one.
-func needRootForDevices(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test attaches loop devices: run it as root")
-	}
-}
-
 // newPlaneOn opens a data plane on a filesystem of that type.
-func newPlaneOn(t *testing.T, fsType string) *plane {
+func newPlaneOn(t *testing.T, fsType string) *Plane {
 	t.Helper()
-	needRootForDevices(t)
+	simtest.NeedRoot(t)
 	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -67,88 +61,47 @@ func newPlaneOn(t *testing.T, fsType string) *plane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		soon(t, "the host's filesystem is released",
+		simtest.Eventually(t, "the host's filesystem is released",
 			func() bool { return host.Detach(context.Background()) == nil })
 	})
-	command(t, "mkfs."+fsType, "-q", host.Path)
-	mountFor(t, host.Path, dir)
+	simtest.Command(t, "mkfs."+fsType, "-q", host.Path)
+	simtest.Mount(t, host.Path, dir)
 	return newPlaneIn(t, dir)
-}
-
-func mountFor(t *testing.T, device, dir string, options ...string) {
-	t.Helper()
-	command(t, "mount", append(options, device, dir)...)
-	t.Cleanup(func() {
-		// What was cut or unmounted in the test is no matter.
-		_ = unix.Unmount(dir, 0)
-		_ = unix.Unmount(dir, unix.MNT_DETACH)
-	})
-}
-
-func command(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
 }
 
 func newID() string { return uuid.NewString() }
 
-func devicesOf(t *testing.T, p *plane) []loopdev.Device {
+func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
 	t.Helper()
-	devices, err := p.ownDevices()
+	devices, err := p.OwnDevices()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return devices
 }
 
-func newGuest(t *testing.T, p *plane) string {
+func newGuest(t *testing.T, p *Plane) string {
 	t.Helper()
 	id := newID()
-	need(t, p.addGuest(guestSpec{id, "web-1"}))
+	simtest.NoError(t, p.AddGuest(Guest{id, "web-1"}))
 	return id
 }
 
 // newDisk makes a blank disk that can be plugged into the instance.
-func newDisk(t *testing.T, p *plane, instanceID, name string) deviceSpec {
+func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 	t.Helper()
-	spec := deviceSpec{InstanceID: instanceID, DiskID: newID(), DiskName: name,
+	spec := Device{InstanceID: instanceID, DiskID: newID(), DiskName: name,
 		SizeBytes: testDiskSize, BlockSize: 512}
-	need(t, p.createDisk(spec.DiskID, spec.SizeBytes))
+	simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
 	return spec
 }
 
-func need(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// soon waits for a condition.
-func soon(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.After(30 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-deadline:
-			t.Fatalf("waited 30 s in vain: %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
 // seen are the names of the devices that the guest sees.
-func seen(t *testing.T, p *plane, instanceID string) []string {
+func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
 	entries, err := os.ReadDir(p.blockDir(instanceID))
-	need(t, err)
+	simtest.NoError(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -156,7 +109,7 @@ func seen(t *testing.T, p *plane, instanceID string) []string {
 }
 
 // nodeOf is the path of the only device node that the guest has.
-func nodeOf(t *testing.T, p *plane, instanceID string) string {
+func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	t.Helper()
 	names := seen(t, p, instanceID)
 	if len(names) != 1 {
@@ -165,10 +118,10 @@ func nodeOf(t *testing.T, p *plane, instanceID string) string {
 	return p.nodePath(instanceID, names[0])
 }
 
-func attribute(t *testing.T, p *plane, instanceID, device, name string) string {
+func attribute(t *testing.T, p *Plane, instanceID, device, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), device, name))
-	need(t, err)
+	simtest.NoError(t, err)
 	return string(b)
 }
 
@@ -179,7 +132,7 @@ func TestAGuestReadsItsIdentityFromItsFirmware(t *testing.T) {
 		"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
 		"product_serial": id + "\n", "product_uuid": id + "\n",
 	} {
-		got, err := os.ReadFile(filepath.Join(p.guestDir(id), "sys/class/dmi/id", name))
+		got, err := os.ReadFile(filepath.Join(p.GuestDir(id), "sys/class/dmi/id", name))
 		if string(got) != want {
 			t.Errorf("%s = %q, %v, want %q", name, got, err, want)
 		}
@@ -202,11 +155,11 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 			id := newGuest(t, p)
 			spec := newDisk(t, p, id, c.disk)
 			spec.BlockSize, spec.ReadOnly = c.blockSize, c.readOnly
-			need(t, p.plug(spec, deviceFault{}))
+			simtest.NoError(t, p.Plug(spec, Fault{}))
 
 			name := filepath.Base(nodeOf(t, p, id))
 			var st unix.Stat_t
-			need(t, unix.Stat(p.nodePath(id, name), &st))
+			simtest.NoError(t, unix.Stat(p.nodePath(id, name), &st))
 			ro := "0\n"
 			if c.readOnly {
 				ro = "1\n"
@@ -226,7 +179,7 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 			if st.Mode != unix.S_IFBLK|0o660 {
 				t.Errorf("the node's mode is %o", st.Mode)
 			}
-			size := strings.TrimSpace(command(t, "blockdev", "--getsize64", p.nodePath(id, name)))
+			size := strings.TrimSpace(simtest.Command(t, "blockdev", "--getsize64", p.nodePath(id, name)))
 			if size != fmt.Sprint(testDiskSize) {
 				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
 			}
@@ -237,7 +190,7 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
-	need(t, p.plug(newDisk(t, p, id, "data"), deviceFault{}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "data"), Fault{}))
 	path := filepath.Join(p.blockDir(id), filepath.Base(nodeOf(t, p, id)), "queue", "write_cache")
 	if says, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s says %q (%v), want no such file", path, says, err)
@@ -248,21 +201,21 @@ func TestWhatAGuestWritesIsThereInTheNextGuest(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, a, "wanderer")
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	want := bytes.Repeat([]byte("oxide"), 1000)
-	need(t, os.WriteFile(nodeOf(t, p, a), want, 0))
-	need(t, p.unplug(a, spec.DiskID))
+	simtest.NoError(t, os.WriteFile(nodeOf(t, p, a), want, 0))
+	simtest.NoError(t, p.Unplug(a, spec.DiskID))
 	if names := seen(t, p, a); len(names) != 0 {
 		t.Errorf("after the unplug A still sees %v", names)
 	}
 	spec.InstanceID = b
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	got := make([]byte, len(want))
 	f, err := os.Open(nodeOf(t, p, b))
-	need(t, err)
+	simtest.NoError(t, err)
 	defer f.Close()
 	_, err = f.Read(got)
-	need(t, err)
+	simtest.NoError(t, err)
 	if !bytes.Equal(got, want) {
 		t.Error("B does not read what A wrote")
 	}
@@ -273,31 +226,31 @@ func TestPlugAndUnplugTwiceAreSuccesses(t *testing.T) {
 	id := newGuest(t, p)
 	spec := newDisk(t, p, id, "twice")
 	for range 2 {
-		need(t, p.plug(spec, deviceFault{}))
+		simtest.NoError(t, p.Plug(spec, Fault{}))
 	}
 	if n := len(devicesOf(t, p)); n != 1 {
 		t.Errorf("%d loop devices, want 1", n)
 	}
 	for range 2 {
-		need(t, p.unplug(id, spec.DiskID))
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
 	}
-	need(t, p.unplug(newID(), newID()))
+	simtest.NoError(t, p.Unplug(newID(), newID()))
 }
 
 func TestADiskIsInOneGuestOnly(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, a, "single")
-	need(t, p.plug(spec, deviceFault{}))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
 	spec.InstanceID = b
-	if err := p.plug(spec, deviceFault{}); err == nil {
+	if err := p.Plug(spec, Fault{}); err == nil {
 		t.Error("a second guest was given the disk")
 	}
-	need(t, p.unplug(b, spec.DiskID))
+	simtest.NoError(t, p.Unplug(b, spec.DiskID))
 	if names := seen(t, p, a); len(names) != 1 {
 		t.Errorf("the unplug of B changed what A sees: %v", names)
 	}
-	if err := p.removeDisk(spec.DiskID); err == nil {
+	if err := p.RemoveDisk(spec.DiskID); err == nil {
 		t.Error("a disk that a guest has was removed")
 	}
 }
@@ -309,12 +262,12 @@ func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
 	var inOrder []string
 	for i := range 11 {
 		spec := newDisk(t, p, id, fmt.Sprintf("disk-%d", i))
-		need(t, p.plug(spec, deviceFault{}))
+		simtest.NoError(t, p.Plug(spec, Fault{}))
 		inOrder = append(inOrder, p.pluggedDisk(spec.DiskID).node)
 	}
 	number := func(name string) (n int) {
 		_, err := fmt.Sscanf(name, "nvme%d", &n)
-		need(t, err)
+		simtest.NoError(t, err)
 		return n
 	}
 	if slices.IsSortedFunc(inOrder, func(a, b string) int { return number(a) - number(b) }) {
@@ -330,18 +283,18 @@ func TestASecondDeviceWithAnEqualSerialStaysHiddenUntilTheGuestRestarts(t *testi
 	id := newGuest(t, p)
 	first := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4aaa")
 	second := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4abb")
-	need(t, p.plug(first, deviceFault{}))
-	need(t, p.plug(second, deviceFault{}))
+	simtest.NoError(t, p.Plug(first, Fault{}))
+	simtest.NoError(t, p.Plug(second, Fault{}))
 	if names := seen(t, p, id); len(names) != 1 {
 		t.Errorf("the guest sees %v, want the first only", names)
 	}
-	need(t, p.unplug(id, first.DiskID))
+	simtest.NoError(t, p.Unplug(id, first.DiskID))
 	if names := seen(t, p, id); len(names) != 0 {
 		t.Errorf("after the first went, the guest sees %v, want none", names)
 	}
 	// A restart takes everything away and gives it back.
-	need(t, p.unplug(id, second.DiskID))
-	need(t, p.plug(second, deviceFault{}))
+	simtest.NoError(t, p.Unplug(id, second.DiskID))
+	simtest.NoError(t, p.Plug(second, Fault{}))
 	if names := seen(t, p, id); len(names) != 1 {
 		t.Errorf("after a restart the guest sees %v, want the second", names)
 	}
@@ -352,11 +305,11 @@ func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
 		p := newPlane(t)
 		id := newGuest(t, p)
 		start := time.Now()
-		need(t, p.plug(newDisk(t, p, id, "late"), deviceFault{Delay: 200 * time.Millisecond}))
+		simtest.NoError(t, p.Plug(newDisk(t, p, id, "late"), Fault{Delay: 200 * time.Millisecond}))
 		if names := seen(t, p, id); len(names) != 0 {
 			t.Errorf("the device is there at once: %v", names)
 		}
-		soon(t, "the device appears", func() bool { return len(seen(t, p, id)) == 1 })
+		simtest.Eventually(t, "the device appears", func() bool { return len(seen(t, p, id)) == 1 })
 		if took := time.Since(start); took < 200*time.Millisecond {
 			t.Errorf("it appeared after %s", took)
 		}
@@ -365,8 +318,8 @@ func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
 		p := newPlane(t)
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "too-late")
-		need(t, p.plug(spec, deviceFault{Delay: time.Hour}))
-		need(t, p.unplug(id, spec.DiskID))
+		simtest.NoError(t, p.Plug(spec, Fault{Delay: time.Hour}))
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
 		if n := len(devicesOf(t, p)); n != 0 {
 			t.Errorf("%d loop devices are left", n)
 		}
@@ -375,24 +328,24 @@ func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
 		p := newPlane(t)
 		id := newGuest(t, p)
 		spec := newDisk(t, p, id, "never")
-		need(t, p.plug(spec, deviceFault{Never: true}))
+		simtest.NoError(t, p.Plug(spec, Fault{Never: true}))
 		if names, n := seen(t, p, id), len(devicesOf(t, p)); len(names) != 0 || n != 0 {
 			t.Errorf("the guest sees %v of %d devices", names, n)
 		}
-		need(t, p.unplug(id, spec.DiskID))
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
 	})
 	for _, size := range []int64{testDiskSize / 2, testDiskSize * 2} {
 		t.Run(fmt.Sprintf("with %d bytes", size), func(t *testing.T) {
 			p := newPlane(t)
 			id := newGuest(t, p)
 			spec := newDisk(t, p, id, "odd")
-			need(t, p.plug(spec, deviceFault{SizeBytes: size}))
-			got := strings.TrimSpace(command(t, "blockdev", "--getsize64", nodeOf(t, p, id)))
+			simtest.NoError(t, p.Plug(spec, Fault{SizeBytes: size}))
+			got := strings.TrimSpace(simtest.Command(t, "blockdev", "--getsize64", nodeOf(t, p, id)))
 			if got != fmt.Sprint(size) {
 				t.Errorf("the device has %s bytes, want %d", got, size)
 			}
-			need(t, p.unplug(id, spec.DiskID))
-			st, err := os.Stat(p.diskPath(spec.DiskID))
+			simtest.NoError(t, p.Unplug(id, spec.DiskID))
+			st, err := os.Stat(p.DiskPath(spec.DiskID))
 			if err != nil || st.Size() != testDiskSize {
 				t.Errorf("after the unplug the disk has %v, %v", st.Size(), err)
 			}
@@ -403,13 +356,13 @@ func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
 func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
-	need(t, p.plug(newDisk(t, p, id, "one"), deviceFault{}))
-	need(t, p.plug(newDisk(t, p, id, "two"), deviceFault{Delay: time.Hour}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "one"), Fault{}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "two"), Fault{Delay: time.Hour}))
 	for range 2 {
-		need(t, p.removeGuest(id))
+		simtest.NoError(t, p.RemoveGuest(id))
 	}
-	if n := len(devicesOf(t, p)); n != 0 || exists(p.guestDir(id)) {
-		t.Errorf("%d devices are left, the tree is there: %t", n, exists(p.guestDir(id)))
+	if n := len(devicesOf(t, p)); n != 0 || exists(p.GuestDir(id)) {
+		t.Errorf("%d devices are left, the tree is there: %t", n, exists(p.GuestDir(id)))
 	}
 }
 
@@ -421,46 +374,46 @@ func TestAYankedDiskIsOutOfReachOfItsGuest(t *testing.T) {
 			a, b := newGuest(t, p), newGuest(t, p)
 			spec := newDisk(t, p, a, "yanked")
 			spec.SizeBytes = 320 << 20
-			need(t, p.removeDisk(spec.DiskID))
-			need(t, p.createDisk(spec.DiskID, spec.SizeBytes))
-			need(t, p.plug(spec, deviceFault{}))
+			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
+			simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+			simtest.NoError(t, p.Plug(spec, Fault{}))
 			old, dir := nodeOf(t, p, a), t.TempDir()
-			command(t, "mkfs."+fsType, "-q", old)
-			mountFor(t, old, dir)
-			need(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
-			command(t, "sync", "-f", dir)
+			simtest.Command(t, "mkfs."+fsType, "-q", old)
+			simtest.Mount(t, old, dir)
+			simtest.NoError(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
+			simtest.Command(t, "sync", "-f", dir)
 			raw, err := os.OpenFile(old, os.O_RDWR, 0)
-			need(t, err)
+			simtest.NoError(t, err)
 			defer raw.Close()
 
-			need(t, p.unplug(a, spec.DiskID))
+			simtest.NoError(t, p.Unplug(a, spec.DiskID))
 			spec.InstanceID = b
-			need(t, p.plug(spec, deviceFault{}))
+			simtest.NoError(t, p.Plug(spec, Fault{}))
 			if _, err := raw.WriteAt(make([]byte, 8192), 0); err == nil && raw.Sync() == nil {
 				t.Error("the old guest still writes")
 			}
 			_ = os.WriteFile(filepath.Join(dir, "g"), make([]byte, 1<<20), 0o600)
 			_ = exec.Command("sync", "-f", dir).Run()
 			raw.Close()
-			need(t, unix.Unmount(dir, unix.MNT_DETACH))
-			soon(t, "the kernel releases the old device",
+			simtest.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
+			simtest.Eventually(t, "the kernel releases the old device",
 				func() bool { return len(devicesOf(t, p)) == 1 })
 
-			mountFor(t, nodeOf(t, p, b), dir)
+			simtest.Mount(t, nodeOf(t, p, b), dir)
 			got, err := os.ReadFile(filepath.Join(dir, "f"))
 			if string(got) != "kept" || exists(filepath.Join(dir, "g")) {
 				t.Errorf("the new guest reads %q, %v", got, err)
 			}
-			command(t, "umount", dir)
+			simtest.Command(t, "umount", dir)
 		})
 	}
 }
 
 func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
-	needRootForDevices(t)
+	simtest.NeedRoot(t)
 	dir := t.TempDir()
-	mountFor(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
-	_, err := openPlane(dir, slog.New(slog.DiscardHandler))
+	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
+	_, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "nodev") {
 		t.Errorf("openPlane = %v, want an error that says nodev", err)
 	}
@@ -469,13 +422,34 @@ func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
 func TestCloseTakesEveryDeviceAway(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
-	need(t, p.plug(newDisk(t, p, id, "now"), deviceFault{}))
-	need(t, p.plug(newDisk(t, p, id, "later"), deviceFault{Delay: time.Hour}))
-	need(t, p.close())
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "now"), Fault{}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
+	simtest.NoError(t, p.Close())
 	if n, names := len(devicesOf(t, p)), seen(t, p, id); n != 0 || len(names) != 0 {
 		t.Errorf("after close there are %d devices, and the guest sees %v", n, names)
 	}
-	if err := p.plug(newDisk(t, p, id, "after"), deviceFault{}); err == nil {
+	if err := p.Plug(newDisk(t, p, id, "after"), Fault{}); err == nil {
 		t.Error("a closed data plane plugs a disk")
+	}
+}
+
+func TestAGuestWaitsForNoOther(t *testing.T) {
+	p := newPlane(t)
+	busy, other := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, other, "data")
+	held := p.lockGuest(busy)
+	defer held.mu.Unlock()
+	done := make(chan error, 1)
+	go func() {
+		done <- p.Plug(spec, Fault{})
+		done <- p.Unplug(other, spec.DiskID)
+	}()
+	for _, what := range []string{"plug", "unplug"} {
+		select {
+		case err := <-done:
+			simtest.NoError(t, err)
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s waits for another guest", what)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"context"
@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (p *plane) diskPath(id string) string { return filepath.Join(p.dir, "disks", id+".img") }
+func (p *Plane) DiskPath(id string) string { return filepath.Join(p.dir, "disks", id+".img") }
 
-func (p *plane) snapshotPath(id string) string {
+func (p *Plane) SnapshotPath(id string) string {
 	return filepath.Join(p.dir, "snapshots", id+".img")
 }
 
-func (p *plane) imagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
+func (p *Plane) ImagePath(id string) string { return filepath.Join(p.dir, "images", id+".img") }
 
 // createDisk makes a blank disk, which takes no space. One that is there already is left alone.
-func (p *plane) createDisk(id string, size int64) error {
-	err := makeBacking(p.diskPath(id), func(f *os.File) error { return f.Truncate(size) })
+func (p *Plane) CreateDisk(id string, size int64) error {
+	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return f.Truncate(size) })
 	if err != nil {
 		return fmt.Errorf("create disk %s: %w", id, err)
 	}
@@ -31,8 +31,8 @@ func (p *plane) createDisk(id string, size int64) error {
 
 // cloneDisk makes a disk with the bytes of source, a snapshot's or an image's file, and blank space
 // behind them. One that is there already is left alone.
-func (p *plane) cloneDisk(ctx context.Context, id, source string, size int64) error {
-	err := makeBacking(p.diskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
+func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) error {
+	err := makeBacking(p.DiskPath(id), func(f *os.File) error { return fill(ctx, f, source, size) })
 	if err != nil {
 		return fmt.Errorf("create disk %s: %w", id, err)
 	}
@@ -41,11 +41,11 @@ func (p *plane) cloneDisk(ctx context.Context, id, source string, size int64) er
 
 // importImage makes an image of a file, or a blank one. Bytes that are there already have no record
 // yet, and may be those of another file: they are replaced.
-func (p *plane) importImage(ctx context.Context, id, file string, size int64) error {
-	if err := removeBacking(p.imagePath(id)); err != nil {
+func (p *Plane) ImportImage(ctx context.Context, id, file string, size int64) error {
+	if err := removeBacking(p.ImagePath(id)); err != nil {
 		return fmt.Errorf("import image %s: %w", id, err)
 	}
-	err := makeBacking(p.imagePath(id), func(f *os.File) error {
+	err := makeBacking(p.ImagePath(id), func(f *os.File) error {
 		if file == "" {
 			return f.Truncate(size)
 		}
@@ -59,20 +59,20 @@ func (p *plane) importImage(ctx context.Context, id, file string, size int64) er
 
 // removeDisk removes a disk's bytes. One that is gone already is a success; one that a guest has is
 // refused.
-func (p *plane) removeDisk(id string) error {
-	defer p.disks.lock(id)()
+func (p *Plane) RemoveDisk(id string) error {
+	defer p.disks.Lock(id)()
 	if d := p.pluggedDisk(id); d != nil {
 		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
-	if err := removeBacking(p.diskPath(id)); err != nil {
+	if err := removeBacking(p.DiskPath(id)); err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
 	return nil
 }
 
 // removeSnapshot removes a snapshot's bytes. One that is gone already is a success.
-func (p *plane) removeSnapshot(id string) error {
-	if err := removeBacking(p.snapshotPath(id)); err != nil {
+func (p *Plane) RemoveSnapshot(id string) error {
+	if err := removeBacking(p.SnapshotPath(id)); err != nil {
 		return fmt.Errorf("remove snapshot %s: %w", id, err)
 	}
 	return nil
@@ -101,14 +101,14 @@ func makeBacking(path string, write func(*os.File) error) error {
 		// The space first: the disk may be full.
 		return errors.Join(err, os.Remove(temp))
 	}
-	return flushDir(filepath.Dir(path))
+	return FlushDir(filepath.Dir(path))
 }
 
 func removeBacking(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return flushDir(filepath.Dir(path))
+	return FlushDir(filepath.Dir(path))
 }
 
 // fill gives f the bytes of the file at source, which nobody writes to, and the size.
@@ -187,6 +187,18 @@ func copyStretch(ctx context.Context, dst, src *os.File, from, to int64) error {
 			return err
 		}
 		from += n
+	}
+	return nil
+}
+
+// FlushDir makes the names in a directory durable.
+func FlushDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("make %s durable: %w", dir, err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("make %s durable: %w", dir, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package simulator
+package dataplane
 
 import (
 	"bytes"
@@ -13,19 +13,19 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// errWritersNotHeld says that a snapshot would have been torn: the filesystem under the
+// ErrWritersNotHeld says that a snapshot would have been torn: the filesystem under the
 // simulator's directory has no reflinks, and the disk was written to while it was copied.
-var errWritersNotHeld = errors.New("the disk's writers could not be held")
+var ErrWritersNotHeld = errors.New("the disk's writers could not be held")
 
 // snapshotAttempts is how often a copy is tried whose disk is written to meanwhile.
 const snapshotAttempts = 5
 
 // snapshotDisk keeps the disk's bytes as they are at one moment between call and return. A snapshot
-// that is there already is left alone. With errWritersNotHeld there is none.
-func (p *plane) snapshotDisk(ctx context.Context, snapshotID, diskID string) error {
-	defer p.disks.lock(diskID)()
-	err := makeBacking(p.snapshotPath(snapshotID), func(f *os.File) error {
-		src, err := os.Open(p.diskPath(diskID))
+// that is there already is left alone. With ErrWritersNotHeld there is none.
+func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
+	defer p.disks.Lock(diskID)()
+	err := makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
+		src, err := os.Open(p.DiskPath(diskID))
 		if err != nil {
 			return err
 		}
@@ -56,7 +56,7 @@ func (p *plane) snapshotDisk(ctx context.Context, snapshotID, diskID string) err
 
 // copyHeld copies the disk while a filesystem on it is frozen, and again if somebody wrote all the
 // same: a guest that uses the block device itself cannot be frozen.
-func (p *plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
+func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*50*time.Millisecond); err != nil {
 			return err
@@ -71,11 +71,11 @@ func (p *plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) err
 		p.log.Info("a disk was written to while it was copied",
 			slog.String("disk", d.spec.DiskID), slog.Int("attempt", attempt+1))
 	}
-	return errWritersNotHeld
+	return ErrWritersNotHeld
 }
 
 // copyFrozen copies once, and says whether the disk was still meanwhile.
-func (p *plane) copyFrozen(
+func (p *Plane) copyFrozen(
 	ctx context.Context, dst, src *os.File, d *plugged,
 ) (still bool, err error) {
 	thaw, err := p.freeze(*d.loop, d.spec.DiskID)
@@ -129,7 +129,7 @@ func countWrites(loop loopdev.Device) (writes, error) {
 	}
 	if accounted[0] == 0 {
 		return writes{}, fmt.Errorf("%w: %s counts no requests (queue/iostats is 0)",
-			errWritersNotHeld, loop.Path)
+			ErrWritersNotHeld, loop.Path)
 	}
 	n, err := loopNumbers(loop, "stat", 15)
 	if err != nil {

@@ -1,0 +1,48 @@
+// Package keylock has mutexes by key. The engine locks the objects that a request changes, and the
+// data plane the disks whose bytes it handles.
+package keylock
+
+import "sync"
+
+// Map is a set of mutexes, each made when its key is first locked and dropped with its last user.
+// The zero value is ready for use.
+type Map struct {
+	mu sync.Mutex
+	// mu guards held.
+	held map[string]*entry
+}
+
+type entry struct {
+	sync.Mutex
+	users int
+}
+
+// Lock locks the keys in the given order. Callers that lock several keys must agree on an order.
+func (m *Map) Lock(keys ...string) (unlock func()) {
+	var taken []*entry
+	for _, key := range keys {
+		m.mu.Lock()
+		if m.held == nil {
+			m.held = map[string]*entry{}
+		}
+		e := m.held[key]
+		if e == nil {
+			e = &entry{}
+			m.held[key] = e
+		}
+		e.users++
+		m.mu.Unlock()
+		e.Lock()
+		taken = append(taken, e)
+	}
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for i, e := range taken {
+			e.Unlock()
+			if e.users--; e.users == 0 {
+				delete(m.held, keys[i])
+			}
+		}
+	}
+}
