@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -184,7 +186,7 @@ func TestA05NamesAndIDs(t *testing.T) {
 		{"a project that is not there", "/v1/disks/d?project=other", 404,
 			`not found: project with name "other"`},
 		{"a name that cannot be one", "/v1/disks/D", 400,
-			"bad parameter in URL path: " + notNameOrID},
+			"bad parameter in URL path: " + store.InvalidNameOrID},
 		{"a list without project", "/v1/disks", 400,
 			"unable to parse query string: missing field `project`"},
 	} {
@@ -212,7 +214,7 @@ func TestA04Names(t *testing.T) {
 		"a-":                                   `name cannot end with "-"`,
 		"abcdef01-2345-6789-abcd-ef0123456789": "name cannot be a UUID to avoid ambiguity with IDs",
 	} {
-		if got := nameProblem(name); got != want {
+		if got := store.CheckName(name); got != want {
 			t.Errorf("nameProblem(%q) = %q, want %q", name, got, want)
 		}
 	}

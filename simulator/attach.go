@@ -4,20 +4,22 @@ import (
 	"errors"
 	"net/http"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func parseDiskPath(f *fields) any { return f.nameOrID("disk") }
 
 func (s *Server) instanceDiskList(r *request) (int, any, error) {
-	var p page[disk]
-	err := s.store.view(func(tx *tx) error {
-		i, err := lookup(s, r, tx, instances, r.path.Get("instance"))
+	var p page[store.Disk]
+	err := s.store.View(func(tx *store.Tx) error {
+		i, err := lookup(s, r, tx, store.Instances, r.path.Get("instance"))
 		if err != nil {
 			return err
 		}
-		attached, err := tx.disksOf(i.ID)
-		p = slice(r.scan, attached, disks.ident)
+		attached, err := tx.DisksOf(i.ID)
+		p = slice(r.scan, attached, store.Disks.Ident)
 		return err
 	})
 	return http.StatusOK, p, err
@@ -25,25 +27,25 @@ func (s *Server) instanceDiskList(r *request) (int, any, error) {
 
 // pair finds the instance and then the disk of an attach or a detach; a disk's name is looked up
 // in the instance's project, its ID anywhere (A30).
-func (s *Server) pair(r *request, tx *tx) (instance, disk, error) {
-	i, err := lookup(s, r, tx, instances, r.path.Get("instance"))
+func (s *Server) pair(r *request, tx *store.Tx) (store.Instance, store.Disk, error) {
+	i, err := lookup(s, r, tx, store.Instances, r.path.Get("instance"))
 	if err != nil {
-		return i, disk{}, err
+		return i, store.Disk{}, err
 	}
-	d, err := find(tx, disks, i.ProjectID, r.body.(selector))
+	d, err := find(tx, store.Disks, i.ProjectID, r.body.(store.Selector))
 	if err != nil {
 		return i, d, err
 	}
-	r.about(d.identity)
+	r.about(d.Identity)
 	return i, d, nil
 }
 
 // locked finds instance and disk, and holds both while it does its work. A disk that is being
 // created may be attached; its bytes are waited for (A32).
-func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (int, any, error) {
-	var i instance
-	var d disk
-	err := s.store.view(func(tx *tx) error {
+func (s *Server) locked(r *request, work func(store.Instance, store.Disk) (store.Disk, error)) (int, any, error) {
+	var i store.Instance
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
 		i, d, err = s.pair(r, tx)
 		return err
@@ -63,7 +65,7 @@ func (s *Server) locked(r *request, work func(instance, disk) (disk, error)) (in
 }
 
 func (s *Server) instanceDiskAttach(r *request) (int, any, error) {
-	return s.locked(r, func(i instance, d disk) (disk, error) {
+	return s.locked(r, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		if d.ProjectID != i.ProjectID {
 			return d, invalidRequest("disk must be in the same project as the instance")
 		}
@@ -73,19 +75,19 @@ func (s *Server) instanceDiskAttach(r *request) (int, any, error) {
 
 // attach decides and records in one transaction (A31), and then shows the device to a guest that
 // runs.
-func (s *Server) attach(r *request, instanceID, diskID string) (disk, error) {
-	var i instance
-	var d disk
+func (s *Server) attach(r *request, instanceID, diskID string) (store.Disk, error) {
+	var i store.Instance
+	var d store.Disk
 	changed := false
-	err := s.store.update(func(tx *tx) error {
+	err := s.store.Update(func(tx *store.Tx) error {
 		var err error
-		if i, d, err = tx.pairByID(instanceID, diskID); err != nil {
+		if i, d, err = pairByID(tx, instanceID, diskID); err != nil {
 			return err
 		}
-		if d.attachedTo(i.ID) {
+		if d.AttachedTo(i.ID) {
 			return nil // A33: already so, even while it runs
 		}
-		attached, err := tx.disksOf(i.ID)
+		attached, err := tx.DisksOf(i.ID)
 		if err != nil {
 			return err
 		}
@@ -93,50 +95,50 @@ func (s *Server) attach(r *request, instanceID, diskID string) (disk, error) {
 			return err
 		}
 		changed = true
-		d.State = diskState{stateAttached, i.ID}
-		return tx.putDisk(d)
+		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
+		return tx.PutDisk(d)
 	})
-	if err != nil || !changed || !i.sees() {
+	if err != nil || !changed || !i.Sees() {
 		return d, err
 	}
 	delay := s.switches.get().DeviceDelay
-	if err := s.plane.Plug(d.device(i.ID), r.device(delay)); err != nil {
-		return d, errors.Join(err, s.setState(d, diskState{State: stateDetached}))
+	if err := s.plane.Plug(deviceOf(d, i.ID), r.device(delay)); err != nil {
+		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateDetached}))
 	}
 	return d, nil
 }
 
-func (tx *tx) pairByID(instanceID, diskID string) (instance, disk, error) {
-	i, err := find(tx, instances, "", selector{id: instanceID})
+func pairByID(tx *store.Tx, instanceID, diskID string) (store.Instance, store.Disk, error) {
+	i, err := find(tx, store.Instances, "", store.Selector{ID: instanceID})
 	if err != nil {
-		return i, disk{}, err
+		return i, store.Disk{}, err
 	}
-	d, err := find(tx, disks, "", selector{id: diskID})
+	d, err := find(tx, store.Disks, "", store.Selector{ID: diskID})
 	return i, d, err
 }
 
-func (s *Server) setState(d disk, state diskState) error {
+func (s *Server) setState(d store.Disk, state store.DiskState) error {
 	d.State = state
-	return s.store.update(func(tx *tx) error { return tx.putDisk(d) })
+	return s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
 
 // attachProblem is why a disk that is not attached here cannot be, in the rack's words and order:
 // the disk's state, the guest's, the instance's, and then the room (A34).
-func attachProblem(i instance, d disk, attached int, now adminapi.Switches) error {
+func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Switches) error {
 	switch d.State.State {
-	case stateCreating, stateDetached:
-	case stateAttached, "attaching", "detaching":
+	case store.StateCreating, store.StateDetached:
+	case store.StateAttached, "attaching", "detaching":
 		return invalidRequest("cannot attach disk %q: disk is attached to another instance", d.Name)
 	default:
 		return invalidRequest("cannot attach disk %q: invalid state %s", d.Name, d.State.State)
 	}
 	switch {
-	case i.active() && !now.Hotplug:
+	case i.Active() && !now.Hotplug:
 		return invalidRequest("cannot attach disk: instance is not fully stopped")
-	case i.active() && d.DiskType == typeLocal:
+	case i.Active() && d.DiskType == store.TypeLocal:
 		// A35: a running guest's zone cannot gain a local disk, hot-plug or not.
 		return conflict("cannot attach local storage disk: instance is starting")
-	case !i.active() && i.RunState != runStopped && i.RunState != stateCreating:
+	case !i.Active() && i.RunState != store.RunStopped && i.RunState != store.StateCreating:
 		return invalidRequest("cannot attach disk to instance in %s state", i.RunState)
 	case attached >= now.DiskLimit:
 		return invalidRequest("cannot attach more than %d disks to instance", now.DiskLimit)
@@ -145,58 +147,58 @@ func attachProblem(i instance, d disk, attached int, now adminapi.Switches) erro
 }
 
 func (s *Server) instanceDiskDetach(r *request) (int, any, error) {
-	return s.locked(r, func(i instance, d disk) (disk, error) { return s.detach(i.ID, d.ID) })
+	return s.locked(r, func(i store.Instance, d store.Disk) (store.Disk, error) { return s.detach(i.ID, d.ID) })
 }
 
 // detach decides and records in one transaction, and the device is gone from the guest before the
 // caller is told (A31).
-func (s *Server) detach(instanceID, diskID string) (disk, error) {
-	var i instance
-	var d disk
+func (s *Server) detach(instanceID, diskID string) (store.Disk, error) {
+	var i store.Instance
+	var d store.Disk
 	changed := false
-	err := s.store.update(func(tx *tx) error {
+	err := s.store.Update(func(tx *store.Tx) error {
 		var err error
-		if i, d, err = tx.pairByID(instanceID, diskID); err != nil {
+		if i, d, err = pairByID(tx, instanceID, diskID); err != nil {
 			return err
 		}
-		if d.State.State == stateDetached {
+		if d.State.State == store.StateDetached {
 			return nil // A36: already so, whichever instance is named
 		}
 		if err := detachProblem(i, d, s.switches.get()); err != nil {
 			return err
 		}
 		changed = true
-		d.State = diskState{State: stateDetached}
-		return tx.putDisk(d)
+		d.State = store.DiskState{State: store.StateDetached}
+		return tx.PutDisk(d)
 	})
-	if err != nil || !changed || !i.sees() {
+	if err != nil || !changed || !i.Sees() {
 		return d, err
 	}
 	if err := s.plane.Unplug(i.ID, d.ID); err != nil {
-		return d, errors.Join(err, s.setState(d, diskState{stateAttached, i.ID}))
+		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateAttached, Instance: i.ID}))
 	}
 	return d, nil
 }
 
 // detachProblem is why a disk cannot be detached, in the rack's words and order (A37).
-func detachProblem(i instance, d disk, now adminapi.Switches) error {
+func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error {
 	switch {
-	case d.attachedTo(i.ID):
+	case d.AttachedTo(i.ID):
 	case d.State.Instance != "":
 		return invalidRequest("cannot detach disk %q: disk is attached to another instance", d.Name)
 	default:
 		return invalidRequest("cannot detach disk %q: invalid state %s", d.Name, d.State.State)
 	}
-	boot := value(i.BootDiskID) == d.ID
+	boot := store.Deref(i.BootDiskID) == d.ID
 	switch {
-	case i.active() && (!now.Hotplug || d.DiskType == typeLocal): // A35: nor can it lose a local one
+	case i.Active() && (!now.Hotplug || d.DiskType == store.TypeLocal): // A35: nor can it lose a local one
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
-	case i.active(), i.RunState == stateCreating, i.RunState == runStopped:
+	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:
 		if boot {
 			return conflict("boot disk cannot be detached")
 		}
 		return nil
-	case i.RunState == runFailed && !boot:
+	case i.RunState == store.RunFailed && !boot:
 		return nil
 	}
 	return invalidRequest("cannot detach disk from instance in %s state", i.RunState)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -29,19 +31,19 @@ func TestSituationsOfAttach(t *testing.T) {
 		{"A33 already here, while it runs", true, "a", "here", "", refused{}},
 		{"A34 attached elsewhere", false, "a", "there", "", elsewhere},
 		{"A34 attached elsewhere, cold", true, "a", "there", "", elsewhere},
-		{"A17 running, hot-plug", false, "a", stateDetached, "", refused{}},
-		{"A17 running", true, "a", stateDetached, "", notStopped},
-		{"A17 starting", true, "idle", stateDetached, runStarting, notStopped},
-		{"A17 stopping", true, "idle", stateDetached, runStopping, notStopped},
-		{"A17 rebooting", true, "idle", stateDetached, runRebooting, notStopped},
-		{"A17 stopped", true, "idle", stateDetached, "", refused{}},
-		{"A34 failed", false, "idle", stateDetached, runFailed,
+		{"A17 running, hot-plug", false, "a", store.StateDetached, "", refused{}},
+		{"A17 running", true, "a", store.StateDetached, "", notStopped},
+		{"A17 starting", true, "idle", store.StateDetached, store.RunStarting, notStopped},
+		{"A17 stopping", true, "idle", store.StateDetached, store.RunStopping, notStopped},
+		{"A17 rebooting", true, "idle", store.StateDetached, store.RunRebooting, notStopped},
+		{"A17 stopped", true, "idle", store.StateDetached, "", refused{}},
+		{"A34 failed", false, "idle", store.StateDetached, store.RunFailed,
 			refusedAs(400, "InvalidRequest", "cannot attach disk to instance in failed state")},
-		{"A34 maintenance", false, "a", stateMaintenance, "",
+		{"A34 maintenance", false, "a", store.StateMaintenance, "",
 			refusedAs(400, "InvalidRequest", `cannot attach disk "d": invalid state maintenance`)},
-		{"A34 faulted", false, "a", stateFaulted, "",
+		{"A34 faulted", false, "a", store.StateFaulted, "",
 			refusedAs(400, "InvalidRequest", `cannot attach disk "d": invalid state faulted`)},
-		{"A34 import_ready", true, "a", stateImportReady, "",
+		{"A34 import_ready", true, "a", store.StateImportReady, "",
 			refusedAs(400, "InvalidRequest", `cannot attach disk "d": invalid state import_ready`)},
 		{"A30 no such instance, although no such disk", false, "nobody", "none", "",
 			gone("instance", "nobody")},
@@ -71,17 +73,17 @@ func TestSituationsOfDetach(t *testing.T) {
 		run      string
 		want     refused
 	}{
-		{"A36 already detached", false, "a", stateDetached, "", refused{}},
-		{"A36 already detached, while it runs", true, "b", stateDetached, "", refused{}},
+		{"A36 already detached", false, "a", store.StateDetached, "", refused{}},
+		{"A36 already detached, while it runs", true, "b", store.StateDetached, "", refused{}},
 		{"A37 attached elsewhere", false, "a", "there", "", refusedAs(400, "InvalidRequest",
 			`cannot detach disk "d": disk is attached to another instance`)},
 		{"A17 running, hot-plug", false, "a", "here", "", refused{}},
 		{"A17 running", true, "a", "here", "", refusedAs(400, "InvalidRequest", notStopped)},
-		{"A37 failed", true, "idle", "idle", runFailed, refused{}},
+		{"A37 failed", true, "idle", "idle", store.RunFailed, refused{}},
 		{"A37 stopped", true, "idle", "idle", "", refused{}},
 		{"A37 destroyed", true, "idle", "idle", "destroyed", refusedAs(400, "InvalidRequest",
 			"cannot detach disk from instance in destroyed state")},
-		{"A37 other state", false, "a", stateFaulted, "", refusedAs(400, "InvalidRequest",
+		{"A37 other state", false, "a", store.StateFaulted, "", refusedAs(400, "InvalidRequest",
 			`cannot detach disk "d": invalid state faulted`)},
 		{"A30 no such instance", false, "nobody", "none", "", gone("instance", "nobody")},
 		{"A30 no such disk", false, "a", "none", "", gone("disk", "d")},
@@ -105,12 +107,12 @@ func situation(t *testing.T, cold bool, disk, instance, run string) *rack {
 		r.disk("d")
 	}
 	switch disk {
-	case "none", stateDetached:
+	case "none", store.StateDetached:
 	case "here", "there", "idle":
 		owner := map[string]string{"here": "a", "there": "b", "idle": "idle"}[disk]
-		r.force("d", diskState{stateAttached, r.instance(owner).Id})
+		r.force("d", store.DiskState{State: store.StateAttached, Instance: r.instance(owner).Id})
 	default:
-		r.force("d", diskState{State: disk})
+		r.force("d", store.DiskState{State: disk})
 	}
 	if run != "" {
 		r.forceRun(instance, run)
@@ -143,19 +145,19 @@ func TestA30DiskAndInstanceBelongToOneProject(t *testing.T) {
 
 func TestA37TheBootDiskStays(t *testing.T) {
 	for run, want := range map[string]refused{
-		"":        refusedAs(409, "Conflict", "boot disk cannot be detached"),
-		runFailed: refusedAs(400, "InvalidRequest", "cannot detach disk from instance in failed state"),
+		"":              refusedAs(409, "Conflict", "boot disk cannot be detached"),
+		store.RunFailed: refusedAs(400, "InvalidRequest", "cannot detach disk from instance in failed state"),
 	} {
 		r := situation(t, true, "idle", "idle", run)
 		id := r.instance("idle").Id
-		simtest.NoError(t, r.store.update(func(tx *tx) error {
-			i, err := find(tx, instances, "", selector{id: id})
+		simtest.NoError(t, r.store.Update(func(tx *store.Tx) error {
+			i, err := find(tx, store.Instances, "", store.Selector{ID: id})
 			if err != nil {
 				return err
 			}
-			attached, err := tx.disksOf(id)
+			attached, err := tx.DisksOf(id)
 			i.BootDiskID = &attached[0].ID
-			return errors.Join(err, instances.put(tx, i))
+			return errors.Join(err, store.Instances.Put(tx, i))
 		}))
 		_, err := r.doDetach("idle", "d")
 		want.check(t, err)

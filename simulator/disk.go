@@ -5,16 +5,20 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
-func (s *Server) diskList(r *request) (int, any, error) { return listInProject(s, r, disks) }
+func (s *Server) diskList(r *request) (int, any, error) { return listInProject(s, r, store.Disks) }
 
 func (s *Server) diskView(r *request) (int, any, error) {
-	var d disk
-	err := s.store.view(func(tx *tx) error {
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		d, err = lookup(s, r, tx, disks, r.path.Get("disk"))
+		d, err = lookup(s, r, tx, store.Disks, r.path.Get("disk"))
 		return err
 	})
 	return http.StatusOK, d, err
@@ -52,8 +56,8 @@ func readDiskCreate(f *fields) diskCreate {
 	c.name, c.description = f.identity()
 	c.size = f.byteCount("size")
 	backend := f.object("disk_backend")
-	c.backend = backend.variant(typeLocal, typeDistributed)
-	if c.backend == typeLocal {
+	c.backend = backend.variant(store.TypeLocal, store.TypeDistributed)
+	if c.backend == store.TypeLocal {
 		c.source.blockSize = localBlockSize
 		return c
 	}
@@ -81,8 +85,8 @@ const (
 )
 
 func (s *Server) diskCreate(r *request) (int, any, error) {
-	var owner project
-	err := s.store.view(func(tx *tx) error {
+	var owner store.Project
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
 		owner, err = s.queryProject(r, tx)
 		return err
@@ -100,14 +104,14 @@ func (s *Server) diskCreate(r *request) (int, any, error) {
 // createDisk is the rack's saga: the record first, for everybody to see, then the bytes, then the
 // state that lets the disk be used. It returns the record as first inserted, so it says creating
 // although the disk is detached by then (A22).
-func (s *Server) createDisk(r *request, owner project, c diskCreate) (disk, error) {
-	d := disk{identity: newIdentity(orDefault(c.id, uuid.NewString()),
+func (s *Server) createDisk(r *request, owner store.Project, c diskCreate) (store.Disk, error) {
+	d := store.Disk{Identity: store.NewIdentity(orDefault(c.id, uuid.NewString()),
 		c.name, c.description)}
 	defer s.creating.begin(d.ID)()
 	if err := s.makeDisk(owner, c, &d); err != nil {
 		return d, err
 	}
-	r.about(d.identity)
+	r.about(d.Identity)
 	s.hold(s.switches.get().CreateHold)
 	if r.unwinds() {
 		return d, s.unmakeDisk(d, errInternal)
@@ -116,13 +120,13 @@ func (s *Server) createDisk(r *request, owner project, c diskCreate) (disk, erro
 }
 
 // makeDisk makes the record and then the bytes, or neither.
-func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
+func (s *Server) makeDisk(owner store.Project, c diskCreate, d *store.Disk) error {
 	if c.source.id != "" {
 		// A source that is being deleted is either gone or stays until it was read.
 		defer s.locks.Lock(c.source.id)()
 	}
 	var from origin
-	err := s.store.update(func(tx *tx) error {
+	err := s.store.Update(func(tx *store.Tx) error {
 		var err error
 		if from, err = s.describeDisk(tx, owner, c, d); err != nil {
 			return err
@@ -147,13 +151,13 @@ func (s *Server) makeDisk(owner project, c diskCreate, d *disk) error {
 }
 
 // finishDisk lets the disk be used.
-func (s *Server) finishDisk(d disk, c diskCreate) (disk, error) {
+func (s *Server) finishDisk(d store.Disk, c diskCreate) (store.Disk, error) {
 	final := d
-	final.State.State = stateDetached
+	final.State.State = store.StateDetached
 	if c.source.kind == sourceImporting {
-		final.State.State = stateImportReady
+		final.State.State = store.StateImportReady
 	}
-	if err := s.store.update(func(tx *tx) error { return tx.putDisk(final) }); err != nil {
+	if err := s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(final) }); err != nil {
 		return d, s.unmakeDisk(d, err)
 	}
 	if d.ReadOnly {
@@ -163,15 +167,15 @@ func (s *Server) finishDisk(d disk, c diskCreate) (disk, error) {
 }
 
 // unmakeDisk takes a half-made disk back.
-func (s *Server) unmakeDisk(d disk, cause error) error {
+func (s *Server) unmakeDisk(d store.Disk, cause error) error {
 	if err := s.plane.RemoveDisk(d.ID); err != nil {
 		return fmt.Errorf("%w; and taking it back: %w", cause, err)
 	}
-	err := s.store.update(func(tx *tx) error {
-		if err := tx.addStorage(-d.Size); err != nil {
+	err := s.store.Update(func(tx *store.Tx) error {
+		if err := tx.AddStorage(-d.Size); err != nil {
 			return err
 		}
-		return disks.delete(tx, d)
+		return store.Disks.Delete(tx, d)
 	})
 	if err != nil {
 		return fmt.Errorf("%w; and taking it back: %w", cause, err)
@@ -187,10 +191,10 @@ type origin struct {
 }
 
 // describeDisk checks what is asked for, in the rack's order (A28), and completes the record.
-func (s *Server) describeDisk(tx *tx, owner project, c diskCreate, d *disk) (origin, error) {
+func (s *Server) describeDisk(tx *store.Tx, owner store.Project, c diskCreate, d *store.Disk) (origin, error) {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.size, c.backend
 	d.BlockSize, d.ReadOnly = c.source.blockSize, c.source.readOnly
-	d.DevicePath, d.State.State = devicePath(c.name), stateCreating
+	d.DevicePath, d.State.State = devicePath(c.name), store.StateCreating
 	from, err := s.describeSource(tx, c, d)
 	if err != nil {
 		return origin{}, err
@@ -198,10 +202,10 @@ func (s *Server) describeDisk(tx *tx, owner project, c diskCreate, d *disk) (ori
 	return from, checkDiskSize(d)
 }
 
-func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (origin, error) {
+func (s *Server) describeSource(tx *store.Tx, c diskCreate, d *store.Disk) (origin, error) {
 	switch c.source.kind {
 	case sourceSnapshot:
-		sn, err := find(tx, snapshots, "", selector{id: c.source.id})
+		sn, err := find(tx, store.Snapshots, "", store.Selector{ID: c.source.id})
 		if err != nil {
 			return origin{}, err
 		}
@@ -209,10 +213,10 @@ func (s *Server) describeSource(tx *tx, c diskCreate, d *disk) (origin, error) {
 			return origin{}, invalidRequest("snapshot does not belong to this project")
 		}
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
-		return origin{s.plane.SnapshotPath(sn.ID), sn.State == snapshotCreating},
+		return origin{s.plane.SnapshotPath(sn.ID), sn.State == store.SnapshotCreating},
 			checkSource("snapshot", c, sn.Size)
 	case sourceImage:
-		img, err := find(tx, images, "", selector{id: c.source.id})
+		img, err := find(tx, store.Images, "", store.Selector{ID: c.source.id})
 		if err != nil {
 			return origin{}, err
 		}
@@ -237,7 +241,7 @@ func checkSource(kind string, c diskCreate, size int64) error {
 	return nil
 }
 
-func checkDiskSize(d *disk) error {
+func checkDiskSize(d *store.Disk) error {
 	switch {
 	case d.Size%int64(d.BlockSize) != 0:
 		return invalidValue("size and block_size",
@@ -246,7 +250,7 @@ func checkDiskSize(d *disk) error {
 		return invalidValue("size", "total size must be at least 1 GiB")
 	case d.Size%gibibyte != 0:
 		return invalidValue("size", "total size must be a multiple of 1 GiB")
-	case d.DiskType == typeDistributed && d.Size > maxDistributed:
+	case d.DiskType == store.TypeDistributed && d.Size > maxDistributed:
 		return invalidValue("size", "total size must be less than 1023 GiB")
 	}
 	return nil
@@ -254,19 +258,19 @@ func checkDiskSize(d *disk) error {
 
 // insertDisk accounts the size before it looks at the name, so with the quota exhausted a name
 // that is taken is not what the caller hears of (A28).
-func (s *Server) insertDisk(tx *tx, d disk) error {
+func (s *Server) insertDisk(tx *store.Tx, d store.Disk) error {
 	if err := s.takeStorage(tx, d.Size); err != nil {
 		return err
 	}
-	if disks.taken(tx, d.ProjectID, d.Name) {
+	if store.Disks.Taken(tx, d.ProjectID, d.Name) {
 		return alreadyExists("disk", d.Name)
 	}
-	return tx.putDisk(d)
+	return tx.PutDisk(d)
 }
 
 // takeStorage charges the silo's quota (A29).
-func (s *Server) takeStorage(tx *tx, size int64) error {
-	used, err := tx.storage()
+func (s *Server) takeStorage(tx *store.Tx, size int64) error {
+	used, err := tx.Storage()
 	if err != nil {
 		return err
 	}
@@ -275,14 +279,14 @@ func (s *Server) takeStorage(tx *tx, size int64) error {
 			"request. Either remove unneeded disks and snapshots to free up resources or " +
 			"contact the rack operator to request a capacity increase.")
 	}
-	return tx.addStorage(size)
+	return tx.AddStorage(size)
 }
 
 func (s *Server) diskDelete(r *request) (int, any, error) {
-	var d disk
-	err := s.store.view(func(tx *tx) error {
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		d, err = lookup(s, r, tx, disks, r.path.Get("disk"))
+		d, err = lookup(s, r, tx, store.Disks, r.path.Get("disk"))
 		return err
 	})
 	if err != nil {
@@ -290,17 +294,17 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 	}
 	defer s.locks.Lock(d.ID)()
 	delay := s.switches.get().FreeDelay
-	err = s.store.update(func(tx *tx) error {
-		if d, err = find(tx, disks, "", selector{id: d.ID}); err != nil {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if d, err = find(tx, store.Disks, "", store.Selector{ID: d.ID}); err != nil {
 			return err
 		}
-		if d.State.State != stateDetached && d.State.State != stateFaulted {
+		if d.State.State != store.StateDetached && d.State.State != store.StateFaulted {
 			return invalidRequest("disk cannot be deleted in state %q", d.State.State)
 		}
-		if err := disks.delete(tx, d); err != nil {
+		if err := store.Disks.Delete(tx, d); err != nil {
 			return err
 		}
-		return tx.release(d.ID, d.Size, delay)
+		return release(tx, d.ID, d.Size, delay)
 	})
 	if err != nil {
 		return 0, nil, err
@@ -321,17 +325,33 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 
 // undelete brings a disk back whose deletion failed: faulted, under a name that frees the old
 // one, and ready to be deleted again (A24).
-func (s *Server) undelete(d disk, cause error) error {
-	d.Name, d.State.State = "deleted-"+d.ID, stateFaulted
+func (s *Server) undelete(d store.Disk, cause error) error {
+	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
-	err := s.store.update(func(tx *tx) error {
-		if err := tx.reclaim(d.ID, d.Size); err != nil {
+	err := s.store.Update(func(tx *store.Tx) error {
+		if err := tx.Reclaim(d.ID, d.Size); err != nil {
 			return err
 		}
-		return tx.putDisk(d)
+		return tx.PutDisk(d)
 	})
 	if err != nil {
 		return fmt.Errorf("%w; and bringing it back: %w", cause, err)
 	}
 	return cause
+}
+
+const (
+	gibibyte = 1 << 30
+	tebibyte = 1 << 40
+)
+
+// devicePath is always this; the guest knows nothing of it (A03).
+func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
+
+// deviceOf is the disk as the guest of its instance shall see it.
+func deviceOf(d store.Disk, instanceID string) dataplane.Device {
+	return dataplane.Device{
+		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,
+		SizeBytes: d.Size, BlockSize: d.BlockSize, ReadOnly: d.ReadOnly,
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -145,7 +147,7 @@ func TestA29TheQuotaIsChargedBeforeTheNameIsLookedAt(t *testing.T) {
 	full.check(t, err)
 	_, err = r.doSnapshot("s2", "a")
 	full.check(t, err)
-	r.force("b", diskState{State: stateImportReady})
+	r.force("b", store.DiskState{State: store.StateImportReady})
 	_, err = r.doSnapshot("s2", "b")
 	full.check(t, err) // A41: also where the disk is in no state for it
 	_, err = r.doSnapshot("s", "a")
@@ -170,22 +172,22 @@ func TestSituationsOfDelete(t *testing.T) {
 		state string
 		want  refused
 	}{
-		{stateDetached, refused{}},
-		{stateFaulted, refused{}},
-		{stateCreating, refusedAs(400, "InvalidRequest",
+		{store.StateDetached, refused{}},
+		{store.StateFaulted, refused{}},
+		{store.StateCreating, refusedAs(400, "InvalidRequest",
 			`disk cannot be deleted in state "creating"`)},
-		{stateMaintenance, refusedAs(400, "InvalidRequest",
+		{store.StateMaintenance, refusedAs(400, "InvalidRequest",
 			`disk cannot be deleted in state "maintenance"`)},
-		{stateImportReady, refusedAs(400, "InvalidRequest",
+		{store.StateImportReady, refusedAs(400, "InvalidRequest",
 			`disk cannot be deleted in state "import_ready"`)},
-		{stateAttached, refusedAs(400, "InvalidRequest",
+		{store.StateAttached, refusedAs(400, "InvalidRequest",
 			`disk cannot be deleted in state "attached"`)},
 	} {
 		t.Run(test.state, func(t *testing.T) {
 			r := newRack(t, &Server{})
 			r.disk("d")
-			state := diskState{State: test.state}
-			if test.state == stateAttached {
+			state := store.DiskState{State: test.state}
+			if test.state == store.StateAttached {
 				state.Instance = r.instance("a").Id
 			}
 			r.force("d", state)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
@@ -38,9 +40,9 @@ func conflict(format string, args ...any) error {
 }
 
 // notFound names the object as the caller did (A01).
-func notFound(kind string, s selector) error {
+func notFound(kind string, s store.Selector) error {
 	by := "name"
-	if s.id != "" {
+	if s.ID != "" {
 		by = "id"
 	}
 	return &apiError{Status: http.StatusNotFound, Code: "ObjectNotFound",

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 )
 
@@ -144,7 +146,7 @@ func (f *fields) read(name, expected string, into any) bool {
 // identity reads what names an object. A bad name is the one mistake without a path (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
-	if problem := nameProblem(name); problem != "" {
+	if problem := store.CheckName(name); problem != "" {
 		f.fail("", problem)
 	}
 	return name, f.text("description")
@@ -165,14 +167,14 @@ func (f *fields) flag(name string, absent bool) bool {
 
 func (f *fields) name(name string) string {
 	s := f.text(name)
-	if problem := nameProblem(s); problem != "" {
+	if problem := store.CheckName(s); problem != "" {
 		f.fail(name, problem)
 	}
 	return s
 }
 
-func (f *fields) nameOrID(name string) selector {
-	sel, problem := parseSelector(f.text(name))
+func (f *fields) nameOrID(name string) store.Selector {
+	sel, problem := store.ParseSelector(f.text(name))
 	if problem != "" {
 		f.fail(name, problem)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -33,17 +35,17 @@ func (s *Server) draw(r *request) error {
 // resolve adds to a request's subjects the names of its IDs and the IDs of its names, so that a
 // rule may use either.
 func (s *Server) resolve(r *request) error {
-	return s.store.view(func(tx *tx) error {
+	return s.store.View(func(tx *store.Tx) error {
 		parent := ""
-		if sel, _ := parseSelector(r.query.Get("project")); sel.given() {
-			p, _, err := tx.project(sel)
+		if sel, _ := store.ParseSelector(r.query.Get("project")); sel.Given() {
+			p, _, err := tx.Project(sel)
 			if err != nil {
 				return err
 			}
 			parent = p.ID
 		}
-		sel, _ := parseSelector(r.path.Get("instance"))
-		i, _, err := instances.get(tx, sel.id)
+		sel, _ := store.ParseSelector(r.path.Get("instance"))
+		i, _, err := store.Instances.Get(tx, sel.ID)
 		if err != nil {
 			return err
 		}
@@ -51,30 +53,10 @@ func (s *Server) resolve(r *request) error {
 			parent = i.ProjectID
 		}
 		for _, subject := range slices.Clone(r.subjects) {
-			r.subjects = append(r.subjects, tx.otherNames(parent, subject)...)
+			r.subjects = append(r.subjects, tx.OtherNames(parent, subject)...)
 		}
 		return nil
 	})
-}
-
-func (tx *tx) otherNames(parent, subject string) []string {
-	return slices.Concat(
-		aliases(tx, disks, parent, subject),
-		aliases(tx, instances, parent, subject),
-		aliases(tx, snapshots, parent, subject),
-		aliases(tx, projects, "", subject),
-	)
-}
-
-// aliases is the ID of what has that name, or the name of what has that ID.
-func aliases[T any](tx *tx, t table[T], parent, subject string) []string {
-	if id := t.names(tx).Get(key(parent, subject)); id != nil {
-		return []string{string(id)}
-	}
-	if object, ok, err := t.get(tx, subject); ok && err == nil {
-		return []string{t.ident(object).Name}
-	}
-	return nil
 }
 
 // interfere lets the faults of a phase act. It says whether that ended the request, and how.

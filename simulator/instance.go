@@ -6,17 +6,19 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func (s *Server) instanceList(r *request) (int, any, error) {
-	return listInProject(s, r, instances)
+	return listInProject(s, r, store.Instances)
 }
 
 func (s *Server) instanceView(r *request) (int, any, error) {
-	var i instance
-	err := s.store.view(func(tx *tx) error {
+	var i store.Instance
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		i, err = lookup(s, r, tx, instances, r.path.Get("instance"))
+		i, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
 		return err
 	})
 	return http.StatusOK, i, err
@@ -24,28 +26,28 @@ func (s *Server) instanceView(r *request) (int, any, error) {
 
 // onInstance finds the instance of the path and holds it while its record is changed and work is
 // done with it.
-func (s *Server) onInstance(r *request, change func(*tx, *instance) error,
-	work func(before, after instance) error,
-) (instance, error) {
-	var before, after instance
-	err := s.store.view(func(tx *tx) error {
+func (s *Server) onInstance(r *request, change func(*store.Tx, *store.Instance) error,
+	work func(before, after store.Instance) error,
+) (store.Instance, error) {
+	var before, after store.Instance
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		before, err = lookup(s, r, tx, instances, r.path.Get("instance"))
+		before, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
 		return err
 	})
 	if err != nil {
 		return before, err
 	}
 	defer s.locks.Lock(before.ID)()
-	err = s.store.update(func(tx *tx) error {
-		if before, err = find(tx, instances, "", selector{id: before.ID}); err != nil {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if before, err = find(tx, store.Instances, "", store.Selector{ID: before.ID}); err != nil {
 			return err
 		}
 		after = before
 		if err := change(tx, &after); err != nil || after == before {
 			return err
 		}
-		return instances.put(tx, after)
+		return store.Instances.Put(tx, after)
 	})
 	if err != nil || after == before {
 		return after, err
@@ -63,17 +65,17 @@ var errStillCreating = invalidRequest(
 // instanceStart starts a stopped or failed instance; one that runs or is about to is left alone
 // (A45).
 func (s *Server) instanceStart(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *tx, i *instance) error {
+	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
-		case runStopped, runFailed:
-			i.become(runStarting)
-		case runStopping:
+		case store.RunStopped, store.RunFailed:
+			i.Become(store.RunStarting)
+		case store.RunStopping:
 			return conflict("instance must finish stopping before it can be started")
-		case stateCreating:
+		case store.StateCreating:
 			return errStillCreating
 		}
 		return nil
-	}, func(_, i instance) error {
+	}, func(_, i store.Instance) error {
 		if err := s.plugAll(r, i); err != nil {
 			return errors.Join(err, s.unplugAll(i))
 		}
@@ -85,18 +87,18 @@ func (s *Server) instanceStart(r *request) (int, any, error) {
 
 // instanceStop halts the guest hard and at once; the state follows later (A46).
 func (s *Server) instanceStop(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *tx, i *instance) error {
+	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
-		case runStarting, runRunning, runRebooting:
-			i.become(runStopping)
-		case runFailed:
-			i.become(runStopped)
-		case stateCreating:
+		case store.RunStarting, store.RunRunning, store.RunRebooting:
+			i.Become(store.RunStopping)
+		case store.RunFailed:
+			i.Become(store.RunStopped)
+		case store.StateCreating:
 			return errStillCreating
 		}
 		return nil
-	}, func(before, i instance) error {
-		if !before.active() {
+	}, func(before, i store.Instance) error {
+		if !before.Active() {
 			return nil
 		}
 		if err := s.unplugAll(i); err != nil {
@@ -111,19 +113,19 @@ func (s *Server) instanceStop(r *request) (int, any, error) {
 // instanceReboot takes the devices away and brings them back, in a new order (A47). An instance
 // that does not come back with all of them fails, which its caller is not told (A60).
 func (s *Server) instanceReboot(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *tx, i *instance) error {
+	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
-		case runRunning, runStarting, runRebooting:
-			i.become(runRebooting)
-		case stateCreating:
+		case store.RunRunning, store.RunStarting, store.RunRebooting:
+			i.Become(store.RunRebooting)
+		case store.StateCreating:
 			return errStillCreating
-		case runStopping:
+		case store.RunStopping:
 			return invalidRequest("cannot reboot an instance in state %s", i.RunState)
 		default:
 			return invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState)
 		}
 		return nil
-	}, func(_, i instance) error {
+	}, func(_, i store.Instance) error {
 		err := s.unplugAll(i)
 		if err == nil {
 			err = s.plugAll(r, i)
@@ -140,10 +142,10 @@ func (s *Server) instanceReboot(r *request) (int, any, error) {
 
 // failInstance ends an instance that cannot go on: it has no devices any more, and can be started
 // again. The caller holds it.
-func (s *Server) failInstance(i instance, cause error) {
+func (s *Server) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
-	i.become(runFailed)
+	i.Become(store.RunFailed)
 	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
 		s.log.Error("an instance is stuck", slog.String("instance", i.ID),
 			slog.String("error", err.Error()))
@@ -152,19 +154,19 @@ func (s *Server) failInstance(i instance, cause error) {
 
 // settleLater ends a transition after its delay. One that the server does not live to see ends
 // when the directory is next served.
-func (s *Server) settleLater(i instance) {
+func (s *Server) settleLater(i store.Instance) {
 	delay := time.Duration(s.switches.get().InstanceDelay)
 	s.background(func() {
 		if !wait(s.life, delay) {
 			return
 		}
-		err := s.store.update(func(tx *tx) error {
-			now, ok, err := instances.get(tx, i.ID)
+		err := s.store.Update(func(tx *store.Tx) error {
+			now, ok, err := store.Instances.Get(tx, i.ID)
 			if err != nil || !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
 				return err // another transition began meanwhile
 			}
-			now.become(settled[now.RunState])
-			return instances.put(tx, now)
+			now.Become(settled[now.RunState])
+			return store.Instances.Put(tx, now)
 		})
 		if err != nil {
 			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
@@ -173,22 +175,22 @@ func (s *Server) settleLater(i instance) {
 	})
 }
 
-func (s *Server) attachedDisks(i instance) (attached []disk, err error) {
-	err = s.store.view(func(tx *tx) error {
-		attached, err = tx.disksOf(i.ID)
+func (s *Server) attachedDisks(i store.Instance) (attached []store.Disk, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		attached, err = tx.DisksOf(i.ID)
 		return err
 	})
 	return attached, err
 }
 
-func (s *Server) plugAll(r *request, i instance) error {
+func (s *Server) plugAll(r *request, i store.Instance) error {
 	attached, err := s.attachedDisks(i)
 	if err != nil {
 		return err
 	}
 	for _, d := range attached {
 		unlock := s.locks.Lock(d.ID)
-		err := s.plane.Plug(d.device(i.ID), r.device(s.switches.get().DeviceDelay))
+		err := s.plane.Plug(deviceOf(d, i.ID), r.device(s.switches.get().DeviceDelay))
 		unlock()
 		if err != nil {
 			return fmt.Errorf("start with disk %s: %w", d.Name, err)
@@ -197,7 +199,7 @@ func (s *Server) plugAll(r *request, i instance) error {
 	return nil
 }
 
-func (s *Server) unplugAll(i instance) error {
+func (s *Server) unplugAll(i store.Instance) error {
 	attached, err := s.attachedDisks(i)
 	if err != nil {
 		return err
@@ -215,28 +217,28 @@ func (s *Server) unplugAll(i instance) error {
 
 // instanceDelete deletes a stopped or failed instance; its disks become detached (A48).
 func (s *Server) instanceDelete(r *request) (int, any, error) {
-	var i instance
-	err := s.store.view(func(tx *tx) error {
+	var i store.Instance
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		i, err = lookup(s, r, tx, instances, r.path.Get("instance"))
+		i, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
 		return err
 	})
 	if err != nil {
 		return 0, nil, err
 	}
 	defer s.locks.Lock(i.ID)()
-	err = s.store.update(func(tx *tx) error {
-		if i, err = find(tx, instances, "", selector{id: i.ID}); err != nil {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if i, err = find(tx, store.Instances, "", store.Selector{ID: i.ID}); err != nil {
 			return err
 		}
 		switch {
-		case i.active():
+		case i.Active():
 			return invalidRequest("cannot delete instance: instance is running or has not yet " +
 				"fully stopped")
-		case i.RunState != runStopped && i.RunState != runFailed:
+		case i.RunState != store.RunStopped && i.RunState != store.RunFailed:
 			return invalidRequest("instance cannot be deleted in state %q", i.RunState)
 		}
-		return tx.deleteInstance(i)
+		return tx.DeleteInstance(i)
 	})
 	if err != nil {
 		return 0, nil, err
@@ -244,25 +246,10 @@ func (s *Server) instanceDelete(r *request) (int, any, error) {
 	return http.StatusNoContent, nil, s.plane.RemoveGuest(i.ID)
 }
 
-func (tx *tx) deleteInstance(i instance) error {
-	attached, err := tx.disksOf(i.ID)
-	if err != nil {
-		return err
-	}
-	for _, d := range attached {
-		d.State = diskState{State: stateDetached}
-		if err := tx.putDisk(d); err != nil {
-			return err
-		}
-	}
-	return errors.Join(tx.Bucket(bucketInterfaces).Delete([]byte(i.ID)),
-		tx.Bucket(bucketSagas).Delete([]byte(i.ID)), instances.delete(tx, i))
-}
-
 type instanceUpdate struct {
 	ncpus             int
 	memory            int64
-	bootDisk          selector
+	bootDisk          store.Selector
 	autoRestartPolicy *string
 	cpuPlatform       *string
 	jumboFrames       bool
@@ -298,7 +285,7 @@ func (s *Server) instanceUpdate(r *request) (int, any, error) {
 	if u.unsupported != "" {
 		return 0, nil, lacking(u.unsupported)
 	}
-	i, err := s.onInstance(r, func(tx *tx, i *instance) error {
+	i, err := s.onInstance(r, func(tx *store.Tx, i *store.Instance) error {
 		if err := checkSize(u.ncpus, u.memory); err != nil {
 			return err
 		}
@@ -307,35 +294,35 @@ func (s *Server) instanceUpdate(r *request) (int, any, error) {
 				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
 		}
 		resized := u.ncpus != i.NCPUs || u.memory != i.Memory ||
-			value(u.cpuPlatform) != value(i.CPUPlatform)
-		if resized && i.active() {
+			store.Deref(u.cpuPlatform) != store.Deref(i.CPUPlatform)
+		if resized && i.Active() {
 			return conflict("instance must be stopped to change CPU or memory")
 		}
-		boot, err := tx.bootDisk(*i, u.bootDisk)
+		boot, err := bootDisk(tx, *i, u.bootDisk)
 		if err != nil {
 			return err
 		}
-		if value(boot) != value(i.BootDiskID) && i.active() {
+		if store.Deref(boot) != store.Deref(i.BootDiskID) && i.Active() {
 			return conflict("instance must be stopped to set boot disk")
 		}
 		i.NCPUs, i.Memory, i.BootDiskID = u.ncpus, u.memory, boot
 		i.AutoRestartPolicy, i.CPUPlatform = u.autoRestartPolicy, u.cpuPlatform
-		i.AutoRestartEnabled = value(u.autoRestartPolicy) != "never"
+		i.AutoRestartEnabled = store.Deref(u.autoRestartPolicy) != "never"
 		return nil
-	}, func(_, _ instance) error { return nil })
+	}, func(_, _ store.Instance) error { return nil })
 	return http.StatusOK, i, err
 }
 
 // bootDisk finds the disk that shall be the boot disk; it must be attached already.
-func (tx *tx) bootDisk(i instance, sel selector) (*string, error) {
-	if !sel.given() {
+func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) (*string, error) {
+	if !sel.Given() {
 		return nil, nil
 	}
-	d, err := find(tx, disks, i.ProjectID, sel)
+	d, err := find(tx, store.Disks, i.ProjectID, sel)
 	if err != nil {
 		return nil, err
 	}
-	if !d.attachedTo(i.ID) {
+	if !d.AttachedTo(i.ID) {
 		return nil, conflict("boot disk must be attached")
 	}
 	return &d.ID, nil

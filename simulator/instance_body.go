@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"regexp"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 )
 
@@ -130,7 +132,7 @@ func checkSize(ncpus int, memory int64) error {
 }
 
 // instanceProblem is what the rack says, in its order, before it looks at the name (A66).
-func (s *Server) instanceProblem(tx *tx, owner project, c instanceCreate) error {
+func (s *Server) instanceProblem(tx *store.Tx, owner store.Project, c instanceCreate) error {
 	if err := checkSize(c.ncpus, c.memory); err != nil {
 		return err
 	}
@@ -142,7 +144,7 @@ func (s *Server) instanceProblem(tx *tx, owner project, c instanceCreate) error 
 		if a.create == nil {
 			continue
 		}
-		if _, err := s.describeDisk(tx, owner, *a.create, &disk{}); err != nil {
+		if _, err := s.describeDisk(tx, owner, *a.create, &store.Disk{}); err != nil {
 			return err
 		}
 	}

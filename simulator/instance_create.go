@@ -1,11 +1,12 @@
 package simulator
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 
@@ -20,7 +21,7 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 		return 0, nil, lacking(c.unsupported)
 	}
 	// Who may not do this is told so before what is wrong with it (A28).
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		owner, err := s.queryProject(r, tx)
 		if err != nil {
 			return err
@@ -39,7 +40,7 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 	if err == nil {
 		i, err = s.finishInstance(r, i, c)
 	}
-	r.about(i.identity)
+	r.about(i.Identity)
 	if err != nil {
 		return 0, nil, s.unmakeInstance(i, attachments, err)
 	}
@@ -48,52 +49,39 @@ func (s *Server) instanceCreate(r *request) (int, any, error) {
 
 // insertInstance records the instance, and what is being made for it.
 func (s *Server) insertInstance(r *request, c instanceCreate, attachments []diskAttachment) (
-	i instance, owner project, err error,
+	i store.Instance, owner store.Project, err error,
 ) {
-	i = instance{
-		identity: newIdentity(uuid.NewString(), c.name, c.description),
+	i = store.Instance{
+		Identity: store.NewIdentity(uuid.NewString(), c.name, c.description),
 		NCPUs:    c.ncpus, Memory: c.memory, Hostname: c.hostname,
-		AutoRestartEnabled: value(c.autoRestartPolicy) != "never",
+		AutoRestartEnabled: store.Deref(c.autoRestartPolicy) != "never",
 		AutoRestartPolicy:  c.autoRestartPolicy, CPUPlatform: c.cpuPlatform,
 	}
-	i.become(stateCreating)
+	i.Become(store.StateCreating)
 	created := []string{}
 	for _, a := range attachments {
 		if a.create != nil {
 			created = append(created, a.create.id)
 		}
 	}
-	err = s.store.update(func(tx *tx) error {
+	err = s.store.Update(func(tx *store.Tx) error {
 		if owner, err = s.queryProject(r, tx); err != nil {
 			return err
 		}
 		i.ProjectID = owner.ID
-		if instances.taken(tx, owner.ID, i.Name) {
+		if store.Instances.Taken(tx, owner.ID, i.Name) {
 			return alreadyExists("instance", i.Name)
 		}
-		return tx.insertInstance(i, c.interfaces, created)
+		nics, err := newInterfaces(tx, i, c.interfaces)
+		if err != nil {
+			return err
+		}
+		return tx.InsertInstance(i, nics, created)
 	})
 	return i, owner, err
 }
 
-// insertInstance writes the record; made are the disks that go if the instance cannot be created.
-func (tx *tx) insertInstance(i instance, interfaces []interfaceCreate, made []string) error {
-	if err := tx.putInterfaces(i, interfaces); err != nil {
-		return err
-	}
-	if made != nil {
-		data, err := json.Marshal(made)
-		if err != nil {
-			return err
-		}
-		if err := tx.Bucket(bucketSagas).Put([]byte(i.ID), data); err != nil {
-			return err
-		}
-	}
-	return instances.put(tx, i)
-}
-
-func (s *Server) fillInstance(r *request, owner project, i instance,
+func (s *Server) fillInstance(r *request, owner store.Project, i store.Instance,
 	attachments []diskAttachment,
 ) error {
 	if err := s.plane.AddGuest(dataplane.Guest{InstanceID: i.ID, Name: i.Name}); err != nil {
@@ -119,15 +107,15 @@ func (s *Server) fillInstance(r *request, owner project, i instance,
 }
 
 // attachmentDisk makes or finds the disk, and returns its ID.
-func (s *Server) attachmentDisk(r *request, owner project, a diskAttachment) (string, error) {
+func (s *Server) attachmentDisk(r *request, owner store.Project, a diskAttachment) (string, error) {
 	if a.create != nil {
 		d, err := s.createDisk(r, owner, *a.create)
 		return d.ID, err
 	}
-	var d disk
-	err := s.store.view(func(tx *tx) error {
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		d, err = find(tx, disks, owner.ID, selector{name: a.attach})
+		d, err = find(tx, store.Disks, owner.ID, store.Selector{Name: a.attach})
 		return err
 	})
 	return d.ID, err
@@ -135,26 +123,26 @@ func (s *Server) attachmentDisk(r *request, owner project, a diskAttachment) (st
 
 // finishInstance makes the instance a stopped one and, where wanted, starts it. A start that fails
 // leaves it stopped, and created all the same (A58).
-func (s *Server) finishInstance(r *request, made instance, c instanceCreate) (instance, error) {
+func (s *Server) finishInstance(r *request, made store.Instance, c instanceCreate) (store.Instance, error) {
 	defer s.locks.Lock(made.ID)()
 	i := made
-	i.become(runStopped)
+	i.Become(store.RunStopped)
 	if c.start {
-		i.become(runStarting)
+		i.Become(store.RunStarting)
 	}
-	err := s.store.update(func(tx *tx) error {
+	err := s.store.Update(func(tx *store.Tx) error {
 		if c.boot != nil {
-			sel := selector{name: c.boot.attach}
+			sel := store.Selector{Name: c.boot.attach}
 			if c.boot.create != nil {
-				sel = selector{id: c.boot.create.id}
+				sel = store.Selector{ID: c.boot.create.id}
 			}
-			boot, err := tx.bootDisk(i, sel)
+			boot, err := bootDisk(tx, i, sel)
 			if err != nil {
 				return err
 			}
 			i.BootDiskID = boot
 		}
-		return errors.Join(tx.Bucket(bucketSagas).Delete([]byte(i.ID)), instances.put(tx, i))
+		return tx.FinishInstance(i)
 	})
 	if err != nil {
 		return made, err
@@ -165,7 +153,7 @@ func (s *Server) finishInstance(r *request, made instance, c instanceCreate) (in
 	if err := s.plugAll(r, i); err != nil {
 		s.log.Error("an instance that was created could not be started",
 			slog.String("instance", i.ID), slog.String("error", err.Error()))
-		i.become(runStopped)
+		i.Become(store.RunStopped)
 		if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
 			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
 				slog.String("error", err.Error()))
@@ -176,14 +164,14 @@ func (s *Server) finishInstance(r *request, made instance, c instanceCreate) (in
 	return i, nil
 }
 
-func (s *Server) putInstance(i instance) error {
-	return s.store.update(func(tx *tx) error { return instances.put(tx, i) })
+func (s *Server) putInstance(i store.Instance) error {
+	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
 }
 
 // unmakeInstance takes a half-made instance back.
-func (s *Server) unmakeInstance(i instance, attachments []diskAttachment, cause error) error {
+func (s *Server) unmakeInstance(i store.Instance, attachments []diskAttachment, cause error) error {
 	defer s.locks.Lock(i.ID)()
-	err := s.store.update(func(tx *tx) error { return tx.unwindInstance(i.ID) })
+	err := s.store.Update(func(tx *store.Tx) error { return tx.UnwindInstance(i.ID) })
 	for _, a := range attachments {
 		if err == nil && a.create != nil {
 			err = s.plane.RemoveDisk(a.create.id)
@@ -196,32 +184,4 @@ func (s *Server) unmakeInstance(i instance, attachments []diskAttachment, cause 
 		return fmt.Errorf("%w; and taking the instance back: %w", cause, err)
 	}
 	return cause
-}
-
-// unwindInstance removes an instance that is being created, with the disks created for it.
-func (tx *tx) unwindInstance(id string) error {
-	var made []string
-	if err := json.Unmarshal(tx.Bucket(bucketSagas).Get([]byte(id)), &made); err != nil {
-		return fmt.Errorf("read what was made for instance %s: %w", id, err)
-	}
-	i, err := find(tx, instances, "", selector{id: id})
-	if err != nil {
-		return err
-	}
-	if err := tx.deleteInstance(i); err != nil {
-		return err
-	}
-	for _, diskID := range made {
-		d, ok, err := disks.get(tx, diskID)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		if err := errors.Join(disks.delete(tx, d), tx.addStorage(-d.Size)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

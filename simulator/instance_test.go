@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
@@ -32,22 +34,22 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 		verb, from, to string
 		want           refused
 	}{
-		{"start", runStopped, runStarting, refused{}},
-		{"start", runFailed, runStarting, refused{}},
-		{"start", runStarting, runStarting, refused{}},
-		{"start", runRunning, runRunning, refused{}},
-		{"start", runRebooting, runRebooting, refused{}},
-		{"start", runStopping, "", refusedAs(409, "Conflict",
+		{"start", store.RunStopped, store.RunStarting, refused{}},
+		{"start", store.RunFailed, store.RunStarting, refused{}},
+		{"start", store.RunStarting, store.RunStarting, refused{}},
+		{"start", store.RunRunning, store.RunRunning, refused{}},
+		{"start", store.RunRebooting, store.RunRebooting, refused{}},
+		{"start", store.RunStopping, "", refusedAs(409, "Conflict",
 			"instance must finish stopping before it can be started")},
-		{"start", stateCreating, "", refusedAs(400, "InvalidRequest",
+		{"start", store.StateCreating, "", refusedAs(400, "InvalidRequest",
 			"cannot change instance state while it is still being created")},
-		{"stop", runRunning, runStopping, refused{}},
-		{"stop", runStarting, runStopping, refused{}},
-		{"stop", runStopping, runStopping, refused{}},
-		{"stop", runStopped, runStopped, refused{}},
-		{"stop", runFailed, runStopped, refused{}},
-		{"reboot", runRunning, runRebooting, refused{}},
-		{"reboot", runStopped, "", refusedAs(400, "InvalidRequest",
+		{"stop", store.RunRunning, store.RunStopping, refused{}},
+		{"stop", store.RunStarting, store.RunStopping, refused{}},
+		{"stop", store.RunStopping, store.RunStopping, refused{}},
+		{"stop", store.RunStopped, store.RunStopped, refused{}},
+		{"stop", store.RunFailed, store.RunStopped, refused{}},
+		{"reboot", store.RunRunning, store.RunRebooting, refused{}},
+		{"reboot", store.RunStopped, "", refusedAs(400, "InvalidRequest",
 			"cannot reboot an instance in state stopped with no VMM")},
 	} {
 		t.Run(test.verb+" of "+test.from, func(t *testing.T) {

@@ -3,6 +3,8 @@ package simulator
 import (
 	"net/http"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -23,7 +25,7 @@ var selectorTexts = map[string]struct{ both, neither string }{
 
 // allow refuses what the caller's role does not permit: one who may read is told so, one who may
 // not is told that there is nothing (A15).
-func (s *Server) allow(r *request, kind string, sel selector) error {
+func (s *Server) allow(r *request, kind string, sel store.Selector) error {
 	switch role := s.switches.get().Role; {
 	case role == adminapi.RoleNone:
 		return notFound(kind, sel)
@@ -34,8 +36,8 @@ func (s *Server) allow(r *request, kind string, sel selector) error {
 }
 
 // project finds the project that the query or the path names.
-func (s *Server) project(r *request, tx *tx, sel selector) (project, error) {
-	p, ok, err := tx.project(sel)
+func (s *Server) project(r *request, tx *store.Tx, sel store.Selector) (store.Project, error) {
+	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
 		err = notFound("project", sel)
 	}
@@ -45,32 +47,25 @@ func (s *Server) project(r *request, tx *tx, sel selector) (project, error) {
 	return p, err
 }
 
-func (tx *tx) project(sel selector) (project, bool, error) {
-	if sel.id != "" {
-		return projects.get(tx, sel.id)
-	}
-	return projects.byName(tx, "", sel.name)
-}
-
 // queryProject finds the project of a list or a create.
-func (s *Server) queryProject(r *request, tx *tx) (project, error) {
-	sel, _ := parseSelector(r.query.Get("project"))
+func (s *Server) queryProject(r *request, tx *store.Tx) (store.Project, error) {
+	sel, _ := store.ParseSelector(r.query.Get("project"))
 	return s.project(r, tx, sel)
 }
 
 // lookup finds the object that a path parameter names, together with the query's project.
-func lookup[T any](s *Server, r *request, tx *tx, t table[T], param string) (T, error) {
+func lookup[T any](s *Server, r *request, tx *store.Tx, t store.Table[T], param string) (T, error) {
 	object, err := lookupSelector(s, r, tx, t, param)
 	if err == nil {
-		r.about(t.ident(object))
+		r.about(t.Ident(object))
 	}
 	return object, err
 }
 
-func lookupSelector[T any](s *Server, r *request, tx *tx, t table[T], param string) (T, error) {
+func lookupSelector[T any](s *Server, r *request, tx *store.Tx, t store.Table[T], param string) (T, error) {
 	var none T
-	sel, _ := parseSelector(param)
-	parent, err := owner(r, tx, t.name, sel)
+	sel, _ := store.ParseSelector(param)
+	parent, err := owner(r, tx, t.Name, sel)
 	if err != nil {
 		return none, err
 	}
@@ -78,28 +73,28 @@ func lookupSelector[T any](s *Server, r *request, tx *tx, t table[T], param stri
 	if err != nil {
 		return none, err
 	}
-	if t.parent(object) == "" && r.Method == http.MethodGet {
+	if t.Parent(object) == "" && r.Method == http.MethodGet {
 		return object, nil // what belongs to the silo may be read by everybody in it
 	}
-	return object, s.allow(r, t.kind(parent, sel), sel)
+	return object, s.allow(r, kindOf(t, parent, sel), sel)
 }
 
 // owner is the project in which a name is to be looked up.
-func owner(r *request, tx *tx, kind string, sel selector) (string, error) {
+func owner(r *request, tx *store.Tx, kind string, sel store.Selector) (string, error) {
 	given := r.query.Get("project")
 	texts := selectorTexts[kind]
 	switch {
-	case sel.id != "" && given != "":
+	case sel.ID != "" && given != "":
 		return "", invalidRequest("%s", texts.both)
-	case sel.id != "":
+	case sel.ID != "":
 		return "", nil
 	case given == "" && texts.neither == "":
 		return "", nil // an image's name without a project is one of the silo's
 	case given == "":
 		return "", invalidRequest("%s", texts.neither)
 	}
-	project, _ := parseSelector(given)
-	p, ok, err := tx.project(project)
+	project, _ := store.ParseSelector(given)
+	p, ok, err := tx.Project(project)
 	if err == nil && !ok {
 		err = notFound("project", project)
 	}
@@ -107,27 +102,27 @@ func owner(r *request, tx *tx, kind string, sel selector) (string, error) {
 }
 
 // find gets the object that a selector names; a name is looked up in parent.
-func find[T any](tx *tx, t table[T], parent string, sel selector) (T, error) {
+func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) (T, error) {
 	var object T
 	var ok bool
 	var err error
-	if sel.id != "" {
-		object, ok, err = t.get(tx, sel.id)
+	if sel.ID != "" {
+		object, ok, err = t.Get(tx, sel.ID)
 	} else {
-		object, ok, err = t.byName(tx, parent, sel.name)
+		object, ok, err = t.ByName(tx, parent, sel.Name)
 	}
 	if err == nil && !ok {
-		err = notFound(t.kind(parent, sel), sel)
+		err = notFound(kindOf(t, parent, sel), sel)
 	}
 	return object, err
 }
 
-// kind is what the rack calls an object that it does not find: an image by its name is one of the
+// kindOf is what the rack calls an object that it does not find: an image by its name is one of the
 // project or of the silo (A44).
-func (t table[T]) kind(parent string, sel selector) string {
+func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
-	case t.name != images.name || sel.id != "":
-		return t.name
+	case t.Name != store.Images.Name || sel.ID != "":
+		return t.Name
 	case parent == "":
 		return "silo-image"
 	}

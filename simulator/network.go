@@ -1,35 +1,11 @@
 package simulator
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
-
-type networkInterface struct {
-	identity
-	InstanceID string  `json:"instance_id"`
-	VPCID      string  `json:"vpc_id"`
-	SubnetID   string  `json:"subnet_id"`
-	MAC        string  `json:"mac"`
-	Primary    bool    `json:"primary"`
-	IPStack    ipStack `json:"ip_stack"`
-}
-
-type ipStack struct {
-	Type  string `json:"type"`
-	Value any    `json:"value"`
-}
-
-type address struct {
-	IP         string   `json:"ip"`
-	TransitIPs []string `json:"transit_ips"`
-}
-
-type dualStack struct {
-	V4 address `json:"v4"`
-	V6 address `json:"v6"`
-}
 
 type interfaceCreate struct {
 	name, description, stack, vpc, subnet string
@@ -123,9 +99,9 @@ func interfacesProblem(create []interfaceCreate) error {
 func interfaceProblem(c interfaceCreate, others int) error {
 	switch {
 	case c.vpc != defaultNetwork:
-		return notFound("vpc", selector{name: c.vpc})
+		return notFound("vpc", store.Selector{Name: c.vpc})
 	case c.subnet != defaultNetwork:
-		return notFound("vpc-subnet", selector{name: c.subnet})
+		return notFound("vpc-subnet", store.Selector{Name: c.subnet})
 	case others > 0:
 		return invalidRequest("Each interface must be in a distinct VPC Subnet")
 	}
@@ -134,60 +110,58 @@ func interfaceProblem(c interfaceCreate, others int) error {
 
 const macFormat = "A8:40:25:F0:%02X:%02X"
 
-// putInterfaces gives an instance its interfaces, each with an address of its own.
-func (tx *tx) putInterfaces(i instance, create []interfaceCreate) error {
-	bucket := tx.Bucket(bucketInterfaces)
-	nics := []networkInterface{}
+// newInterfaces makes the interfaces of an instance, each with an address of its own.
+func newInterfaces(tx *store.Tx, i store.Instance, create []interfaceCreate) ([]store.NetworkInterface, error) {
+	nics := []store.NetworkInterface{}
 	for n, c := range create {
 		if err := interfaceProblem(c, n); err != nil {
-			return err
+			return nil, err
 		}
-		host, err := bucket.NextSequence()
+		host, err := tx.NextHost()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		nics = append(nics, networkInterface{
-			identity:   newIdentity(derivedID("interface", i.ID, c.name), c.name, c.description),
+		nics = append(nics, store.NetworkInterface{
+			Identity:   store.NewIdentity(store.DerivedID("interface", i.ID, c.name), c.name, c.description),
 			InstanceID: i.ID, Primary: n == 0,
-			VPCID:    derivedID("vpc", i.ProjectID, c.vpc),
-			SubnetID: derivedID("subnet", i.ProjectID, c.vpc, c.subnet),
+			VPCID:    store.DerivedID("vpc", i.ProjectID, c.vpc),
+			SubnetID: store.DerivedID("subnet", i.ProjectID, c.vpc, c.subnet),
 			MAC:      fmt.Sprintf(macFormat, byte(host>>8), byte(host)),
 			IPStack:  newStack(c.stack, host),
 		})
 	}
-	data, err := json.Marshal(nics)
-	if err != nil {
-		return err
-	}
-	return bucket.Put([]byte(i.ID), data)
+	return nics, nil
 }
 
 // newStack numbers hosts behind the five addresses that a subnet keeps for itself (A52).
-func newStack(kind string, host uint64) ipStack {
+func newStack(kind string, host uint64) store.IPStack {
 	host += 4
-	v4 := address{fmt.Sprintf("172.30.%d.%d", byte(host>>8), byte(host)), []string{}}
-	v6 := address{fmt.Sprintf("fd30::%x", host), []string{}}
+	v4 := store.Address{IP: fmt.Sprintf("172.30.%d.%d", byte(host>>8), byte(host)),
+		TransitIPs: []string{}}
+	v6 := store.Address{IP: fmt.Sprintf("fd30::%x", host), TransitIPs: []string{}}
+	stack := store.IPStack{Type: kind, Value: store.DualStack{V4: v4, V6: v6}}
 	switch kind {
 	case stackV4:
-		return ipStack{kind, v4}
+		stack.Value = v4
 	case stackV6:
-		return ipStack{kind, v6}
+		stack.Value = v6
 	}
-	return ipStack{stackDual, dualStack{v4, v6}}
+	return stack
 }
 
 // queryInstance finds the instance of a path or, for lists beside instances, of the query.
-func (s *Server) queryInstance(r *request, tx *tx) (instance, error) {
-	return lookup(s, r, tx, instances, orDefault(r.path.Get("instance"), r.query.Get("instance")))
+func (s *Server) queryInstance(r *request, tx *store.Tx) (store.Instance, error) {
+	return lookup(s, r, tx, store.Instances, orDefault(r.path.Get("instance"), r.query.Get("instance")))
 }
 
-func (s *Server) queryInterfaces(r *request) (nics []networkInterface, err error) {
-	err = s.store.view(func(tx *tx) error {
+func (s *Server) queryInterfaces(r *request) (nics []store.NetworkInterface, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
 		i, err := s.queryInstance(r, tx)
 		if err != nil {
 			return err
 		}
-		return json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(i.ID)), &nics)
+		nics, err = tx.Interfaces(i.ID)
+		return err
 	})
 	return nics, err
 }
@@ -195,7 +169,7 @@ func (s *Server) queryInterfaces(r *request) (nics []networkInterface, err error
 func (s *Server) interfaceList(r *request) (int, any, error) {
 	nics, err := s.queryInterfaces(r)
 	return http.StatusOK, slice(r.scan, nics,
-		func(n networkInterface) identity { return n.identity }), err
+		func(n store.NetworkInterface) store.Identity { return n.Identity }), err
 }
 
 // sourceNAT is the address and the ports with which an instance reaches what is outside.
@@ -213,14 +187,14 @@ func (s *Server) externalIPList(r *request) (int, any, error) {
 	nics, err := s.queryInterfaces(r)
 	for _, n := range nics {
 		if n.Primary && n.IPStack.Type != stackV6 {
-			ips.Items = append(ips.Items, n.sourceNAT())
+			ips.Items = append(ips.Items, sourceNATOf(n))
 		}
 	}
 	return http.StatusOK, ips, err
 }
 
-// sourceNAT gives every four instances an address, and each its quarter of the ports (A65).
-func (n networkInterface) sourceNAT() sourceNAT {
+// sourceNATOf gives every four instances an address, and each its quarter of the ports (A65).
+func sourceNATOf(n store.NetworkInterface) sourceNAT {
 	var high, low byte
 	if _, err := fmt.Sscanf(n.MAC, macFormat, &high, &low); err != nil {
 		panic(err) // it is as putInterfaces wrote it
@@ -229,12 +203,12 @@ func (n networkInterface) sourceNAT() sourceNAT {
 	host := int(high)<<8 | int(low)
 	first := host % 4 * ports
 	return sourceNAT{Kind: "snat", IP: fmt.Sprintf("198.18.%d.%d", host>>10, byte(host>>2)),
-		IPPoolID: derivedID("ip-pool", "default"), FirstPort: first, LastPort: first + ports - 1}
+		IPPoolID: store.DerivedID("ip-pool", "default"), FirstPort: first, LastPort: first + ports - 1}
 }
 
 // instanceNothing lists what no instance of this rack has.
 func (s *Server) instanceNothing(r *request) (int, any, error) {
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		_, err := s.queryInstance(r, tx)
 		return err
 	})

@@ -8,20 +8,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 const (
-	byName           = "name_ascending"
-	byNameDescending = "name_descending"
-	byID             = "id_ascending"
-
 	defaultLimit = 100
 	maxLimit     = 10000
 	maxToken     = 512
 )
 
 // orders are all that a list may have, as the rack names them.
-var orders = []string{byName, byNameDescending, byID}
+var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
 // scan says which part of a list is asked for: by the query of its first page, or by the token
 // of a later one, in which the query rides along (A09).
@@ -56,7 +54,7 @@ func parseScan(query url.Values) (scan, error) {
 		s.limit = limit
 		return s, err
 	}
-	s := scan{SortBy: byName, limit: limit,
+	s := scan{SortBy: store.ByName, limit: limit,
 		Project: query.Get("project"), Instance: query.Get("instance")}
 	if query.Has("sort_by") {
 		s.SortBy = query.Get("sort_by")
@@ -119,9 +117,9 @@ func parseToken(token string) (scan, error) {
 }
 
 // after makes the token of the page that begins behind an item.
-func (s scan) after(item identity) *string {
+func (s scan) after(item store.Identity) *string {
 	last := item.Name
-	if s.SortBy == byID {
+	if s.SortBy == store.ByID {
 		last = item.ID
 	}
 	s.LastSeen = &last
@@ -134,7 +132,7 @@ func (s scan) after(item identity) *string {
 }
 
 // newPage puts items into a page of the scan.
-func newPage[T any](s scan, items []T, ident func(T) identity) page[T] {
+func newPage[T any](s scan, items []T, ident func(T) store.Identity) page[T] {
 	p := page[T]{Items: items}
 	if len(items) > 0 {
 		p.NextPage = s.after(ident(items[len(items)-1]))
@@ -146,7 +144,7 @@ func newPage[T any](s scan, items []T, ident func(T) identity) page[T] {
 func emptyPage() page[struct{}] { return page[struct{}]{Items: []struct{}{}} }
 
 // slice takes the scan's page out of items that are few and all at hand.
-func slice[T any](s scan, items []T, ident func(T) identity) page[T] {
+func slice[T any](s scan, items []T, ident func(T) store.Identity) page[T] {
 	sorted := sortedBy(s.SortBy, items, ident)
 	out := []T{}
 	for _, item := range sorted {
@@ -158,25 +156,25 @@ func slice[T any](s scan, items []T, ident func(T) identity) page[T] {
 }
 
 // behind says that an item comes after the last one seen.
-func (s scan) behind(item identity) bool {
+func (s scan) behind(item store.Identity) bool {
 	switch {
 	case s.LastSeen == nil:
 		return true
-	case s.SortBy == byID:
+	case s.SortBy == store.ByID:
 		return item.ID > *s.LastSeen
-	case s.SortBy == byNameDescending:
+	case s.SortBy == store.ByNameDescending:
 		return item.Name < *s.LastSeen
 	}
 	return item.Name > *s.LastSeen
 }
 
-func sortedBy[T any](sortBy string, items []T, ident func(T) identity) []T {
+func sortedBy[T any](sortBy string, items []T, ident func(T) store.Identity) []T {
 	sorted := slices.Clone(items)
 	slices.SortFunc(sorted, func(a, b T) int {
 		switch sortBy {
-		case byID:
+		case store.ByID:
 			return strings.Compare(ident(a).ID, ident(b).ID)
-		case byNameDescending:
+		case store.ByNameDescending:
 			return strings.Compare(ident(b).Name, ident(a).Name)
 		}
 		return strings.Compare(ident(a).Name, ident(b).Name)

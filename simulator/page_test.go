@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"pgregory.net/rapid"
 )
@@ -21,7 +23,7 @@ func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
 	}
 	r.disk("d")
 	_, body := r.call("GET", "/v1/disks?project=default", "")
-	first := unmarshal[page[disk]](t, body)
+	first := unmarshal[page[store.Disk]](t, body)
 	if first.NextPage == nil {
 		t.Fatal("the last page that is not empty has no token")
 	}
@@ -79,46 +81,46 @@ func TestAListMayBeLongerThanAPage(t *testing.T) {
 // Whatever is inserted and deleted, a scan sees every object that was there all along exactly
 // once, in order, and none of another project.
 func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
-	s, err := openStore(t.TempDir() + "/rack.db")
+	s, err := store.Open(t.TempDir() + "/rack.db")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
+	defer s.Close()
 	names := rapid.StringMatching(`[a-z]([-a-z0-9]{0,5}[a-z0-9])?`)
 	rapid.Check(t, func(rt *rapid.T) {
 		stay := rapid.SliceOfNDistinct(names, 0, 30, rapid.ID).Draw(rt, "stay")
 		more := rapid.SliceOfDistinct(names, rapid.ID).Draw(rt, "come and go")
-		sortBy := rapid.SampledFrom([]string{byName, byNameDescending, byID}).Draw(rt, "order")
+		sortBy := rapid.SampledFrom([]string{store.ByName, store.ByNameDescending, store.ByID}).Draw(rt, "order")
 		limit := rapid.IntRange(1, 7).Draw(rt, "limit")
-		project := derivedID(rapid.StringN(1, 8, 8).Draw(rt, "project"))
-		make := func(name string) disk {
-			return disk{identity: newIdentity(derivedID(project, name), name, ""), ProjectID: project}
+		project := store.DerivedID(rapid.StringN(1, 8, 8).Draw(rt, "project"))
+		make := func(name string) store.Disk {
+			return store.Disk{Identity: store.NewIdentity(store.DerivedID(project, name), name, ""), ProjectID: project}
 		}
-		err := s.update(func(tx *tx) error {
-			if err := createBuckets(tx); err != nil {
+		err := s.Update(func(tx *store.Tx) error {
+			if err := store.Prepare(tx); err != nil {
 				return err
 			}
 			neighbour := make("zz")
-			neighbour.ID, neighbour.ProjectID = derivedID("x", project), project[:35]+"0"
-			return tx.putDisk(neighbour)
+			neighbour.ID, neighbour.ProjectID = store.DerivedID("x", project), project[:35]+"0"
+			return tx.PutDisk(neighbour)
 		})
 		for _, name := range stay {
-			err = firstError(err, s.update(func(tx *tx) error { return tx.putDisk(make(name)) }))
+			err = firstError(err, s.Update(func(tx *store.Tx) error { return tx.PutDisk(make(name)) }))
 		}
-		var seen []identity
+		var seen []store.Identity
 		at := scan{SortBy: sortBy, limit: limit}
 		for {
-			var items []disk
-			err = firstError(err, s.view(func(tx *tx) (err error) {
-				items, err = disks.scan(tx, project, at.SortBy, at.LastSeen, at.limit)
+			var items []store.Disk
+			err = firstError(err, s.View(func(tx *store.Tx) (err error) {
+				items, err = store.Disks.Scan(tx, project, at.SortBy, at.LastSeen, at.limit)
 				return err
 			}))
 			if err != nil {
 				rt.Fatal(err)
 			}
-			p := newPage(at, items, disks.ident)
+			p := newPage(at, items, store.Disks.Ident)
 			for _, d := range items {
-				seen = append(seen, d.identity)
+				seen = append(seen, d.Identity)
 			}
 			if p.NextPage == nil {
 				break
@@ -133,11 +135,11 @@ func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
 				if slices.Contains(stay, d.Name) {
 					continue
 				}
-				err = s.update(func(tx *tx) error {
-					if disks.taken(tx, project, d.Name) {
-						return disks.delete(tx, d)
+				err = s.Update(func(tx *store.Tx) error {
+					if store.Disks.Taken(tx, project, d.Name) {
+						return store.Disks.Delete(tx, d)
 					}
-					return tx.putDisk(d)
+					return tx.PutDisk(d)
 				})
 			}
 		}
@@ -147,7 +149,7 @@ func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
 				stayed = append(stayed, d.Name)
 			}
 		}
-		sorted := sortedBy(sortBy, seen, func(i identity) identity { return i })
+		sorted := sortedBy(sortBy, seen, func(i store.Identity) store.Identity { return i })
 		if !slices.Equal(seen, sorted) {
 			rt.Errorf("not in order: %v", seen)
 		}
@@ -169,11 +171,11 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-func clearProject(rt *rapid.T, s *store, project string) {
-	err := s.update(func(tx *tx) error {
-		items, err := disks.scan(tx, project, byName, nil, maxLimit)
+func clearProject(rt *rapid.T, s *store.Store, project string) {
+	err := s.Update(func(tx *store.Tx) error {
+		items, err := store.Disks.Scan(tx, project, store.ByName, nil, maxLimit)
 		for _, d := range items {
-			err = firstError(err, disks.delete(tx, d))
+			err = firstError(err, store.Disks.Delete(tx, d))
 		}
 		return err
 	})

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 )
 
@@ -25,7 +27,7 @@ func FuzzPageToken(f *testing.F) {
 			t.Fatalf("%q is taken: %+v", token, s)
 		}
 		last = strings.ToValidUTF8(last, "")
-		next := s.after(identity{ID: last, Name: last})
+		next := s.after(store.Identity{ID: last, Name: last})
 		if len(*next) > maxToken {
 			return
 		}
@@ -49,7 +51,7 @@ func FuzzListQuery(f *testing.F) {
 		switch {
 		case err != nil:
 		case s.limit < 1 || s.limit > maxLimit,
-			s.SortBy != byName && s.SortBy != byNameDescending && s.SortBy != byID,
+			s.SortBy != store.ByName && s.SortBy != store.ByNameDescending && s.SortBy != store.ByID,
 			query.Has("page_token") != (s.LastSeen != nil):
 			t.Fatalf("%q is the scan %+v", text, s)
 		}
@@ -60,14 +62,14 @@ func FuzzListQuery(f *testing.F) {
 // taken for an id.
 func FuzzSelector(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
-		s, problem := parseSelector(text)
+		s, problem := store.ParseSelector(text)
 		_, err := uuid.Parse(text)
 		switch {
-		case (s.id != "") != (err == nil), s.id != "" && s.name != "":
+		case (s.ID != "") != (err == nil), s.ID != "" && s.Name != "":
 			t.Fatalf("%q selects %+v", text, s)
-		case s.id != "" && (problem != "" || len(s.id) != 36 || s.id != strings.ToLower(s.id)):
+		case s.ID != "" && (problem != "" || len(s.ID) != 36 || s.ID != strings.ToLower(s.ID)):
 			t.Fatalf("%q selects %+v: %s", text, s, problem)
-		case s.id == "" && problem == "" && (len(text) > maxName ||
+		case s.ID == "" && problem == "" && (len(text) > store.MaxName ||
 			strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-") != ""):
 			t.Fatalf("%q is taken for a name", text)
 		}

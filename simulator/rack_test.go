@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -185,19 +187,19 @@ func (r *rack) awaitState(instance, state string) {
 }
 
 // force puts a disk into a state that the API does not lead to.
-func (r *rack) force(name string, state diskState) {
+func (r *rack) force(name string, state store.DiskState) {
 	r.t.Helper()
-	err := r.store.update(func(tx *tx) error {
-		p, _, err := projects.byName(tx, "", "default")
+	err := r.store.Update(func(tx *store.Tx) error {
+		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
 		}
-		d, ok, err := disks.byName(tx, p.ID, name)
+		d, ok, err := store.Disks.ByName(tx, p.ID, name)
 		if err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("there is no disk %s", name))
 		}
 		d.State = state
-		return tx.putDisk(d)
+		return tx.PutDisk(d)
 	})
 	if err != nil {
 		r.t.Fatal(err)
@@ -206,17 +208,17 @@ func (r *rack) force(name string, state diskState) {
 
 func (r *rack) forceRun(name, state string) {
 	r.t.Helper()
-	err := r.store.update(func(tx *tx) error {
-		p, _, err := projects.byName(tx, "", "default")
+	err := r.store.Update(func(tx *store.Tx) error {
+		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
 		}
-		i, ok, err := instances.byName(tx, p.ID, name)
+		i, ok, err := store.Instances.ByName(tx, p.ID, name)
 		if err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("there is no instance %s", name))
 		}
-		i.become(state)
-		return instances.put(tx, i)
+		i.Become(state)
+		return store.Instances.Put(tx, i)
 	})
 	if err != nil {
 		r.t.Fatal(err)

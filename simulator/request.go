@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -105,7 +107,7 @@ func (r *request) parse() error {
 	body, bodyErr := r.readBody()
 	r.identify(body)
 	for name := range r.path {
-		if _, problem := parseSelector(r.path.Get(name)); problem != "" {
+		if _, problem := store.ParseSelector(r.path.Get(name)); problem != "" {
 			return badPath(problem)
 		}
 	}
@@ -145,7 +147,7 @@ func (r *request) parseQuery() error {
 		}
 	}
 	for _, name := range []string{"project", "instance"} {
-		_, problem := parseSelector(r.query.Get(name))
+		_, problem := store.ParseSelector(r.query.Get(name))
 		if r.query.Has(name) && problem != "" {
 			return badQuery("%s", problem)
 		}
@@ -212,7 +214,7 @@ func (r *request) subject(nameOrID string) {
 }
 
 // about notes the object that the request turned out to be about.
-func (r *request) about(object identity) {
+func (r *request) about(object store.Identity) {
 	r.entry.Object, r.entry.ObjectID = object.Name, object.ID
 }
 

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
 
@@ -97,19 +99,19 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	}
 	must[*oxide.Snapshot](t)(r.doSnapshot("begun", "resting"))
 	must[*oxide.Disk](t)(r.doAttach("a", "attached"))
-	r.forceRun("b", runStopping)
-	r.forceRun("idle", runStarting)
-	r.force("half", diskState{State: stateCreating})
-	r.force("resting", diskState{State: stateMaintenance})
+	r.forceRun("b", store.RunStopping)
+	r.forceRun("idle", store.RunStarting)
+	r.force("half", store.DiskState{State: store.StateCreating})
+	r.force("resting", store.DiskState{State: store.StateMaintenance})
 	halfMadeInstance(r, "begun", "made", "lent")
-	err := r.store.update(func(tx *tx) error {
-		p, _, err := projects.byName(tx, "", "default")
+	err := r.store.Update(func(tx *store.Tx) error {
+		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
 		}
-		sn, _, err := snapshots.byName(tx, p.ID, "begun")
-		sn.State = snapshotCreating
-		return errors.Join(err, snapshots.put(tx, sn))
+		sn, _, err := store.Snapshots.ByName(tx, p.ID, "begun")
+		sn.State = store.SnapshotCreating
+		return errors.Join(err, store.Snapshots.Put(tx, sn))
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -148,26 +150,26 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 // halfMadeInstance leaves what a creation leaves that dies in the middle.
 func halfMadeInstance(r *rack, name, made, lent string) {
 	r.t.Helper()
-	err := r.store.update(func(tx *tx) error {
-		p, _, err := projects.byName(tx, "", "default")
+	err := r.store.Update(func(tx *store.Tx) error {
+		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
 		}
-		i := instance{identity: newIdentity(derivedID(name), name, ""), ProjectID: p.ID}
-		i.become(stateCreating)
+		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""), ProjectID: p.ID}
+		i.Become(store.StateCreating)
 		var ids []string
 		for _, disk := range []string{made, lent} {
-			d, _, err := disks.byName(tx, p.ID, disk)
+			d, _, err := store.Disks.ByName(tx, p.ID, disk)
 			if err != nil {
 				return err
 			}
-			d.State = diskState{stateAttached, i.ID}
-			if err := tx.putDisk(d); err != nil {
+			d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
+			if err := tx.PutDisk(d); err != nil {
 				return err
 			}
 			ids = append(ids, d.ID)
 		}
-		return tx.insertInstance(i, nil, ids[:1])
+		return tx.InsertInstance(i, nil, ids[:1])
 	})
 	if err != nil {
 		r.t.Fatal(err)
@@ -204,8 +206,8 @@ func TestADirectoryServesOneSimulator(t *testing.T) {
 	r := newRack(t, &Server{})
 	r.disk("d")
 	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
-	if err := s.Open(t.Context()); !errors.Is(err, errInUse) {
-		t.Errorf("got %v, want %v", err, errInUse)
+	if err := s.Open(t.Context()); !errors.Is(err, store.ErrInUse) {
+		t.Errorf("got %v, want %v", err, store.ErrInUse)
 	}
 	if got := r.state("d"); got != "detached" {
 		t.Errorf("the first one's disk is %q", got)
@@ -247,7 +249,7 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	simtest.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
 	dir := t.TempDir()
 	first := newRack(t, &Server{Dir: dir})
-	id := derivedID("image", "", "image")
+	id := store.DerivedID("image", "", "image")
 	simtest.NoError(t, os.WriteFile(first.plane.ImagePath(id), make([]byte, 4096), 0o600))
 	simtest.NoError(t, first.Close())
 
@@ -259,7 +261,7 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 }
 
 func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
-	id := derivedID("some", "other")
+	id := store.DerivedID("some", "other")
 	first := newRack(t, &Server{Instances: []Instance{{Name: "a", ID: id}}})
 	simtest.NoError(t, first.Close())
 	again := newRack(t, &Server{Dir: first.Dir, Instances: []Instance{{Name: "a"}}})
@@ -270,7 +272,7 @@ func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
 
 func TestTheGuestDirectoryOfAServerThatNobodyOpened(t *testing.T) {
 	var s Server
-	dir := s.GuestDir(derivedID("x"))
+	dir := s.GuestDir(store.DerivedID("x"))
 	if !filepath.IsAbs(dir) {
 		t.Errorf("GuestDir = %q, want an absolute path", dir)
 	}
@@ -313,7 +315,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		"no such file or directory":     {Images: []Image{{Name: "x", File: "/nowhere"}}},
 		"role is \"king\"; use":         {Role: "king"},
 		`is that of instance "x"`: {Instances: []Instance{
-			{Name: "x", ID: derivedID("x")}, {Name: "y", ID: derivedID("x")}}},
+			{Name: "x", ID: store.DerivedID("x")}, {Name: "y", ID: store.DerivedID("x")}}},
 		"quota_bytes is -1; it cannot be": {QuotaBytes: -1},
 	} {
 		s.Dir, s.Log = t.TempDir(), slog.New(slog.DiscardHandler)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 
 	"github.com/google/uuid"
@@ -15,9 +17,9 @@ import (
 // restore brings records and data plane to where an orderly end would have left them, and adds
 // what the server's fields name and the directory lacks.
 func (s *Server) restore(ctx context.Context) error {
-	err := s.store.update(func(t *tx) error {
-		for _, step := range []func(*tx) error{
-			createBuckets, settleSagas, settleDeleted, settleDisks, settleSnapshots, settleInstances,
+	err := s.store.Update(func(t *store.Tx) error {
+		for _, step := range []func(*store.Tx) error{
+			store.Prepare, settleSagas, settleDeleted, settleDisks, settleSnapshots, settleInstances,
 			s.seedProjects,
 		} {
 			if err := step(t); err != nil {
@@ -32,7 +34,7 @@ func (s *Server) restore(ctx context.Context) error {
 	if err := s.seedImages(ctx); err != nil {
 		return err
 	}
-	if err := s.store.update(s.seedInstances); err != nil {
+	if err := s.store.Update(s.seedInstances); err != nil {
 		return err
 	}
 	return s.reconcilePlane(ctx)
@@ -40,71 +42,67 @@ func (s *Server) restore(ctx context.Context) error {
 
 // settleDisks takes back the creations that nobody was told of, and ends the maintenance of
 // snapshots that are taken back (A19).
-func settleDisks(tx *tx) error {
-	var unsettled []disk
-	err := disks.each(tx, func(d disk) error {
-		if d.State.State == stateCreating || d.State.State == stateMaintenance {
+func settleDisks(tx *store.Tx) error {
+	var unsettled []store.Disk
+	err := store.Disks.Each(tx, func(d store.Disk) error {
+		if d.State.State == store.StateCreating || d.State.State == store.StateMaintenance {
 			unsettled = append(unsettled, d)
 		}
 		return nil
 	})
 	for _, d := range unsettled {
-		if d.State.State == stateCreating {
-			err = errors.Join(err, disks.delete(tx, d), tx.addStorage(-d.Size))
+		if d.State.State == store.StateCreating {
+			err = errors.Join(err, store.Disks.Delete(tx, d), tx.AddStorage(-d.Size))
 			continue
 		}
-		d.State.State = stateDetached
-		err = errors.Join(err, tx.putDisk(d))
+		d.State.State = store.StateDetached
+		err = errors.Join(err, tx.PutDisk(d))
 	}
 	return err
 }
 
-func settleSnapshots(tx *tx) error {
-	var unsettled []snapshotRecord
-	err := snapshots.each(tx, func(s snapshotRecord) error {
-		if s.State == snapshotCreating {
+func settleSnapshots(tx *store.Tx) error {
+	var unsettled []store.SnapshotRecord
+	err := store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
+		if s.State == store.SnapshotCreating {
 			unsettled = append(unsettled, s)
 		}
 		return nil
 	})
 	for _, s := range unsettled {
-		err = errors.Join(err, snapshots.delete(tx, s), tx.addStorage(-s.Size))
+		err = errors.Join(err, store.Snapshots.Delete(tx, s), tx.AddStorage(-s.Size))
 	}
 	return err
 }
 
 // settleSagas takes back the creations of instances, with the disks created for them.
-func settleSagas(tx *tx) error {
-	var unsettled []string
-	err := tx.Bucket(bucketSagas).ForEach(func(id, _ []byte) error {
-		unsettled = append(unsettled, string(id))
-		return nil
-	})
+func settleSagas(tx *store.Tx) error {
+	unsettled, err := tx.UnfinishedInstances()
 	for _, id := range unsettled {
-		err = errors.Join(err, tx.unwindInstance(id))
+		err = errors.Join(err, tx.UnwindInstance(id))
 	}
 	return err
 }
 
 // settleInstances ends what instances were in the middle of.
-func settleInstances(tx *tx) error {
-	var unsettled []instance
-	err := instances.each(tx, func(i instance) error {
+func settleInstances(tx *store.Tx) error {
+	var unsettled []store.Instance
+	err := store.Instances.Each(tx, func(i store.Instance) error {
 		if settled[i.RunState] != "" {
 			unsettled = append(unsettled, i)
 		}
 		return nil
 	})
 	for _, i := range unsettled {
-		i.become(settled[i.RunState])
-		err = errors.Join(err, instances.put(tx, i))
+		i.Become(settled[i.RunState])
+		err = errors.Join(err, store.Instances.Put(tx, i))
 	}
 	return err
 }
 
 // settled is where a transition of an instance ends.
 var settled = map[string]string{
-	runStarting: runRunning, runRebooting: runRunning, runStopping: runStopped,
+	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning, store.RunStopping: store.RunStopped,
 }
 
 func (s *Server) projectNames() []string {
@@ -114,23 +112,23 @@ func (s *Server) projectNames() []string {
 	return s.Projects
 }
 
-func (s *Server) seedProjects(tx *tx) error {
+func (s *Server) seedProjects(tx *store.Tx) error {
 	for _, name := range s.projectNames() {
-		if problem := nameProblem(name); problem != "" {
+		if problem := store.CheckName(name); problem != "" {
 			return fmt.Errorf("project %q: %s", name, problem)
 		}
-		if projects.taken(tx, "", name) {
+		if store.Projects.Taken(tx, "", name) {
 			continue
 		}
-		p := project{newIdentity(derivedID("project", name), name, "made by the simulator")}
-		if err := projects.put(tx, p); err != nil {
+		p := store.Project{Identity: store.NewIdentity(store.DerivedID("project", name), name, "made by the simulator")}
+		if err := store.Projects.Put(tx, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Server) seedInstances(tx *tx) error {
+func (s *Server) seedInstances(tx *store.Tx) error {
 	s.Instances = slices.Clone(s.Instances)
 	for n, spec := range s.Instances {
 		id, err := s.seedInstance(tx, spec)
@@ -145,7 +143,7 @@ func (s *Server) seedInstances(tx *tx) error {
 // InstanceID is the ID of an instance that is given from the start.
 func (s *Server) InstanceID(i Instance) string {
 	if i.ID == "" {
-		return derivedID("instance", orDefault(i.Project, s.projectNames()[0]), i.Name)
+		return store.DerivedID("instance", orDefault(i.Project, s.projectNames()[0]), i.Name)
 	}
 	if id, err := uuid.Parse(i.ID); err == nil {
 		return id.String()
@@ -154,12 +152,12 @@ func (s *Server) InstanceID(i Instance) string {
 }
 
 // seedInstance makes an instance that the directory lacks, and returns its ID either way.
-func (s *Server) seedInstance(tx *tx, spec Instance) (id string, err error) {
-	if problem := nameProblem(spec.Name); problem != "" {
+func (s *Server) seedInstance(tx *store.Tx, spec Instance) (id string, err error) {
+	if problem := store.CheckName(spec.Name); problem != "" {
 		return "", errors.New(problem)
 	}
 	owner := orDefault(spec.Project, s.projectNames()[0])
-	p, ok, err := projects.byName(tx, "", owner)
+	p, ok, err := store.Projects.ByName(tx, "", owner)
 	if err != nil || !ok {
 		return "", errors.Join(err, fmt.Errorf("there is no project %q", owner))
 	}
@@ -167,7 +165,7 @@ func (s *Server) seedInstance(tx *tx, spec Instance) (id string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("its ID %q is no UUID", spec.ID)
 	}
-	existing, ok, err := instances.byName(tx, p.ID, spec.Name)
+	existing, ok, err := store.Instances.ByName(tx, p.ID, spec.Name)
 	if err != nil {
 		return "", err
 	}
@@ -177,7 +175,7 @@ func (s *Server) seedInstance(tx *tx, spec Instance) (id string, err error) {
 		}
 		return existing.ID, nil
 	}
-	other, ok, err := instances.get(tx, parsed.String())
+	other, ok, err := store.Instances.Get(tx, parsed.String())
 	if err != nil {
 		return "", err
 	}
@@ -185,16 +183,20 @@ func (s *Server) seedInstance(tx *tx, spec Instance) (id string, err error) {
 		return "", fmt.Errorf("its ID %s is that of instance %q; give it another one",
 			parsed, other.Name)
 	}
-	i := instance{
-		identity:  newIdentity(parsed.String(), spec.Name, "made by the simulator"),
+	i := store.Instance{
+		Identity:  store.NewIdentity(parsed.String(), spec.Name, "made by the simulator"),
 		ProjectID: p.ID, NCPUs: 2, Memory: 4 * gibibyte, Hostname: spec.Name,
 		AutoRestartEnabled: true,
 	}
-	i.become(runRunning)
+	i.Become(store.RunRunning)
 	if spec.Stopped {
-		i.become(runStopped)
+		i.Become(store.RunStopped)
 	}
-	return i.ID, tx.insertInstance(i, []interfaceCreate{defaultInterface}, nil)
+	nics, err := newInterfaces(tx, i, []interfaceCreate{defaultInterface})
+	if err != nil {
+		return "", err
+	}
+	return i.ID, tx.InsertInstance(i, nics, nil)
 }
 
 // seedImages imports the images that the directory lacks; their content first, so that a record
@@ -216,15 +218,15 @@ func (s *Server) seedImage(ctx context.Context, spec Image) error {
 	if err := s.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
 		return err
 	}
-	return s.store.update(func(tx *tx) error { return images.put(tx, img) })
+	return s.store.Update(func(tx *store.Tx) error { return store.Images.Put(tx, img) })
 }
 
-func (s *Server) imageRecord(spec Image) (img image, known bool, err error) {
-	if problem := nameProblem(spec.Name); problem != "" {
+func (s *Server) imageRecord(spec Image) (img store.Image, known bool, err error) {
+	if problem := store.CheckName(spec.Name); problem != "" {
 		return img, false, errors.New(problem)
 	}
-	img = image{
-		identity: newIdentity(derivedID("image", spec.Project, spec.Name), spec.Name,
+	img = store.Image{
+		Identity: store.NewIdentity(store.DerivedID("image", spec.Project, spec.Name), spec.Name,
 			"made by the simulator"),
 		OS: "simulated", Version: "1",
 		BlockSize: orDefault(spec.BlockSize, 512), Size: spec.SizeBytes,
@@ -239,15 +241,15 @@ func (s *Server) imageRecord(spec Image) (img image, known bool, err error) {
 	if img.Size <= 0 {
 		return img, false, errors.New("it needs a size or a file that is not empty")
 	}
-	err = s.store.view(func(tx *tx) error {
+	err = s.store.View(func(tx *store.Tx) error {
 		if spec.Project != "" {
-			p, ok, err := projects.byName(tx, "", spec.Project)
+			p, ok, err := store.Projects.ByName(tx, "", spec.Project)
 			if err != nil || !ok {
 				return errors.Join(err, fmt.Errorf("there is no project %q", spec.Project))
 			}
 			img.ProjectID = &p.ID
 		}
-		known = images.taken(tx, value(img.ProjectID), spec.Name)
+		known = store.Images.Taken(tx, store.Deref(img.ProjectID), spec.Name)
 		return nil
 	})
 	return img, known, err
@@ -261,23 +263,23 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 	var diskIDs, snapshotIDs []string
 	var guests []dataplane.Guest
 	sizes := map[string]int64{}
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		running := map[string]bool{}
 		return errors.Join(
-			instances.each(tx, func(i instance) error {
-				running[i.ID] = i.sees()
+			store.Instances.Each(tx, func(i store.Instance) error {
+				running[i.ID] = i.Sees()
 				guests = append(guests, dataplane.Guest{InstanceID: i.ID, Name: i.Name})
 				return nil
 			}),
-			disks.each(tx, func(d disk) error {
+			store.Disks.Each(tx, func(d store.Disk) error {
 				diskIDs = append(diskIDs, d.ID)
 				sizes[d.ID] = d.Size
 				if running[d.State.Instance] {
-					attached = append(attached, d.device(d.State.Instance))
+					attached = append(attached, deviceOf(d, d.State.Instance))
 				}
 				return nil
 			}),
-			snapshots.each(tx, func(sn snapshotRecord) error {
+			store.Snapshots.Each(tx, func(sn store.SnapshotRecord) error {
 				snapshotIDs = append(snapshotIDs, sn.ID)
 				return nil
 			}),

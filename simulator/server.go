@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -64,7 +66,7 @@ type Server struct {
 	openError error
 	temporary bool
 	log       *slog.Logger
-	store     *store
+	store     *store.Store
 	plane     *dataplane.Plane
 	switches  switchboard
 	requests  requestLog
@@ -136,7 +138,7 @@ func (s *Server) open(ctx context.Context) (err error) {
 	if err := prepareDir(s.Dir); err != nil {
 		return err
 	}
-	if s.store, err = openStore(filepath.Join(s.Dir, recordsFile)); err != nil {
+	if s.store, err = store.Open(filepath.Join(s.Dir, recordsFile)); err != nil {
 		return err
 	}
 	if s.plane, err = dataplane.Open(dataplane.Config{Dir: s.Dir, Log: s.log, Seed: s.Seed,
@@ -172,7 +174,7 @@ func (s *Server) release() error {
 		errs = append(errs, s.plane.Close())
 	}
 	if s.store != nil {
-		errs = append(errs, s.store.close())
+		errs = append(errs, s.store.Close())
 	}
 	if s.temporary {
 		errs = append(errs, os.RemoveAll(s.Dir))

@@ -3,6 +3,8 @@ package simulator
 import (
 	"net/http"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -68,26 +70,26 @@ func (s *Server) ping(*request) (int, any, error) {
 
 var (
 	siloName = "simulated"
-	siloID   = derivedID("silo", siloName)
-	userID   = derivedID("user", siloName)
+	siloID   = store.DerivedID("silo", siloName)
+	userID   = store.DerivedID("user", siloName)
 )
 
 type currentUser struct {
-	ID           string    `json:"id"`
-	DisplayName  string    `json:"display_name"`
-	SiloID       string    `json:"silo_id"`
-	TimeCreated  timestamp `json:"time_created"`
-	TimeModified timestamp `json:"time_modified"`
-	FleetViewer  bool      `json:"fleet_viewer"`
-	SiloAdmin    bool      `json:"silo_admin"`
-	SiloName     string    `json:"silo_name"`
+	ID           string          `json:"id"`
+	DisplayName  string          `json:"display_name"`
+	SiloID       string          `json:"silo_id"`
+	TimeCreated  store.Timestamp `json:"time_created"`
+	TimeModified store.Timestamp `json:"time_modified"`
+	FleetViewer  bool            `json:"fleet_viewer"`
+	SiloAdmin    bool            `json:"silo_admin"`
+	SiloName     string          `json:"silo_name"`
 }
 
 func (s *Server) currentUser(*request) (int, any, error) {
 	var user currentUser
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		// The silo's user is as old as its first project.
-		first, err := projects.scan(tx, "", byName, nil, 1)
+		first, err := store.Projects.Scan(tx, "", store.ByName, nil, 1)
 		if len(first) > 0 {
 			user.TimeCreated, user.TimeModified = first[0].TimeCreated, first[0].TimeCreated
 		}
@@ -113,9 +115,9 @@ type utilization struct {
 func (s *Server) utilization(*request) (int, any, error) {
 	u := utilization{Capacity: resourceCounts{CPUs: 1024, Memory: 4 * tebibyte,
 		Storage: s.switches.get().QuotaBytes}}
-	err := s.store.view(func(tx *tx) error {
-		err := instances.each(tx, func(i instance) error {
-			if i.active() {
+	err := s.store.View(func(tx *store.Tx) error {
+		err := store.Instances.Each(tx, func(i store.Instance) error {
+			if i.Active() {
 				u.Provisioned.CPUs += int64(i.NCPUs)
 				u.Provisioned.Memory += i.Memory
 			}
@@ -124,7 +126,7 @@ func (s *Server) utilization(*request) (int, any, error) {
 		if err != nil {
 			return err
 		}
-		u.Provisioned.Storage, err = tx.storage()
+		u.Provisioned.Storage, err = tx.Storage()
 		return err
 	})
 	return http.StatusOK, u, err
@@ -137,47 +139,47 @@ func (s *Server) projectList(r *request) (int, any, error) {
 	if s.switches.get().Role == adminapi.RoleNone {
 		return http.StatusOK, emptyPage(), nil
 	}
-	return list(s, r, projects, func(*tx) (string, error) { return "", nil })
+	return list(s, r, store.Projects, func(*store.Tx) (string, error) { return "", nil })
 }
 
 func (s *Server) projectView(r *request) (int, any, error) {
-	var p project
-	err := s.store.view(func(tx *tx) error {
-		sel, _ := parseSelector(r.path.Get("project"))
+	var p store.Project
+	err := s.store.View(func(tx *store.Tx) error {
+		sel, _ := store.ParseSelector(r.path.Get("project"))
 		var err error
 		p, err = s.project(r, tx, sel)
 		return err
 	})
-	r.about(p.identity)
+	r.about(p.Identity)
 	return http.StatusOK, p, err
 }
 
 // list answers with a page of a table, of the records under the parent that is found.
-func list[T any](s *Server, r *request, t table[T], parent func(*tx) (string, error)) (
+func list[T any](s *Server, r *request, t store.Table[T], parent func(*store.Tx) (string, error)) (
 	int, any, error,
 ) {
 	var items []T
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		id, err := parent(tx)
 		if err != nil {
 			return err
 		}
-		items, err = t.scan(tx, id, r.scan.SortBy, r.scan.LastSeen, r.scan.limit)
+		items, err = t.Scan(tx, id, r.scan.SortBy, r.scan.LastSeen, r.scan.limit)
 		return err
 	})
-	return http.StatusOK, newPage(r.scan, items, t.ident), err
+	return http.StatusOK, newPage(r.scan, items, t.Ident), err
 }
 
 // listInProject answers with a page of what a table has in the query's project.
-func listInProject[T any](s *Server, r *request, t table[T]) (int, any, error) {
-	return list(s, r, t, func(tx *tx) (string, error) {
+func listInProject[T any](s *Server, r *request, t store.Table[T]) (int, any, error) {
+	return list(s, r, t, func(tx *store.Tx) (string, error) {
 		p, err := s.queryProject(r, tx)
 		return p.ID, err
 	})
 }
 
 func (s *Server) projectNothing(r *request) (int, any, error) {
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		_, err := s.queryProject(r, tx)
 		return err
 	})

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 )
 
@@ -36,36 +38,36 @@ func (l *repairs) end(diskID string) {
 }
 
 func (s *Server) snapshotList(r *request) (int, any, error) {
-	var items []snapshotRecord
-	err := s.store.view(func(tx *tx) error {
+	var items []store.SnapshotRecord
+	err := s.store.View(func(tx *store.Tx) error {
 		p, err := s.queryProject(r, tx)
 		if err != nil {
 			return err
 		}
-		items, err = snapshots.scan(tx, p.ID, r.scan.SortBy, r.scan.LastSeen, r.scan.limit)
+		items, err = store.Snapshots.Scan(tx, p.ID, r.scan.SortBy, r.scan.LastSeen, r.scan.limit)
 		return err
 	})
-	shown := make([]snapshot, len(items))
+	shown := make([]store.Snapshot, len(items))
 	for i := range items {
-		shown[i] = items[i].snapshot
+		shown[i] = items[i].Snapshot
 	}
 	return http.StatusOK, newPage(r.scan, shown,
-		func(sn snapshot) identity { return sn.identity }), err
+		func(sn store.Snapshot) store.Identity { return sn.Identity }), err
 }
 
 func (s *Server) snapshotView(r *request) (int, any, error) {
-	var record snapshotRecord
-	err := s.store.view(func(tx *tx) error {
+	var record store.SnapshotRecord
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		record, err = lookup(s, r, tx, snapshots, r.path.Get("snapshot"))
+		record, err = lookup(s, r, tx, store.Snapshots, r.path.Get("snapshot"))
 		return err
 	})
-	return http.StatusOK, record.snapshot, err
+	return http.StatusOK, record.Snapshot, err
 }
 
 type snapshotCreate struct {
 	name, description string
-	disk              selector
+	disk              store.Selector
 }
 
 func parseSnapshotCreate(f *fields) any {
@@ -77,13 +79,13 @@ func parseSnapshotCreate(f *fields) any {
 // creating, and its disk, unless attached, in maintenance (A38).
 func (s *Server) snapshotCreate(r *request) (int, any, error) {
 	c := r.body.(snapshotCreate)
-	var d disk
-	err := s.store.view(func(tx *tx) error {
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
 		owner, err := s.queryProject(r, tx)
 		if err != nil {
 			return err
 		}
-		if d, err = find(tx, disks, owner.ID, c.disk); err != nil {
+		if d, err = find(tx, store.Disks, owner.ID, c.disk); err != nil {
 			return err
 		}
 		return snapshotProblem(owner, d)
@@ -96,25 +98,25 @@ func (s *Server) snapshotCreate(r *request) (int, any, error) {
 		return 0, nil, conflict("volume repair lock")
 	}
 	defer s.repairs.end(d.ID)
-	record := snapshotRecord{BlockSize: d.BlockSize, snapshot: snapshot{
-		identity:  newIdentity(uuid.NewString(), c.name, c.description),
-		ProjectID: d.ProjectID, DiskID: d.ID, State: snapshotCreating, Size: d.Size,
+	record := store.SnapshotRecord{BlockSize: d.BlockSize, Snapshot: store.Snapshot{
+		Identity:  store.NewIdentity(uuid.NewString(), c.name, c.description),
+		ProjectID: d.ProjectID, DiskID: d.ID, State: store.SnapshotCreating, Size: d.Size,
 	}}
-	r.about(record.identity)
+	r.about(record.Identity)
 	if err := s.beginSnapshot(record); err != nil {
 		return 0, nil, err
 	}
 	if record, err = s.fillSnapshot(r, record); err != nil {
 		return 0, nil, err
 	}
-	return http.StatusCreated, record.snapshot, nil
+	return http.StatusCreated, record.Snapshot, nil
 }
 
-func snapshotProblem(owner project, d disk) error {
+func snapshotProblem(owner store.Project, d store.Disk) error {
 	switch {
 	case d.ProjectID != owner.ID:
 		return invalidRequest("can't create a snapshot of a disk in a different project")
-	case d.DiskType == typeLocal:
+	case d.DiskType == store.TypeLocal:
 		return invalidRequest("can't create a snapshot of a local storage disk")
 	case d.ReadOnly:
 		return invalidRequest("can't create a snapshot of a read-only disk")
@@ -125,35 +127,35 @@ func snapshotProblem(owner project, d disk) error {
 // beginSnapshot inserts the record, charges its full size, and takes a detached disk into
 // maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in
 // no state for it (A41).
-func (s *Server) beginSnapshot(record snapshotRecord) error {
-	return s.store.update(func(tx *tx) error {
-		d, err := find(tx, disks, "", selector{id: record.DiskID})
+func (s *Server) beginSnapshot(record store.SnapshotRecord) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
 		if err != nil {
 			return err
 		}
-		if snapshots.taken(tx, record.ProjectID, record.Name) {
+		if store.Snapshots.Taken(tx, record.ProjectID, record.Name) {
 			return alreadyExists("snapshot", record.Name)
 		}
 		if err := s.takeStorage(tx, record.Size); err != nil {
 			return err
 		}
 		switch d.State.State {
-		case stateAttached:
-		case stateDetached:
-			d.State.State = stateMaintenance
-			if err := tx.putDisk(d); err != nil {
+		case store.StateAttached:
+		case store.StateDetached:
+			d.State.State = store.StateMaintenance
+			if err := tx.PutDisk(d); err != nil {
 				return err
 			}
 		default:
 			// A42: the disk's state changed underneath, or does not allow it yet.
 			return errUnavailable
 		}
-		return snapshots.put(tx, record)
+		return store.Snapshots.Put(tx, record)
 	})
 }
 
 // fillSnapshot copies the bytes and makes the snapshot ready, or takes everything back.
-func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord, error) {
+func (s *Server) fillSnapshot(r *request, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()
 		return s.plane.SnapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
@@ -163,19 +165,19 @@ func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord
 		err = errInternal
 	}
 	if err == nil {
-		record.State = snapshotReady
-		err = s.endSnapshot(record, func(tx *tx) error { return snapshots.put(tx, record) })
+		record.State = store.SnapshotReady
+		err = s.endSnapshot(record, func(tx *store.Tx) error { return store.Snapshots.Put(tx, record) })
 	}
 	if err == nil {
 		return record, nil
 	}
 	undo := s.plane.RemoveSnapshot(record.ID)
 	if undo == nil {
-		undo = s.endSnapshot(record, func(tx *tx) error {
-			if err := tx.addStorage(-record.Size); err != nil {
+		undo = s.endSnapshot(record, func(tx *store.Tx) error {
+			if err := tx.AddStorage(-record.Size); err != nil {
 				return err
 			}
-			return snapshots.delete(tx, record)
+			return store.Snapshots.Delete(tx, record)
 		})
 	}
 	if undo != nil {
@@ -185,15 +187,15 @@ func (s *Server) fillSnapshot(r *request, record snapshotRecord) (snapshotRecord
 }
 
 // endSnapshot changes the snapshot's record and ends the maintenance of its disk.
-func (s *Server) endSnapshot(record snapshotRecord, change func(*tx) error) error {
-	return s.store.update(func(tx *tx) error {
-		d, ok, err := disks.get(tx, record.DiskID)
+func (s *Server) endSnapshot(record store.SnapshotRecord, change func(*store.Tx) error) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		d, ok, err := store.Disks.Get(tx, record.DiskID)
 		if err != nil {
 			return err
 		}
-		if ok && d.State.State == stateMaintenance {
-			d.State.State = stateDetached
-			if err := tx.putDisk(d); err != nil {
+		if ok && d.State.State == store.StateMaintenance {
+			d.State.State = store.StateDetached
+			if err := tx.PutDisk(d); err != nil {
 				return err
 			}
 		}
@@ -204,10 +206,10 @@ func (s *Server) endSnapshot(record snapshotRecord, change func(*tx) error) erro
 // snapshotDelete frees the snapshot's share of the quota, now or later. Disks made from it do not
 // mind (A43).
 func (s *Server) snapshotDelete(r *request) (int, any, error) {
-	var record snapshotRecord
-	err := s.store.view(func(tx *tx) error {
+	var record store.SnapshotRecord
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		record, err = lookup(s, r, tx, snapshots, r.path.Get("snapshot"))
+		record, err = lookup(s, r, tx, store.Snapshots, r.path.Get("snapshot"))
 		return err
 	})
 	if err != nil {
@@ -215,17 +217,17 @@ func (s *Server) snapshotDelete(r *request) (int, any, error) {
 	}
 	defer s.locks.Lock(record.ID)()
 	delay := s.switches.get().FreeDelay
-	err = s.store.update(func(tx *tx) error {
-		if record, err = find(tx, snapshots, "", selector{id: record.ID}); err != nil {
+	err = s.store.Update(func(tx *store.Tx) error {
+		if record, err = find(tx, store.Snapshots, "", store.Selector{ID: record.ID}); err != nil {
 			return err
 		}
-		if record.State == snapshotCreating {
+		if record.State == store.SnapshotCreating {
 			return invalidRequest("snapshot cannot be deleted in state Creating")
 		}
-		if err := tx.release(record.ID, record.Size, delay); err != nil {
+		if err := release(tx, record.ID, record.Size, delay); err != nil {
 			return err
 		}
-		return snapshots.delete(tx, record)
+		return store.Snapshots.Delete(tx, record)
 	})
 	if err != nil {
 		return 0, nil, err

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
@@ -103,7 +105,7 @@ func TestSituationsOfSnapshot(t *testing.T) {
 	there := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), p)).Id
 	r.disk("d")
 	r.disk("faulted")
-	r.force("faulted", diskState{State: stateFaulted})
+	r.force("faulted", store.DiskState{State: store.StateFaulted})
 	must[*oxide.Snapshot](t)(r.doSnapshot("taken", "d"))
 	nobody := uuid.NewString()
 	for _, test := range []struct {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -12,13 +14,13 @@ func (s *Server) state() (adminapi.State, error) {
 	state := adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
 	}
-	err := s.store.view(func(tx *tx) error {
+	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		state.StorageBytes, err = tx.storage()
+		state.StorageBytes, err = tx.Storage()
 		return errors.Join(err,
-			collect(tx, projects, &state.Projects), collect(tx, instances, &state.Instances),
-			collect(tx, disks, &state.Disks), collect(tx, snapshots, &state.Snapshots),
-			collect(tx, images, &state.Images))
+			collect(tx, store.Projects, &state.Projects), collect(tx, store.Instances, &state.Instances),
+			collect(tx, store.Disks, &state.Disks), collect(tx, store.Snapshots, &state.Snapshots),
+			collect(tx, store.Images, &state.Images))
 	})
 	if err != nil {
 		return state, err
@@ -40,12 +42,12 @@ func (s *Server) state() (adminapi.State, error) {
 
 // collect decodes every record of a table into the admin listener's type, which has the record's
 // JSON keys.
-func collect[R, T any](tx *tx, t table[R], into *[]T) error {
+func collect[R, T any](tx *store.Tx, t store.Table[R], into *[]T) error {
 	*into = []T{}
-	return t.bucket(tx).ForEach(func(id, data []byte) error {
+	return t.EachRaw(tx, func(id string, data []byte) error {
 		var record T
 		if err := json.Unmarshal(data, &record); err != nil {
-			return fmt.Errorf("read the record of %s %s: %w", t.name, id, err)
+			return fmt.Errorf("read the record of %s %s: %w", t.Name, id, err)
 		}
 		*into = append(*into, record)
 		return nil

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
@@ -40,7 +42,7 @@ func TestA61EmptySegmentsOfAPathAreDropped(t *testing.T) {
 		{"two dots", "/v1/disks/../disks?project=default", "", 400, "invalid path encoding"},
 		{"no UTF-8", "/v1/disks/%ff?project=default", "", 400, "invalid path encoding"},
 		{"a dot in escapes is a name", "/v1/disks/%2e?project=default", "", 400,
-			"bad parameter in URL path: " + notNameOrID},
+			"bad parameter in URL path: " + store.InvalidNameOrID},
 		{"a slash in escapes is a name", "/v1%2fdisks?project=default", "", 404, "Not Found"},
 	} {
 		test.check(t, r)
@@ -68,11 +70,11 @@ func TestA62QueriesAreReadAsByTheRack(t *testing.T) {
 			bad + "failed to parse pagination token: corrupted token"},
 		{"empty order", list + "&sort_by=", "", 400, bad + "unknown variant ``, expected one of " +
 			"`name_ascending`, `name_descending`, `id_ascending`"},
-		{"empty project", "/v1/disks?project=", "", 400, bad + notNameOrID},
+		{"empty project", "/v1/disks?project=", "", 400, bad + store.InvalidNameOrID},
 		{"no project", "/v1/disks", "", 400, bad + "missing field `project`"},
 		{"two projects, of which the last counts", "/v1/disks?project=X&project=default", "", 200, ""},
 		{"two projects, the last a bad one", "/v1/disks?project=default&project=X", "", 400,
-			bad + notNameOrID},
+			bad + store.InvalidNameOrID},
 		{"two orders, of which the last counts", list + "&sort_by=x&sort_by=id_ascending", "", 200,
 			""},
 		{"two tokens, of which the last counts", list + "&page_token=x&page_token=" + token, "",
@@ -83,7 +85,7 @@ func TestA62QueriesAreReadAsByTheRack(t *testing.T) {
 			bad + "duplicate field `project`"},
 		{"two of what is unknown to a view", "/v1/disks/d?project=default&limit=1&limit=2", "", 200,
 			""},
-		{"empty project for an ID", "/v1/disks/" + d.Id + "?project=", "", 400, bad + notNameOrID},
+		{"empty project for an ID", "/v1/disks/" + d.Id + "?project=", "", 400, bad + store.InvalidNameOrID},
 		{"two projects for a new disk", "/v1/disks?project=default&project=default", "{}", 400,
 			bad + "duplicate field `project`"},
 		{"a new disk without project", "/v1/disks", "{}", 400, bad + "missing field `project`"},
@@ -161,5 +163,5 @@ func TestA06BadBodies(t *testing.T) {
 		c.check(t, r)
 	}
 	wireCase{"neither a name nor an ID", "/v1/instances/a/disks/attach?project=default",
-		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + notNameOrID}.check(t, r)
+		`{"disk":"D"}`, 400, "unable to parse JSON body: disk: " + store.InvalidNameOrID}.check(t, r)
 }

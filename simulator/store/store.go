@@ -1,4 +1,4 @@
-package simulator
+package store
 
 import (
 	"bytes"
@@ -7,20 +7,21 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// store keeps the rack's records in one bbolt file. A change is one transaction and is on disk
+// Store keeps the rack's records in one bbolt file. A change is one transaction and is on disk
 // when update returns: nobody reads, and no caller is told, what a power cut could take back.
-type store struct{ db *bbolt.DB }
+type Store struct{ db *bbolt.DB }
 
-// errInUse says that another simulator serves the directory.
-var errInUse = errors.New("another simulator serves this directory")
+// ErrInUse says that another simulator serves the directory.
+var ErrInUse = errors.New("another simulator serves this directory")
 
-func openStore(path string) (*store, error) {
+func Open(path string) (*Store, error) {
 	if err := createStore(path); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
@@ -30,12 +31,12 @@ func openStore(path string) (*store, error) {
 		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
 	})
 	if errors.Is(err, bberrors.ErrTimeout) {
-		return nil, errInUse
+		return nil, ErrInUse
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the records in %s: %w", path, err)
 	}
-	return &store{db}, nil
+	return &Store{db}, nil
 }
 
 // createStore makes an empty file of records where there is none: whole or not at all, as bbolt
@@ -62,43 +63,43 @@ func createStore(path string) error {
 	return errors.Join(err, os.RemoveAll(temp))
 }
 
-func (s *store) close() error { return s.db.Close() }
+func (s *Store) Close() error { return s.db.Close() }
 
-func (s *store) view(fn func(*tx) error) error {
-	return s.db.View(func(t *bbolt.Tx) error { return fn(&tx{t}) })
+func (s *Store) View(fn func(*Tx) error) error {
+	return s.db.View(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
-func (s *store) update(fn func(*tx) error) error {
-	return s.db.Update(func(t *bbolt.Tx) error { return fn(&tx{t}) })
+func (s *Store) Update(fn func(*Tx) error) error {
+	return s.db.Update(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
-type tx struct{ *bbolt.Tx }
+type Tx struct{ *bbolt.Tx }
 
-// table is one kind of record. Records are found by ID, by name within their parent (the project,
+// Table is one kind of record. Records are found by ID, by name within their parent (the project,
 // or "" for what belongs to the silo), and in the order of either.
-type table[T any] struct {
-	name   string
-	ident  func(T) identity
-	parent func(T) string
+type Table[T any] struct {
+	Name   string
+	Ident  func(T) Identity
+	Parent func(T) string
 }
 
 var (
-	projects = table[project]{"project",
-		func(p project) identity { return p.identity }, func(project) string { return "" }}
-	disks = table[disk]{"disk",
-		func(d disk) identity { return d.identity }, func(d disk) string { return d.ProjectID }}
-	snapshots = table[snapshotRecord]{"snapshot",
-		func(s snapshotRecord) identity { return s.identity },
-		func(s snapshotRecord) string { return s.ProjectID }}
-	images = table[image]{"image",
-		func(i image) identity { return i.identity },
-		func(i image) string { return value(i.ProjectID) }}
-	instances = table[instance]{"instance",
-		func(i instance) identity { return i.identity },
-		func(i instance) string { return i.ProjectID }}
+	Projects = Table[Project]{"project",
+		func(p Project) Identity { return p.Identity }, func(Project) string { return "" }}
+	Disks = Table[Disk]{"disk",
+		func(d Disk) Identity { return d.Identity }, func(d Disk) string { return d.ProjectID }}
+	Snapshots = Table[SnapshotRecord]{"snapshot",
+		func(s SnapshotRecord) Identity { return s.Identity },
+		func(s SnapshotRecord) string { return s.ProjectID }}
+	Images = Table[Image]{"image",
+		func(i Image) Identity { return i.Identity },
+		func(i Image) string { return Deref(i.ProjectID) }}
+	Instances = Table[Instance]{"instance",
+		func(i Instance) Identity { return i.Identity },
+		func(i Instance) string { return i.ProjectID }}
 )
 
-func value(s *string) string {
+func Deref(s *string) string {
 	if s == nil {
 		return ""
 	}
@@ -108,59 +109,59 @@ func value(s *string) string {
 // key orders an index: all of a parent's entries lie together.
 func key(parent, last string) []byte { return []byte(parent + "/" + last) }
 
-func (t table[T]) bucket(tx *tx) *bbolt.Bucket { return tx.Bucket([]byte(t.name)) }
-func (t table[T]) names(tx *tx) *bbolt.Bucket  { return tx.Bucket([]byte(t.name + " names")) }
-func (t table[T]) ids(tx *tx) *bbolt.Bucket    { return tx.Bucket([]byte(t.name + " ids")) }
+func (t Table[T]) bucket(tx *Tx) *bbolt.Bucket { return tx.Bucket([]byte(t.Name)) }
+func (t Table[T]) names(tx *Tx) *bbolt.Bucket  { return tx.Bucket([]byte(t.Name + " names")) }
+func (t Table[T]) ids(tx *Tx) *bbolt.Bucket    { return tx.Bucket([]byte(t.Name + " ids")) }
 
-func (t table[T]) create(tx *tx) error {
+func (t Table[T]) create(tx *Tx) error {
 	for _, suffix := range []string{"", " names", " ids"} {
-		if _, err := tx.CreateBucketIfNotExists([]byte(t.name + suffix)); err != nil {
+		if _, err := tx.CreateBucketIfNotExists([]byte(t.Name + suffix)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t table[T]) get(tx *tx, id string) (T, bool, error) {
+func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
 	var record T
 	data := t.bucket(tx).Get([]byte(id))
 	if data == nil {
 		return record, false, nil
 	}
 	if err := json.Unmarshal(data, &record); err != nil {
-		return record, false, fmt.Errorf("read the record of %s %s: %w", t.name, id, err)
+		return record, false, fmt.Errorf("read the record of %s %s: %w", t.Name, id, err)
 	}
 	return record, true, nil
 }
 
-func (t table[T]) byName(tx *tx, parent, name string) (T, bool, error) {
+func (t Table[T]) ByName(tx *Tx, parent, name string) (T, bool, error) {
 	id := t.names(tx).Get(key(parent, name))
 	if id == nil {
 		var none T
 		return none, false, nil
 	}
-	return t.get(tx, string(id))
+	return t.Get(tx, string(id))
 }
 
-func (t table[T]) taken(tx *tx, parent, name string) bool {
+func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
 
 // put adds the record, or replaces the one with its ID whatever name that had.
-func (t table[T]) put(tx *tx, record T) error {
-	ident, parent := t.ident(record), t.parent(record)
-	old, ok, err := t.get(tx, ident.ID)
+func (t Table[T]) Put(tx *Tx, record T) error {
+	ident, parent := t.Ident(record), t.Parent(record)
+	old, ok, err := t.Get(tx, ident.ID)
 	if err != nil {
 		return err
 	}
-	if ok && t.ident(old).Name != ident.Name {
-		if err := t.names(tx).Delete(key(parent, t.ident(old).Name)); err != nil {
+	if ok && t.Ident(old).Name != ident.Name {
+		if err := t.names(tx).Delete(key(parent, t.Ident(old).Name)); err != nil {
 			return err
 		}
 	}
 	data, err := json.Marshal(record)
 	if err != nil {
-		return fmt.Errorf("write the record of %s %s: %w", t.name, ident.ID, err)
+		return fmt.Errorf("write the record of %s %s: %w", t.Name, ident.ID, err)
 	}
 	return errors.Join(
 		t.bucket(tx).Put([]byte(ident.ID), data),
@@ -169,8 +170,8 @@ func (t table[T]) put(tx *tx, record T) error {
 	)
 }
 
-func (t table[T]) delete(tx *tx, record T) error {
-	ident, parent := t.ident(record), t.parent(record)
+func (t Table[T]) Delete(tx *Tx, record T) error {
+	ident, parent := t.Ident(record), t.Parent(record)
 	return errors.Join(
 		t.bucket(tx).Delete([]byte(ident.ID)),
 		t.names(tx).Delete(key(parent, ident.Name)),
@@ -179,17 +180,17 @@ func (t table[T]) delete(tx *tx, record T) error {
 }
 
 // scan reads up to limit of a parent's records after (never at) last, in the order of sortBy.
-func (t table[T]) scan(tx *tx, parent, sortBy string, last *string, limit int) ([]T, error) {
+func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) ([]T, error) {
 	index := t.names(tx)
-	if sortBy == byID {
+	if sortBy == ByID {
 		index = t.ids(tx)
 	}
 	c := index.Cursor()
 	prefix := key(parent, "")
-	k, id := first(c, prefix, sortBy == byNameDescending, last)
+	k, id := first(c, prefix, sortBy == ByNameDescending, last)
 	records := []T{}
 	for ; k != nil && bytes.HasPrefix(k, prefix) && len(records) < limit; k, id = step(c, sortBy) {
-		record, _, err := t.get(tx, string(id))
+		record, _, err := t.Get(tx, string(id))
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +200,7 @@ func (t table[T]) scan(tx *tx, parent, sortBy string, last *string, limit int) (
 }
 
 func step(c *bbolt.Cursor, sortBy string) (k, v []byte) {
-	if sortBy == byNameDescending {
+	if sortBy == ByNameDescending {
 		return c.Prev()
 	}
 	return c.Next()
@@ -229,14 +230,19 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 }
 
 // each visits every record of the table.
-func (t table[T]) each(tx *tx, visit func(T) error) error {
+func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
 	return t.bucket(tx).ForEach(func(id, _ []byte) error {
-		record, _, err := t.get(tx, string(id))
+		record, _, err := t.Get(tx, string(id))
 		if err != nil {
 			return err
 		}
 		return visit(record)
 	})
+}
+
+// eachRaw visits every record of the table as JSON.
+func (t Table[T]) EachRaw(tx *Tx, visit func(id string, data []byte) error) error {
+	return t.bucket(tx).ForEach(func(id, data []byte) error { return visit(string(id), data) })
 }
 
 var (
@@ -253,8 +259,8 @@ var (
 	bucketUnfreed = []byte("unfreed")
 )
 
-// createBuckets makes what an empty directory lacks.
-func createBuckets(tx *tx) error {
+// Prepare makes what an empty directory lacks.
+func Prepare(tx *Tx) error {
 	for _, name := range [][]byte{
 		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
 	} {
@@ -262,13 +268,13 @@ func createBuckets(tx *tx) error {
 			return err
 		}
 	}
-	return errors.Join(projects.create(tx), disks.create(tx), snapshots.create(tx),
-		images.create(tx), instances.create(tx))
+	return errors.Join(Projects.create(tx), Disks.create(tx), Snapshots.create(tx),
+		Images.create(tx), Instances.create(tx))
 }
 
 // putDisk keeps, beside the record, the index of which instance has which disks.
-func (tx *tx) putDisk(d disk) error {
-	old, ok, err := disks.get(tx, d.ID)
+func (tx *Tx) PutDisk(d Disk) error {
+	old, ok, err := Disks.Get(tx, d.ID)
 	if err != nil {
 		return err
 	}
@@ -282,16 +288,16 @@ func (tx *tx) putDisk(d disk) error {
 			return err
 		}
 	}
-	return disks.put(tx, d)
+	return Disks.Put(tx, d)
 }
 
 // disksOf reads the disks attached to an instance, in the order of their IDs.
-func (tx *tx) disksOf(instanceID string) ([]disk, error) {
-	attached := []disk{}
+func (tx *Tx) DisksOf(instanceID string) ([]Disk, error) {
+	attached := []Disk{}
 	prefix := key(instanceID, "")
 	c := tx.Bucket(bucketAttached).Cursor()
 	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		d, ok, err := disks.get(tx, string(k[len(prefix):]))
+		d, ok, err := Disks.Get(tx, string(k[len(prefix):]))
 		if err != nil {
 			return nil, err
 		}
@@ -302,27 +308,36 @@ func (tx *tx) disksOf(instanceID string) ([]disk, error) {
 	return attached, nil
 }
 
-// storage is the sum of what disks and snapshots take of the quota.
-func (tx *tx) storage() (int64, error) {
-	var sum int64
-	data := tx.Bucket(bucketMeta).Get(keyStorage)
-	if data == nil {
-		return 0, nil
+// The orders of a scan, as the rack names them.
+const (
+	ByName           = "name_ascending"
+	ByNameDescending = "name_descending"
+	ByID             = "id_ascending"
+)
+
+func (tx *Tx) Project(sel Selector) (Project, bool, error) {
+	if sel.ID != "" {
+		return Projects.Get(tx, sel.ID)
 	}
-	if err := json.Unmarshal(data, &sum); err != nil {
-		return 0, fmt.Errorf("read the record of provisioned storage: %w", err)
-	}
-	return sum, nil
+	return Projects.ByName(tx, "", sel.Name)
 }
 
-func (tx *tx) addStorage(delta int64) error {
-	sum, err := tx.storage()
-	if err != nil {
-		return err
+func (tx *Tx) OtherNames(parent, subject string) []string {
+	return slices.Concat(
+		aliases(tx, Disks, parent, subject),
+		aliases(tx, Instances, parent, subject),
+		aliases(tx, Snapshots, parent, subject),
+		aliases(tx, Projects, "", subject),
+	)
+}
+
+// aliases is the ID of what has that name, or the name of what has that ID.
+func aliases[T any](tx *Tx, t Table[T], parent, subject string) []string {
+	if id := t.names(tx).Get(key(parent, subject)); id != nil {
+		return []string{string(id)}
 	}
-	data, err := json.Marshal(sum + delta)
-	if err != nil {
-		return err
+	if object, ok, err := t.Get(tx, subject); ok && err == nil {
+		return []string{t.Ident(object).Name}
 	}
-	return tx.Bucket(bucketMeta).Put(keyStorage, data)
+	return nil
 }

@@ -1,4 +1,4 @@
-package simulator
+package store
 
 import (
 	"fmt"
@@ -7,15 +7,15 @@ import (
 	"github.com/google/uuid"
 )
 
-const maxName = 63
+const MaxName = 63
 
-// nameProblem says what the rack has against a name, in its words, or "" (A04). The published
+// CheckName says what the rack has against a name, in its words, or "" (A04). The published
 // pattern allows upper case; the rack does not.
-func nameProblem(name string) string {
+func CheckName(name string) string {
 	switch {
 	case name == "":
 		return "name requires at least one character"
-	case len(name) > maxName:
+	case len(name) > MaxName:
 		return "name may contain at most 63 characters"
 	case name[0] < 'a' || name[0] > 'z':
 		return "name must begin with an ASCII lowercase character"
@@ -39,35 +39,35 @@ func nameCharacter(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
 }
 
-// selector is what the rack calls a NameOrId: what parses as a UUID is an ID, the rest a name
+// Selector is what the rack calls a NameOrId: what parses as a UUID is an ID, the rest a name
 // (A05). The zero value is one that was not given.
-type selector struct{ id, name string }
+type Selector struct{ ID, Name string }
 
-// notNameOrID is the rack's only word against what is neither a name nor an ID (A05).
-const notNameOrID = "data did not match any variant of untagged enum NameOrId"
+// InvalidNameOrID is the rack's only word against what is neither a name nor an ID (A05).
+const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
-func parseSelector(s string) (sel selector, problem string) {
+func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
-		return selector{id: id.String()}, ""
+		return Selector{ID: id.String()}, ""
 	}
-	if nameProblem(s) != "" {
-		problem = notNameOrID
+	if CheckName(s) != "" {
+		problem = InvalidNameOrID
 	}
-	return selector{name: s}, problem
+	return Selector{Name: s}, problem
 }
 
-func (s selector) String() string {
-	if s.id != "" {
-		return s.id
+func (s Selector) String() string {
+	if s.ID != "" {
+		return s.ID
 	}
-	return s.name
+	return s.Name
 }
 
-func (s selector) given() bool { return s != selector{} }
+func (s Selector) Given() bool { return s != Selector{} }
 
-// derivedID is the same for the same words, so that what is named at start keeps its ID over
+// DerivedID is the same for the same words, so that what is named at start keeps its ID over
 // directories and machines.
-func derivedID(words ...string) string {
+func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }
 

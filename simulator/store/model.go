@@ -1,0 +1,148 @@
+// Package store keeps the simulated rack's records: projects, instances, disks, snapshots and images,
+// with the quota they take and the indexes by which they are found.
+//
+// A change is one transaction in a bbolt file and is on disk when [Store.Update] returns, so nobody
+// reads, and no caller is told, what a power cut could take back. The record types are the API's
+// JSON. The store decides nothing: the rules are package engine's.
+package store
+
+import (
+	"time"
+)
+
+// Identity is what every named object of the rack begins with, in the rack's order of fields.
+type Identity struct {
+	ID           string    `json:"id"`
+	Name         string    `json:"name"`
+	Description  string    `json:"description"`
+	TimeCreated  Timestamp `json:"time_created"`
+	TimeModified Timestamp `json:"time_modified"`
+}
+
+func NewIdentity(id, name, description string) Identity {
+	t := now()
+	return Identity{id, name, description, t, t}
+}
+
+// Timestamp is a moment as the rack's database keeps it: UTC, in microseconds (A02).
+type Timestamp struct{ time.Time }
+
+func now() Timestamp { return Timestamp{time.Now().UTC().Truncate(time.Microsecond)} }
+
+// MarshalJSON writes the timestamp as RFC 3339 with its microseconds.
+func (t Timestamp) MarshalJSON() ([]byte, error) {
+	return []byte(t.UTC().Format(`"2006-01-02T15:04:05.000000Z"`)), nil
+}
+
+type Project struct{ Identity }
+
+type Disk struct {
+	Identity
+	ProjectID  string    `json:"project_id"`
+	SnapshotID *string   `json:"snapshot_id"`
+	ImageID    *string   `json:"image_id"`
+	Size       int64     `json:"size"`
+	BlockSize  int       `json:"block_size"`
+	State      DiskState `json:"state"`
+	DevicePath string    `json:"device_path"`
+	DiskType   string    `json:"disk_type"`
+	ReadOnly   bool      `json:"read_only"`
+}
+
+// DiskState names the instance where the state has one.
+type DiskState struct {
+	State    string `json:"state"`
+	Instance string `json:"instance,omitempty"`
+}
+
+// The states that this rack's disks have.
+const (
+	StateCreating    = "creating"
+	StateDetached    = "detached"
+	StateAttached    = "attached"
+	StateMaintenance = "maintenance"
+	StateImportReady = "import_ready"
+	StateFaulted     = "faulted"
+)
+
+const (
+	TypeDistributed = "distributed"
+	TypeLocal       = "local"
+)
+
+func (d Disk) AttachedTo(instanceID string) bool {
+	return d.State == DiskState{StateAttached, instanceID}
+}
+
+type Snapshot struct {
+	Identity
+	ProjectID string `json:"project_id"`
+	DiskID    string `json:"disk_id"`
+	State     string `json:"state"`
+	Size      int64  `json:"size"`
+}
+
+const (
+	SnapshotCreating = "creating"
+	SnapshotReady    = "ready"
+	snapshotFaulted  = "faulted"
+)
+
+// SnapshotRecord is a snapshot with what the rack knows of it and does not show (A40).
+type SnapshotRecord struct {
+	Snapshot
+	BlockSize int `json:"block_size"`
+}
+
+type Image struct {
+	Identity
+	ProjectID *string `json:"project_id"`
+	OS        string  `json:"os"`
+	Version   string  `json:"version"`
+	Digest    *string `json:"digest"`
+	BlockSize int     `json:"block_size"`
+	Size      int64   `json:"size"`
+}
+
+type Instance struct {
+	Identity
+	ProjectID             string     `json:"project_id"`
+	NCPUs                 int        `json:"ncpus"`
+	Memory                int64      `json:"memory"`
+	Hostname              string     `json:"hostname"`
+	RunState              string     `json:"run_state"`
+	TimeRunStateUpdated   Timestamp  `json:"time_run_state_updated"`
+	AutoRestartEnabled    bool       `json:"auto_restart_enabled"`
+	AutoRestartPolicy     *string    `json:"auto_restart_policy"`
+	AutoRestartCooldown   *Timestamp `json:"auto_restart_cooldown_expiration"`
+	TimeLastAutoRestarted *Timestamp `json:"time_last_auto_restarted"`
+	BootDiskID            *string    `json:"boot_disk_id"`
+	CPUPlatform           *string    `json:"cpu_platform"`
+	EnableJumboFrames     bool       `json:"enable_jumbo_frames"`
+}
+
+// The run states that this rack's instances have.
+const (
+	RunStarting  = "starting"
+	RunRunning   = "running"
+	RunStopping  = "stopping"
+	RunStopped   = "stopped"
+	RunRebooting = "rebooting"
+	RunFailed    = "failed"
+)
+
+// active says that the instance has a VMM.
+func (i Instance) Active() bool {
+	switch i.RunState {
+	case RunStarting, RunRunning, RunStopping, RunRebooting:
+		return true
+	}
+	return false
+}
+
+// sees says that the instance has a guest that sees its disks. One that is stopping was halted.
+func (i Instance) Sees() bool { return i.Active() && i.RunState != RunStopping }
+
+func (i *Instance) Become(state string) {
+	i.RunState, i.TimeRunStateUpdated = state, now()
+}
