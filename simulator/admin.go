@@ -46,27 +46,16 @@ func (s *Server) Admin() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
-		adminAnswer(w, s.switches.get(), nil)
+		adminAnswer(w, s.rack.Switches(), nil)
 	})
 	mux.HandleFunc("PATCH /switches", s.adminSwitch)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
-		state, err := s.state()
+		state, err := s.rack.State()
 		adminAnswer(w, state, err)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
-	return s.opened(mux)
-}
-
-// opened opens the server in front of the first use of its admin side.
-func (s *Server) opened(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := s.Open(r.Context()); err != nil {
-			adminAnswer(w, nil, err)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	return mux
 }
 
 // adminMistake is an error of the caller's.
@@ -140,7 +129,10 @@ func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	now, err := s.switches.change(func(next *adminapi.Switches) error { return adminRead(r, next) })
+	now, err := s.rack.ChangeSwitches(func(next *adminapi.Switches) error {
+		return adminRead(r,
+			next)
+	})
 	if err != nil {
 		err = adminMistake{err}
 	}

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
 // answer is what goes back to the caller. The zero status says that nothing does: the connection
@@ -26,7 +28,7 @@ type errorBody struct {
 
 func newAnswer(requestID string, status int, body any, err error) answer {
 	if err != nil {
-		refused := refusal(err)
+		refused := engine.AsError(err)
 		return answer{refused.Status, refused.Header, jsonType,
 			encode(errorBody{requestID, refused.Code, refused.Message}, "  ")}
 	}

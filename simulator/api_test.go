@@ -8,17 +8,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func TestZeroServerIsARack(t *testing.T) {
-	var s Server
-	server := httptest.NewServer(&s)
+func TestTheZeroConfigIsARack(t *testing.T) {
+	s := must[*Server](t)(Open(t.Context(), engine.Config{}))
+	server := httptest.NewServer(s)
 	defer server.Close()
 	c := newClient(t, server.URL)
 	p := must[*oxide.Project](t)(c.ProjectView(t.Context(),
@@ -35,7 +35,7 @@ func TestZeroServerIsARack(t *testing.T) {
 }
 
 func TestA01ErrorsLookLikeTheRacks(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	resp, body := r.call("GET", "/v1/disks/nope?project=default", "")
 	id := resp.header.Get("X-Request-Id")
 	want := fmt.Sprintf("{\n  \"request_id\": %q,\n  \"error_code\": \"ObjectNotFound\",\n"+
@@ -50,7 +50,7 @@ func TestA01ErrorsLookLikeTheRacks(t *testing.T) {
 }
 
 func TestA01RoutesThatAreNotServed(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for _, test := range []struct {
 		name, method, path string
 		status             int
@@ -95,7 +95,7 @@ func TestEveryOperationOfTheRackHasItsRoute(t *testing.T) {
 }
 
 func TestA11Tokens(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	denied := errorBody{ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}
 	for _, test := range []struct {
 		name, authorization, path string
@@ -123,7 +123,7 @@ func TestA11Tokens(t *testing.T) {
 }
 
 func TestA13Versions(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for _, test := range []struct {
 		name, version string
 		status        int
@@ -150,7 +150,7 @@ func TestA13Versions(t *testing.T) {
 }
 
 func TestA05NamesAndIDs(t *testing.T) {
-	r := newRack(t, &Server{Images: []Image{{Name: "debian", SizeBytes: 1 << 20}}})
+	r := newRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "debian", SizeBytes: 1 << 20}}})
 	d := r.disk("d")
 	p := must[*oxide.Project](t)(r.ProjectView(t.Context(),
 		oxide.ProjectViewParams{Project: "default"}))
@@ -221,7 +221,7 @@ func TestA04Names(t *testing.T) {
 }
 
 func TestA12BodiesHaveALimit(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	long := fmt.Sprintf(`{"name":"d","description":"%s"`, strings.Repeat("x", maxBody))
 	resp, body := r.call("POST", "/v1/disks?project=default", long)
 	got := unmarshal[errorBody](t, body)
@@ -235,7 +235,7 @@ func TestA12BodiesHaveALimit(t *testing.T) {
 }
 
 func TestA14ABodyIsReadBeforeTheToken(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	resp, _ := r.call("POST", "/v1/disks?project=default", "{", "Authorization", "")
 	if resp.status != http.StatusBadRequest {
 		t.Errorf("got %d, want 400", resp.status)
@@ -243,10 +243,10 @@ func TestA14ABodyIsReadBeforeTheToken(t *testing.T) {
 }
 
 func TestA15RolesDecideWhatIsThere(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	role := func(role string) {
-		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
 			s.Role = role
 			return nil
 		}))
@@ -281,7 +281,7 @@ func TestA15RolesDecideWhatIsThere(t *testing.T) {
 }
 
 func TestMeAndUtilization(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 10 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 10 << 30})
 	me := must[*oxide.CurrentUser](t)(r.CurrentUserView(t.Context()))
 	if me.SiloName == "" || me.Id == "" || me.SiloId == "" {
 		t.Errorf("got %+v", me)

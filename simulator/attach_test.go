@@ -6,12 +6,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func TestSituationsOfAttach(t *testing.T) {
@@ -102,7 +102,7 @@ func TestSituationsOfDetach(t *testing.T) {
 // situation makes a rack with disk d in a state and an instance in one.
 func situation(t *testing.T, cold bool, disk, instance, run string) *rack {
 	t.Helper()
-	r := newRack(t, &Server{ColdPlug: cold})
+	r := newRack(t, engine.Config{ColdPlug: cold})
 	if disk != "none" {
 		r.disk("d")
 	}
@@ -121,7 +121,7 @@ func situation(t *testing.T, cold bool, disk, instance, run string) *rack {
 }
 
 func TestA30DiskAndInstanceBelongToOneProject(t *testing.T) {
-	r := newRack(t, &Server{Projects: []string{"default", "other"}})
+	r := newRack(t, engine.Config{Projects: []string{"default", "other"}})
 	p := r.blank("d", 1)
 	p.Project = "other"
 	d := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), p))
@@ -145,13 +145,14 @@ func TestA30DiskAndInstanceBelongToOneProject(t *testing.T) {
 
 func TestA37TheBootDiskStays(t *testing.T) {
 	for run, want := range map[string]refused{
-		"":              refusedAs(409, "Conflict", "boot disk cannot be detached"),
-		store.RunFailed: refusedAs(400, "InvalidRequest", "cannot detach disk from instance in failed state"),
+		"": refusedAs(409, "Conflict", "boot disk cannot be detached"),
+		store.RunFailed: refusedAs(400, "InvalidRequest", "cannot detach disk from instance in failed "+
+			"state"),
 	} {
 		r := situation(t, true, "idle", "idle", run)
 		id := r.instance("idle").Id
-		simtest.NoError(t, r.store.Update(func(tx *store.Tx) error {
-			i, err := find(tx, store.Instances, "", store.Selector{ID: id})
+		simtest.NoError(t, r.rack.Records().Update(func(tx *store.Tx) error {
+			i, _, err := store.Instances.Get(tx, id)
 			if err != nil {
 				return err
 			}
@@ -165,7 +166,7 @@ func TestA37TheBootDiskStays(t *testing.T) {
 }
 
 func TestA16TwelveDisks(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for n := range 13 {
 		r.disk(fmt.Sprintf("d%02d", n))
 		_, err := r.doAttach("idle", fmt.Sprintf("d%02d", n))
@@ -187,7 +188,7 @@ func TestA16TwelveDisks(t *testing.T) {
 }
 
 func TestA35LocalDisksAreNeverHotPlugged(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.local("l", 1)))
 	_, err := r.doAttach("a", "l")
 	refusedAs(409, "Conflict", "cannot attach local storage disk: instance is starting").check(t, err)
@@ -197,10 +198,10 @@ func TestA35LocalDisksAreNeverHotPlugged(t *testing.T) {
 }
 
 func TestA17HotPlugCanBeSwitchedWhileTheRackServes(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	flip := func(on bool) {
-		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
 			s.Hotplug = on
 			return nil
 		}))

@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
 // Certificate is a server's certificate for the given names and addresses, with the authority
@@ -35,7 +37,7 @@ func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile strin
 		return cert, "", fmt.Errorf("make a certificate: %w", err)
 	}
 	for i, path := range []string{caFile, keyFile, certFile} {
-		if err := writeDurably(path+".tmp", files[i]); err != nil {
+		if err := engine.WriteDurably(path+".tmp", files[i]); err != nil {
 			return cert, "", err
 		}
 		if err := os.Rename(path+".tmp", path); err != nil {

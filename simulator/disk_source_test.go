@@ -5,18 +5,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 3 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 3 << 30})
 	r.disk("d")
-	must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+	must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
 		s.SnapshotHold = hour
 		return nil
 	}))
@@ -26,7 +26,7 @@ func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 		_, _ = r.doSnapshot("s", "d")
 	}()
 	t.Cleanup(func() {
-		r.die() // cuts the hold short
+		_ = r.Close() // cuts the hold short
 		<-taken
 	})
 	simtest.Eventually(t, "the snapshot to be creating",
@@ -46,14 +46,14 @@ func TestA59ADiskCannotBeMadeFromASnapshotThatIsNotCutYet(t *testing.T) {
 	internal.check(t, create("new", 1)) // the quota is free again
 	refusedAs(400, "ObjectAlreadyExists", `already exists: disk "d"`).check(t, create("d", 1))
 	capacity := refusedAs(507, "InsufficientCapacity", "%s",
-		insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete request. "+
+		"Insufficient capacity: Storage Limit Exceeded: Not enough storage to complete request. "+
 			"Either remove unneeded disks and snapshots to free up resources or contact the rack "+
-			"operator to request a capacity increase.").Message)
+			"operator to request a capacity increase.")
 	capacity.check(t, create("new", 2))
 }
 
 func TestARestartBringsDisksToTheirSize(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "instance_disk_attach",
 		Device: &adminapi.DeviceFault{SizeBytes: 2 << 30}})
@@ -67,14 +67,14 @@ func TestARestartBringsDisksToTheirSize(t *testing.T) {
 }
 
 func TestA60AnInstanceThatDoesNotComeBackFails(t *testing.T) {
-	r := newRack(t, &Server{InstanceDelay: time.Millisecond})
+	r := newRack(t, engine.Config{InstanceDelay: time.Millisecond})
 	lost := r.disk("lost")
 	r.disk("data")
 	for _, name := range []string{"data", "lost"} {
 		must[*oxide.Disk](t)(r.doAttach("a", name))
 	}
 	simtest.Eventually(t, "both devices", func() bool { return len(r.guestDevices("a")) == 2 })
-	path := r.plane.DiskPath(lost.Id)
+	path := r.rack.Plane().DiskPath(lost.Id)
 	aside := path + ".aside"
 	simtest.NoError(t, os.Rename(path, aside))
 	i := must[*oxide.Instance](t)(r.change("reboot", "a"))
@@ -99,7 +99,7 @@ func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
 		adminapi.RoleViewer: refusedAs(403, "Forbidden", "Forbidden"),
 		adminapi.RoleNone:   gone("project", "default"),
 	} {
-		r := newRack(t, &Server{Role: role})
+		r := newRack(t, engine.Config{Role: role})
 		body := r.instanceBody("new")
 		body.Ncpus, body.Memory = 0, 1
 		_, err := r.doCreate(body)
@@ -109,7 +109,7 @@ func TestA15WhoMayNotCreateAnInstanceIsNotToldWhatIsWrongWithIt(t *testing.T) {
 
 func diskSize(t *testing.T, r *rack, id string) int64 {
 	t.Helper()
-	st, err := os.Stat(r.plane.DiskPath(id))
+	st, err := os.Stat(r.rack.Plane().DiskPath(id))
 	simtest.NoError(t, err)
 	return st.Size()
 }

@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func snapshotSource(id string, readOnly bool) oxide.DiskSource {
@@ -22,7 +22,7 @@ func imageSource(id string, readOnly bool) oxide.DiskSource {
 }
 
 func TestA22ADiskIsCreatingInTheAnswerAndDetachedAfterIt(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("pvc-1")
 	want := oxide.Disk{Id: d.Id, Name: "pvc-1", ProjectId: d.ProjectId, Size: 1 << 30,
 		BlockSize: 512, DevicePath: "/mnt/pvc-1", DiskType: "distributed"}
@@ -42,7 +42,7 @@ func TestA22ADiskIsCreatingInTheAnswerAndDetachedAfterIt(t *testing.T) {
 }
 
 func TestA23AReadOnlyDiskIsDetachedAtOnce(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
 	ro := must[*oxide.Disk](t)(r.DiskCreate(t.Context(),
@@ -55,7 +55,7 @@ func TestA23AReadOnlyDiskIsDetachedAtOnce(t *testing.T) {
 }
 
 func TestSituationsOfCreate(t *testing.T) {
-	r := newRack(t, &Server{Projects: []string{"default", "other"}, Images: []Image{
+	r := newRack(t, engine.Config{Projects: []string{"default", "other"}, Images: []engine.ImageSpec{
 		{Name: "silo", SizeBytes: 2 << 30, BlockSize: 4096},
 		{Name: "theirs", Project: "other", SizeBytes: 1 << 30}}})
 	r.disk("taken")
@@ -136,7 +136,7 @@ const quotaText = "Insufficient capacity: Storage Limit Exceeded: Not enough sto
 	"rack operator to request a capacity increase."
 
 func TestA29TheQuotaIsChargedBeforeTheNameIsLookedAt(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 3 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 3 << 30})
 	full := refusedAs(507, "InsufficientCapacity", quotaText)
 	r.disk("a")
 	must[*oxide.Snapshot](t)(r.doSnapshot("s", "a"))
@@ -184,7 +184,7 @@ func TestSituationsOfDelete(t *testing.T) {
 			`disk cannot be deleted in state "attached"`)},
 	} {
 		t.Run(test.state, func(t *testing.T) {
-			r := newRack(t, &Server{})
+			r := newRack(t, engine.Config{})
 			r.disk("d")
 			state := store.DiskState{State: test.state}
 			if test.state == store.StateAttached {
@@ -197,7 +197,7 @@ func TestSituationsOfDelete(t *testing.T) {
 }
 
 func TestA24AFailedDeleteLeavesTheDiskUnderAnotherName(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 1 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 1 << 30})
 	d := r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Unwind, Times: 1})
 	refusedAs(500, "Internal", "Internal Server Error").check(t, r.doDelete("d"))
@@ -214,7 +214,7 @@ func TestA24AFailedDeleteLeavesTheDiskUnderAnotherName(t *testing.T) {
 }
 
 func TestA18ACreateGoesOnWithoutItsCaller(t *testing.T) {
-	r := newRack(t, &Server{CreateHold: 400 * time.Millisecond})
+	r := newRack(t, engine.Config{CreateHold: 400 * time.Millisecond})
 	c, err := oxide.NewClient(oxide.WithHost(r.url), oxide.WithToken(testToken),
 		oxide.WithTimeout(50*time.Millisecond))
 	if err != nil {
@@ -232,7 +232,7 @@ func TestA18ACreateGoesOnWithoutItsCaller(t *testing.T) {
 }
 
 func TestA32ADiskThatIsBeingCreatedCanBeAttached(t *testing.T) {
-	r := newRack(t, &Server{CreateHold: 200 * time.Millisecond})
+	r := newRack(t, engine.Config{CreateHold: 200 * time.Millisecond})
 	created := make(chan error)
 	go func() {
 		_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
@@ -255,7 +255,7 @@ func TestA32ADiskThatIsBeingCreatedCanBeAttached(t *testing.T) {
 }
 
 func TestACreateThatUnwindsLeavesNothing(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 1 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 1 << 30})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
 	refusedAs(500, "Internal", "Internal Server Error").check(t, err)
@@ -264,7 +264,7 @@ func TestACreateThatUnwindsLeavesNothing(t *testing.T) {
 }
 
 func TestAnImportedDiskWaitsForItsBlocks(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(oxide.DiskSource{
 		Value: &oxide.DiskSourceImportingBlocks{BlockSize: 512}}, "d", 1)))
 	if got := r.state("d"); d.State.State() != "creating" || got != "import_ready" {

@@ -5,9 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -114,23 +111,4 @@ func (r *activeFault) fires() bool {
 	}
 	r.Fired++
 	return true
-}
-
-// device is what the rules make of the device that a request attaches.
-func (r *request) device(delay adminapi.Duration) dataplane.Fault {
-	f := dataplane.Fault{Delay: time.Duration(delay)}
-	for _, fired := range r.faults {
-		if d := fired.Device; d != nil {
-			f = dataplane.Fault{Never: d.Never, Delay: time.Duration(max(delay, d.Delay)),
-				SizeBytes: d.SizeBytes}
-		}
-	}
-	return f
-}
-
-// unwinds says that the rack shall fail in the middle of this request.
-func (r *request) unwinds() bool { return r.struck(adminapi.Unwind) }
-
-func (r *request) struck(phase adminapi.Phase) bool {
-	return slices.ContainsFunc(r.faults, func(f *firing) bool { return f.Phase == phase })
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 const hour = adminapi.Duration(time.Hour)
 
 func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	for name, rule := range map[string]adminapi.Fault{
 		"answered": {Response: answer},
@@ -54,7 +55,7 @@ func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 }
 
 func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Deferred, Cut: true, Delay: 1})
 	if err := r.DiskDelete(t.Context(),
@@ -65,7 +66,7 @@ func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
 }
 
 func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
 		Delay: hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -82,7 +83,8 @@ func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
 }
 
 func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
-	s := &Server{Dir: t.TempDir(), Token: testToken}
+	dir := t.TempDir()
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken}))
 	server := httptest.NewServer(s)
 	defer server.Close()
 	if _, err := s.Faults.Add(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred,
@@ -97,13 +99,13 @@ func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if again := newRack(t, &Server{Dir: s.Dir}); again.exists("d") {
+	if again := newRack(t, engine.Config{Dir: dir}); again.exists("d") {
 		t.Error("it was done by a rack that was closed")
 	}
 }
 
 func TestAdminCarriesOutWhatIsLate(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	admin := httptest.NewServer(r.Admin())
 	defer admin.Close()
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Cut: true, Delay: hour})
@@ -119,7 +121,7 @@ func TestAdminCarriesOutWhatIsLate(t *testing.T) {
 }
 
 func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{DropFields: []string{"disk_type", "read_only"}})
 	for _, path := range []string{"/v1/disks/d?project=default", "/v1/disks?project=default"} {
@@ -132,7 +134,7 @@ func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 }
 
 func TestAFaultStrikesATokenOnly(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken,
 		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
 	view := func() error {
@@ -150,7 +152,7 @@ func TestAFaultStrikesATokenOnly(t *testing.T) {
 }
 
 func TestABodyArrivesByteForByte(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", SlowByte: adminapi.Duration(2 * time.Millisecond)})
 	start := time.Now()
 	if _, body := r.call("GET", "/v1/ping", ""); body != `{"status":"ok"}` {
@@ -162,7 +164,7 @@ func TestABodyArrivesByteForByte(t *testing.T) {
 }
 
 func TestAnAnswerIsAsLargeAndHasTheHeaderThatTheRuleSays(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 299, Body: "{}",
 		PadBytes: 1 << 20,
 		Header:   map[string]string{"Location": "/v1/me"}}})

@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
@@ -67,7 +68,7 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 			answered, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRack(t, &Server{})
+			r := newRack(t, engine.Config{})
 			test.rule.Operation = "disk_create"
 			id := r.fault(test.rule)
 			_, err := r.DiskCreate(t.Context(), r.blank("d", 1))
@@ -92,7 +93,7 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 }
 
 func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	for _, step := range []struct {
 		operation, state string
@@ -123,7 +124,7 @@ func TestA67WhatCannotBeReadAgainIsDone(t *testing.T) {
 }
 
 func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("b", "d"))
 	r.fault(adminapi.Fault{Phase: adminapi.Reread})
@@ -133,7 +134,7 @@ func TestA67WhatIsRefusedIsRefusedInItsOwnWords(t *testing.T) {
 }
 
 func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Before,
 		Delay: adminapi.Duration(200 * time.Millisecond)})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -148,7 +149,7 @@ func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 }
 
 func TestFaultsFindTheirRequests(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	r.disk("e")
 	attach := func(instance, disk string) bool {
@@ -221,7 +222,7 @@ func TestAFaultsDiceAreItsSeeds(t *testing.T) {
 }
 
 func TestASlowBodyArrivesWhole(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_view", SlowBody: adminapi.Duration(5 * time.Millisecond)})
 	start := time.Now()
@@ -234,7 +235,7 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 }
 
 func TestAFaultAnswersAsAProxyWould(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
 		Body:        "<html>bad gateway</html>",
 		ContentType: "text/html"}})

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // fields reads a JSON object the way the rack does: what must be there must be there, what is

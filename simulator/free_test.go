@@ -9,13 +9,14 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
 // freesLater is a rack with room for one disk and its snapshot, which frees what is deleted in an
 // hour or when it is told to.
 func freesLater(t *testing.T) *rack {
-	return newRack(t, &Server{FreeDelay: time.Hour, QuotaBytes: 2 * gibibyte})
+	return newRack(t, engine.Config{FreeDelay: time.Hour, QuotaBytes: 2 * 1 << 30})
 }
 
 func (r *rack) provisioned() int64 {
@@ -26,7 +27,8 @@ func (r *rack) provisioned() int64 {
 
 // kept are the files of a disk and its snapshot that are still there.
 func (r *rack) kept(diskID, snapshotID string) (kept []string) {
-	for _, path := range []string{r.plane.DiskPath(diskID), r.plane.SnapshotPath(snapshotID)} {
+	for _, path := range []string{r.rack.Plane().DiskPath(diskID),
+		r.rack.Plane().SnapshotPath(snapshotID)} {
 		if _, err := os.Stat(path); err == nil {
 			kept = append(kept, path)
 		}
@@ -64,7 +66,7 @@ func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 	if got := r.kept(diskID, snapshotID); len(got) != 2 {
 		t.Errorf("of the files there are %v, want both", got)
 	}
-	if got := r.provisioned(); got != 2*gibibyte {
+	if got := r.provisioned(); got != 2<<30 {
 		t.Errorf("storage is %d, want 2 GiB until it is freed", got)
 	}
 	// The quota is looked at before the name.
@@ -87,7 +89,7 @@ func TestA68WhatIsDeletedIsGoneAtOnceAndFreedLater(t *testing.T) {
 }
 
 func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
-	r := newRack(t, &Server{FreeDelay: time.Hour})
+	r := newRack(t, engine.Config{FreeDelay: time.Hour})
 	diskID, snapshotID := r.deleteBoth()
 	again := r.disk("d")
 	must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
@@ -100,13 +102,13 @@ func TestA68ANameIsFreeBeforeTheBytesAre(t *testing.T) {
 	if got := r.state("d"); got != "detached" || r.disks()[0].Id != again.Id {
 		t.Errorf("the disk that took the name is %s, %v", got, r.disks())
 	}
-	if got := r.provisioned(); got != 2*gibibyte {
+	if got := r.provisioned(); got != 2<<30 {
 		t.Errorf("storage is %d, want the 2 GiB of disk and snapshot", got)
 	}
 }
 
 func TestA68TheDelayEndsByItself(t *testing.T) {
-	r := newRack(t, &Server{FreeDelay: time.Millisecond})
+	r := newRack(t, engine.Config{FreeDelay: time.Millisecond})
 	diskID, snapshotID := r.deleteBoth()
 	simtest.Eventually(t, "everything to be freed", func() bool {
 		return r.provisioned() == 0 && len(r.kept(diskID, snapshotID)) == 0
@@ -136,7 +138,7 @@ func TestA68ADeletionThatFailsKeepsTheDiskAndItsShare(t *testing.T) {
 	if err := r.RunDeferred(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := r.provisioned(); got != gibibyte {
+	if got := r.provisioned(); got != 1<<30 {
 		t.Errorf("storage is %d, want the disk's 1 GiB", got)
 	}
 	if err := r.doDelete("deleted-" + d.Id); err != nil {

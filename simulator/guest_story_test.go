@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
@@ -61,7 +62,7 @@ func readDevice(t *testing.T, path string, offset int64, n int) string {
 }
 
 func TestWhatAGuestWroteMovesWithTheDisk(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	r.noDevice("b")
@@ -90,7 +91,7 @@ func TestADiskOfAnImageHasItsContent(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRack(t, &Server{Images: []Image{{Name: "image", File: file}}})
+	r := newRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", File: file}}})
 	img := must[*oxide.Image](t)(r.ImageView(t.Context(), oxide.ImageViewParams{Image: "image"}))
 	must[*oxide.Disk](t)(r.DiskCreate(t.Context(), r.from(imageSource(img.Id, false), "d", 1)))
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -100,7 +101,7 @@ func TestADiskOfAnImageHasItsContent(t *testing.T) {
 }
 
 func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	writeDevice(t, r.device("a"), "kept")
@@ -126,7 +127,7 @@ func TestStoppingTakesTheDevicesAwayAndStartingBringsThemBack(t *testing.T) {
 }
 
 func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	size := func(node string) int64 {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(node)), "sys", "block",
 			filepath.Base(node), "size"))
@@ -165,7 +166,7 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))
 	})
 	t.Run("late by a switch", func(t *testing.T) {
-		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
 			s.DeviceDelay = adminapi.Duration(150 * time.Millisecond)
 			return nil
 		}))
@@ -176,7 +177,7 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 			t.Errorf("it appeared after %s", took)
 		}
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))
-		must[adminapi.Switches](t)(r.switches.change(func(s *adminapi.Switches) error {
+		must[adminapi.Switches](t)(r.rack.ChangeSwitches(func(s *adminapi.Switches) error {
 			s.DeviceDelay = 0
 			return nil
 		}))
@@ -192,7 +193,7 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 }
 
 func TestOfManyAtOnceOneWins(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	race := func(want string, try func(n int) error) {
 		t.Helper()
@@ -251,7 +252,7 @@ func TestA27AFullHost(t *testing.T) {
 			t.Errorf("unmount %s: %v", dir, err)
 		}
 	})
-	r := newRack(t, &Server{Dir: filepath.Join(dir, "rack")})
+	r := newRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})
 	r.disk("kept")
 	ballast := filepath.Join(dir, "ballast")
 	f, err := os.Create(ballast)
@@ -287,7 +288,7 @@ func TestA27AFullHost(t *testing.T) {
 		t.Errorf("there are %d disks, want %d", got, made)
 	}
 	next.disk("fits")
-	files, err := filepath.Glob(filepath.Join(next.Dir, "disks", "*"))
+	files, err := filepath.Glob(filepath.Join(next.dir, "disks", "*"))
 	if err != nil || len(files) != made+1 {
 		t.Errorf("%d files for %d disks (%v)", len(files), made+1, err)
 	}

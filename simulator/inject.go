@@ -9,9 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // draw decides which fault rules strike the request, and says so in the logs.
@@ -24,6 +23,11 @@ func (s *Server) draw(r *request) error {
 	}
 	r.faults = s.Faults.strike(r)
 	for _, f := range r.faults {
+		r.call.Unwind = r.call.Unwind || f.Phase == adminapi.Unwind
+		r.call.Reread = r.call.Reread || f.Phase == adminapi.Reread
+		if f.Device != nil {
+			r.call.Device = f.Device
+		}
 		r.entry.Faults = append(r.entry.Faults, f.id)
 		s.log.Warn("a fault strikes", slog.String("rule", f.id),
 			slog.String("operation", r.entry.Operation), slog.String("phase", string(f.Phase)),
@@ -35,7 +39,7 @@ func (s *Server) draw(r *request) error {
 // resolve adds to a request's subjects the names of its IDs and the IDs of its names, so that a
 // rule may use either.
 func (s *Server) resolve(r *request) error {
-	return s.store.View(func(tx *store.Tx) error {
+	return s.rack.Records().View(func(tx *store.Tx) error {
 		parent := ""
 		if sel, _ := store.ParseSelector(r.query.Get("project")); sel.Given() {
 			p, _, err := tx.Project(sel)
@@ -67,7 +71,7 @@ func (s *Server) interfere(r *request, phase adminapi.Phase) (answer, bool) {
 		}
 		if phase != adminapi.Deferred {
 			// A delayed request is carried out although its caller may have given up.
-			wait(s.life, time.Duration(f.Delay))
+			s.rack.Pause(context.Background(), time.Duration(f.Delay))
 		}
 		switch {
 		case f.Hang > 0:
@@ -132,10 +136,7 @@ func drop(object map[string]json.RawMessage, fields []string) {
 
 // linger waits, but no longer than the caller does.
 func (s *Server) linger(r *request, d time.Duration) bool {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	defer context.AfterFunc(s.life, cancel)()
-	return wait(ctx, d)
+	return s.rack.Pause(r.Context(), d)
 }
 
 // misdeliver gives the body slowly or in part, where a fault says so.
@@ -176,4 +177,26 @@ func deliver(w http.ResponseWriter, piece []byte) {
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// deferred is the fault that defers the request's effect, or nil.
+func (r *request) deferred() *firing {
+	for _, f := range r.faults {
+		if f.Phase == adminapi.Deferred {
+			return f
+		}
+	}
+	return nil
+}
+
+// deferRequest carries a request out when its caller has had the response, or is gone, and after the
+// delay.
+func (s *Server) deferRequest(r *request, delay time.Duration) {
+	// The answer under way writes into the request.
+	effect := *r
+	effect.entry.Deferred = true
+	s.rack.DeferWork(r.Context(), delay, func() {
+		effect.started = time.Now()
+		s.record(&effect, s.serve(&effect))
+	})
 }

@@ -7,10 +7,12 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
 func TestA50SizesOfInstances(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for memory, want := range map[oxide.ByteCount]string{
 		1 << 29:     `unsupported value for "size": memory must be at least 1 GiB`,
 		1<<30 + 512: `unsupported value for "size": memory must be divisible by 1 GiB`,
@@ -28,7 +30,7 @@ func TestA50SizesOfInstances(t *testing.T) {
 
 // Of two mistakes that follow each other here, the rack tells the first.
 func TestA66WhatIsWrongWithAnInstanceIsToldInTheRacksOrder(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	nowhere := uuid.NewString()
 	source := createdDisk("x")
 	source.Value.(*oxide.InstanceDiskAttachmentCreate).DiskBackend.Value =
@@ -86,7 +88,7 @@ func interfaces(networks ...string) oxide.InstanceNetworkInterfaceAttachment {
 }
 
 func TestA64WhereAnInstancesInterfacesMayBe(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	oneVPC := refusedAs(400, "InvalidRequest", "All interfaces must be in the same VPC")
 	for _, test := range []struct {
 		name     string
@@ -127,7 +129,7 @@ var (
 
 func TestA52AnInstanceHasTheInterfacesItAskedFor(t *testing.T) {
 	type attachment = oxide.InstanceNetworkInterfaceAttachment
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for _, test := range []struct {
 		name string
 		nics attachment
@@ -184,7 +186,7 @@ func (r *rack) externalIPs(id string) []oxide.ExternalIp {
 }
 
 func TestA65InstancesShareAddressesButNoPorts(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	seen := map[string]string{}
 	for _, name := range []string{"a", "b", "idle"} {
 		ips := r.externalIPs(r.instance(name).Id)
@@ -204,7 +206,7 @@ func TestA65InstancesShareAddressesButNoPorts(t *testing.T) {
 }
 
 func TestWhatTheSimulatorDoesNotGiveAnInstanceIs501(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	explicit := autoV4
 	explicit.Ip.Value = &oxide.Ipv4AssignmentExplicit{Value: "172.30.0.77"}
 	transit := autoV4

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func (r *rack) change(verb, instance string) (*oxide.Instance, error) {
@@ -53,7 +53,7 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 			"cannot reboot an instance in state stopped with no VMM")},
 	} {
 		t.Run(test.verb+" of "+test.from, func(t *testing.T) {
-			r := newRack(t, &Server{InstanceDelay: hour})
+			r := newRack(t, engine.Config{InstanceDelay: hour})
 			r.forceRun("a", test.from)
 			i, err := r.change(test.verb, "a")
 			test.want.check(t, err)
@@ -65,7 +65,7 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 }
 
 func TestA46AStopEndsLater(t *testing.T) {
-	r := newRack(t, &Server{InstanceDelay: 100 * time.Millisecond})
+	r := newRack(t, engine.Config{InstanceDelay: 100 * time.Millisecond})
 	i := must[*oxide.Instance](t)(r.change("stop", "a"))
 	if i.RunState != "stopping" {
 		t.Errorf("got %s", i.RunState)
@@ -81,7 +81,7 @@ func TestA46AStopEndsLater(t *testing.T) {
 }
 
 func TestA48DeletingAnInstanceDetachesItsDisks(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
 	remove := func() error {
@@ -123,7 +123,7 @@ func attachedDisk(name string) oxide.InstanceDiskAttachment {
 }
 
 func TestA51AnInstanceIsCreatedWithItsDisks(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("data")
 	body := r.instanceBody("new")
 	boot := createdDisk("boot")
@@ -152,7 +152,7 @@ func TestA51AnInstanceIsCreatedWithItsDisks(t *testing.T) {
 }
 
 func TestA51AnInstanceThatCannotBeCreatedLeavesNothing(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 3 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 3 << 30})
 	r.disk("data")
 	full := r.disk("elsewhere")
 	must[*oxide.Disk](t)(r.doAttach("b", "elsewhere"))
@@ -172,10 +172,10 @@ func TestA51AnInstanceThatCannotBeCreatedLeavesNothing(t *testing.T) {
 }
 
 func TestA58AnInstanceThatCannotBeStartedIsCreatedAndStaysStopped(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	lost := r.disk("lost")
 	r.disk("data")
-	simtest.NoError(t, os.Remove(r.plane.DiskPath(lost.Id)))
+	simtest.NoError(t, os.Remove(r.rack.Plane().DiskPath(lost.Id)))
 	body := r.instanceBody("new")
 	body.Disks = []oxide.InstanceDiskAttachment{attachedDisk("data"), attachedDisk("lost")}
 	i := must[*oxide.Instance](t)(r.doCreate(body))
@@ -188,7 +188,7 @@ func TestA58AnInstanceThatCannotBeStartedIsCreatedAndStaysStopped(t *testing.T) 
 }
 
 func TestA49UpdatesOfAnInstance(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("boot")
 	update := func(instance string, change func(*oxide.InstanceUpdate)) (*oxide.Instance, error) {
 		i := r.instance(instance)
@@ -238,7 +238,7 @@ func TestA49UpdatesOfAnInstance(t *testing.T) {
 
 // The lists that Oxide's own clients read of every instance.
 func TestNeighboursReadPaths(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	ctx := t.Context()
 	a := r.instance("a")
 	nics := must[[]oxide.InstanceNetworkInterface](t)(r.InstanceNetworkInterfaceListAllPages(ctx,
@@ -288,9 +288,9 @@ func TestNeighboursReadPaths(t *testing.T) {
 
 func TestInstancesKeepTheirIDsOverDirectories(t *testing.T) {
 	given := "6A3E1F3A-0000-4000-8000-000000000001"
-	s := &Server{Instances: []Instance{{Name: "x"}, {Name: "y", ID: given}}}
-	first := newRack(t, s)
-	second := newRack(t, &Server{Instances: s.Instances})
+	c := engine.Config{Instances: []engine.InstanceSpec{{Name: "x"}, {Name: "y", ID: given}}}
+	first := newRack(t, c)
+	second := newRack(t, engine.Config{Instances: c.Instances})
 	for _, name := range []string{"x", "y"} {
 		if a, b := first.instance(name).Id, second.instance(name).Id; a != b {
 			t.Errorf("%s is %s and %s", name, a, b)

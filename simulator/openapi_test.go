@@ -160,10 +160,11 @@ func TestAnswersMatchThePublishedSchema(t *testing.T) {
 			}
 		}
 	}
-	server := &Server{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
-		Instances: []Instance{{Name: "a"}, {Name: "idle", Stopped: true}},
-		Images: []Image{{Name: "silo", SizeBytes: 1 << 30},
-			{Name: "project", Project: "default", SizeBytes: 1 << 30}}}
+	server := must[*Server](t)(Open(t.Context(), Config{Dir: t.TempDir(),
+		Log:       slog.New(slog.DiscardHandler),
+		Instances: []InstanceSpec{{Name: "a"}, {Name: "idle", Stopped: true}},
+		Images: []ImageSpec{{Name: "silo", SizeBytes: 1 << 30},
+			{Name: "project", Project: "default", SizeBytes: 1 << 30}}}))
 	listener := httptest.NewServer(s.watch(t, server))
 	t.Cleanup(func() {
 		listener.Close()

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -41,6 +42,14 @@ type pageToken struct {
 type page[T any] struct {
 	NextPage *string `json:"next_page"`
 	Items    []T     `json:"items"`
+}
+
+// named is an object of a list.
+type named interface{ Ident() store.Identity }
+
+// window is the part of the list that the scan wants.
+func (s scan) window() engine.Window {
+	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
 
 // parseScan reads a list's query. With a token the other parameters but limit are not looked at.
@@ -132,10 +141,10 @@ func (s scan) after(item store.Identity) *string {
 }
 
 // newPage puts items into a page of the scan.
-func newPage[T any](s scan, items []T, ident func(T) store.Identity) page[T] {
+func newPage[T named](s scan, items []T) page[T] {
 	p := page[T]{Items: items}
 	if len(items) > 0 {
-		p.NextPage = s.after(ident(items[len(items)-1]))
+		p.NextPage = s.after(items[len(items)-1].Ident())
 	}
 	return p
 }
@@ -144,15 +153,15 @@ func newPage[T any](s scan, items []T, ident func(T) store.Identity) page[T] {
 func emptyPage() page[struct{}] { return page[struct{}]{Items: []struct{}{}} }
 
 // slice takes the scan's page out of items that are few and all at hand.
-func slice[T any](s scan, items []T, ident func(T) store.Identity) page[T] {
-	sorted := sortedBy(s.SortBy, items, ident)
+func slice[T named](s scan, items []T) page[T] {
+	sorted := sortedBy(s.SortBy, items)
 	out := []T{}
 	for _, item := range sorted {
-		if len(out) < s.limit && s.behind(ident(item)) {
+		if len(out) < s.limit && s.behind(item.Ident()) {
 			out = append(out, item)
 		}
 	}
-	return newPage(s, out, ident)
+	return newPage(s, out)
 }
 
 // behind says that an item comes after the last one seen.
@@ -168,16 +177,16 @@ func (s scan) behind(item store.Identity) bool {
 	return item.Name > *s.LastSeen
 }
 
-func sortedBy[T any](sortBy string, items []T, ident func(T) store.Identity) []T {
+func sortedBy[T named](sortBy string, items []T) []T {
 	sorted := slices.Clone(items)
 	slices.SortFunc(sorted, func(a, b T) int {
 		switch sortBy {
 		case store.ByID:
-			return strings.Compare(ident(a).ID, ident(b).ID)
+			return strings.Compare(a.Ident().ID, b.Ident().ID)
 		case store.ByNameDescending:
-			return strings.Compare(ident(b).Name, ident(a).Name)
+			return strings.Compare(b.Ident().Name, a.Ident().Name)
 		}
-		return strings.Compare(ident(a).Name, ident(b).Name)
+		return strings.Compare(a.Ident().Name, b.Ident().Name)
 	})
 	return sorted
 }

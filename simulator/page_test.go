@@ -8,14 +8,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	empty := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
 		oxide.DiskListParams{Project: "default"}))
 	if empty.NextPage != "" || len(empty.Items) != 0 {
@@ -39,7 +40,7 @@ func TestA10ThePageAfterTheLastIsEmpty(t *testing.T) {
 }
 
 func TestA09QueriesOfLists(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	long := strings.Repeat("QUJD", 200)
 	for query, want := range map[string]string{
 		"project=default&sort_by=created": "unknown variant `created`, expected one of " +
@@ -62,7 +63,7 @@ func TestA09QueriesOfLists(t *testing.T) {
 }
 
 func TestAListMayBeLongerThanAPage(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for n := range 205 {
 		r.disk(fmt.Sprintf("d%03d", n))
 	}
@@ -90,11 +91,13 @@ func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		stay := rapid.SliceOfNDistinct(names, 0, 30, rapid.ID).Draw(rt, "stay")
 		more := rapid.SliceOfDistinct(names, rapid.ID).Draw(rt, "come and go")
-		sortBy := rapid.SampledFrom([]string{store.ByName, store.ByNameDescending, store.ByID}).Draw(rt, "order")
+		sortBy := rapid.SampledFrom([]string{store.ByName, store.ByNameDescending, store.ByID}).Draw(rt,
+			"order")
 		limit := rapid.IntRange(1, 7).Draw(rt, "limit")
 		project := store.DerivedID(rapid.StringN(1, 8, 8).Draw(rt, "project"))
 		make := func(name string) store.Disk {
-			return store.Disk{Identity: store.NewIdentity(store.DerivedID(project, name), name, ""), ProjectID: project}
+			return store.Disk{Identity: store.NewIdentity(store.DerivedID(project, name), name, ""),
+				ProjectID: project}
 		}
 		err := s.Update(func(tx *store.Tx) error {
 			if err := store.Prepare(tx); err != nil {
@@ -118,7 +121,7 @@ func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			p := newPage(at, items, store.Disks.Ident)
+			p := newPage(at, items)
 			for _, d := range items {
 				seen = append(seen, d.Identity)
 			}
@@ -149,7 +152,7 @@ func TestA09AScanSeesWhatStaysOnceAndInOrder(t *testing.T) {
 				stayed = append(stayed, d.Name)
 			}
 		}
-		sorted := sortedBy(sortBy, seen, func(i store.Identity) store.Identity { return i })
+		sorted := sortedBy(sortBy, seen)
 		if !slices.Equal(seen, sorted) {
 			rt.Errorf("not in order: %v", seen)
 		}

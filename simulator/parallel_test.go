@@ -13,6 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
@@ -39,13 +40,13 @@ func (r *rack) serials(instance string) []string {
 func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
 	var guests []string
 	wanted := map[string][]string{}
-	s := &Server{}
+	var c engine.Config
 	for i := range 5 {
 		name := fmt.Sprint("guest-", i)
 		guests = append(guests, name)
-		s.Instances = append(s.Instances, Instance{Name: name})
+		c.Instances = append(c.Instances, engine.InstanceSpec{Name: name})
 	}
-	r := newRack(t, s)
+	r := newRack(t, c)
 	for i := range 4 * len(guests) {
 		name := fmt.Sprintf("disk-%02d", i)
 		r.disk(name)
@@ -68,7 +69,7 @@ func TestManyCallersGiveEachGuestItsDisks(t *testing.T) {
 		callers.Wait()
 	}
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} {
-		if _, err := r.switches.change(func(next *adminapi.Switches) error {
+		if _, err := r.rack.ChangeSwitches(func(next *adminapi.Switches) error {
 			next.DeviceDelay = adminapi.Duration(delay)
 			return nil
 		}); err != nil {

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // The seeds lie in testdata/fuzz.

@@ -265,7 +265,7 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 				told.churn(ctx, &rack{t: t, Client: newClient(t, p.said.URL)}, worker, round)
 			})
 		}
-		wait(ctx, time.Duration(100+dice.IntN(400))*time.Millisecond)
+		<-time.After(time.Duration(100+dice.IntN(400)) * time.Millisecond)
 		p.kill(t)
 		workers.Wait()
 		cancel()

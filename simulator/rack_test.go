@@ -12,12 +12,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 const testToken = "oxide-token-test"
@@ -25,23 +25,25 @@ const testToken = "oxide-token-test"
 // rack is a server under test with Oxide's own client for it.
 type rack struct {
 	*Server
+	dir string
 	*oxide.Client
 	t   *testing.T
 	url string
 }
 
 // newRack serves a rack, in a directory of the test's when none is given.
-func newRack(t *testing.T, s *Server) *rack {
+func newRack(t *testing.T, c engine.Config) *rack {
 	t.Helper()
-	if s.Dir == "" {
-		s.Dir = t.TempDir()
+	if c.Dir == "" {
+		c.Dir = t.TempDir()
 	}
-	if s.Instances == nil {
-		s.Instances = []Instance{{Name: "a"}, {Name: "b"}, {Name: "idle", Stopped: true}}
+	if c.Instances == nil {
+		c.Instances = []engine.InstanceSpec{{Name: "a"}, {Name: "b"}, {Name: "idle", Stopped: true}}
 	}
-	s.Token = testToken
-	s.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	if err := s.Open(t.Context()); err != nil {
+	c.Token = testToken
+	c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	s, err := Open(t.Context(), c)
+	if err != nil {
 		t.Fatalf("open: %v", err)
 	}
 	server := httptest.NewServer(s)
@@ -51,7 +53,7 @@ func newRack(t *testing.T, s *Server) *rack {
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &rack{Server: s, Client: newClient(t, server.URL), t: t, url: server.URL}
+	return &rack{Server: s, dir: c.Dir, Client: newClient(t, server.URL), t: t, url: server.URL}
 }
 
 func newClient(t *testing.T, url string) *oxide.Client {
@@ -189,7 +191,7 @@ func (r *rack) awaitState(instance, state string) {
 // force puts a disk into a state that the API does not lead to.
 func (r *rack) force(name string, state store.DiskState) {
 	r.t.Helper()
-	err := r.store.Update(func(tx *store.Tx) error {
+	err := r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
@@ -208,7 +210,7 @@ func (r *rack) force(name string, state store.DiskState) {
 
 func (r *rack) forceRun(name, state string) {
 	r.t.Helper()
-	err := r.store.Update(func(tx *store.Tx) error {
+	err := r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
@@ -270,5 +272,5 @@ func gone(kind, name string) refused {
 // ownDevices are the loop devices of the rack.
 func (r *rack) ownDevices() []loopdev.Device {
 	r.t.Helper()
-	return must[[]loopdev.Device](r.t)(r.plane.OwnDevices())
+	return must[[]loopdev.Device](r.t)(r.rack.Plane().OwnDevices())
 }

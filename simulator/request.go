@@ -14,11 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 const (
@@ -40,13 +40,16 @@ type request struct {
 	body    any
 	faults  []*firing
 	entry   adminapi.Request
+	call    engine.Call
 	// subjects are the names and IDs by which a fault rule finds this request.
 	subjects []string
 }
 
 func newRequest(hr *http.Request) *request {
 	return &request{Request: hr, id: uuid.NewString(), started: time.Now(),
-		query: hr.URL.Query(), entry: adminapi.Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
+		query: hr.URL.Query(),
+		call:  engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
+		entry: adminapi.Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
 }
 
 // find decides which operation is asked for. The version is looked at first (A13).
@@ -79,7 +82,7 @@ func checkVersion(version string) error {
 	case order > 0:
 		return badRequest("server does not support this API version: %s", version)
 	case order < 0:
-		return &apiError{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
+		return &engine.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 			"the simulator emulates API version %s alone; a rack answers %s in its older shape. "+
 				"Send api-version %s, or none", apiVersion, version, apiVersion)}
 	}
@@ -213,9 +216,25 @@ func (r *request) subject(nameOrID string) {
 	r.entry.Object = nameOrID
 }
 
-// about notes the object that the request turned out to be about.
-func (r *request) about(object store.Identity) {
-	r.entry.Object, r.entry.ObjectID = object.Name, object.ID
+// project is the project of the query.
+func (r *request) project() store.Selector {
+	sel, _ := store.ParseSelector(r.query.Get("project"))
+	return sel
+}
+
+// ref is the object that a parameter of the path names.
+func (r *request) ref(param string) engine.Ref {
+	sel, _ := store.ParseSelector(r.path.Get(param))
+	return engine.Ref{Project: r.project(), Object: sel}
+}
+
+// instance is the instance of the path or, for lists beside instances, of the query.
+func (r *request) instance() engine.Ref {
+	if !r.path.Has("instance") {
+		sel, _ := store.ParseSelector(r.query.Get("instance"))
+		return engine.Ref{Project: r.project(), Object: sel}
+	}
+	return r.ref("instance")
 }
 
 // authenticate lets in who bears the rack's token. Another bearer, or none, is nobody (A11).
@@ -225,7 +244,7 @@ func (s *Server) authenticate(r *request) error {
 	}
 	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	bearer = strings.TrimSpace(bearer)
-	if !ok || !strings.HasPrefix(bearer, tokenPrefix) || s.Token != "" && bearer != s.Token {
+	if !ok || !strings.HasPrefix(bearer, tokenPrefix) || s.token != "" && bearer != s.token {
 		return errUnauthorized
 	}
 	return nil

@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,13 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"go.uber.org/goleak"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // again serves the directory of a rack that was closed.
@@ -32,7 +31,7 @@ func (r *rack) again() *rack {
 	if err := r.Close(); err != nil {
 		r.t.Fatalf("close: %v", err)
 	}
-	return newRack(r.t, &Server{Dir: r.Dir})
+	return newRack(r.t, engine.Config{Dir: r.dir})
 }
 
 // guestDevices lists what an instance's guest sees.
@@ -50,7 +49,7 @@ func (r *rack) guestDevices(instance string) []string {
 }
 
 func TestARestartedRackHasEverything(t *testing.T) {
-	r := newRack(t, &Server{Images: []Image{{Name: "image", SizeBytes: 1 << 20}}})
+	r := newRack(t, engine.Config{Images: []engine.ImageSpec{{Name: "image", SizeBytes: 1 << 20}}})
 	d := r.disk("d")
 	r.disk("e")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -93,7 +92,7 @@ func (r *rack) disks() []oxide.Disk {
 
 // What was under way when the simulator died is taken back or brought to its end.
 func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	for _, name := range []string{"half", "resting", "attached", "made", "lent"} {
 		r.disk(name)
 	}
@@ -104,7 +103,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	r.force("half", store.DiskState{State: store.StateCreating})
 	r.force("resting", store.DiskState{State: store.StateMaintenance})
 	halfMadeInstance(r, "begun", "made", "lent")
-	err := r.store.Update(func(tx *store.Tx) error {
+	err := r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
@@ -141,7 +140,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	if u.Provisioned.Storage != 3<<30 {
 		t.Errorf("storage is %d, want 3 GiB", u.Provisioned.Storage)
 	}
-	files, err := filepath.Glob(filepath.Join(next.Dir, "disks", "*"))
+	files, err := filepath.Glob(filepath.Join(next.dir, "disks", "*"))
 	if err != nil || len(files) != 3 {
 		t.Errorf("the disks' files are %v (%v), want 3", files, err)
 	}
@@ -150,7 +149,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 // halfMadeInstance leaves what a creation leaves that dies in the middle.
 func halfMadeInstance(r *rack, name, made, lent string) {
 	r.t.Helper()
-	err := r.store.Update(func(tx *store.Tx) error {
+	err := r.rack.Records().Update(func(tx *store.Tx) error {
 		p, _, err := store.Projects.ByName(tx, "", "default")
 		if err != nil {
 			return err
@@ -177,36 +176,35 @@ func halfMadeInstance(r *rack, name, made, lent string) {
 }
 
 func TestADirectoryOfAnotherVersionIsLeftAlone(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	version := filepath.Join(r.Dir, versionFile)
+	version := filepath.Join(r.dir, "VERSION")
 	if err := os.WriteFile(version, []byte("7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before, err := os.ReadFile(filepath.Join(r.Dir, recordsFile))
+	before, err := os.ReadFile(filepath.Join(r.dir, "rack.db"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
-	err = s.Open(t.Context())
+	_, err = Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 	const want = `says version "7" and this simulator reads version "1"`
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v", err)
 	}
-	after, err := os.ReadFile(filepath.Join(r.Dir, recordsFile))
+	after, err := os.ReadFile(filepath.Join(r.dir, "rack.db"))
 	if err != nil || string(before) != string(after) {
 		t.Errorf("the records changed (%v)", err)
 	}
 }
 
 func TestADirectoryServesOneSimulator(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
-	s := Server{Dir: r.Dir, Log: slog.New(slog.DiscardHandler)}
-	if err := s.Open(t.Context()); !errors.Is(err, store.ErrInUse) {
+	_, err := Open(t.Context(), engine.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
+	if !errors.Is(err, store.ErrInUse) {
 		t.Errorf("got %v, want %v", err, store.ErrInUse)
 	}
 	if got := r.state("d"); got != "detached" {
@@ -219,8 +217,9 @@ func TestADirectoryOfSomebodyElseIsLeftAlone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "letter"), []byte("dear"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := Server{Dir: dir, Log: slog.New(slog.DiscardHandler)}
-	if err := s.Open(t.Context()); err == nil || !strings.Contains(err.Error(), `it holds "letter"`) {
+	c := engine.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}
+	if _, err := Open(t.Context(), c); err == nil || !strings.Contains(err.Error(),
+		`it holds "letter"`) {
 		t.Errorf("got %v", err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -234,13 +233,13 @@ func TestADirectoryThatWasMadeOnAFullDiskServesLater(t *testing.T) {
 	for _, kib := range []int{4, 8, 12, 16, 20, 24} {
 		dir := t.TempDir()
 		simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", fmt.Sprintf("size=%dk", kib))
-		full := Server{Dir: dir, Instances: []Instance{{Name: "a"}},
+		full := engine.Config{Dir: dir, Instances: []engine.InstanceSpec{{Name: "a"}},
 			Log: slog.New(slog.DiscardHandler)}
-		if err := full.Open(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+		if _, err := Open(t.Context(), full); !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("%d KiB: got %v, want %v", kib, err, syscall.ENOSPC)
 		}
 		simtest.Command(t, "mount", "-o", "remount,size=4m", dir)
-		newRack(t, &Server{Dir: dir}).disk("d")
+		newRack(t, engine.Config{Dir: dir}).disk("d")
 	}
 }
 
@@ -248,13 +247,13 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	simtest.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("new!"), 256), 0o600))
 	dir := t.TempDir()
-	first := newRack(t, &Server{Dir: dir})
+	first := newRack(t, engine.Config{Dir: dir})
 	id := store.DerivedID("image", "", "image")
-	simtest.NoError(t, os.WriteFile(first.plane.ImagePath(id), make([]byte, 4096), 0o600))
+	simtest.NoError(t, os.WriteFile(first.rack.Plane().ImagePath(id), make([]byte, 4096), 0o600))
 	simtest.NoError(t, first.Close())
 
-	r := newRack(t, &Server{Dir: dir, Images: []Image{{Name: "image", File: file}}})
-	got, err := os.ReadFile(r.plane.ImagePath(id))
+	r := newRack(t, engine.Config{Dir: dir, Images: []engine.ImageSpec{{Name: "image", File: file}}})
+	got, err := os.ReadFile(r.rack.Plane().ImagePath(id))
 	if err != nil || len(got) != 1024 || string(got[:4]) != "new!" {
 		t.Errorf("the image has %d bytes (%v), want the file's 1024", len(got), err)
 	}
@@ -262,25 +261,16 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 
 func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
 	id := store.DerivedID("some", "other")
-	first := newRack(t, &Server{Instances: []Instance{{Name: "a", ID: id}}})
+	first := newRack(t, engine.Config{Instances: []engine.InstanceSpec{{Name: "a", ID: id}}})
 	simtest.NoError(t, first.Close())
-	again := newRack(t, &Server{Dir: first.Dir, Instances: []Instance{{Name: "a"}}})
-	if got := again.InstanceID(again.Instances[0]); got != id {
+	again := newRack(t, engine.Config{Dir: first.dir, Instances: []engine.InstanceSpec{{Name: "a"}}})
+	if got := again.Server.Instances()[0].ID; got != id {
 		t.Errorf("it says %s, want %s", got, id)
 	}
 }
 
-func TestTheGuestDirectoryOfAServerThatNobodyOpened(t *testing.T) {
-	var s Server
-	dir := s.GuestDir(store.DerivedID("x"))
-	if !filepath.IsAbs(dir) {
-		t.Errorf("GuestDir = %q, want an absolute path", dir)
-	}
-	simtest.NoError(t, s.Close())
-}
-
 func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	body, slow := io.Pipe()
 	done := make(chan struct{})
 	go func() {
@@ -293,7 +283,7 @@ func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		_ = r.switches.get()
+		_ = r.rack.Switches()
 	}()
 	select {
 	case <-answered:
@@ -306,31 +296,28 @@ func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
 }
 
 func TestBadConfigurationsAreRefused(t *testing.T) {
-	for want, s := range map[string]*Server{
+	for want, c := range map[string]engine.Config{
 		`project "X": name must begin`:  {Projects: []string{"X"}},
-		`instance "X": name must begin`: {Instances: []Instance{{Name: "X"}}},
-		`its ID "5" is no UUID`:         {Instances: []Instance{{Name: "x", ID: "5"}}},
-		`there is no project "other"`:   {Instances: []Instance{{Name: "x", Project: "other"}}},
-		"needs a size or a file":        {Images: []Image{{Name: "x"}}},
-		"no such file or directory":     {Images: []Image{{Name: "x", File: "/nowhere"}}},
-		"role is \"king\"; use":         {Role: "king"},
-		`is that of instance "x"`: {Instances: []Instance{
+		`instance "X": name must begin`: {Instances: []engine.InstanceSpec{{Name: "X"}}},
+		`its ID "5" is no UUID`:         {Instances: []engine.InstanceSpec{{Name: "x", ID: "5"}}},
+		`there is no project "other"`: {Instances: []engine.InstanceSpec{{Name: "x",
+			Project: "other"}}},
+		"needs a size or a file":    {Images: []engine.ImageSpec{{Name: "x"}}},
+		"no such file or directory": {Images: []engine.ImageSpec{{Name: "x", File: "/nowhere"}}},
+		"role is \"king\"; use":     {Role: "king"},
+		`is that of instance "x"`: {Instances: []engine.InstanceSpec{
 			{Name: "x", ID: store.DerivedID("x")}, {Name: "y", ID: store.DerivedID("x")}}},
 		"quota_bytes is -1; it cannot be": {QuotaBytes: -1},
 	} {
-		s.Dir, s.Log = t.TempDir(), slog.New(slog.DiscardHandler)
-		err := s.Open(context.WithoutCancel(t.Context()))
-		if err == nil || !strings.Contains(err.Error(), want) {
+		c.Dir, c.Log = t.TempDir(), slog.New(slog.DiscardHandler)
+		if _, err := Open(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
-		}
-		if err := s.Close(); err != nil {
-			t.Errorf("%s: close: %v", want, err)
 		}
 	}
 }
 
 func TestTheAdminSide(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	url := serveAdmin(t, r.Server)
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("a", "d"))
@@ -378,7 +365,7 @@ func TestTheAdminSide(t *testing.T) {
 	adminCall(t, url, "PATCH", "/switches",
 		`{"hotplug":false,"device_delay":"1.5s","disk_limit":3}`, &now)
 	if now.Hotplug || now.DeviceDelay != adminapi.Duration(1.5e9) || now.DiskLimit != 3 ||
-		now.QuotaBytes != defaultQuota {
+		now.QuotaBytes != 64<<40 {
 		t.Errorf("got %+v", now)
 	}
 	if got := adminCall(t, url, "PATCH", "/switches", `{"role":"king"}`, nil); got != 400 {
@@ -401,8 +388,9 @@ func TestTheAdminSide(t *testing.T) {
 
 func TestCloseCutsDelaysShortAndLeavesNothingRunning(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	s := &Server{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), CreateHold: time.Hour,
-		InstanceDelay: time.Hour, DeviceDelay: time.Hour, Instances: []Instance{{Name: "a"}}}
+	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: t.TempDir(),
+		Log: slog.New(slog.DiscardHandler), CreateHold: time.Hour, InstanceDelay: time.Hour,
+		DeviceDelay: time.Hour, Instances: []engine.InstanceSpec{{Name: "a"}}}))
 	server := httptest.NewServer(s)
 	defer server.Close()
 	r := &rack{t: t, Server: s, Client: newClient(t, server.URL), url: server.URL}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
 // operation is one of the rack's: where it lies, what it takes and who serves it.
@@ -23,7 +25,7 @@ type operation struct {
 	// body reads the request's body; nil takes none.
 	body func(*fields) any
 	// serve does it; nil is an operation that the rack has and this simulator has not.
-	serve func(*Server, *request) (status int, body any, err error)
+	serve func(*engine.Rack, *request) (status int, body any, err error)
 }
 
 //go:embed operations.txt
@@ -72,7 +74,7 @@ func route(method, escapedPath string) (*operation, url.Values, error) {
 		return nil, nil, errNoRoute
 	}
 	slices.Sort(allowed)
-	return nil, nil, &apiError{Status: http.StatusMethodNotAllowed, Message: "Method Not Allowed",
+	return nil, nil, &engine.Error{Status: http.StatusMethodNotAllowed, Message: "Method Not Allowed",
 		Header: http.Header{"Allow": {strings.Join(slices.Compact(allowed), ", ")}}}
 }
 
@@ -110,7 +112,7 @@ func match(path, segments []string) (url.Values, bool) {
 
 // unimplemented is never the rack's answer: it says that the simulator is the one that lacks.
 func unimplemented(op *operation) error {
-	return &apiError{Status: http.StatusNotImplemented,
+	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",
 			op.name, op.method, strings.Join(op.path, "/"))}
 }

@@ -4,13 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 func (r *rack) snapshotState(name string) string {
@@ -28,7 +28,7 @@ func (r *rack) dropSnapshot(name string) error {
 }
 
 func TestA38ASnapshotsLife(t *testing.T) {
-	r := newRack(t, &Server{SnapshotHold: 300 * time.Millisecond})
+	r := newRack(t, engine.Config{SnapshotHold: 300 * time.Millisecond})
 	d := r.disk("d")
 	answered := make(chan *oxide.Snapshot, 1)
 	go func() {
@@ -59,7 +59,7 @@ func TestA38ASnapshotsLife(t *testing.T) {
 }
 
 func TestA38ADiskThatIsAttachedStaysSo(t *testing.T) {
-	r := newRack(t, &Server{SnapshotHold: 200 * time.Millisecond})
+	r := newRack(t, engine.Config{SnapshotHold: 200 * time.Millisecond})
 	r.disk("d")
 	must[*oxide.Disk](t)(r.doAttach("idle", "d"))
 	done := make(chan error)
@@ -78,7 +78,7 @@ func TestA38ADiskThatIsAttachedStaysSo(t *testing.T) {
 }
 
 func TestA43SnapshotsAndDisksSurviveEachOther(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	sn := must[*oxide.Snapshot](t)(r.doSnapshot("s", "d"))
 	if err := r.doDelete("d"); err != nil {
@@ -99,7 +99,7 @@ func TestA43SnapshotsAndDisksSurviveEachOther(t *testing.T) {
 }
 
 func TestSituationsOfSnapshot(t *testing.T) {
-	r := newRack(t, &Server{Projects: []string{"default", "other"}})
+	r := newRack(t, engine.Config{Projects: []string{"default", "other"}})
 	p := r.blank("d", 1)
 	p.Project = "other"
 	there := must[*oxide.Disk](t)(r.DiskCreate(t.Context(), p)).Id
@@ -130,7 +130,7 @@ func TestSituationsOfSnapshot(t *testing.T) {
 }
 
 func TestASnapshotThatUnwindsLeavesNothing(t *testing.T) {
-	r := newRack(t, &Server{QuotaBytes: 2 << 30})
+	r := newRack(t, engine.Config{QuotaBytes: 2 << 30})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "snapshot_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := r.doSnapshot("s", "d")
@@ -142,7 +142,7 @@ func TestASnapshotThatUnwindsLeavesNothing(t *testing.T) {
 }
 
 func TestA44Images(t *testing.T) {
-	r := newRack(t, &Server{Images: []Image{
+	r := newRack(t, engine.Config{Images: []engine.ImageSpec{
 		{Name: "silo-image", SizeBytes: 1 << 20},
 		{Name: "project-image", Project: "default", SizeBytes: 1 << 30, BlockSize: 4096}}})
 	silo := must[[]oxide.Image](t)(r.ImageListAllPages(t.Context(), oxide.ImageListParams{}))

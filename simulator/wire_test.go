@@ -4,9 +4,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // wireCase is a call by hand and how the rack answers it; message is "" where it does not refuse.
@@ -32,7 +33,7 @@ func (c wireCase) check(t *testing.T, r *rack) {
 }
 
 func TestA61EmptySegmentsOfAPathAreDropped(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	r.disk("d")
 	for _, test := range []wireCase{
 		{"behind", "/v1/disks/?project=default", "", 200, ""},
@@ -50,7 +51,7 @@ func TestA61EmptySegmentsOfAPathAreDropped(t *testing.T) {
 }
 
 func TestA62QueriesAreReadAsByTheRack(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	token := must[*oxide.DiskResultsPage](t)(r.DiskList(t.Context(),
 		oxide.DiskListParams{Project: "default"})).NextPage
@@ -85,7 +86,8 @@ func TestA62QueriesAreReadAsByTheRack(t *testing.T) {
 			bad + "duplicate field `project`"},
 		{"two of what is unknown to a view", "/v1/disks/d?project=default&limit=1&limit=2", "", 200,
 			""},
-		{"empty project for an ID", "/v1/disks/" + d.Id + "?project=", "", 400, bad + store.InvalidNameOrID},
+		{"empty project for an ID", "/v1/disks/" + d.Id + "?project=", "", 400,
+			bad + store.InvalidNameOrID},
 		{"two projects for a new disk", "/v1/disks?project=default&project=default", "{}", 400,
 			bad + "duplicate field `project`"},
 		{"a new disk without project", "/v1/disks", "{}", 400, bad + "missing field `project`"},
@@ -106,7 +108,7 @@ func diskBody(change ...string) string {
 }
 
 func TestA06BadBodies(t *testing.T) {
-	r := newRack(t, &Server{})
+	r := newRack(t, engine.Config{})
 	const unknown = `{"x":1,"x":2,"name"`
 	for _, test := range []struct{ name, body, message string }{
 		{"nothing", " ", "EOF while parsing a value"},

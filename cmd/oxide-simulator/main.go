@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
 func main() {
@@ -35,17 +37,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil || o == nil {
 		return err
 	}
-	if err := o.rack.Open(ctx); err != nil {
+	rack, err := simulator.Open(ctx, o.rack)
+	if err != nil {
 		return err
 	}
-	err = serve(ctx, o, stdout)
-	if closeErr := o.rack.Close(); err == nil {
+	err = serve(ctx, o, rack, stdout)
+	if closeErr := rack.Close(); err == nil {
 		err = closeErr
 	}
 	return err
 }
 
-func serve(ctx context.Context, o *options, stdout io.Writer) error {
+func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Writer) error {
 	api, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return fmt.Errorf("listen for the API: %w", err)
@@ -54,7 +57,7 @@ func serve(ctx context.Context, o *options, stdout io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("listen for the admin side: %w", err)
 	}
-	about := o.describe(api.Addr(), admin.Addr())
+	about := o.describe(rack, api.Addr(), admin.Addr())
 	if api, about.CA, err = o.secure(api); err != nil {
 		return err
 	}
@@ -69,11 +72,11 @@ func serve(ctx context.Context, o *options, stdout io.Writer) error {
 		})
 		group.Go(func() error {
 			<-ctx.Done()
-			return o.shut(server)
+			return shut(server, rack)
 		})
 	}
-	start(api, &o.rack)
-	start(admin, o.rack.Admin())
+	start(api, rack)
+	start(admin, rack.Admin())
 	if err := json.NewEncoder(stdout).Encode(about); err != nil {
 		return fmt.Errorf("say where the rack is: %w", err)
 	}

@@ -30,7 +30,7 @@ in DIR.
 
 // options are what the command line says.
 type options struct {
-	rack            simulator.Server
+	rack            simulator.Config
 	listen, admin   string
 	tls             bool
 	tlsCert, tlsKey string
@@ -86,7 +86,7 @@ func (o *options) flags() *flag.FlagSet {
 	f.Func("instance", "`name[=uuid]` of an instance that runs from the start; repeatable",
 		func(s string) error {
 			name, id, _ := strings.Cut(s, "=")
-			r.Instances = append(r.Instances, simulator.Instance{Name: name, ID: id})
+			r.Instances = append(r.Instances, simulator.InstanceSpec{Name: name, ID: id})
 			return nil
 		})
 	f.Func("image", "`[project/]name=size|file` of an image; without a project it is the silo's; "+
@@ -124,7 +124,7 @@ func (o *options) addImage(s string) error {
 	if !ok {
 		return errors.New("expected NAME=SIZE or NAME=FILE")
 	}
-	image := simulator.Image{Name: name}
+	image := simulator.ImageSpec{Name: name}
 	if owner, rest, ok := strings.Cut(name, "/"); ok {
 		image.Project, image.Name = owner, rest
 	}
@@ -186,11 +186,11 @@ func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err err
 }
 
 // shut lets requests end, but cuts their delays short.
-func (o *options) shut(server *http.Server) error {
+func shut(server *http.Server, rack *simulator.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	closed := make(chan error, 1)
-	go func() { closed <- o.rack.Close() }()
+	go func() { closed <- rack.Close() }()
 	err := server.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = server.Close()
@@ -213,7 +213,7 @@ type instance struct {
 	Guest string `json:"guest"`
 }
 
-func (o *options) describe(api, admin net.Addr) about {
+func (o *options) describe(rack *simulator.Server, api, admin net.Addr) about {
 	scheme := "http"
 	if o.tls || o.tlsCert != "" {
 		scheme = "https"
@@ -225,9 +225,8 @@ func (o *options) describe(api, admin net.Addr) about {
 	if len(o.rack.Projects) > 0 {
 		a.Project = o.rack.Projects[0]
 	}
-	for _, i := range o.rack.Instances {
-		i.ID = o.rack.InstanceID(i)
-		a.Instances = append(a.Instances, instance{i.Name, i.ID, o.rack.GuestDir(i.ID)})
+	for _, i := range rack.Instances() {
+		a.Instances = append(a.Instances, instance{i.Name, i.ID, rack.GuestDir(i.ID)})
 	}
 	return a
 }

@@ -39,8 +39,10 @@ func newPlaneIn(t *testing.T, dir string) *Plane {
 		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
 			t.Error(err)
 		}
-		simtest.Eventually(t, "every device is released", func() bool { return len(devicesOf(t,
-			p)) == 0 })
+		simtest.Eventually(t, "every device is released", func() bool {
+			return len(devicesOf(t,
+				p)) == 0
+		})
 	})
 	return p
 }

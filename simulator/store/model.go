@@ -1,5 +1,5 @@
-// Package store keeps the simulated rack's records: projects, instances, disks, snapshots and images,
-// with the quota they take and the indexes by which they are found.
+// Package store keeps the simulated rack's records: projects, instances, disks, snapshots and
+// images, with the quota they take and the indexes by which they are found.
 //
 // A change is one transaction in a bbolt file and is on disk when [Store.Update] returns, so nobody
 // reads, and no caller is told, what a power cut could take back. The record types are the API's
@@ -19,6 +19,10 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
+// Ident is what the object's identity is.
+func (i Identity) Ident() Identity { return i }
+
+// NewIdentity makes the identity of a new object.
 func NewIdentity(id, name, description string) Identity {
 	t := now()
 	return Identity{id, name, description, t, t}

@@ -1,4 +1,4 @@
-package simulator
+package engine
 
 import "sync"
 
@@ -34,4 +34,30 @@ func (p *pending) wait(id string) {
 	if done != nil {
 		<-done
 	}
+}
+
+// repairs are the disks that hold the rack's "volume repair lock": one snapshot at a time (A39).
+type repairs struct {
+	mu sync.Mutex
+	// mu guards disks.
+	disks map[string]bool
+}
+
+func (l *repairs) begin(diskID string) (ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.disks == nil {
+		l.disks = map[string]bool{}
+	}
+	if l.disks[diskID] {
+		return false
+	}
+	l.disks[diskID] = true
+	return true
+}
+
+func (l *repairs) end(diskID string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.disks, diskID)
 }

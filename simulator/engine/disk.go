@@ -1,137 +1,107 @@
-package simulator
+package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"net/http"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func (s *Server) diskList(r *request) (int, any, error) { return listInProject(s, r, store.Disks) }
-
-func (s *Server) diskView(r *request) (int, any, error) {
-	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		d, err = lookup(s, r, tx, store.Disks, r.path.Get("disk"))
-		return err
-	})
-	return http.StatusOK, d, err
+type DiskCreate struct {
+	Name, Description string
+	Size              int64
+	Backend           string
+	Source            DiskSource
+	ID                string // of the disk to be; "" is a new one
 }
 
-type diskCreate struct {
-	name, description string
-	size              int64
-	backend           string
-	source            diskSource
-	id                string // of the disk to be; "" is a new one
-}
-
-type diskSource struct {
-	kind      string
-	blockSize int
-	id        string
-	readOnly  bool
+type DiskSource struct {
+	Kind      string
+	BlockSize int
+	ID        string
+	ReadOnly  bool
 }
 
 // The kinds of source that a distributed disk has. One that imports blocks ends in import_ready
 // and stays there: nobody on this path writes blocks through the API, so the bulk-write operations
 // are left out (501).
 const (
-	sourceBlank     = "blank"
-	sourceSnapshot  = "snapshot"
-	sourceImage     = "image"
-	sourceImporting = "importing_blocks"
+	SourceBlank     = "blank"
+	SourceSnapshot  = "snapshot"
+	SourceImage     = "image"
+	SourceImporting = "importing_blocks"
 )
-
-func parseDiskCreate(f *fields) any { return readDiskCreate(f) }
-
-func readDiskCreate(f *fields) diskCreate {
-	var c diskCreate
-	c.name, c.description = f.identity()
-	c.size = f.byteCount("size")
-	backend := f.object("disk_backend")
-	c.backend = backend.variant(store.TypeLocal, store.TypeDistributed)
-	if c.backend == store.TypeLocal {
-		c.source.blockSize = localBlockSize
-		return c
-	}
-	source := backend.object("disk_source")
-	c.source.kind = source.variant(sourceBlank, sourceSnapshot, sourceImage, sourceImporting)
-	switch c.source.kind {
-	case sourceBlank, sourceImporting:
-		c.source.blockSize = source.blockSize("block_size")
-	case sourceSnapshot:
-		c.source.id = source.uuid("snapshot_id")
-		c.source.readOnly = source.flag("read_only", false)
-	case sourceImage:
-		c.source.id = source.uuid("image_id")
-		c.source.readOnly = source.flag("read_only", false)
-	}
-	return c
-}
 
 const (
 	minDiskSize = gibibyte
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
 	// A26: a local disk is a volume on one sled's NVMe drive, with blocks of 4096 bytes.
-	localBlockSize = 4096
+	LocalBlockSize = 4096
 )
 
-func (s *Server) diskCreate(r *request) (int, any, error) {
+// Disks are the operations on disks.
+type Disks struct{ *Rack }
+
+// List lists the disks of a project.
+func (s Disks) List(call *Call, project store.Selector, w Window) ([]store.Disk, error) {
+	return list(s.Rack, call, store.Disks, project, w)
+}
+
+// View reads a disk.
+func (s Disks) View(call *Call, ref Ref) (store.Disk, error) {
+	return view(s.Rack, call, store.Disks, ref)
+}
+
+// Create makes a disk in a project.
+func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.Disk, error) {
 	var owner store.Project
 	err := s.store.View(func(tx *store.Tx) error {
 		var err error
-		owner, err = s.queryProject(r, tx)
+		owner, err = s.project(call, tx, project)
 		return err
 	})
 	if err != nil {
-		return 0, nil, err
+		return store.Disk{}, err
 	}
-	d, err := s.createDisk(r, owner, r.body.(diskCreate))
-	if err != nil {
-		return 0, nil, err
-	}
-	return http.StatusCreated, d, nil
+	return s.create(call, owner, c)
 }
 
-// createDisk is the rack's saga: the record first, for everybody to see, then the bytes, then the
+// create is the rack's saga: the record first, for everybody to see, then the bytes, then the
 // state that lets the disk be used. It returns the record as first inserted, so it says creating
 // although the disk is detached by then (A22).
-func (s *Server) createDisk(r *request, owner store.Project, c diskCreate) (store.Disk, error) {
-	d := store.Disk{Identity: store.NewIdentity(orDefault(c.id, uuid.NewString()),
-		c.name, c.description)}
+func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
+	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
+		c.Name, c.Description)}
 	defer s.creating.begin(d.ID)()
-	if err := s.makeDisk(owner, c, &d); err != nil {
+	if err := s.fill(owner, c, &d); err != nil {
 		return d, err
 	}
-	r.about(d.Identity)
+	call.Object = d.Identity
 	s.hold(s.switches.get().CreateHold)
-	if r.unwinds() {
-		return d, s.unmakeDisk(d, errInternal)
+	if call.Unwind {
+		return d, s.unfill(d, errInternal)
 	}
-	return s.finishDisk(d, c)
+	return s.finish(d, c)
 }
 
-// makeDisk makes the record and then the bytes, or neither.
-func (s *Server) makeDisk(owner store.Project, c diskCreate, d *store.Disk) error {
-	if c.source.id != "" {
+// fill makes the record and then the bytes, or neither.
+func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
+	if c.Source.ID != "" {
 		// A source that is being deleted is either gone or stays until it was read.
-		defer s.locks.Lock(c.source.id)()
+		defer s.locks.Lock(c.Source.ID)()
 	}
 	var from origin
 	err := s.store.Update(func(tx *store.Tx) error {
 		var err error
-		if from, err = s.describeDisk(tx, owner, c, d); err != nil {
+		if from, err = s.describe(tx, owner, c, d); err != nil {
 			return err
 		}
-		return s.insertDisk(tx, *d)
+		return s.insert(tx, *d)
 	})
 	if err != nil {
 		return err
@@ -145,20 +115,20 @@ func (s *Server) makeDisk(owner store.Project, c diskCreate, d *store.Disk) erro
 		err = s.plane.CloneDisk(context.WithoutCancel(s.life), d.ID, from.file, d.Size)
 	}
 	if err != nil {
-		return s.unmakeDisk(*d, err)
+		return s.unfill(*d, err)
 	}
 	return nil
 }
 
-// finishDisk lets the disk be used.
-func (s *Server) finishDisk(d store.Disk, c diskCreate) (store.Disk, error) {
+// finish lets the disk be used.
+func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	final := d
 	final.State.State = store.StateDetached
-	if c.source.kind == sourceImporting {
+	if c.Source.Kind == SourceImporting {
 		final.State.State = store.StateImportReady
 	}
 	if err := s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(final) }); err != nil {
-		return d, s.unmakeDisk(d, err)
+		return d, s.unfill(d, err)
 	}
 	if d.ReadOnly {
 		return final, nil // A23: nothing is allocated, so it is detached at once
@@ -166,8 +136,8 @@ func (s *Server) finishDisk(d store.Disk, c diskCreate) (store.Disk, error) {
 	return d, nil
 }
 
-// unmakeDisk takes a half-made disk back.
-func (s *Server) unmakeDisk(d store.Disk, cause error) error {
+// unmake takes a half-made disk back.
+func (s Disks) unfill(d store.Disk, cause error) error {
 	if err := s.plane.RemoveDisk(d.ID); err != nil {
 		return fmt.Errorf("%w; and taking it back: %w", cause, err)
 	}
@@ -190,11 +160,12 @@ type origin struct {
 	unfinished bool
 }
 
-// describeDisk checks what is asked for, in the rack's order (A28), and completes the record.
-func (s *Server) describeDisk(tx *store.Tx, owner store.Project, c diskCreate, d *store.Disk) (origin, error) {
-	d.ProjectID, d.Size, d.DiskType = owner.ID, c.size, c.backend
-	d.BlockSize, d.ReadOnly = c.source.blockSize, c.source.readOnly
-	d.DevicePath, d.State.State = devicePath(c.name), store.StateCreating
+// describe checks what is asked for, in the rack's order (A28), and completes the record.
+func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) (origin,
+	error) {
+	d.ProjectID, d.Size, d.DiskType = owner.ID, c.Size, c.Backend
+	d.BlockSize, d.ReadOnly = c.Source.BlockSize, c.Source.ReadOnly
+	d.DevicePath, d.State.State = devicePath(c.Name), store.StateCreating
 	from, err := s.describeSource(tx, c, d)
 	if err != nil {
 		return origin{}, err
@@ -202,10 +173,10 @@ func (s *Server) describeDisk(tx *store.Tx, owner store.Project, c diskCreate, d
 	return from, checkDiskSize(d)
 }
 
-func (s *Server) describeSource(tx *store.Tx, c diskCreate, d *store.Disk) (origin, error) {
-	switch c.source.kind {
-	case sourceSnapshot:
-		sn, err := find(tx, store.Snapshots, "", store.Selector{ID: c.source.id})
+func (s Disks) describeSource(tx *store.Tx, c DiskCreate, d *store.Disk) (origin, error) {
+	switch c.Source.Kind {
+	case SourceSnapshot:
+		sn, err := find(tx, store.Snapshots, "", store.Selector{ID: c.Source.ID})
 		if err != nil {
 			return origin{}, err
 		}
@@ -215,8 +186,8 @@ func (s *Server) describeSource(tx *store.Tx, c diskCreate, d *store.Disk) (orig
 		d.SnapshotID, d.BlockSize = &sn.ID, sn.BlockSize
 		return origin{s.plane.SnapshotPath(sn.ID), sn.State == store.SnapshotCreating},
 			checkSource("snapshot", c, sn.Size)
-	case sourceImage:
-		img, err := find(tx, store.Images, "", store.Selector{ID: c.source.id})
+	case SourceImage:
+		img, err := find(tx, store.Images, "", store.Selector{ID: c.Source.ID})
 		if err != nil {
 			return origin{}, err
 		}
@@ -229,14 +200,14 @@ func (s *Server) describeSource(tx *store.Tx, c diskCreate, d *store.Disk) (orig
 	return origin{}, nil
 }
 
-func checkSource(kind string, c diskCreate, size int64) error {
-	if c.source.readOnly && c.size != size {
+func checkSource(kind string, c DiskCreate, size int64) error {
+	if c.Source.ReadOnly && c.Size != size {
 		return invalidRequest("read-only disk size %d must be equal to source %s size %d",
-			c.size, kind, size)
+			c.Size, kind, size)
 	}
-	if c.size < size {
+	if c.Size < size {
 		return invalidRequest("disk size %d must be greater than or equal to %s size %d",
-			c.size, kind, size)
+			c.Size, kind, size)
 	}
 	return nil
 }
@@ -256,9 +227,9 @@ func checkDiskSize(d *store.Disk) error {
 	return nil
 }
 
-// insertDisk accounts the size before it looks at the name, so with the quota exhausted a name
+// insert accounts the size before it looks at the name, so with the quota exhausted a name
 // that is taken is not what the caller hears of (A28).
-func (s *Server) insertDisk(tx *store.Tx, d store.Disk) error {
+func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 	if err := s.takeStorage(tx, d.Size); err != nil {
 		return err
 	}
@@ -269,12 +240,12 @@ func (s *Server) insertDisk(tx *store.Tx, d store.Disk) error {
 }
 
 // takeStorage charges the silo's quota (A29).
-func (s *Server) takeStorage(tx *store.Tx, size int64) error {
+func (r *Rack) takeStorage(tx *store.Tx, size int64) error {
 	used, err := tx.Storage()
 	if err != nil {
 		return err
 	}
-	if quota := s.switches.get().QuotaBytes; size > quota-used {
+	if quota := r.switches.get().QuotaBytes; size > quota-used {
 		return insufficientCapacity("Storage Limit Exceeded: Not enough storage to complete " +
 			"request. Either remove unneeded disks and snapshots to free up resources or " +
 			"contact the rack operator to request a capacity increase.")
@@ -282,15 +253,11 @@ func (s *Server) takeStorage(tx *store.Tx, size int64) error {
 	return tx.AddStorage(size)
 }
 
-func (s *Server) diskDelete(r *request) (int, any, error) {
-	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		d, err = lookup(s, r, tx, store.Disks, r.path.Get("disk"))
-		return err
-	})
+// Delete deletes a disk that is detached or faulted.
+func (s Disks) Delete(call *Call, ref Ref) error {
+	d, err := s.View(call, ref)
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	defer s.locks.Lock(d.ID)()
 	delay := s.switches.get().FreeDelay
@@ -307,25 +274,25 @@ func (s *Server) diskDelete(r *request) (int, any, error) {
 		return release(tx, d.ID, d.Size, delay)
 	})
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	switch {
-	case r.unwinds():
+	case call.Unwind:
 		err = errInternal
 	case delay > 0:
-		s.freeLater(r, d.ID, s.plane.RemoveDisk, delay)
+		s.freeLater(call, d.ID, s.plane.RemoveDisk, delay)
 	default:
 		err = s.plane.RemoveDisk(d.ID)
 	}
 	if err != nil {
-		return 0, nil, s.undelete(d, err)
+		return s.undelete(d, err)
 	}
-	return http.StatusNoContent, nil, nil
+	return nil
 }
 
 // undelete brings a disk back whose deletion failed: faulted, under a name that frees the old
 // one, and ready to be deleted again (A24).
-func (s *Server) undelete(d store.Disk, cause error) error {
+func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
 	err := s.store.Update(func(tx *store.Tx) error {

@@ -1,11 +1,8 @@
-package simulator
+package engine
 
 import (
-	"net/http"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // selectorTexts are what the rack says when an ID comes with a project or a name without (A05).
@@ -25,47 +22,41 @@ var selectorTexts = map[string]struct{ both, neither string }{
 
 // allow refuses what the caller's role does not permit: one who may read is told so, one who may
 // not is told that there is nothing (A15).
-func (s *Server) allow(r *request, kind string, sel store.Selector) error {
-	switch role := s.switches.get().Role; {
+func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
+	switch role := r.switches.get().Role; {
 	case role == adminapi.RoleNone:
 		return notFound(kind, sel)
-	case role == adminapi.RoleViewer && r.Method != http.MethodGet:
-		return errForbidden
+	case role == adminapi.RoleViewer && !call.ReadOnly:
+		return ErrForbidden
 	}
 	return nil
 }
 
 // project finds the project that the query or the path names.
-func (s *Server) project(r *request, tx *store.Tx, sel store.Selector) (store.Project, error) {
+func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
 		err = notFound("project", sel)
 	}
 	if err == nil {
-		err = s.allow(r, "project", sel)
+		err = r.allow(call, "project", sel)
 	}
 	return p, err
 }
 
-// queryProject finds the project of a list or a create.
-func (s *Server) queryProject(r *request, tx *store.Tx) (store.Project, error) {
-	sel, _ := store.ParseSelector(r.query.Get("project"))
-	return s.project(r, tx, sel)
-}
-
-// lookup finds the object that a path parameter names, together with the query's project.
-func lookup[T any](s *Server, r *request, tx *store.Tx, t store.Table[T], param string) (T, error) {
-	object, err := lookupSelector(s, r, tx, t, param)
+// lookup finds the object that a Ref names, in the project that was given with it.
+func lookup[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
+	object, err := lookupRef(r, call, tx, t, ref)
 	if err == nil {
-		r.about(t.Ident(object))
+		call.Object = t.Ident(object)
 	}
 	return object, err
 }
 
-func lookupSelector[T any](s *Server, r *request, tx *store.Tx, t store.Table[T], param string) (T, error) {
+func lookupRef[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref Ref) (T, error) {
 	var none T
-	sel, _ := store.ParseSelector(param)
-	parent, err := owner(r, tx, t.Name, sel)
+	sel := ref.Object
+	parent, err := owner(tx, t.Name, ref)
 	if err != nil {
 		return none, err
 	}
@@ -73,30 +64,29 @@ func lookupSelector[T any](s *Server, r *request, tx *store.Tx, t store.Table[T]
 	if err != nil {
 		return none, err
 	}
-	if t.Parent(object) == "" && r.Method == http.MethodGet {
+	if t.Parent(object) == "" && call.ReadOnly {
 		return object, nil // what belongs to the silo may be read by everybody in it
 	}
-	return object, s.allow(r, kindOf(t, parent, sel), sel)
+	return object, r.allow(call, kindOf(t, parent, sel), sel)
 }
 
 // owner is the project in which a name is to be looked up.
-func owner(r *request, tx *store.Tx, kind string, sel store.Selector) (string, error) {
-	given := r.query.Get("project")
+func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
+	sel, given := ref.Object, ref.Project.Given()
 	texts := selectorTexts[kind]
 	switch {
-	case sel.ID != "" && given != "":
+	case sel.ID != "" && given:
 		return "", invalidRequest("%s", texts.both)
 	case sel.ID != "":
 		return "", nil
-	case given == "" && texts.neither == "":
+	case !given && texts.neither == "":
 		return "", nil // an image's name without a project is one of the silo's
-	case given == "":
+	case !given:
 		return "", invalidRequest("%s", texts.neither)
 	}
-	project, _ := store.ParseSelector(given)
-	p, ok, err := tx.Project(project)
+	p, ok, err := tx.Project(ref.Project)
 	if err == nil && !ok {
-		err = notFound("project", project)
+		err = notFound("project", ref.Project)
 	}
 	return p.ID, err
 }
@@ -127,4 +117,37 @@ func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 		return "silo-image"
 	}
 	return "project-image"
+}
+
+// view reads the object that a Ref names.
+func view[T any](r *Rack, call *Call, t store.Table[T], ref Ref) (object T, err error) {
+	err = r.store.View(func(tx *store.Tx) error {
+		object, err = lookup(r, call, tx, t, ref)
+		return err
+	})
+	return object, err
+}
+
+// list reads a part of what a table has in a project.
+func list[T any](r *Rack, call *Call, t store.Table[T], project store.Selector, w Window) (
+	items []T, err error,
+) {
+	err = r.store.View(func(tx *store.Tx) error {
+		p, err := r.project(call, tx, project)
+		if err != nil {
+			return err
+		}
+		items, err = t.Scan(tx, p.ID, w.SortBy, w.After, w.Limit)
+		return err
+	})
+	return items, err
+}
+
+// listOfSilo reads a part of what a table has outside of projects.
+func listOfSilo[T any](r *Rack, t store.Table[T], w Window) (items []T, err error) {
+	err = r.store.View(func(tx *store.Tx) error {
+		items, err = t.Scan(tx, "", w.SortBy, w.After, w.Limit)
+		return err
+	})
+	return items, err
 }

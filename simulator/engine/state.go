@@ -1,20 +1,20 @@
-package simulator
+package engine
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func (s *Server) state() (adminapi.State, error) {
+// State reads all that the rack has.
+func (r *Rack) State() (adminapi.State, error) {
 	state := adminapi.State{
 		Attachments: []adminapi.Attachment{}, LoopDevices: []adminapi.LoopDevice{},
 	}
-	err := s.store.View(func(tx *store.Tx) error {
+	err := r.store.View(func(tx *store.Tx) error {
 		var err error
 		state.StorageBytes, err = tx.Storage()
 		return errors.Join(err,
@@ -31,7 +31,7 @@ func (s *Server) state() (adminapi.State, error) {
 				adminapi.Attachment{InstanceID: d.State.Instance, DiskID: d.ID})
 		}
 	}
-	devices, err := s.plane.OwnDevices()
+	devices, err := r.plane.OwnDevices()
 	for _, d := range devices {
 		state.LoopDevices = append(state.LoopDevices,
 			adminapi.LoopDevice{

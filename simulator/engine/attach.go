@@ -1,81 +1,79 @@
-package simulator
+package engine
 
 import (
 	"errors"
-	"net/http"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func parseDiskPath(f *fields) any { return f.nameOrID("disk") }
-
-func (s *Server) instanceDiskList(r *request) (int, any, error) {
-	var p page[store.Disk]
-	err := s.store.View(func(tx *store.Tx) error {
-		i, err := lookup(s, r, tx, store.Instances, r.path.Get("instance"))
+// DisksOf lists the disks that are attached to an instance.
+func (s Instances) DisksOf(call *Call, ref Ref) (attached []store.Disk, err error) {
+	err = s.store.View(func(tx *store.Tx) error {
+		i, err := lookup(s.Rack, call, tx, store.Instances, ref)
 		if err != nil {
 			return err
 		}
-		attached, err := tx.DisksOf(i.ID)
-		p = slice(r.scan, attached, store.Disks.Ident)
+		attached, err = tx.DisksOf(i.ID)
 		return err
 	})
-	return http.StatusOK, p, err
+	return attached, err
 }
 
 // pair finds the instance and then the disk of an attach or a detach; a disk's name is looked up
 // in the instance's project, its ID anywhere (A30).
-func (s *Server) pair(r *request, tx *store.Tx) (store.Instance, store.Disk, error) {
-	i, err := lookup(s, r, tx, store.Instances, r.path.Get("instance"))
+func (s Instances) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
+	store.Instance, store.Disk, error,
+) {
+	i, err := lookup(s.Rack, call, tx, store.Instances, ref)
 	if err != nil {
 		return i, store.Disk{}, err
 	}
-	d, err := find(tx, store.Disks, i.ProjectID, r.body.(store.Selector))
+	d, err := find(tx, store.Disks, i.ProjectID, disk)
 	if err != nil {
 		return i, d, err
 	}
-	r.about(d.Identity)
+	call.Object = d.Identity
 	return i, d, nil
 }
 
-// locked finds instance and disk, and holds both while it does its work. A disk that is being
-// created may be attached; its bytes are waited for (A32).
-func (s *Server) locked(r *request, work func(store.Instance, store.Disk) (store.Disk, error)) (int, any, error) {
+// locked finds instance and disk, and locks both while it works on them. A disk that is being
+// created may be attached; the call waits for its bytes (A32).
+func (s Instances) locked(call *Call, ref Ref, disk store.Selector,
+	work func(store.Instance, store.Disk) (store.Disk, error),
+) (d store.Disk, err error) {
 	var i store.Instance
-	var d store.Disk
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		i, d, err = s.pair(r, tx)
+	err = s.store.View(func(tx *store.Tx) error {
+		i, d, err = s.pair(call, tx, ref, disk)
 		return err
 	})
 	if err != nil {
-		return 0, nil, err
+		return d, err
 	}
 	s.creating.wait(d.ID) // A32
 	defer s.locks.Lock(i.ID, d.ID)()
 	if d, err = work(i, d); err != nil {
-		return 0, nil, err
+		return d, err
 	}
-	if r.struck(adminapi.Reread) {
-		return 0, nil, errUnavailable // A67
+	if call.Reread {
+		return d, errUnavailable // A67
 	}
-	return http.StatusAccepted, d, nil
+	return d, nil
 }
 
-func (s *Server) instanceDiskAttach(r *request) (int, any, error) {
-	return s.locked(r, func(i store.Instance, d store.Disk) (store.Disk, error) {
+// Attach attaches a disk to an instance.
+func (s Instances) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		if d.ProjectID != i.ProjectID {
 			return d, invalidRequest("disk must be in the same project as the instance")
 		}
-		return s.attach(r, i.ID, d.ID)
+		return s.attach(call, i.ID, d.ID)
 	})
 }
 
 // attach decides and records in one transaction (A31), and then shows the device to a guest that
 // runs.
-func (s *Server) attach(r *request, instanceID, diskID string) (store.Disk, error) {
+func (s Instances) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
 	changed := false
@@ -102,7 +100,7 @@ func (s *Server) attach(r *request, instanceID, diskID string) (store.Disk, erro
 		return d, err
 	}
 	delay := s.switches.get().DeviceDelay
-	if err := s.plane.Plug(deviceOf(d, i.ID), r.device(delay)); err != nil {
+	if err := s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(delay)); err != nil {
 		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateDetached}))
 	}
 	return d, nil
@@ -117,7 +115,7 @@ func pairByID(tx *store.Tx, instanceID, diskID string) (store.Instance, store.Di
 	return i, d, err
 }
 
-func (s *Server) setState(d store.Disk, state store.DiskState) error {
+func (s Instances) setState(d store.Disk, state store.DiskState) error {
 	d.State = state
 	return s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
@@ -146,13 +144,16 @@ func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Sw
 	return nil
 }
 
-func (s *Server) instanceDiskDetach(r *request) (int, any, error) {
-	return s.locked(r, func(i store.Instance, d store.Disk) (store.Disk, error) { return s.detach(i.ID, d.ID) })
+// Detach detaches a disk from an instance.
+func (s Instances) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
+		return s.detach(i.ID, d.ID)
+	})
 }
 
 // detach decides and records in one transaction, and the device is gone from the guest before the
 // caller is told (A31).
-func (s *Server) detach(instanceID, diskID string) (store.Disk, error) {
+func (s Instances) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
 	changed := false
@@ -175,7 +176,8 @@ func (s *Server) detach(instanceID, diskID string) (store.Disk, error) {
 		return d, err
 	}
 	if err := s.plane.Unplug(i.ID, d.ID); err != nil {
-		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateAttached, Instance: i.ID}))
+		return d, errors.Join(err, s.setState(d, store.DiskState{State: store.StateAttached,
+			Instance: i.ID}))
 	}
 	return d, nil
 }
@@ -191,7 +193,8 @@ func detachProblem(i store.Instance, d store.Disk, now adminapi.Switches) error 
 	}
 	boot := store.Deref(i.BootDiskID) == d.ID
 	switch {
-	case i.Active() && (!now.Hotplug || d.DiskType == store.TypeLocal): // A35: nor can it lose a local one
+	// A35: a running guest cannot lose a local disk either.
+	case i.Active() && (!now.Hotplug || d.DiskType == store.TypeLocal):
 		return invalidRequest("cannot detach disk: instance is not fully stopped")
 	case i.Active(), i.RunState == store.StateCreating, i.RunState == store.RunStopped:
 		if boot {

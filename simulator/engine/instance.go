@@ -1,43 +1,37 @@
-package simulator
+package engine
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-func (s *Server) instanceList(r *request) (int, any, error) {
-	return listInProject(s, r, store.Instances)
+// Instances are the operations on instances.
+type Instances struct{ *Rack }
+
+// List lists the instances of a project.
+func (s Instances) List(call *Call, project store.Selector, w Window) ([]store.Instance, error) {
+	return list(s.Rack, call, store.Instances, project, w)
 }
 
-func (s *Server) instanceView(r *request) (int, any, error) {
-	var i store.Instance
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		i, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
-		return err
-	})
-	return http.StatusOK, i, err
+// View reads an instance.
+func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
+	return view(s.Rack, call, store.Instances, ref)
 }
 
-// onInstance finds the instance of the path and holds it while its record is changed and work is
+// change finds an instance and locks it while its record is changed and work is
 // done with it.
-func (s *Server) onInstance(r *request, change func(*store.Tx, *store.Instance) error,
+func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance) error,
 	work func(before, after store.Instance) error,
 ) (store.Instance, error) {
-	var before, after store.Instance
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		before, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
-		return err
-	})
+	before, err := s.View(call, ref)
 	if err != nil {
 		return before, err
 	}
+	var after store.Instance
 	defer s.locks.Lock(before.ID)()
 	err = s.store.Update(func(tx *store.Tx) error {
 		if before, err = find(tx, store.Instances, "", store.Selector{ID: before.ID}); err != nil {
@@ -62,10 +56,10 @@ func (s *Server) onInstance(r *request, change func(*store.Tx, *store.Instance) 
 var errStillCreating = invalidRequest(
 	"cannot change instance state while it is still being created")
 
-// instanceStart starts a stopped or failed instance; one that runs or is about to is left alone
+// Start starts a stopped or failed instance; one that runs or is about to is left alone
 // (A45).
-func (s *Server) instanceStart(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
+func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
+	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunStopped, store.RunFailed:
 			i.Become(store.RunStarting)
@@ -76,18 +70,17 @@ func (s *Server) instanceStart(r *request) (int, any, error) {
 		}
 		return nil
 	}, func(_, i store.Instance) error {
-		if err := s.plugAll(r, i); err != nil {
+		if err := s.plugAll(call, i); err != nil {
 			return errors.Join(err, s.unplugAll(i))
 		}
 		s.settleLater(i)
 		return nil
 	})
-	return http.StatusAccepted, i, err
 }
 
-// instanceStop halts the guest hard and at once; the state follows later (A46).
-func (s *Server) instanceStop(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
+// Stop halts the guest hard and at once; the state follows later (A46).
+func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
+	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunStarting, store.RunRunning, store.RunRebooting:
 			i.Become(store.RunStopping)
@@ -107,13 +100,12 @@ func (s *Server) instanceStop(r *request) (int, any, error) {
 		s.settleLater(i)
 		return nil
 	})
-	return http.StatusAccepted, i, err
 }
 
-// instanceReboot takes the devices away and brings them back, in a new order (A47). An instance
+// Reboot takes the devices away and brings them back, in a new order (A47). An instance
 // that does not come back with all of them fails, which its caller is not told (A60).
-func (s *Server) instanceReboot(r *request) (int, any, error) {
-	i, err := s.onInstance(r, func(_ *store.Tx, i *store.Instance) error {
+func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
+	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunRunning, store.RunStarting, store.RunRebooting:
 			i.Become(store.RunRebooting)
@@ -128,7 +120,7 @@ func (s *Server) instanceReboot(r *request) (int, any, error) {
 	}, func(_, i store.Instance) error {
 		err := s.unplugAll(i)
 		if err == nil {
-			err = s.plugAll(r, i)
+			err = s.plugAll(call, i)
 		}
 		if err != nil {
 			s.failInstance(i, err)
@@ -137,12 +129,11 @@ func (s *Server) instanceReboot(r *request) (int, any, error) {
 		s.settleLater(i)
 		return nil
 	})
-	return http.StatusAccepted, i, err
 }
 
 // failInstance ends an instance that cannot go on: it has no devices any more, and can be started
 // again. The caller holds it.
-func (s *Server) failInstance(i store.Instance, cause error) {
+func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
 	i.Become(store.RunFailed)
@@ -154,10 +145,10 @@ func (s *Server) failInstance(i store.Instance, cause error) {
 
 // settleLater ends a transition after its delay. One that the server does not live to see ends
 // when the directory is next served.
-func (s *Server) settleLater(i store.Instance) {
+func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.switches.get().InstanceDelay)
 	s.background(func() {
-		if !wait(s.life, delay) {
+		if !s.Pause(s.life, delay) {
 			return
 		}
 		err := s.store.Update(func(tx *store.Tx) error {
@@ -175,7 +166,7 @@ func (s *Server) settleLater(i store.Instance) {
 	})
 }
 
-func (s *Server) attachedDisks(i store.Instance) (attached []store.Disk, err error) {
+func (s Instances) attachedDisks(i store.Instance) (attached []store.Disk, err error) {
 	err = s.store.View(func(tx *store.Tx) error {
 		attached, err = tx.DisksOf(i.ID)
 		return err
@@ -183,14 +174,14 @@ func (s *Server) attachedDisks(i store.Instance) (attached []store.Disk, err err
 	return attached, err
 }
 
-func (s *Server) plugAll(r *request, i store.Instance) error {
+func (s Instances) plugAll(call *Call, i store.Instance) error {
 	attached, err := s.attachedDisks(i)
 	if err != nil {
 		return err
 	}
 	for _, d := range attached {
 		unlock := s.locks.Lock(d.ID)
-		err := s.plane.Plug(deviceOf(d, i.ID), r.device(s.switches.get().DeviceDelay))
+		err := s.plane.Plug(deviceOf(d, i.ID), call.deviceFault(s.switches.get().DeviceDelay))
 		unlock()
 		if err != nil {
 			return fmt.Errorf("start with disk %s: %w", d.Name, err)
@@ -199,7 +190,7 @@ func (s *Server) plugAll(r *request, i store.Instance) error {
 	return nil
 }
 
-func (s *Server) unplugAll(i store.Instance) error {
+func (s Instances) unplugAll(i store.Instance) error {
 	attached, err := s.attachedDisks(i)
 	if err != nil {
 		return err
@@ -215,16 +206,11 @@ func (s *Server) unplugAll(i store.Instance) error {
 	return nil
 }
 
-// instanceDelete deletes a stopped or failed instance; its disks become detached (A48).
-func (s *Server) instanceDelete(r *request) (int, any, error) {
-	var i store.Instance
-	err := s.store.View(func(tx *store.Tx) error {
-		var err error
-		i, err = lookup(s, r, tx, store.Instances, r.path.Get("instance"))
-		return err
-	})
+// Delete deletes a stopped or failed instance; its disks become detached (A48).
+func (s Instances) Delete(call *Call, ref Ref) error {
+	i, err := s.View(call, ref)
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	defer s.locks.Lock(i.ID)()
 	err = s.store.Update(func(tx *store.Tx) error {
@@ -241,76 +227,58 @@ func (s *Server) instanceDelete(r *request) (int, any, error) {
 		return tx.DeleteInstance(i)
 	})
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
-	return http.StatusNoContent, nil, s.plane.RemoveGuest(i.ID)
+	return s.plane.RemoveGuest(i.ID)
 }
 
-type instanceUpdate struct {
-	ncpus             int
-	memory            int64
-	bootDisk          store.Selector
-	autoRestartPolicy *string
-	cpuPlatform       *string
-	jumboFrames       bool
+type InstanceUpdate struct {
+	NCPUs             int
+	Memory            int64
+	BootDisk          store.Selector
+	AutoRestartPolicy *string
+	CPUPlatform       *string
+	JumboFrames       bool
 	// unsupported names a part of the request that this simulator does not have.
-	unsupported string
-}
-
-func parseInstanceUpdate(f *fields) any {
-	u := instanceUpdate{ncpus: f.cpus("ncpus"), memory: f.byteCount("memory")}
-	if f.nullable("boot_disk") {
-		u.bootDisk = f.nameOrID("boot_disk")
-	}
-	if f.nullable("auto_restart_policy") {
-		u.autoRestartPolicy = f.oneOf("auto_restart_policy", restartPolicies)
-	}
-	if f.nullable("cpu_platform") {
-		u.cpuPlatform = f.oneOf("cpu_platform", cpuPlatforms)
-	}
-	f.read("enable_jumbo_frames", "a boolean", &u.jumboFrames)
-	u.unsupported = f.unsupported("multicast_groups")
-	return u
+	Unsupported string
 }
 
 var (
-	restartPolicies = []string{"never", "best_effort"}
-	cpuPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
+	RestartPolicies = []string{"never", "best_effort"}
+	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
 )
 
-// instanceUpdate replaces all that can be changed; what changes boot disk, size or processor needs
+// Update replaces all that can be changed; what changes boot disk, size or processor needs
 // the instance stopped, and the time of its last change stays (A49).
-func (s *Server) instanceUpdate(r *request) (int, any, error) {
-	u := r.body.(instanceUpdate)
-	if u.unsupported != "" {
-		return 0, nil, lacking(u.unsupported)
+func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance, error) {
+	if u.Unsupported != "" {
+		return store.Instance{}, lacking(u.Unsupported)
 	}
-	i, err := s.onInstance(r, func(tx *store.Tx, i *store.Instance) error {
-		if err := checkSize(u.ncpus, u.memory); err != nil {
+	return s.change(call, ref, func(tx *store.Tx, i *store.Instance) error {
+		if err := checkSize(u.NCPUs, u.Memory); err != nil {
 			return err
 		}
-		if u.jumboFrames {
+		if u.JumboFrames {
 			return invalidRequest("enable_jumbo_frames may only be set to true when the " +
 				"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
 		}
-		resized := u.ncpus != i.NCPUs || u.memory != i.Memory ||
-			store.Deref(u.cpuPlatform) != store.Deref(i.CPUPlatform)
+		resized := u.NCPUs != i.NCPUs || u.Memory != i.Memory ||
+			store.Deref(u.CPUPlatform) != store.Deref(i.CPUPlatform)
 		if resized && i.Active() {
 			return conflict("instance must be stopped to change CPU or memory")
 		}
-		boot, err := bootDisk(tx, *i, u.bootDisk)
+		boot, err := bootDisk(tx, *i, u.BootDisk)
 		if err != nil {
 			return err
 		}
 		if store.Deref(boot) != store.Deref(i.BootDiskID) && i.Active() {
 			return conflict("instance must be stopped to set boot disk")
 		}
-		i.NCPUs, i.Memory, i.BootDiskID = u.ncpus, u.memory, boot
-		i.AutoRestartPolicy, i.CPUPlatform = u.autoRestartPolicy, u.cpuPlatform
-		i.AutoRestartEnabled = store.Deref(u.autoRestartPolicy) != "never"
+		i.NCPUs, i.Memory, i.BootDiskID = u.NCPUs, u.Memory, boot
+		i.AutoRestartPolicy, i.CPUPlatform = u.AutoRestartPolicy, u.CPUPlatform
+		i.AutoRestartEnabled = store.Deref(u.AutoRestartPolicy) != "never"
 		return nil
 	}, func(_, _ store.Instance) error { return nil })
-	return http.StatusOK, i, err
 }
 
 // bootDisk finds the disk that shall be the boot disk; it must be attached already.

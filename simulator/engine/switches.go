@@ -1,9 +1,9 @@
-package simulator
+package engine
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
@@ -58,26 +58,25 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 	return b.now, err
 }
 
-func (s *Server) initialSwitches() adminapi.Switches {
+// switches are those in force at the start.
+func (c Config) switches() adminapi.Switches {
 	return adminapi.Switches{
-		Hotplug:       !s.ColdPlug,
-		DeviceDelay:   adminapi.Duration(s.DeviceDelay),
-		CreateHold:    adminapi.Duration(s.CreateHold),
-		SnapshotHold:  adminapi.Duration(s.SnapshotHold),
-		FreeDelay:     adminapi.Duration(s.FreeDelay),
-		InstanceDelay: adminapi.Duration(s.InstanceDelay),
-		QuotaBytes:    orDefault(s.QuotaBytes, defaultQuota),
-		DiskLimit:     orDefault(s.DiskLimit, defaultDiskLimit),
-		Role:          orDefault(s.Role, adminapi.RoleCollaborator),
+		Hotplug:       !c.ColdPlug,
+		DeviceDelay:   adminapi.Duration(c.DeviceDelay),
+		CreateHold:    adminapi.Duration(c.CreateHold),
+		SnapshotHold:  adminapi.Duration(c.SnapshotHold),
+		FreeDelay:     adminapi.Duration(c.FreeDelay),
+		InstanceDelay: adminapi.Duration(c.InstanceDelay),
+		QuotaBytes:    cmp.Or(c.QuotaBytes, defaultQuota),
+		DiskLimit:     cmp.Or(c.DiskLimit, defaultDiskLimit),
+		Role:          cmp.Or(c.Role, adminapi.RoleCollaborator),
 	}
 }
 
-func orDefault[T comparable](given, otherwise T) T {
-	var zero T
-	if given == zero {
-		return otherwise
-	}
-	return given
-}
+// Switches are those in force.
+func (r *Rack) Switches() adminapi.Switches { return r.switches.get() }
 
-func (s *Server) hold(d adminapi.Duration) { wait(s.life, time.Duration(d)) }
+// changeSwitches applies a change that leaves the switches valid, or none of it.
+func (r *Rack) ChangeSwitches(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
+	return r.switches.change(apply)
+}

@@ -1,27 +1,26 @@
-package simulator
+package engine
 
 import (
 	"errors"
 	"log/slog"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // freeLater removes the bytes of a deleted object and frees its share of the quota, some time after
 // the request's answer (A68). What a closed rack has not freed, the next start frees.
-func (s *Server) freeLater(r *request, id string, remove func(id string) error,
+func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
 	delay adminapi.Duration) {
-	s.holdBack(r.Context(), time.Duration(delay), func() {
-		defer s.locks.Lock(id)()
+	r.DeferWork(call.Context, time.Duration(delay), func() {
+		defer r.locks.Lock(id)()
 		err := remove(id)
 		if err == nil {
-			err = s.store.Update(func(tx *store.Tx) error { return tx.ReleaseDeferred(id) })
+			err = r.store.Update(func(tx *store.Tx) error { return tx.ReleaseDeferred(id) })
 		}
 		if err != nil {
-			s.log.Error("what was deleted is not freed", slog.String("id", id),
+			r.log.Error("what was deleted is not freed", slog.String("id", id),
 				slog.String("error", err.Error()))
 		}
 	})

@@ -1,4 +1,4 @@
-package simulator
+package engine
 
 import (
 	"errors"
@@ -59,7 +59,7 @@ func claimDir(dir, versionPath string) error {
 		}
 	}
 	temp := versionPath + ".tmp"
-	if err := writeDurably(temp, dirVersion+"\n"); err != nil {
+	if err := WriteDurably(temp, dirVersion+"\n"); err != nil {
 		return err
 	}
 	if err := os.Rename(temp, versionPath); err != nil {
@@ -92,7 +92,7 @@ func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
 	return true, nil
 }
 
-func writeDurably(path, text string) error {
+func WriteDurably(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

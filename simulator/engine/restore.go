@@ -1,26 +1,26 @@
-package simulator
+package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+	"github.com/google/uuid"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
-
-	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
 // restore brings records and data plane to where an orderly end would have left them, and adds
 // what the server's fields name and the directory lacks.
-func (s *Server) restore(ctx context.Context) error {
-	err := s.store.Update(func(t *store.Tx) error {
+func (r *Rack) restore(ctx context.Context) error {
+	err := r.store.Update(func(t *store.Tx) error {
 		for _, step := range []func(*store.Tx) error{
 			store.Prepare, settleSagas, settleDeleted, settleDisks, settleSnapshots, settleInstances,
-			s.seedProjects,
+			r.seedProjects,
 		} {
 			if err := step(t); err != nil {
 				return err
@@ -31,13 +31,13 @@ func (s *Server) restore(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle the records: %w", err)
 	}
-	if err := s.seedImages(ctx); err != nil {
+	if err := r.seedImages(ctx); err != nil {
 		return err
 	}
-	if err := s.store.Update(s.seedInstances); err != nil {
+	if err := r.store.Update(r.seedInstances); err != nil {
 		return err
 	}
-	return s.reconcilePlane(ctx)
+	return r.reconcilePlane(ctx)
 }
 
 // settleDisks takes back the creations that nobody was told of, and ends the maintenance of
@@ -102,25 +102,27 @@ func settleInstances(tx *store.Tx) error {
 
 // settled is where a transition of an instance ends.
 var settled = map[string]string{
-	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning, store.RunStopping: store.RunStopped,
+	store.RunStarting: store.RunRunning, store.RunRebooting: store.RunRunning,
+	store.RunStopping: store.RunStopped,
 }
 
-func (s *Server) projectNames() []string {
-	if len(s.Projects) == 0 {
+func (r *Rack) projectNames() []string {
+	if len(r.config.Projects) == 0 {
 		return []string{"default"}
 	}
-	return s.Projects
+	return r.config.Projects
 }
 
-func (s *Server) seedProjects(tx *store.Tx) error {
-	for _, name := range s.projectNames() {
+func (r *Rack) seedProjects(tx *store.Tx) error {
+	for _, name := range r.projectNames() {
 		if problem := store.CheckName(name); problem != "" {
 			return fmt.Errorf("project %q: %s", name, problem)
 		}
 		if store.Projects.Taken(tx, "", name) {
 			continue
 		}
-		p := store.Project{Identity: store.NewIdentity(store.DerivedID("project", name), name, "made by the simulator")}
+		p := store.Project{Identity: store.NewIdentity(store.DerivedID("project", name), name,
+			"made by the simulator")}
 		if err := store.Projects.Put(tx, p); err != nil {
 			return err
 		}
@@ -128,22 +130,22 @@ func (s *Server) seedProjects(tx *store.Tx) error {
 	return nil
 }
 
-func (s *Server) seedInstances(tx *store.Tx) error {
-	s.Instances = slices.Clone(s.Instances)
-	for n, spec := range s.Instances {
-		id, err := s.seedInstance(tx, spec)
+func (r *Rack) seedInstances(tx *store.Tx) error {
+	r.config.Instances = slices.Clone(r.config.Instances)
+	for n, spec := range r.config.Instances {
+		id, err := r.seedInstance(tx, spec)
 		if err != nil {
 			return fmt.Errorf("instance %q: %w", spec.Name, err)
 		}
-		s.Instances[n].ID = id
+		r.config.Instances[n].ID = id
 	}
 	return nil
 }
 
-// InstanceID is the ID of an instance that is given from the start.
-func (s *Server) InstanceID(i Instance) string {
+// instanceID is the ID of an instance that is given from the start.
+func (r *Rack) instanceID(i InstanceSpec) string {
 	if i.ID == "" {
-		return store.DerivedID("instance", orDefault(i.Project, s.projectNames()[0]), i.Name)
+		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
 	}
 	if id, err := uuid.Parse(i.ID); err == nil {
 		return id.String()
@@ -152,16 +154,16 @@ func (s *Server) InstanceID(i Instance) string {
 }
 
 // seedInstance makes an instance that the directory lacks, and returns its ID either way.
-func (s *Server) seedInstance(tx *store.Tx, spec Instance) (id string, err error) {
+func (r *Rack) seedInstance(tx *store.Tx, spec InstanceSpec) (id string, err error) {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		return "", errors.New(problem)
 	}
-	owner := orDefault(spec.Project, s.projectNames()[0])
+	owner := cmp.Or(spec.Project, r.projectNames()[0])
 	p, ok, err := store.Projects.ByName(tx, "", owner)
 	if err != nil || !ok {
 		return "", errors.Join(err, fmt.Errorf("there is no project %q", owner))
 	}
-	parsed, err := uuid.Parse(s.InstanceID(spec))
+	parsed, err := uuid.Parse(r.instanceID(spec))
 	if err != nil {
 		return "", fmt.Errorf("its ID %q is no UUID", spec.ID)
 	}
@@ -192,7 +194,7 @@ func (s *Server) seedInstance(tx *store.Tx, spec Instance) (id string, err error
 	if spec.Stopped {
 		i.Become(store.RunStopped)
 	}
-	nics, err := newInterfaces(tx, i, []interfaceCreate{defaultInterface})
+	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
 	if err != nil {
 		return "", err
 	}
@@ -201,27 +203,27 @@ func (s *Server) seedInstance(tx *store.Tx, spec Instance) (id string, err error
 
 // seedImages imports the images that the directory lacks; their content first, so that a record
 // never lacks it.
-func (s *Server) seedImages(ctx context.Context) error {
-	for _, spec := range s.Images {
-		if err := s.seedImage(ctx, spec); err != nil {
+func (r *Rack) seedImages(ctx context.Context) error {
+	for _, spec := range r.config.Images {
+		if err := r.seedImage(ctx, spec); err != nil {
 			return fmt.Errorf("image %q: %w", spec.Name, err)
 		}
 	}
 	return nil
 }
 
-func (s *Server) seedImage(ctx context.Context, spec Image) error {
-	img, known, err := s.imageRecord(spec)
+func (r *Rack) seedImage(ctx context.Context, spec ImageSpec) error {
+	img, known, err := r.imageRecord(spec)
 	if err != nil || known {
 		return err
 	}
-	if err := s.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
+	if err := r.plane.ImportImage(ctx, img.ID, spec.File, img.Size); err != nil {
 		return err
 	}
-	return s.store.Update(func(tx *store.Tx) error { return store.Images.Put(tx, img) })
+	return r.store.Update(func(tx *store.Tx) error { return store.Images.Put(tx, img) })
 }
 
-func (s *Server) imageRecord(spec Image) (img store.Image, known bool, err error) {
+func (r *Rack) imageRecord(spec ImageSpec) (img store.Image, known bool, err error) {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		return img, false, errors.New(problem)
 	}
@@ -229,7 +231,7 @@ func (s *Server) imageRecord(spec Image) (img store.Image, known bool, err error
 		Identity: store.NewIdentity(store.DerivedID("image", spec.Project, spec.Name), spec.Name,
 			"made by the simulator"),
 		OS: "simulated", Version: "1",
-		BlockSize: orDefault(spec.BlockSize, 512), Size: spec.SizeBytes,
+		BlockSize: cmp.Or(spec.BlockSize, 512), Size: spec.SizeBytes,
 	}
 	if spec.File != "" {
 		info, err := os.Stat(spec.File)
@@ -241,7 +243,7 @@ func (s *Server) imageRecord(spec Image) (img store.Image, known bool, err error
 	if img.Size <= 0 {
 		return img, false, errors.New("it needs a size or a file that is not empty")
 	}
-	err = s.store.View(func(tx *store.Tx) error {
+	err = r.store.View(func(tx *store.Tx) error {
 		if spec.Project != "" {
 			p, ok, err := store.Projects.ByName(tx, "", spec.Project)
 			if err != nil || !ok {
@@ -258,12 +260,12 @@ func (s *Server) imageRecord(spec Image) (img store.Image, known bool, err error
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
 // reconcilePlane tells the data plane what there is: it adopts, makes or drops the rest.
-func (s *Server) reconcilePlane(ctx context.Context) error {
+func (r *Rack) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	var diskIDs, snapshotIDs []string
 	var guests []dataplane.Guest
 	sizes := map[string]int64{}
-	err := s.store.View(func(tx *store.Tx) error {
+	err := r.store.View(func(tx *store.Tx) error {
 		running := map[string]bool{}
 		return errors.Join(
 			store.Instances.Each(tx, func(i store.Instance) error {
@@ -289,15 +291,15 @@ func (s *Server) reconcilePlane(ctx context.Context) error {
 		return fmt.Errorf("read the records: %w", err)
 	}
 	for _, g := range guests {
-		if err := s.plane.AddGuest(g); err != nil {
+		if err := r.plane.AddGuest(g); err != nil {
 			return err
 		}
 	}
-	if err := s.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
+	if err := r.plane.Reconcile(ctx, attached, diskIDs, snapshotIDs); err != nil {
 		return err
 	}
 	for id, size := range sizes {
-		if err := s.plane.Trim(id, size); err != nil {
+		if err := r.plane.Trim(id, size); err != nil {
 			return fmt.Errorf("bring disk %s to its size: %w", id, err)
 		}
 	}

@@ -1,0 +1,41 @@
+package simulator
+
+import (
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+func parseDiskCreate(f *fields) any { return readDiskCreate(f) }
+
+func readDiskCreate(f *fields) engine.DiskCreate {
+	var c engine.DiskCreate
+	c.Name, c.Description = f.identity()
+	c.Size = f.byteCount("size")
+	backend := f.object("disk_backend")
+	c.Backend = backend.variant(store.TypeLocal, store.TypeDistributed)
+	if c.Backend == store.TypeLocal {
+		c.Source.BlockSize = engine.LocalBlockSize
+		return c
+	}
+	source := backend.object("disk_source")
+	c.Source.Kind = source.variant(engine.SourceBlank, engine.SourceSnapshot, engine.SourceImage,
+		engine.SourceImporting)
+	switch c.Source.Kind {
+	case engine.SourceBlank, engine.SourceImporting:
+		c.Source.BlockSize = source.blockSize("block_size")
+	case engine.SourceSnapshot:
+		c.Source.ID = source.uuid("snapshot_id")
+		c.Source.ReadOnly = source.flag("read_only", false)
+	case engine.SourceImage:
+		c.Source.ID = source.uuid("image_id")
+		c.Source.ReadOnly = source.flag("read_only", false)
+	}
+	return c
+}
+
+func parseSnapshotCreate(f *fields) any {
+	name, description := f.identity()
+	return engine.SnapshotCreate{Name: name, Description: description, Disk: f.nameOrID("disk")}
+}
+
+func parseDiskPath(f *fields) any { return f.nameOrID("disk") }

@@ -1,0 +1,143 @@
+package simulator
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"regexp"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+)
+
+const maxUserData = 32 << 10
+
+var hostnames = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?` +
+	`(\.[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?)*$`)
+
+func parseInstanceCreate(f *fields) any {
+	c := engine.InstanceCreate{
+		Hostname: f.text("hostname"), NCPUs: f.cpus("ncpus"), Memory: f.byteCount("memory"),
+		Start:       f.flag("start", true),
+		JumboFrames: f.flag("enable_jumbo_frames", false),
+	}
+	c.Name, c.Description = f.identity()
+	if len(c.Hostname) > 253 || !hostnames.MatchString(c.Hostname) {
+		f.fail("hostname", "invalid hostname")
+	}
+	if f.has("user_data") {
+		data, err := base64.StdEncoding.DecodeString(f.text("user_data"))
+		if err != nil {
+			f.fail("user_data", "invalid value: invalid base64 string, expected a valid base64 string")
+		}
+		if len(data) > maxUserData {
+			f.fail("user_data", fmt.Sprintf("invalid length %d, expected less than 32 KiB", len(data)))
+		}
+	}
+	if f.has("auto_restart_policy") {
+		c.AutoRestartPolicy = f.oneOf("auto_restart_policy", engine.RestartPolicies)
+	}
+	if f.has("cpu_platform") {
+		c.CPUPlatform = f.oneOf("cpu_platform", engine.CPUPlatforms)
+	}
+	if f.has("boot_disk") {
+		boot := readAttachment(f.object("boot_disk"))
+		c.Boot = &boot
+	}
+	for _, d := range f.list("disks") {
+		c.Disks = append(c.Disks, readAttachment(d))
+	}
+	c.Interfaces = readInterfaces(f)
+	c.Unsupported = f.unsupported(
+		"anti_affinity_groups", "external_ips", "multicast_groups", "ssh_public_keys")
+	for _, nic := range c.Interfaces {
+		c.Unsupported = cmp.Or(c.Unsupported, nic.Unsupported)
+	}
+	return c
+}
+
+// unsupported names the first of some lists in which there is something.
+func (f *fields) unsupported(names ...string) string {
+	for _, name := range names {
+		var wanted []json.RawMessage
+		if f.has(name) && f.read(name, "a sequence", &wanted) && len(wanted) > 0 {
+			return name
+		}
+	}
+	return ""
+}
+
+func readAttachment(f *fields) engine.DiskAttachment {
+	if f.variant("create", "attach") == "attach" {
+		return engine.DiskAttachment{Attach: f.name("name")}
+	}
+	create := readDiskCreate(f)
+	create.ID = uuid.NewString()
+	return engine.DiskAttachment{Create: &create}
+}
+
+func parseInstanceUpdate(f *fields) any {
+	u := engine.InstanceUpdate{NCPUs: f.cpus("ncpus"), Memory: f.byteCount("memory")}
+	if f.nullable("boot_disk") {
+		u.BootDisk = f.nameOrID("boot_disk")
+	}
+	if f.nullable("auto_restart_policy") {
+		u.AutoRestartPolicy = f.oneOf("auto_restart_policy", engine.RestartPolicies)
+	}
+	if f.nullable("cpu_platform") {
+		u.CPUPlatform = f.oneOf("cpu_platform", engine.CPUPlatforms)
+	}
+	f.read("enable_jumbo_frames", "a boolean", &u.JumboFrames)
+	u.Unsupported = f.unsupported("multicast_groups")
+	return u
+}
+
+// readInterfaces reads what interfaces an instance shall have. None at all is nil, unlike a list of
+// none.
+func readInterfaces(f *fields) []engine.InterfaceCreate {
+	if !f.has("network_interfaces") {
+		return []engine.InterfaceCreate{engine.DefaultInterface}
+	}
+	nics := f.object("network_interfaces")
+	nic := engine.DefaultInterface
+	switch nics.variant("create", "default_ipv4", "default_ipv6", "default_dual_stack", "none") {
+	case "none":
+		return nil
+	case "default_ipv4":
+		nic.Stack = engine.StackV4
+	case "default_ipv6":
+		nic.Stack = engine.StackV6
+	case "create":
+		list := []engine.InterfaceCreate{}
+		for _, p := range nics.list("params") {
+			list = append(list, readInterface(p))
+		}
+		return list
+	}
+	return []engine.InterfaceCreate{nic}
+}
+
+func readInterface(f *fields) engine.InterfaceCreate {
+	c := engine.InterfaceCreate{Stack: engine.StackDual, VPC: f.name("vpc_name"),
+		Subnet: f.name("subnet_name")}
+	c.Name, c.Description = f.identity()
+	if _, ok := f.get("ip_config"); !ok {
+		return c
+	}
+	config := f.object("ip_config")
+	c.Stack = config.variant(engine.StackV4, engine.StackV6, engine.StackDual)
+	value := config.object("value")
+	versions := []*fields{value}
+	if c.Stack == engine.StackDual {
+		versions = []*fields{value.object("v4"), value.object("v6")}
+	}
+	for _, version := range versions {
+		if version.object("ip").variant("auto", "explicit") == "explicit" {
+			c.Unsupported = "explicit ip_config"
+		}
+		c.Unsupported = cmp.Or(version.unsupported("transit_ips"), c.Unsupported)
+	}
+	return c
+}

@@ -1,0 +1,268 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+type InstanceCreate struct {
+	Name, Description, Hostname string
+	NCPUs                       int
+	Memory                      int64
+	Boot                        *DiskAttachment
+	Disks                       []DiskAttachment
+	Interfaces                  []InterfaceCreate
+	Start                       bool
+	AutoRestartPolicy           *string
+	CPUPlatform                 *string
+	JumboFrames                 bool
+	// unsupported names a part of the request that this simulator does not have.
+	Unsupported string
+}
+
+// DiskAttachment is a disk that an instance is created with: a new one, or one that is there.
+type DiskAttachment struct {
+	Create *DiskCreate
+	Attach string
+}
+
+// Create is the rack's saga: the instance, its disks, their attachment, and the start; what fails
+// undoes everything (A51).
+func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) (
+	none store.Instance, _ error,
+) {
+	if c.Unsupported != "" {
+		return none, lacking(c.Unsupported)
+	}
+	// Who may not do this is told so before what is wrong with it (A28).
+	err := s.store.View(func(tx *store.Tx) error {
+		owner, err := s.project(call, tx, project)
+		if err != nil {
+			return err
+		}
+		return s.checkCreate(tx, owner, c)
+	})
+	if err != nil {
+		return none, err
+	}
+	attachments := c.attachments()
+	i, owner, err := s.insert(call, project, c, attachments)
+	if err != nil {
+		return none, err
+	}
+	err = s.fill(call, owner, i, attachments)
+	if err == nil {
+		i, err = s.finish(call, i, c)
+	}
+	call.Object = i.Identity
+	if err != nil {
+		return none, s.unmake(i, attachments, err)
+	}
+	return i, nil
+}
+
+// insert records the instance, and what is being made for it.
+func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
+	attachments []DiskAttachment,
+) (
+	i store.Instance, owner store.Project, err error,
+) {
+	i = store.Instance{
+		Identity: store.NewIdentity(uuid.NewString(), c.Name, c.Description),
+		NCPUs:    c.NCPUs, Memory: c.Memory, Hostname: c.Hostname,
+		AutoRestartEnabled: store.Deref(c.AutoRestartPolicy) != "never",
+		AutoRestartPolicy:  c.AutoRestartPolicy, CPUPlatform: c.CPUPlatform,
+	}
+	i.Become(store.StateCreating)
+	created := []string{}
+	for _, a := range attachments {
+		if a.Create != nil {
+			created = append(created, a.Create.ID)
+		}
+	}
+	err = s.store.Update(func(tx *store.Tx) error {
+		if owner, err = s.project(call, tx, project); err != nil {
+			return err
+		}
+		i.ProjectID = owner.ID
+		if store.Instances.Taken(tx, owner.ID, i.Name) {
+			return alreadyExists("instance", i.Name)
+		}
+		nics, err := newInterfaces(tx, i, c.Interfaces)
+		if err != nil {
+			return err
+		}
+		return tx.InsertInstance(i, nics, created)
+	})
+	return i, owner, err
+}
+
+func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
+	attachments []DiskAttachment,
+) error {
+	if err := s.plane.AddGuest(dataplane.Guest{InstanceID: i.ID, Name: i.Name}); err != nil {
+		return err
+	}
+	for _, a := range attachments {
+		id, err := s.attachmentDisk(call, owner, a)
+		if err != nil {
+			return err
+		}
+		s.creating.wait(id) // A32
+		unlock := s.locks.Lock(i.ID, id)
+		_, err = s.attach(call, i.ID, id)
+		unlock()
+		if err != nil {
+			return err
+		}
+	}
+	if call.Unwind {
+		return errInternal
+	}
+	return nil
+}
+
+// attachmentDisk makes or finds the disk, and returns its ID.
+func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
+	error) {
+	if a.Create != nil {
+		d, err := s.Disks.create(call, owner, *a.Create)
+		return d.ID, err
+	}
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
+		var err error
+		d, err = find(tx, store.Disks, owner.ID, store.Selector{Name: a.Attach})
+		return err
+	})
+	return d.ID, err
+}
+
+// finish makes the instance a stopped one and, where wanted, starts it. A start that fails
+// leaves it stopped, and created all the same (A58).
+func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (store.Instance,
+	error) {
+	defer s.locks.Lock(made.ID)()
+	i := made
+	i.Become(store.RunStopped)
+	if c.Start {
+		i.Become(store.RunStarting)
+	}
+	err := s.store.Update(func(tx *store.Tx) error {
+		if c.Boot != nil {
+			sel := store.Selector{Name: c.Boot.Attach}
+			if c.Boot.Create != nil {
+				sel = store.Selector{ID: c.Boot.Create.ID}
+			}
+			boot, err := bootDisk(tx, i, sel)
+			if err != nil {
+				return err
+			}
+			i.BootDiskID = boot
+		}
+		return tx.FinishInstance(i)
+	})
+	if err != nil {
+		return made, err
+	}
+	if !c.Start {
+		return i, nil
+	}
+	if err := s.plugAll(call, i); err != nil {
+		s.log.Error("an instance that was created could not be started",
+			slog.String("instance", i.ID), slog.String("error", err.Error()))
+		i.Become(store.RunStopped)
+		if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
+			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+				slog.String("error", err.Error()))
+		}
+		return i, nil
+	}
+	s.settleLater(i)
+	return i, nil
+}
+
+func (s Instances) putInstance(i store.Instance) error {
+	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
+}
+
+// unmake takes a half-made instance back.
+func (s Instances) unmake(i store.Instance, attachments []DiskAttachment, cause error) error {
+	defer s.locks.Lock(i.ID)()
+	err := s.store.Update(func(tx *store.Tx) error { return tx.UnwindInstance(i.ID) })
+	for _, a := range attachments {
+		if err == nil && a.Create != nil {
+			err = s.plane.RemoveDisk(a.Create.ID)
+		}
+	}
+	if err == nil {
+		err = s.plane.RemoveGuest(i.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; and taking the instance back: %w", cause, err)
+	}
+	return cause
+}
+
+// attachments are the disks that the instance shall have, its boot disk first.
+func (c InstanceCreate) attachments() []DiskAttachment {
+	if c.Boot == nil {
+		return c.Disks
+	}
+	return append([]DiskAttachment{*c.Boot}, c.Disks...)
+}
+
+// checkSize are the rack's limits for an instance (A50).
+func checkSize(ncpus int, memory int64) error {
+	const maxCPUs, maxMemory = 254, 1536 * gibibyte
+	switch {
+	case ncpus > maxCPUs:
+		return invalidRequest("cannot have more than %d vCPUs per instance", maxCPUs)
+	case memory < gibibyte:
+		return invalidValue("size", "memory must be at least 1 GiB")
+	case memory%gibibyte != 0:
+		return invalidValue("size", "memory must be divisible by 1 GiB")
+	case memory > maxMemory:
+		return invalidValue("size", "memory must be less than or equal to 1536 GiB")
+	case ncpus == 0:
+		return lacking("ncpus of 0")
+	}
+	return nil
+}
+
+// checkCreate is what the rack says, in its order, before it looks at the name (A66).
+func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) error {
+	if err := checkSize(c.NCPUs, c.Memory); err != nil {
+		return err
+	}
+	attachments := c.attachments()
+	if limit := s.switches.get().DiskLimit; len(attachments) > limit {
+		return invalidRequest("cannot attach more than %d disks to instance", limit)
+	}
+	for _, a := range attachments {
+		if a.Create == nil {
+			continue
+		}
+		if _, err := s.Disks.describe(tx, owner, *a.Create, &store.Disk{}); err != nil {
+			return err
+		}
+	}
+	if c.JumboFrames {
+		return invalidRequest("enable_jumbo_frames may only be set on an instance when the " +
+			"fleet-wide jumbo-frames opt-in is enabled by a fleet administrator")
+	}
+	return interfacesProblem(c.Interfaces)
+}
+
+// lacking is never the rack's answer: it says what this simulator does not give an instance.
+func lacking(part string) error {
+	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
+		"the simulator does not have an instance's %s, which the rack has", part)}
+}

@@ -1,0 +1,239 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// Config says what kind of rack it is. The zero value is one, in a directory of its own that is
+// removed when the rack is closed.
+type Config struct {
+	// Dir is where the rack lives; what was there when the last one ended is there again.
+	Dir string
+	// Projects exist from the start; nil is one, "default". The first has the Instances.
+	Projects  []string
+	Instances []InstanceSpec
+	Images    []ImageSpec
+	// Token is the only one that is let in; "" lets in every oxide-token-.
+	Token string
+	// ColdPlug makes it one of today's racks, which attach and detach only while the instance is
+	// stopped (A17).
+	ColdPlug bool
+	// QuotaBytes is the silo's storage, 64 TiB when 0; DiskLimit the disks of an instance, 12.
+	QuotaBytes int64
+	DiskLimit  int
+	// Role is what the token's bearer may do in the projects; "" is adminapi.RoleCollaborator.
+	Role string
+	// DeviceDelay is how long after its attach a device shows in the guest. CreateHold and
+	// SnapshotHold hold those requests open, as the rack's sagas do. InstanceDelay is how long an
+	// instance takes to start, stop or reboot.
+	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
+	// FreeDelay makes deletion soft, as it will be in a coming release: a disk or a snapshot is gone
+	// when its DELETE is answered, and its bytes and its share of the quota are freed that much
+	// later. With 0 they are freed first, as on the racks of today (A68).
+	FreeDelay time.Duration
+	// Seed decides in which order and under which numbers devices appear.
+	Seed uint64
+	// Log tells what the rack does; nil is slog.Default.
+	Log *slog.Logger
+	// FirstLoop is the lowest number of a loop device that the rack takes. In a container whose
+	// /dev has only the nodes of its start, the low ones are needed by others.
+	FirstLoop int
+	// ProcRoot is a procfs that shows the processes of all guests, to find the mounts that are
+	// frozen while a snapshot is taken; "" is /proc.
+	ProcRoot string
+	// KeepDevices leaves the disks with their guests when the rack is closed, as the end of a rack's
+	// control plane does. The next one that opens Dir adopts them.
+	KeepDevices bool
+}
+
+// InstanceSpec is an instance that the rack has from the start. An ID that is not given is derived
+// from the names of project and instance, so it is the same on every machine.
+type InstanceSpec struct {
+	Name, ID string
+	// Project is the first one of the Config when empty.
+	Project string
+	Stopped bool
+}
+
+// ImageSpec is an image that the rack has from the start, with the content of File or, without one,
+// SizeBytes of zeroes. Without a Project it is the silo's.
+type ImageSpec struct {
+	Name, Project string
+	SizeBytes     int64
+	BlockSize     int
+	File          string
+}
+
+// Rack carries out what the API asks for: it decides by the rules, keeps the records and drives the
+// data plane. Its operations are grouped by what they are about.
+type Rack struct {
+	Disks     Disks
+	Snapshots Snapshots
+	Instances Instances
+	Silo      Silo
+
+	config    Config
+	temporary bool
+	log       *slog.Logger
+	store     *store.Store
+	plane     *dataplane.Plane
+	switches  switchboard
+	// locks serialises the work on the data plane, object by object: always an instance before a
+	// disk before a snapshot, so that no two calls wait for each other. The records need no locks,
+	// as their transactions are serial.
+	locks    keylock.Map
+	creating pending
+	repairs  repairs
+	deferred deferredWork
+	// life ends when the rack closes; work is what is still under way then.
+	life context.Context
+	die  context.CancelFunc
+	work sync.WaitGroup
+
+	mu sync.Mutex
+	// mu guards closed and keeps it from changing while work is added.
+	closed bool
+}
+
+// ErrClosed is returned for a call to a closed rack.
+var ErrClosed = errors.New("the simulator is closed")
+
+// Open reads the directory, finishes or undoes what an earlier simulator left half done, and
+// gives the running instances their devices. What the config names and the directory lacks is made.
+func Open(ctx context.Context, c Config) (*Rack, error) {
+	r := &Rack{config: c, log: cmp.Or(c.Log, slog.Default())}
+	r.Disks, r.Snapshots, r.Instances, r.Silo = Disks{r}, Snapshots{r}, Instances{r}, Silo{r}
+	r.life, r.die = context.WithCancel(context.WithoutCancel(ctx))
+	if err := r.open(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
+	}
+	return r, nil
+}
+
+func (r *Rack) open(ctx context.Context) (err error) {
+	if _, err := r.ChangeSwitches(func(now *adminapi.Switches) error {
+		*now = r.config.switches()
+		return nil
+	}); err != nil {
+		return err
+	}
+	if r.config.Dir == "" {
+		if r.config.Dir, err = os.MkdirTemp("", "oxide-simulator-"); err != nil {
+			return err
+		}
+		r.temporary = true
+	}
+	if r.config.Dir, err = filepath.Abs(r.config.Dir); err != nil {
+		return err
+	}
+	if err := prepareDir(r.config.Dir); err != nil {
+		return err
+	}
+	if r.store, err = store.Open(filepath.Join(r.config.Dir, recordsFile)); err != nil {
+		return err
+	}
+	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
+		FirstLoop: r.config.FirstLoop, ProcRoot: r.config.ProcRoot})
+	if err != nil {
+		return err
+	}
+	return r.restore(ctx)
+}
+
+// Close waits for the work that is under way, cutting its delays short, and gives every device back
+// unless Config.KeepDevices. What was acknowledged is in the directory.
+func (r *Rack) Close() error {
+	r.mu.Lock()
+	wasClosed := r.closed
+	r.closed = true
+	r.mu.Unlock()
+	if wasClosed {
+		return nil
+	}
+	r.die()
+	r.work.Wait()
+	return r.release()
+}
+
+func (r *Rack) release() error {
+	r.die()
+	var errs []error
+	switch {
+	case r.plane != nil && r.config.KeepDevices:
+		r.plane.Stop()
+	case r.plane != nil:
+		errs = append(errs, r.plane.Close())
+	}
+	if r.store != nil {
+		errs = append(errs, r.store.Close())
+	}
+	if r.temporary {
+		errs = append(errs, os.RemoveAll(r.config.Dir))
+	}
+	return errors.Join(errs...)
+}
+
+// begin registers work that Close waits for, unless the rack is closed.
+func (r *Rack) Begin() (end func(), ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, false
+	}
+	r.work.Add(1)
+	return r.work.Done, true
+}
+
+// background does work that outlives its request; Close waits for it.
+func (r *Rack) background(work func()) {
+	end, ok := r.Begin()
+	if !ok {
+		return
+	}
+	go func() {
+		defer end()
+		work()
+	}()
+}
+
+// pause waits, and reports whether it was not cut short by the end of ctx or of the rack.
+func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.life, cancel)()
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (r *Rack) hold(d adminapi.Duration) { r.Pause(r.life, time.Duration(d)) }
+
+// InstanceSpecs lists the instances of the Config, with their IDs.
+func (r *Rack) InstanceSpecs() []InstanceSpec { return r.config.Instances }
+
+// Records are the rack's. Whoever changes them goes around the rules.
+func (r *Rack) Records() *store.Store { return r.store }
+
+// Plane is the rack's data plane.
+func (r *Rack) Plane() *dataplane.Plane { return r.plane }

@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// SnapshotCreate is what a snapshot is made with.
+type SnapshotCreate struct {
+	Name, Description string
+	Disk              store.Selector
+}
+
+// Snapshots are the operations on snapshots.
+type Snapshots struct{ *Rack }
+
+// List lists the snapshots of a project.
+func (s Snapshots) List(call *Call, project store.Selector, w Window) ([]store.Snapshot, error) {
+	records, err := list(s.Rack, call, store.Snapshots, project, w)
+	shown := make([]store.Snapshot, len(records))
+	for i := range records {
+		shown[i] = records[i].Snapshot
+	}
+	return shown, err
+}
+
+// View reads a snapshot.
+func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
+	record, err := view(s.Rack, call, store.Snapshots, ref)
+	return record.Snapshot, err
+}
+
+// Create is the rack's saga: it answers when the snapshot is ready; meanwhile others see it
+// creating, and its disk, unless attached, in maintenance (A38).
+func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (
+	store.Snapshot, error,
+) {
+	var none store.Snapshot
+	var d store.Disk
+	err := s.store.View(func(tx *store.Tx) error {
+		owner, err := s.project(call, tx, project)
+		if err != nil {
+			return err
+		}
+		if d, err = find(tx, store.Disks, owner.ID, c.Disk); err != nil {
+			return err
+		}
+		return snapshotProblem(owner, d)
+	})
+	if err != nil {
+		return none, err
+	}
+	s.creating.wait(d.ID)
+	if !s.repairs.begin(d.ID) {
+		return none, conflict("volume repair lock")
+	}
+	defer s.repairs.end(d.ID)
+	record := store.SnapshotRecord{BlockSize: d.BlockSize, Snapshot: store.Snapshot{
+		Identity:  store.NewIdentity(uuid.NewString(), c.Name, c.Description),
+		ProjectID: d.ProjectID, DiskID: d.ID, State: store.SnapshotCreating, Size: d.Size,
+	}}
+	call.Object = record.Identity
+	if err := s.insert(record); err != nil {
+		return none, err
+	}
+	if record, err = s.fill(call, record); err != nil {
+		return none, err
+	}
+	return record.Snapshot, nil
+}
+
+func snapshotProblem(owner store.Project, d store.Disk) error {
+	switch {
+	case d.ProjectID != owner.ID:
+		return invalidRequest("can't create a snapshot of a disk in a different project")
+	case d.DiskType == store.TypeLocal:
+		return invalidRequest("can't create a snapshot of a local storage disk")
+	case d.ReadOnly:
+		return invalidRequest("can't create a snapshot of a read-only disk")
+	}
+	return nil
+}
+
+// insert inserts the record, charges its full size, and takes a detached disk into
+// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in
+// no state for it (A41).
+func (s Snapshots) insert(record store.SnapshotRecord) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
+		if err != nil {
+			return err
+		}
+		if store.Snapshots.Taken(tx, record.ProjectID, record.Name) {
+			return alreadyExists("snapshot", record.Name)
+		}
+		if err := s.takeStorage(tx, record.Size); err != nil {
+			return err
+		}
+		switch d.State.State {
+		case store.StateAttached:
+		case store.StateDetached:
+			d.State.State = store.StateMaintenance
+			if err := tx.PutDisk(d); err != nil {
+				return err
+			}
+		default:
+			// A42: the disk's state changed underneath, or does not allow it yet.
+			return errUnavailable
+		}
+		return store.Snapshots.Put(tx, record)
+	})
+}
+
+// fill copies the bytes and makes the snapshot ready, or takes everything back.
+func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
+	err := func() error {
+		defer s.locks.Lock(record.DiskID)()
+		return s.plane.SnapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
+	}()
+	s.hold(s.switches.get().SnapshotHold)
+	if err == nil && call.Unwind {
+		err = errInternal
+	}
+	if err == nil {
+		record.State = store.SnapshotReady
+		err = s.end(record, func(tx *store.Tx) error { return store.Snapshots.Put(tx, record) })
+	}
+	if err == nil {
+		return record, nil
+	}
+	undo := s.plane.RemoveSnapshot(record.ID)
+	if undo == nil {
+		undo = s.end(record, func(tx *store.Tx) error {
+			if err := tx.AddStorage(-record.Size); err != nil {
+				return err
+			}
+			return store.Snapshots.Delete(tx, record)
+		})
+	}
+	if undo != nil {
+		err = fmt.Errorf("%w; and taking it back: %w", err, undo)
+	}
+	return record, err
+}
+
+// end changes the snapshot's record and ends the maintenance of its disk.
+func (s Snapshots) end(record store.SnapshotRecord, change func(*store.Tx) error) error {
+	return s.store.Update(func(tx *store.Tx) error {
+		d, ok, err := store.Disks.Get(tx, record.DiskID)
+		if err != nil {
+			return err
+		}
+		if ok && d.State.State == store.StateMaintenance {
+			d.State.State = store.StateDetached
+			if err := tx.PutDisk(d); err != nil {
+				return err
+			}
+		}
+		return change(tx)
+	})
+}
+
+// Delete deletes a snapshot and frees its share of the quota, now or later. Disks made from it stay
+// as they are (A43).
+func (s Snapshots) Delete(call *Call, ref Ref) error {
+	record, err := view(s.Rack, call, store.Snapshots, ref)
+	if err != nil {
+		return err
+	}
+	defer s.locks.Lock(record.ID)()
+	delay := s.switches.get().FreeDelay
+	err = s.store.Update(func(tx *store.Tx) error {
+		if record, err = find(tx, store.Snapshots, "", store.Selector{ID: record.ID}); err != nil {
+			return err
+		}
+		if record.State == store.SnapshotCreating {
+			return invalidRequest("snapshot cannot be deleted in state Creating")
+		}
+		if err := release(tx, record.ID, record.Size, delay); err != nil {
+			return err
+		}
+		return store.Snapshots.Delete(tx, record)
+	})
+	if err != nil {
+		return err
+	}
+	if delay > 0 {
+		s.freeLater(call, record.ID, s.plane.RemoveSnapshot, delay)
+		return nil
+	}
+	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
+	return s.plane.RemoveSnapshot(record.ID)
+}
