@@ -16,7 +16,7 @@ const (
 	controlMinor = 237
 )
 
-// Available says whether loop devices can be had: nil, or what is missing and what to do about it.
+// Available returns nil if loop devices can be used, or an error that says what to do.
 func Available() error {
 	f, err := openControl()
 	if err != nil {
@@ -29,7 +29,7 @@ func Available() error {
 func openControl() (*os.File, error) {
 	f, err := openOrMake(controlPath, unix.S_IFCHR, controlMajor, controlMinor, os.O_RDWR)
 	switch {
-	// ENOENT cannot be the path, which was made; ENODEV and ENXIO are a node without a driver.
+	// ENOENT is not the path, which exists by now; ENODEV and ENXIO mean a node without a driver.
 	case errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
 		return nil, fmt.Errorf("%w (%w)", ErrNoDriver, err)
 	case err != nil:
@@ -38,7 +38,7 @@ func openControl() (*os.File, error) {
 	return f, nil
 }
 
-// openNode opens a loop device's node and makes sure that it is the node of that device.
+// openNode opens a loop device's node and verifies that it is the node of that device.
 func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	f, err := openOrMake(path, unix.S_IFBLK, major, minor, flag)
 	if err != nil {
@@ -57,8 +57,8 @@ func openNode(path string, major, minor uint32, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// openOrMake opens a device node. In a container /dev is often a copy from the time it was started,
-// without the devices the kernel has made since: then the node is made here.
+// openOrMake opens a device node, and creates it if it is missing: in a container, /dev is often a
+// copy from the time of its start, without the devices that the kernel has added since.
 func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -69,4 +69,13 @@ func openOrMake(path string, kind, major, minor uint32, flag int) (*os.File, err
 		return nil, fmt.Errorf("make node %s (%d:%d): %w", path, major, minor, err)
 	}
 	return os.OpenFile(path, flag, 0)
+}
+
+// explain wraps a permission error with what to do about it.
+func explain(err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w (loop devices need root with CAP_SYS_ADMIN, "+
+			"and a container must be allowed to use block devices of major number 7)", err)
+	}
+	return err
 }

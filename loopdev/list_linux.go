@@ -16,8 +16,8 @@ import (
 
 const sysBlock = "/sys/block"
 
-// List returns every attached loop device of this machine, also those of other programs, in the
-// order of their numbers. One that comes or goes meanwhile may be in it or not.
+// List returns every attached loop device of this machine, including those of other programs, in
+// the order of their numbers. A device that is attached or detached meanwhile may be missing.
 func List() ([]Device, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil {
@@ -41,8 +41,8 @@ func List() ([]Device, error) {
 	return devices, nil
 }
 
-// Find returns the attached devices with that serial. More than one is for the caller to decide:
-// nothing keeps two files from being given the same serial.
+// Find returns the attached devices with that serial. There may be several, as two files can be
+// given the same serial.
 func Find(serial string) ([]Device, error) {
 	devices, err := List()
 	if err != nil {
@@ -51,9 +51,9 @@ func Find(serial string) ([]Device, error) {
 	return slices.DeleteFunc(devices, func(d Device) bool { return d.Serial != serial }), nil
 }
 
-// describe looks at one loop device. It says false for one without a file.
+// describe reads one loop device. It returns false for one without a file.
 func describe(number int) (Device, bool, error) {
-	// Free devices are the many; they are not even opened.
+	// Most devices are free; do not open them.
 	if _, err := os.Stat(sysDir(number) + "/loop/backing_file"); err != nil {
 		return Device{}, false, ignoreAbsent(err)
 	}
@@ -66,7 +66,7 @@ func describe(number int) (Device, bool, error) {
 		return Device{}, false, ignoreAbsent(err)
 	}
 	defer f.Close()
-	// From here on the attachment cannot change, so that all facts are of one and the same.
+	// The attachment cannot change while f is open, so all that follows describes the same one.
 	d, err = d.fill(f)
 	if err != nil {
 		return Device{}, false, ignoreAbsent(err)
@@ -87,7 +87,7 @@ func identify(number int) (Device, error) {
 	return d, nil
 }
 
-// fill reads the facts of the attachment behind f, which must stay open meanwhile.
+// fill reads the attachment behind f, which must stay open meanwhile.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err != nil {
@@ -138,7 +138,7 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent makes nil of the errors with which a device answers that has no file (any more).
+// ignoreAbsent returns nil for the errors of a device that has no file (any more).
 func ignoreAbsent(err error) error {
 	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
 		if errors.Is(err, absent) {

@@ -12,32 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what to attach.
-type Config struct {
-	// Path is a regular file. It stays in use until the device is detached, unlinked or not.
-	Path string
-	// Serial is how the device is found again: 1 to 63 bytes without NUL. A longer one is refused.
-	Serial string
-	// BlockSize is the logical block size in bytes, a power of two from 512 to the page size. 0 is
-	// 512.
-	BlockSize int
-	// ReadOnly makes a device that refuses writes.
-	ReadOnly bool
-	// SizeLimit makes the device smaller than the file; 0 is the whole file.
-	SizeLimit int64
-	// First is the lowest number that the device may have; 0 is any that is free. Whoever runs
-	// "losetup -f" takes the lowest, which in a container may be the only ones with nodes.
-	First int
-}
-
 // serialMax is what fits into lo_file_name beside its NUL.
 const serialMax = unix.LO_NAME_SIZE - 1
 
 // numberMax is the highest number of a loop device: minors have 20 bits.
 const numberMax = 1<<20 - 1
 
-// Attach gives the file a block device. Where several processes want the next free device at once,
-// or the kernel has none left and must make one, it tries again until ctx ends.
+// Attach gives the file a block device. It tries again until ctx ends when another process takes
+// the free device first, or the kernel has to add one.
 func Attach(ctx context.Context, c Config) (Device, error) {
 	d, err := attach(ctx, c)
 	if err != nil {
@@ -69,14 +51,14 @@ func attach(ctx context.Context, c Config) (Device, error) {
 		if err == nil || !raceLost(err) {
 			return d, err
 		}
-		// A random pause, lest all who lost this race run the next one in step.
+		// The pause is random, so that the losers of this race do not meet again in step.
 		if wait(ctx, rand.N(limit)) != nil {
 			return Device{}, fmt.Errorf("%w: no free device was won: %w", ctx.Err(), err)
 		}
 	}
 }
 
-// check refuses what the kernel would cut, misread or accept to nobody's use.
+// check refuses what the kernel would truncate, misread or accept without use.
 func (c Config) check() error {
 	switch {
 	case c.Serial == "":
@@ -98,7 +80,7 @@ func (c Config) check() error {
 }
 
 func (c Config) open() (*os.File, error) {
-	// Before the open, which would wait at a FIFO for ever.
+	// Check before the open, which would wait for ever at a FIFO.
 	st, err := os.Stat(c.Path)
 	switch {
 	case err != nil:
@@ -114,8 +96,8 @@ func (c Config) open() (*os.File, error) {
 	return os.OpenFile(c.Path, os.O_RDWR, 0)
 }
 
-// tryNext asks for a free device and configures it in one step. Between the two another process may
-// take it. From is where the next try begins to look.
+// tryNext gets the number of a free device and configures it. Another process may take it in
+// between. From is where the next try begins to search.
 func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	number, err := c.free(control, from)
 	if err != nil {
@@ -139,21 +121,21 @@ func (c Config) tryNext(control, file *os.File, from *int) (Device, error) {
 	if err := unix.IoctlLoopConfigure(int(node.Fd()), &config); err != nil {
 		return d, fmt.Errorf("configure %s: %w", d.Path, err)
 	}
-	// Who made an earlier device of this number read-only with BLKROSET did not mean this one.
+	// An earlier device of this number may have been made read-only with BLKROSET.
 	err = unix.IoctlSetPointerInt(int(node.Fd()), unix.BLKROSET, 0)
 	if err == nil {
 		d, err = d.fill(node)
 	}
 	if err != nil {
-		// Nobody would know of the device. It goes when node closes.
+		// Release the device, which no caller knows of. The kernel does so when node closes.
 		clearErr := unix.IoctlSetInt(int(node.Fd()), unix.LOOP_CLR_FD, 0)
 		return d, fmt.Errorf("look at %s: %w", d.Path, errors.Join(err, clearErr))
 	}
 	return d, nil
 }
 
-// free is the number of a device that nobody uses, or that nobody used a moment ago. The kernel
-// knows the lowest of all; from a first number on it is looked for here, and made.
+// free returns the number of a device that was free a moment ago. The kernel knows the lowest of
+// all; from a first number on, free searches and adds it.
 func (c Config) free(control *os.File, from *int) (int, error) {
 	if c.First == 0 {
 		return unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -167,13 +149,13 @@ func (c Config) free(control *os.File, from *int) (int, error) {
 			return 0, fmt.Errorf("add device %d: %w", *from, err)
 		}
 		number := *from
-		*from++ // When this one is lost to another process, the next one is tried.
+		*from++ // If another process takes this one, try the next.
 		return number, nil
 	}
 	return 0, fmt.Errorf("%w from number %d on", unix.ENOSPC, c.First)
 }
 
-// raceLost says that the device was taken, held or removed by another process meanwhile.
+// raceLost reports whether another process took, opened or removed the device meanwhile.
 func raceLost(err error) bool {
 	for _, lost := range []error{unix.EBUSY, unix.ENXIO, unix.ENODEV, unix.ENOENT, unix.EAGAIN} {
 		if errors.Is(err, lost) {

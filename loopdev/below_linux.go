@@ -11,16 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DetachBelow releases every device whose file lies below dir, and returns those that it found. A
-// file is known by its device and inode number, for the path that the kernel tells may be that of a
-// container. So DetachBelow comes before the files are removed: afterwards nothing says that they
-// lay there. As in [Device.Detach], the error is [ErrBusy] where somebody still held a device.
+// DetachBelow releases every device whose file is below dir, and returns those that it found. A
+// file is identified by its device and inode number, because the path that the kernel reports may
+// be a container's. Call DetachBelow before the files are removed: afterwards they are not found. As in [Device.Detach], the error is [ErrBusy] where somebody still held a device.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {
 		return nil, fmt.Errorf("find the loop devices of the files below %s: %w", dir, err)
 	}
-	// All at once, since one may hold another: a node below dir can itself be a device's file.
+	// Detach all at once, since one may hold another: a device of dir can itself back a device.
 	errs := make([]error, len(found))
 	var all sync.WaitGroup
 	for i, d := range found {
@@ -30,10 +29,10 @@ func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	return found, errors.Join(errs...)
 }
 
-// fileID says which file it is, whatever its path.
+// fileID identifies a file, whatever its path.
 type fileID struct{ device, inode uint64 }
 
-// below returns the devices whose file lies below dir.
+// below returns the devices whose file is below dir.
 func below(dir string) ([]Device, error) {
 	files := map[fileID]bool{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -42,7 +41,7 @@ func below(dir string) ([]Device, error) {
 			err = unix.Lstat(path, &st)
 		}
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // It went meanwhile.
+		case errors.Is(err, fs.ErrNotExist): // It was removed meanwhile.
 			return nil
 		case err != nil:
 			return err
