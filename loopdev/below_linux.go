@@ -13,7 +13,8 @@ import (
 
 // DetachBelow releases every device whose file is below dir, and returns those that it found. A
 // file is identified by its device and inode number, because the path that the kernel reports may
-// be a container's. Call DetachBelow before the files are removed: afterwards they are not found. As in [Device.Detach], the error is [ErrBusy] where somebody still held a device.
+// be a container's. Call DetachBelow before the files are removed: afterwards they are not found.
+// As in [Device.Detach], the error is [ErrBusy] when a device is still in use.
 func DetachBelow(ctx context.Context, dir string) ([]Device, error) {
 	found, err := below(dir)
 	if err != nil {

@@ -5,17 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
@@ -37,10 +31,9 @@ import (
 // What the kernel holds (a loop device's file and serial) and what lies in dir is all the memory it
 // needs: reconcile brings any leftovers together.
 type Plane struct {
-	dir  string
-	log  *slog.Logger
-	seed uint64
-	proc string
+	files
+	freezer freezer
+	seed    uint64
 	// firstLoop is the lowest number of a loop device that may be taken.
 	firstLoop int
 	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
@@ -54,36 +47,7 @@ type Plane struct {
 	// disks holds a disk's bytes still while its device is made, taken away or copied.
 	disks keylock.Map
 
-	mu sync.Mutex
-	// mu guards guests and the plugged of each. It is never held while files are written.
-	guests map[string]*guest
-}
-
-// guest is what the plane knows of one instance.
-type guest struct {
-	plugged map[string]*plugged
-
-	mu sync.Mutex
-	// mu guards the guest's tree, the nodes of its devices, and what follows. It comes before the
-	// Plane's.
-	//
-	// random chooses the numbers of its devices.
-	random *rand.Rand
-	// removed says that the guest is no longer one of the plane's.
-	removed bool
-}
-
-// plugged is a disk that a guest has, whether it sees it or not.
-type plugged struct {
-	spec  Device
-	guest *guest
-	// loop is nil for a device that never appears.
-	loop *loopdev.Device
-	// node is the device's name in the guest, "" while it is not visible.
-	node string
-	// cancel ends the wait for its appearance, and appeared tells the end.
-	cancel   context.CancelFunc
-	appeared chan struct{}
+	guests guests
 }
 
 // Guest is an instance as its guest's firmware describes it.
@@ -131,62 +95,37 @@ func Open(c Config) (*Plane, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p := &Plane{dir: dir, log: c.Log, seed: c.Seed, proc: cmp.Or(c.ProcRoot, "/proc"),
-		firstLoop: c.FirstLoop, guests: map[string]*guest{}}
+	p := &Plane{files: files{dir, c.Log}, seed: c.Seed, firstLoop: c.FirstLoop,
+		freezer: newFreezer(filepath.Join(dir, "frozen"), cmp.Or(c.ProcRoot, "/proc"), c.Log)}
 	for _, sub := range []string{"disks", "snapshots", "images", "guests", "frozen"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open the data plane: %w", err)
 		}
 	}
-	if err := errors.Join(FlushDir(dir), p.checkNodes(), loopdev.Available()); err != nil {
+	if err := errors.Join(FlushDir(dir), loopdev.Available()); err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	if p.device, err = checkNodes(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.life, p.die = context.WithCancel(context.Background())
 	return p, nil
 }
 
-// checkNodes makes sure that device nodes can be made in the directory, and used. It also learns
-// what st_dev the directory's files have.
-func (p *Plane) checkNodes() error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(p.dir, &st); err != nil {
-		return fmt.Errorf("look at the filesystem of %s: %w", p.dir, err)
-	}
-	if st.Flags&unix.ST_NODEV != 0 {
-		return fmt.Errorf("%s lies on a filesystem that is mounted nodev, where the guests' device "+
-			"nodes cannot be opened; give a directory on another filesystem", p.dir)
-	}
-	probe := filepath.Join(p.dir, "guests", ".probe")
-	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a node: %w", err)
-	}
-	// The null device, which needs no more right than any other node.
-	if err := unix.Mknod(probe, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
-		return fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
-			"filesystem that can hold device nodes", p.dir, err)
-	}
-	var node unix.Stat_t
-	if err := unix.Lstat(probe, &node); err != nil {
-		return fmt.Errorf("look at %s: %w", probe, err)
-	}
-	p.device = node.Dev
-	return os.Remove(probe)
-}
-
-// leave ends the plane's own work and leaves the guests their devices, for the next one to adopt.
+// Stop ends the plane's own work and leaves the guests their devices, for the next one to adopt.
 func (p *Plane) Stop() {
 	p.die()
 	p.working.Wait()
 }
 
-// close takes every device from its guest and gives it back to the kernel. One that somebody still
+// Close takes every device from its guest and gives it back to the kernel. One that somebody still
 // holds stays until its last holder leaves, with its bytes, so that a filesystem on it can be
 // unmounted in good order; close reports it.
 func (p *Plane) Close() error {
 	p.Stop()
 	var devices []*plugged
-	for _, g := range p.allGuests() {
-		devices = append(devices, p.devices(g)...)
+	for _, g := range p.guests.all() {
+		devices = append(devices, p.guests.devices(g)...)
 	}
 	// One wait for all that are held, not one for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
@@ -202,32 +141,4 @@ func (p *Plane) Close() error {
 		return fmt.Errorf("close the data plane: %w", err)
 	}
 	return nil
-}
-
-// allGuests are the guests by their instances.
-func (p *Plane) allGuests() map[string]*guest {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.guests)
-}
-
-// devices are the disks that a guest has.
-func (p *Plane) devices(g *guest) []*plugged {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Collect(maps.Values(g.plugged))
-}
-
-// lockGuest holds an instance's guest, until its mu is unlocked. There may be none.
-func (p *Plane) lockGuest(instanceID string) *guest {
-	g := p.allGuests()[instanceID]
-	if g == nil {
-		return nil
-	}
-	g.mu.Lock()
-	if g.removed {
-		g.mu.Unlock()
-		return nil
-	}
-	return g
 }

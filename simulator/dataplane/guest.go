@@ -1,208 +1,163 @@
 package dataplane
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"hash/fnv"
-	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
-
-	"golang.org/x/sys/unix"
+	"slices"
+	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// The fields of an NVMe controller have these sizes.
-const (
-	nvmeSerialBytes = 20
-	nvmeModelBytes  = 40
-)
-
+// GuestDir is the directory of an instance's guest view, with sys and dev in it.
 func (p *Plane) GuestDir(id string) string { return filepath.Join(p.dir, "guests", id) }
 
-func (p *Plane) blockDir(id string) string { return filepath.Join(p.GuestDir(id), "sys", "block") }
+func (p *Plane) view(id string) view { return view(p.GuestDir(id)) }
 
-func (p *Plane) nodePath(id, name string) string {
-	return filepath.Join(p.GuestDir(id), "dev", name)
-}
-
-func (p *Plane) hiddenPath(id, diskID string) string {
-	return filepath.Join(p.GuestDir(id), "hidden", diskID)
-}
-
-// addGuest makes the tree of an instance's guest. One that is there already keeps its devices.
+// AddGuest makes the view of an instance's guest. An existing one keeps its devices.
 func (p *Plane) AddGuest(g Guest) error {
-	dir := p.GuestDir(g.InstanceID)
-	dmi := filepath.Join(dir, "sys", "class", "dmi", "id")
-	for _, sub := range []string{dmi, p.blockDir(g.InstanceID), filepath.Join(dir, "dev"),
-		filepath.Join(dir, "hidden"), filepath.Join(dir, "aside")} {
-		if err := os.MkdirAll(sub, 0o755); err != nil {
-			return fmt.Errorf("make the guest of instance %s: %w", g.Name, err)
-		}
-	}
-	// A55: the firmware tells the instance's ID, to root only.
-	err := errors.Join(
-		writeAttribute(dmi, "sys_vendor", "Oxide\n", 0o444),
-		writeAttribute(dmi, "product_name", "OxVM\n", 0o444),
-		writeAttribute(dmi, "product_serial", g.InstanceID+"\n", 0o400),
-		writeAttribute(dmi, "product_uuid", g.InstanceID+"\n", 0o400))
-	if err != nil {
+	if err := p.view(g.InstanceID).make(g.InstanceID); err != nil {
 		return fmt.Errorf("make the guest of instance %s: %w", g.Name, err)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.guests[g.InstanceID] == nil {
-		h := fnv.New64a()
-		h.Write([]byte(g.InstanceID))
-		p.guests[g.InstanceID] = &guest{
-			random:  rand.New(rand.NewPCG(p.seed, h.Sum64())),
-			plugged: map[string]*plugged{},
-		}
-	}
+	p.guests.add(g.InstanceID, p.seed)
 	return nil
 }
 
-// removeGuest takes the guest's devices away, and its tree. One that is gone already is a success.
+// RemoveGuest removes a guest, if it exists, with its devices.
 func (p *Plane) RemoveGuest(id string) error {
-	if g := p.allGuests()[id]; g != nil {
-		for _, d := range p.devices(g) {
+	if g := p.guests.all()[id]; g != nil {
+		for _, d := range p.guests.devices(g) {
 			if err := p.Unplug(id, d.spec.DiskID); err != nil {
 				return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 			}
 		}
 	}
-	if g := p.lockGuest(id); g != nil {
-		defer g.mu.Unlock()
-		g.removed = true
-		p.mu.Lock()
-		delete(p.guests, id)
-		p.mu.Unlock()
-	}
+	p.guests.remove(id)
 	if err := os.RemoveAll(p.GuestDir(id)); err != nil {
 		return fmt.Errorf("remove the guest of instance %s: %w", id, err)
 	}
 	return nil
 }
 
-// show makes a device visible in its guest: the node first, and then its directory in sysfs at one
-// stroke, so that whoever sees the directory finds the rest.
-func (p *Plane) show(spec Device, loop loopdev.Device, name string) error {
-	dir := p.GuestDir(spec.InstanceID)
-	aside := filepath.Join(dir, "aside", name)
-	if err := os.RemoveAll(aside); err != nil {
-		return err
-	}
-	if err := writeBlockDevice(aside, spec, loop); err != nil {
-		return err
-	}
-	node := aside + ".node"
-	if err := os.RemoveAll(node); err != nil {
-		return err
-	}
-	dev := int(unix.Mkdev(loop.Major, loop.Minor))
-	if err := unix.Mknod(node, unix.S_IFBLK|0o660, dev); err != nil {
-		return fmt.Errorf("make node %s: %w", node, err)
-	}
-	// Whatever the umask.
-	if err := os.Chmod(node, 0o660); err != nil {
-		return err
-	}
-	if err := os.Rename(node, p.nodePath(spec.InstanceID, name)); err != nil {
-		return err
-	}
-	return os.Rename(aside, filepath.Join(p.blockDir(spec.InstanceID), name))
+// guest is one instance's.
+type guest struct {
+	// plugged are its disks, by ID; the mu of guests guards it.
+	plugged map[string]*plugged
+
+	mu sync.Mutex
+	// mu guards the guest's view, the nodes of its devices, and what follows. Lock it before that of
+	// guests.
+	//
+	// random chooses the numbers of its devices.
+	random *rand.Rand
+	// removed is set when the guest is no longer one of the plane's.
+	removed bool
 }
 
-// writeBlockDevice writes what Linux shows of an NVMe namespace. The controller's fields are
-// written with their padding of NULs (A56: a rack leaves the model empty): Linux itself stops at
-// the first, other tools pass them on, and who reads a serial must cope with both. There is no
-// queue/write_cache, as no value of it would be every rack's (A69).
-func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
-	for _, sub := range []string{"queue", "device"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
-			return err
-		}
-	}
-	ro := 0
-	if loop.ReadOnly {
-		ro = 1
-	}
-	padded := func(s string, n int) string { return s + strings.Repeat("\x00", n-len(s)) + "\n" }
-	var errs []error
-	for name, value := range map[string]string{
-		"dev":                      fmt.Sprintf("%d:%d\n", loop.Major, loop.Minor),
-		"size":                     fmt.Sprintf("%d\n", loop.SizeBytes/512),
-		"ro":                       fmt.Sprintf("%d\n", ro),
-		"diskseq":                  fmt.Sprintf("%d\n", loop.Sequence),
-		"queue/logical_block_size": fmt.Sprintf("%d\n", loop.BlockSize),
-		"device/serial":            padded(spec.serial(), nvmeSerialBytes),
-		"device/model":             padded("", nvmeModelBytes),
-	} {
-		errs = append(errs, writeAttribute(dir, name, value, 0o444))
-	}
-	return errors.Join(errs...)
+// plugged is a disk that a guest has, visible or not.
+type plugged struct {
+	spec  Device
+	guest *guest
+	// loop is nil for a device that never appears.
+	loop *loopdev.Device
+	// node is the device's name in the guest, "" while it is not visible.
+	node string
+	// cancel ends the wait for its appearance, and appeared is closed at the end.
+	cancel   context.CancelFunc
+	appeared chan struct{}
 }
 
-// hide makes a device invisible, in the opposite order.
-func (p *Plane) hide(d *plugged) error {
-	d.guest.mu.Lock()
-	defer d.guest.mu.Unlock()
-	if err := p.removeHidden(d.spec); err != nil || d.node == "" {
-		return err
-	}
-	if err := p.removeEntry(d.spec.InstanceID, d.node); err != nil {
-		return err
-	}
-	d.node = ""
-	return nil
+// guests are the guests by their instances.
+type guests struct {
+	mu sync.Mutex
+	// mu guards byID and the plugged of each. It is never held while files are written.
+	byID map[string]*guest
 }
 
-// removeEntry removes what a guest sees under a name; nothing there is a success.
-func (p *Plane) removeEntry(instanceID, name string) error {
-	aside := filepath.Join(p.GuestDir(instanceID), "aside", name)
-	if err := os.RemoveAll(aside); err != nil {
-		return err
+// add adds a guest that is not there.
+func (g *guests) add(instanceID string, seed uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.byID == nil {
+		g.byID = map[string]*guest{}
 	}
-	err := os.Rename(filepath.Join(p.blockDir(instanceID), name), aside)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return errors.Join(os.RemoveAll(aside), os.RemoveAll(p.nodePath(instanceID, name)))
-}
-
-// removeHidden forgets that an equal serial hid the disk.
-func (p *Plane) removeHidden(spec Device) error {
-	return os.RemoveAll(p.hiddenPath(spec.InstanceID, spec.DiskID))
-}
-
-// freeName chooses a name that no device of the guest has. Its number says nothing of the order in
-// which the disks were attached (A57). The caller holds the guest.
-func (p *Plane) freeName(instanceID string, g *guest) (string, error) {
-	for span := 16; ; span *= 2 {
-		for _, n := range g.random.Perm(span) {
-			name := fmt.Sprintf("nvme%dn1", n)
-			_, err := os.Lstat(filepath.Join(p.blockDir(instanceID), name))
-			if errors.Is(err, fs.ErrNotExist) {
-				return name, nil
-			}
-			if err != nil {
-				return "", err
-			}
+	if g.byID[instanceID] == nil {
+		h := fnv.New64a()
+		h.Write([]byte(instanceID))
+		g.byID[instanceID] = &guest{
+			random:  rand.New(rand.NewPCG(seed, h.Sum64())),
+			plugged: map[string]*plugged{},
 		}
 	}
 }
 
-// writeAttribute writes a file as one of sysfs, unless it says so already: somebody may be reading.
-func writeAttribute(dir, name, value string, mode os.FileMode) error {
-	path := filepath.Join(dir, name)
-	if old, err := os.ReadFile(path); err == nil && string(old) == value {
+func (g *guests) remove(instanceID string) {
+	guest := g.lock(instanceID)
+	if guest == nil {
+		return
+	}
+	defer guest.mu.Unlock()
+	guest.removed = true
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.byID, instanceID)
+}
+
+// all returns the guests by their instances.
+func (g *guests) all() map[string]*guest {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.byID)
+}
+
+// devices returns the disks that a guest has.
+func (g *guests) devices(of *guest) []*plugged {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Collect(maps.Values(of.plugged))
+}
+
+// lock returns an instance's guest with its mu locked, or nil when there is none.
+func (g *guests) lock(instanceID string) *guest {
+	guest := g.all()[instanceID]
+	if guest == nil {
 		return nil
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	guest.mu.Lock()
+	if guest.removed {
+		guest.mu.Unlock()
+		return nil
 	}
-	return os.WriteFile(path, []byte(value), mode)
+	return guest
+}
+
+// note adds a disk to those of its guest.
+func (g *guests) note(d *plugged) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	d.guest.plugged[d.spec.DiskID] = d
+}
+
+// forget removes a disk from those of its guest.
+func (g *guests) forget(d *plugged) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(d.guest.plugged, d.spec.DiskID)
+}
+
+// disk returns a disk from whichever guest has it, or nil.
+func (g *guests) disk(id string) *plugged {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, guest := range g.byID {
+		if d := guest.plugged[id]; d != nil {
+			return d
+		}
+	}
+	return nil
 }

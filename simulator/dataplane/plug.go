@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -19,7 +18,7 @@ const (
 	forceDetachPatience = 300 * time.Millisecond
 )
 
-// plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
+// Plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
 // or, with a delay, later. A disk that the guest has already is a success.
 func (p *Plane) Plug(spec Device, f Fault) error {
 	defer p.disks.Lock(spec.DiskID)()
@@ -33,7 +32,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	if err := p.life.Err(); err != nil {
 		return fmt.Errorf("the data plane is closed: %w", err)
 	}
-	if d := p.pluggedDisk(spec.DiskID); d != nil {
+	if d := p.guests.disk(spec.DiskID); d != nil {
 		if d.spec.InstanceID != spec.InstanceID {
 			return fmt.Errorf("instance %s has it", d.spec.InstanceID)
 		}
@@ -60,7 +59,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if wrongSize > 0 {
 		size = wrongSize / int64(spec.BlockSize) * int64(spec.BlockSize)
 	}
-	if err := p.resizeBacking(spec, max(size, spec.SizeBytes)); err != nil {
+	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
 	ctx, cancel := context.WithTimeout(p.life, attachPatience)
@@ -75,38 +74,16 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	})
 }
 
-// resizeBacking makes the file as large as a device is to be that is larger than its disk, and as
-// the disk otherwise.
-func (p *Plane) resizeBacking(spec Device, size int64) error {
-	st, err := os.Stat(p.DiskPath(spec.DiskID))
-	if err != nil || st.Size() == size {
-		return err
-	}
-	return os.Truncate(p.DiskPath(spec.DiskID), size)
-}
-
-// trim cuts off what a device that was larger than its disk has left behind, when nobody lived to
-// take it away.
+// Trim cuts a disk's file to the disk's size: a device that was larger may have left it larger.
 func (p *Plane) Trim(diskID string, size int64) error {
 	defer p.disks.Lock(diskID)()
-	return p.trimLocked(diskID, size)
-}
-
-func (p *Plane) trimLocked(diskID string, size int64) error {
-	st, err := os.Stat(p.DiskPath(diskID))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil || st.Size() <= size:
-		return err
-	}
-	return os.Truncate(p.DiskPath(diskID), size)
+	return p.trim(diskID, size)
 }
 
 // enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
 // more, so that devices do not appear in the order in which they were attached (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
-	g := p.lockGuest(d.spec.InstanceID)
+	g := p.guests.lock(d.spec.InstanceID)
 	if g == nil {
 		return errors.New("the instance has no guest")
 	}
@@ -117,7 +94,7 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 			return err
 		}
 	}
-	p.note(d)
+	p.guests.note(d)
 	if d.loop == nil || delay <= 0 {
 		return nil
 	}
@@ -130,13 +107,6 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 		p.appearLater(ctx, d, delay)
 	})
 	return nil
-}
-
-// note makes the disk one that its guest has.
-func (p *Plane) note(d *plugged) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d.guest.plugged[d.spec.DiskID] = d
 }
 
 func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration) {
@@ -163,33 +133,33 @@ func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration
 // the guest starts again: the guest's driver takes both for one controller and refuses it (A54).
 // The caller holds the guest.
 func (p *Plane) appear(d *plugged) error {
-	for _, other := range p.devices(d.guest) {
+	view := p.view(d.spec.InstanceID)
+	for _, other := range p.guests.devices(d.guest) {
 		if other == d || other.node == "" || other.spec.serial() != d.spec.serial() {
 			continue
 		}
 		p.log.Warn("a device stays hidden behind another one with the same serial",
 			slog.String("instance", d.spec.InstanceID), slog.String("serial", d.spec.serial()),
 			slog.String("hidden", d.spec.DiskID), slog.String("visible", other.spec.DiskID))
-		return os.WriteFile(p.hiddenPath(d.spec.InstanceID, d.spec.DiskID), nil, 0o600)
+		return os.WriteFile(view.hiddenPath(d.spec.DiskID), nil, 0o600)
 	}
-	name, err := p.freeName(d.spec.InstanceID, d.guest)
+	name, err := view.freeName(d.guest.random)
 	if err != nil {
 		return err
 	}
-	if err := p.show(d.spec, *d.loop, name); err != nil {
-		return errors.Join(fmt.Errorf("show %s: %w", name, err),
-			p.removeEntry(d.spec.InstanceID, name))
+	if err := view.show(d.spec, *d.loop, name); err != nil {
+		return errors.Join(fmt.Errorf("show %s: %w", name, err), view.remove(name))
 	}
 	d.node = name
 	return nil
 }
 
-// unplug takes a disk away from its guest, whether the guest still uses it or not. When it returns,
+// Unplug takes a disk away from its guest, whether the guest still uses it or not. When it returns,
 // nothing that the guest does reaches the disk's bytes. A disk that the guest does not have is a
 // success.
 func (p *Plane) Unplug(instanceID, diskID string) error {
 	defer p.disks.Lock(diskID)()
-	d := p.pluggedDisk(diskID)
+	d := p.guests.disk(diskID)
 	if d == nil || d.spec.InstanceID != instanceID {
 		return nil
 	}
@@ -202,19 +172,13 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		err = p.forceDetach(*d.loop)
 	}
 	if err == nil {
-		p.forget(d)
-		err = p.trimLocked(diskID, d.spec.SizeBytes)
+		p.guests.forget(d)
+		err = p.trim(diskID, d.spec.SizeBytes)
 	}
 	if err != nil {
 		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
 	}
 	return nil
-}
-
-func (p *Plane) forget(d *plugged) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(d.guest.plugged, d.spec.DiskID)
 }
 
 // yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,
@@ -232,14 +196,29 @@ func (p *Plane) forceDetach(loop loopdev.Device) error {
 	return loop.Cut()
 }
 
-// pluggedDisk is the disk in whichever guest has it, or nil.
-func (p *Plane) pluggedDisk(id string) *plugged {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, g := range p.guests {
-		if d := g.plugged[id]; d != nil {
-			return d
-		}
+// RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that a guest has.
+func (p *Plane) RemoveDisk(id string) error {
+	defer p.disks.Lock(id)()
+	if d := p.guests.disk(id); d != nil {
+		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
+	if err := removeBacking(p.DiskPath(id)); err != nil {
+		return fmt.Errorf("remove disk %s: %w", id, err)
+	}
+	return nil
+}
+
+// hide makes a device invisible. The directory goes before the node.
+func (p *Plane) hide(d *plugged) error {
+	d.guest.mu.Lock()
+	defer d.guest.mu.Unlock()
+	view := p.view(d.spec.InstanceID)
+	if err := os.RemoveAll(view.hiddenPath(d.spec.DiskID)); err != nil || d.node == "" {
+		return err
+	}
+	if err := view.remove(d.node); err != nil {
+		return err
+	}
+	d.node = ""
 	return nil
 }

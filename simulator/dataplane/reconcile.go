@@ -10,14 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// reconcile brings the data plane to what the records say, after whatever end the simulator had:
+// Reconcile brings the data plane to what the records say, after whatever end the simulator had:
 // attached are the disks of running instances, disks and snapshots are all there are, and the
 // guests are those that were added. A device that is as it should be is adopted, so that a guest
 // that works with it notices nothing; every other is released. Files that belong to nothing go.
@@ -28,7 +25,7 @@ func (p *Plane) Reconcile(
 	if err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
-	if err := p.thawLeftovers(devices); err != nil {
+	if err := p.freezer.thawLeftovers(devices, p.DiskPath); err != nil {
 		return fmt.Errorf("reconcile the data plane: %w", err)
 	}
 	adopted, err := p.adoptOrRelease(devices, attached)
@@ -59,7 +56,7 @@ func (p *Plane) Reconcile(
 	return nil
 }
 
-// ownDevices lists the loop devices whose file is a disk's, or lay under the directory until it was
+// OwnDevices lists the loop devices whose file is a disk's, or lay under the directory until it was
 // removed. A file of that path on another filesystem is somebody else's: of another container, say.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
@@ -74,35 +71,6 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 		return d.BackingDevice != p.device ||
 			!files[d.BackingInode] && !strings.HasPrefix(d.BackingFile, p.dir+"/")
 	}), nil
-}
-
-// diskInodes are the disks' files as a loop device names them. A path does not do: the kernel tells
-// the one that the file had in the mount namespace of whoever attached it, which may be gone.
-func (p *Plane) diskInodes() (map[uint64]bool, error) {
-	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
-	if err != nil {
-		return nil, err
-	}
-	inodes := map[uint64]bool{}
-	for _, e := range entries {
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			inodes[st.Ino] = true
-		}
-	}
-	return inodes, nil
-}
-
-// backs says that the file is the device's.
-func backs(d loopdev.Device, path string) bool {
-	var st unix.Stat_t
-	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
 }
 
 // adoptOrRelease returns the devices that are as an attached disk's should be, by disk, and
@@ -134,7 +102,7 @@ func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 // restoreViews lets guests keep what they rightly see, and takes everything else out of their
 // trees. A disk that was hidden stays so: its guest has not restarted.
 func (p *Plane) restoreViews(adopted map[string]*plugged) error {
-	for id, g := range p.allGuests() {
+	for id, g := range p.guests.all() {
 		var own []*plugged
 		for _, d := range adopted {
 			if d.spec.InstanceID == id {
@@ -152,96 +120,46 @@ func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 func (p *Plane) restoreGuest(g *guest, id string, own []*plugged) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := p.restoreView(id, own); err != nil {
+	if err := restoreView(p.view(id), own); err != nil {
 		return err
 	}
 	// The visible ones first, which decide what they hide.
 	var others []*plugged
 	for _, d := range own {
-		if d.node == "" && !exists(p.hiddenPath(id, d.spec.DiskID)) {
+		if d.node == "" && !exists(p.view(id).hiddenPath(d.spec.DiskID)) {
 			others = append(others, d)
 			continue
 		}
-		p.note(d)
+		p.guests.note(d)
 	}
 	for _, d := range others {
 		if err := p.appear(d); err != nil {
 			return err
 		}
-		p.note(d)
+		p.guests.note(d)
 	}
 	return nil
 }
 
 // restoreView finds the devices' names in their guest and removes all other entries.
-func (p *Plane) restoreView(id string, own []*plugged) error {
-	names := map[string]bool{}
-	for _, dir := range []string{p.blockDir(id), p.nodePath(id, "")} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			names[e.Name()] = true
-		}
+func restoreView(v view, own []*plugged) error {
+	names, err := v.names()
+	if err != nil {
+		return err
 	}
-	for name := range names {
-		i := slices.IndexFunc(own, func(d *plugged) bool { return d.node == "" && p.sees(name, d) })
+	for _, name := range names {
+		i := slices.IndexFunc(own, func(d *plugged) bool {
+			return d.node == "" && v.shows(name, *d.loop)
+		})
 		if i >= 0 {
 			own[i].node = name
 			continue
 		}
-		if err := p.removeEntry(id, name); err != nil {
+		if err := v.remove(name); err != nil {
 			return err
 		}
 	}
-	aside := filepath.Join(p.GuestDir(id), "aside")
-	return errors.Join(os.RemoveAll(aside), os.MkdirAll(aside, 0o755))
-}
-
-// sees says that the guest has, under that name, exactly this attachment of the device.
-func (p *Plane) sees(name string, d *plugged) bool {
-	instanceID := d.spec.InstanceID
-	sequence, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), name, "diskseq"))
-	if err != nil || string(sequence) != fmt.Sprintf("%d\n", d.loop.Sequence) {
-		return false
-	}
-	var st unix.Stat_t
-	err = unix.Lstat(p.nodePath(instanceID, name), &st)
-	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
-		st.Rdev == unix.Mkdev(d.loop.Major, d.loop.Minor)
-}
-
-// removeOrphans removes the files that belong to no object of that kind.
-func (p *Plane) removeOrphans(kind string, ids []string) error {
-	belongs := map[string]bool{}
-	for _, id := range ids {
-		belongs[id+".img"] = true
-	}
-	return p.removeFiles(kind, func(name string) bool { return !belongs[name] })
-}
-
-// removeUnfinished removes only what was never finished.
-func (p *Plane) removeUnfinished(kind string) error {
-	return p.removeFiles(kind, func(name string) bool {
-		return strings.HasSuffix(name, unfinished)
-	})
-}
-
-func (p *Plane) removeFiles(kind string, goes func(name string) bool) error {
-	dir := filepath.Join(p.dir, kind)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, e := range entries {
-		if goes(e.Name()) {
-			p.log.Info("removing what no record names", slog.String("file", e.Name()))
-			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
-		}
-	}
-	return errors.Join(append(errs, FlushDir(dir))...)
+	return v.clearAside()
 }
 
 func (p *Plane) removeOrphanGuests() error {
@@ -250,7 +168,7 @@ func (p *Plane) removeOrphanGuests() error {
 	if err != nil {
 		return err
 	}
-	guests := p.allGuests()
+	guests := p.guests.all()
 	var errs []error
 	for _, e := range entries {
 		if guests[e.Name()] == nil {

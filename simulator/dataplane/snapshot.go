@@ -20,7 +20,7 @@ var ErrWritersNotHeld = errors.New("the disk's writers could not be held")
 // snapshotAttempts is how often a copy is tried whose disk is written to meanwhile.
 const snapshotAttempts = 5
 
-// snapshotDisk keeps the disk's bytes as they are at one moment between call and return. A snapshot
+// SnapshotDisk keeps the disk's bytes as they are at one moment between call and return. A snapshot
 // that is there already is left alone. With ErrWritersNotHeld there is none.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
@@ -30,7 +30,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 			return err
 		}
 		defer src.Close()
-		d := p.pluggedDisk(diskID)
+		d := p.guests.disk(diskID)
 		if d == nil || d.loop == nil {
 			if shareBlocks(f, src) {
 				return nil
@@ -78,7 +78,7 @@ func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) err
 func (p *Plane) copyFrozen(
 	ctx context.Context, dst, src *os.File, d *plugged,
 ) (still bool, err error) {
-	thaw, err := p.freeze(*d.loop, d.spec.DiskID)
+	thaw, err := p.freezer.freeze(*d.loop, d.spec.DiskID)
 	if err != nil {
 		return false, err
 	}

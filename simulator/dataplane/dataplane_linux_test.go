@@ -102,7 +102,7 @@ func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
 func seen(t *testing.T, p *Plane, instanceID string) []string {
 	t.Helper()
 	var names []string
-	entries, err := os.ReadDir(p.blockDir(instanceID))
+	entries, err := os.ReadDir(p.view(instanceID).blockDir())
 	simtest.NoError(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -117,12 +117,12 @@ func nodeOf(t *testing.T, p *Plane, instanceID string) string {
 	if len(names) != 1 {
 		t.Fatalf("the guest sees %v, want one device", names)
 	}
-	return p.nodePath(instanceID, names[0])
+	return p.view(instanceID).nodePath(names[0])
 }
 
 func attribute(t *testing.T, p *Plane, instanceID, device, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(p.blockDir(instanceID), device, name))
+	b, err := os.ReadFile(filepath.Join(p.view(instanceID).blockDir(), device, name))
 	simtest.NoError(t, err)
 	return string(b)
 }
@@ -161,7 +161,7 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 
 			name := filepath.Base(nodeOf(t, p, id))
 			var st unix.Stat_t
-			simtest.NoError(t, unix.Stat(p.nodePath(id, name), &st))
+			simtest.NoError(t, unix.Stat(p.view(id).nodePath(name), &st))
 			ro := "0\n"
 			if c.readOnly {
 				ro = "1\n"
@@ -181,7 +181,8 @@ func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
 			if st.Mode != unix.S_IFBLK|0o660 {
 				t.Errorf("the node's mode is %o", st.Mode)
 			}
-			size := strings.TrimSpace(simtest.Command(t, "blockdev", "--getsize64", p.nodePath(id, name)))
+			size := strings.TrimSpace(simtest.Command(t,
+				"blockdev", "--getsize64", p.view(id).nodePath(name)))
 			if size != fmt.Sprint(testDiskSize) {
 				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
 			}
@@ -193,7 +194,8 @@ func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	simtest.NoError(t, p.Plug(newDisk(t, p, id, "data"), Fault{}))
-	path := filepath.Join(p.blockDir(id), filepath.Base(nodeOf(t, p, id)), "queue", "write_cache")
+	path := filepath.Join(p.view(id).blockDir(), filepath.Base(nodeOf(t, p, id)),
+		"queue", "write_cache")
 	if says, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s says %q (%v), want no such file", path, says, err)
 	}
@@ -265,7 +267,7 @@ func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
 	for i := range 11 {
 		spec := newDisk(t, p, id, fmt.Sprintf("disk-%d", i))
 		simtest.NoError(t, p.Plug(spec, Fault{}))
-		inOrder = append(inOrder, p.pluggedDisk(spec.DiskID).node)
+		inOrder = append(inOrder, p.guests.disk(spec.DiskID).node)
 	}
 	number := func(name string) (n int) {
 		_, err := fmt.Sscanf(name, "nvme%d", &n)
@@ -439,7 +441,7 @@ func TestAGuestWaitsForNoOther(t *testing.T) {
 	p := newPlane(t)
 	busy, other := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, other, "data")
-	held := p.lockGuest(busy)
+	held := p.guests.lock(busy)
 	defer held.mu.Unlock()
 	done := make(chan error, 1)
 	go func() {

@@ -22,19 +22,30 @@ const (
 	ioctlThaw   = 0xC0045878 // FITHAW
 )
 
-// freeze stops writing to the filesystem on the device, if one is mounted anywhere we can see, and
-// returns how to resume it. The filesystem must never stay frozen, as whoever writes to it waits in
-// the kernel, beyond the reach of signals. So three take care of the thaw: the caller; a guard
-// process, should this one be killed; and reconcile, which finds the note of a freeze.
-func (p *Plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
-	mount, err := p.findMount(loop)
+// freezer freezes the filesystems of guests while their disks are copied.
+type freezer struct {
+	// dir has a file for each freeze in progress, named by the disk.
+	dir string
+	// proc is a procfs that shows the processes of all guests.
+	proc string
+	log  *slog.Logger
+}
+
+func newFreezer(dir, proc string, log *slog.Logger) freezer { return freezer{dir, proc, log} }
+
+// freeze stops writes to the filesystem on the device, if a mount of it can be found, and returns
+// how to resume them. The filesystem must never stay frozen, because its writers wait in the kernel
+// and ignore signals. So there are three that thaw it: the caller; a guard process, in case this
+// one is killed; and the next start, which finds the record of the freeze.
+func (z freezer) freeze(loop loopdev.Device, diskID string) (thaw func() error, err error) {
+	mount, err := z.findMount(loop)
 	if err != nil {
 		return nil, fmt.Errorf("find the mounts of %s: %w", loop.Path, err)
 	}
 	if mount == nil {
 		return func() error { return nil }, nil
 	}
-	note := p.freezeNote(diskID)
+	note := z.note(diskID)
 	if err := os.WriteFile(note, nil, 0o600); err != nil {
 		return nil, errors.Join(err, mount.Close())
 	}
@@ -45,8 +56,8 @@ func (p *Plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, e
 	err = unix.IoctlSetInt(int(mount.Fd()), ioctlFreeze, 0)
 	frozen := err == nil
 	switch {
-	// Somebody else has frozen it, or it cannot be frozen. Whether anything is written meanwhile
-	// shows in the device's counters.
+	// It is frozen already, or cannot be frozen. The device's counters show whether anything is
+	// written meanwhile.
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
 	case err != nil:
 		err = fmt.Errorf("freeze the filesystem on %s: %w", loop.Path, err)
@@ -58,7 +69,7 @@ func (p *Plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, e
 			err = thawMount(mount)
 		}
 		if guardErr := end(err == nil); err != nil && guardErr != nil {
-			// The note stays, for reconcile.
+			// Keep the note for the next start.
 			return fmt.Errorf("thaw the filesystem on %s: %w", loop.Path,
 				errors.Join(err, guardErr, mount.Close()))
 		}
@@ -66,9 +77,9 @@ func (p *Plane) freeze(loop loopdev.Device, diskID string) (thaw func() error, e
 	}, nil
 }
 
-func (p *Plane) freezeNote(diskID string) string { return filepath.Join(p.dir, "frozen", diskID) }
+func (z freezer) note(diskID string) string { return filepath.Join(z.dir, diskID) }
 
-// thawMount resumes writing. A filesystem that is not frozen is a success.
+// thawMount resumes writes. It succeeds for a filesystem that is not frozen.
 func thawMount(mount *os.File) error {
 	err := unix.IoctlSetInt(int(mount.Fd()), ioctlThaw, 0)
 	if errors.Is(err, unix.EINVAL) {
@@ -78,22 +89,22 @@ func thawMount(mount *os.File) error {
 }
 
 // guardThaw starts a process that thaws the filesystem when this one is killed: its standard input
-// then ends without a line. The same happens with end(false).
+// then ends without a line. So does end(false).
 func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 	in, out, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("start a guard of the freeze: %w", err)
+		return nil, fmt.Errorf("start the guard of a freeze: %w", err)
 	}
 	guard := exec.Command("sh", "-c",
 		"read -r word && exit 0; exec fsfreeze --unfreeze /proc/self/fd/3")
 	guard.Stdin, guard.ExtraFiles = in, []*os.File{mount}
-	// Whatever ends our process group shall not end the guard before us.
+	// A signal to our process group must not end the guard before us.
 	guard.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = guard.Start()
 	in.Close()
 	if err != nil {
 		out.Close()
-		return nil, fmt.Errorf("start a guard of the freeze: %w", err)
+		return nil, fmt.Errorf("start the guard of a freeze: %w", err)
 	}
 	return func(thawed bool) error {
 		var err error
@@ -104,51 +115,51 @@ func guardThaw(mount *os.File) (end func(thawed bool) error, err error) {
 	}, nil
 }
 
-// thawLeftovers thaws what a killed process left frozen, when its guard was killed as well.
-func (p *Plane) thawLeftovers(devices []loopdev.Device) error {
-	notes, err := os.ReadDir(filepath.Join(p.dir, "frozen"))
+// thawLeftovers thaws what a killed process left frozen, in case its guard was killed as well.
+func (z freezer) thawLeftovers(devices []loopdev.Device, diskPath func(id string) string) error {
+	notes, err := os.ReadDir(z.dir)
 	if err != nil {
 		return err
 	}
 	for _, note := range notes {
 		diskID := note.Name()
 		for _, d := range devices {
-			if !backs(d, p.DiskPath(diskID)) {
+			if !backs(d, diskPath(diskID)) {
 				continue
 			}
-			if err := p.thawLeftover(d); err != nil {
+			if err := z.thawLeftover(d); err != nil {
 				return fmt.Errorf("thaw the filesystem on %s: %w", d.Path, err)
 			}
 		}
-		if err := os.Remove(p.freezeNote(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(z.note(diskID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *Plane) thawLeftover(d loopdev.Device) error {
-	mount, err := p.findMount(d)
+func (z freezer) thawLeftover(d loopdev.Device) error {
+	mount, err := z.findMount(d)
 	if err != nil {
 		return err
 	}
 	if mount == nil {
-		return p.thawUnmounted(d)
+		return z.thawUnmounted(d)
 	}
-	p.log.Warn("thawing what a killed simulator may have left frozen",
+	z.log.Warn("thawing a filesystem that a killed simulator may have left frozen",
 		slog.String("device", d.Path), slog.String("mount", mount.Name()))
 	return errors.Join(thawMount(mount), mount.Close())
 }
 
-// thawUnmounted thaws a filesystem that was unmounted while it was frozen. It lives on without a
-// mount, and keeps its device for ever; to mount it again is the only way to reach it.
-func (p *Plane) thawUnmounted(d loopdev.Device) error {
+// thawUnmounted thaws a filesystem that was unmounted while it was frozen. Such a filesystem keeps
+// its device busy for ever; it can only be reached by mounting it again.
+func (z freezer) thawUnmounted(d loopdev.Device) error {
 	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0)
 	if !errors.Is(err, unix.EBUSY) {
 		if err == nil {
 			err = f.Close()
 		}
-		return err // Nobody keeps it.
+		return err // The device is not in use.
 	}
 	dir, err := os.MkdirTemp("", "oxide-simulator-thaw-")
 	if err != nil {
@@ -156,8 +167,8 @@ func (p *Plane) thawUnmounted(d loopdev.Device) error {
 	}
 	defer os.Remove(dir)
 	if out, err := exec.Command("mount", d.Path, dir).CombinedOutput(); err != nil {
-		// Then something else keeps it.
-		p.log.Warn("could not look for a frozen filesystem on a device that is held",
+		// Something else uses the device.
+		z.log.Warn("cannot check a device in use for a frozen filesystem",
 			slog.String("device", d.Path), slog.String("mount", string(out)))
 		return nil
 	}
@@ -166,7 +177,7 @@ func (p *Plane) thawUnmounted(d loopdev.Device) error {
 	if err != nil {
 		return err
 	}
-	p.log.Warn("thawing a filesystem that was unmounted while frozen",
+	z.log.Warn("thawing a filesystem that was unmounted while frozen",
 		slog.String("device", d.Path))
 	return errors.Join(thawMount(mount), mount.Close())
 }

@@ -47,7 +47,7 @@ func TestAFreezeHoldsAndIsTakenBack(t *testing.T) {
 			p := newPlane(t)
 			spec := mountedDisk(t, p, fsType)
 			thawAtEnd(t, spec.dir)
-			thaw, err := p.freeze(*p.pluggedDisk(spec.DiskID).loop, spec.DiskID)
+			thaw, err := p.freezer.freeze(*p.guests.disk(spec.DiskID).loop, spec.DiskID)
 			simtest.NoError(t, err)
 			if !isFrozen(t, spec.dir) {
 				t.Error("the filesystem is not frozen")
@@ -66,7 +66,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)
 			spec := mountedDisk(t, p, fsType)
-			loop := *p.pluggedDisk(spec.DiskID).loop
+			loop := *p.guests.disk(spec.DiskID).loop
 			dir := filepath.Join(t.TempDir(), "a name with spaces")
 			simtest.NoError(t, os.Mkdir(dir, 0o700))
 			// Away from here, and in there under another name.
@@ -81,7 +81,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			_, err = bufio.NewReader(out).ReadString('\n')
 			simtest.NoError(t, err)
 			simtest.Command(t, "umount", spec.dir)
-			mount, err := p.findMount(loop)
+			mount, err := p.freezer.findMount(loop)
 			simtest.NoError(t, err)
 			if mount == nil {
 				t.Fatal("the mount in the other namespace was not found")
@@ -89,7 +89,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 			mount.Close()
 			in.Close()
 			simtest.NoError(t, inside.Wait())
-			if mount, err = p.findMount(loop); mount != nil || err != nil {
+			if mount, err = p.freezer.findMount(loop); mount != nil || err != nil {
 				t.Errorf("after the namespace ended: %v, %v", mount, err)
 			}
 		})
@@ -101,11 +101,11 @@ func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
 	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
 	simtest.Command(t, "umount", above.dir)
 	simtest.Mount(t, nodeOf(t, p, above.InstanceID), below.dir)
-	mount, err := p.findMount(*p.pluggedDisk(below.DiskID).loop)
+	mount, err := p.freezer.findMount(*p.guests.disk(below.DiskID).loop)
 	if mount != nil || err != nil {
 		t.Errorf("findMount of what is covered = %v, %v, want none", mount, err)
 	}
-	mount, err = p.findMount(*p.pluggedDisk(above.DiskID).loop)
+	mount, err = p.freezer.findMount(*p.guests.disk(above.DiskID).loop)
 	if mount == nil || err != nil {
 		t.Fatalf("findMount of what covers it = %v, %v", mount, err)
 	}
@@ -130,7 +130,7 @@ func TestAnInterruptedSnapshotThaws(t *testing.T) {
 	spec := mountedDisk(t, p, "ext4")
 	thawAtEnd(t, spec.dir)
 	ctx, cancel := context.WithCancel(t.Context())
-	d := p.pluggedDisk(spec.DiskID)
+	d := p.guests.disk(spec.DiskID)
 	src, err := os.Open(p.DiskPath(spec.DiskID))
 	simtest.NoError(t, err)
 	defer src.Close()
@@ -141,7 +141,7 @@ func TestAnInterruptedSnapshotThaws(t *testing.T) {
 	if _, err := p.copyFrozen(ctx, dst, src, d); !errors.Is(err, context.Canceled) {
 		t.Errorf("copyFrozen = %v, want context.Canceled", err)
 	}
-	if isFrozen(t, spec.dir) || exists(p.freezeNote(spec.DiskID)) {
+	if isFrozen(t, spec.dir) || exists(p.freezer.note(spec.DiskID)) {
 		t.Error("the filesystem stays frozen, or the note of it")
 	}
 }
@@ -179,7 +179,7 @@ func freezeUntilKilled(t *testing.T, dir, diskID string) {
 	simtest.NoError(t, err)
 	for _, loop := range devicesOf(t, p) {
 		if loop.BackingFile == p.DiskPath(diskID) {
-			_, err := p.freeze(loop, diskID)
+			_, err := p.freezer.freeze(loop, diskID)
 			simtest.NoError(t, err)
 			_, err = os.Stdout.WriteString("frozen\n")
 			simtest.NoError(t, err)
@@ -195,9 +195,9 @@ func TestReconcileThawsWhatAKilledSnapshotLeft(t *testing.T) {
 	thawAtEnd(t, spec.dir)
 	// The guard was killed as well.
 	simtest.Command(t, "fsfreeze", "--freeze", spec.dir)
-	simtest.NoError(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
-	simtest.NoError(t, p.thawLeftovers(devicesOf(t, p)))
-	if isFrozen(t, spec.dir) || exists(p.freezeNote(spec.DiskID)) {
+	simtest.NoError(t, os.WriteFile(p.freezer.note(spec.DiskID), nil, 0o600))
+	simtest.NoError(t, p.freezer.thawLeftovers(devicesOf(t, p), p.DiskPath))
+	if isFrozen(t, spec.dir) || exists(p.freezer.note(spec.DiskID)) {
 		t.Error("the filesystem stays frozen, or the note of it")
 	}
 }
@@ -209,9 +209,9 @@ func TestReconcileThawsWhatWasUnmountedWhileFrozen(t *testing.T) {
 			spec := mountedDisk(t, p, fsType)
 			simtest.Command(t, "fsfreeze", "--freeze", spec.dir)
 			simtest.Command(t, "umount", spec.dir)
-			simtest.NoError(t, os.WriteFile(p.freezeNote(spec.DiskID), nil, 0o600))
-			simtest.NoError(t, p.thawLeftovers(devicesOf(t, p)))
-			loop := *p.pluggedDisk(spec.DiskID).loop
+			simtest.NoError(t, os.WriteFile(p.freezer.note(spec.DiskID), nil, 0o600))
+			simtest.NoError(t, p.freezer.thawLeftovers(devicesOf(t, p), p.DiskPath))
+			loop := *p.guests.disk(spec.DiskID).loop
 			simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 			for _, d := range devicesOf(t, p) {
 				if d.Sequence == loop.Sequence {

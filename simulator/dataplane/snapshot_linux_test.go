@@ -73,7 +73,7 @@ func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
 				for _, snapshot := range snapshots {
 					checkNumbers(t, p, snapshot, spec.SizeBytes)
 				}
-				if exists(p.freezeNote(spec.DiskID)) {
+				if exists(p.freezer.note(spec.DiskID)) {
 					t.Error("the note of a freeze is left")
 				}
 			})
@@ -237,7 +237,7 @@ func TestWithoutCountersNoCopyIsTrusted(t *testing.T) {
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()
 	simtest.NoError(t, p.Plug(spec, Fault{}))
-	loop := p.pluggedDisk(spec.DiskID).loop
+	loop := p.guests.disk(spec.DiskID).loop
 	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
 	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
 	// The next user of the device wants them.

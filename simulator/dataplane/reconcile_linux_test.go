@@ -35,14 +35,14 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")
-	node, loop := nodeOf(t, before, spec.InstanceID), *before.pluggedDisk(spec.DiskID).loop
+	node, loop := nodeOf(t, before, spec.InstanceID), *before.guests.disk(spec.DiskID).loop
 	later := newDisk(t, before, spec.InstanceID, "later")
 	simtest.NoError(t, before.Plug(later, Fault{Delay: time.Hour}))
 
 	p := killed(t, before, spec.InstanceID)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
 		[]string{spec.DiskID, later.DiskID}, nil))
-	if got := *p.pluggedDisk(spec.DiskID).loop; got != loop {
+	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
 		t.Errorf("the device is %+v, was %+v", got, loop)
 	}
 	if !exists(node) {
@@ -74,7 +74,7 @@ func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
 
 	p := killed(t, before, spec.InstanceID)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
-	if got := *p.pluggedDisk(spec.DiskID).loop; got.Sequence != loop.Sequence {
+	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
 		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
 	}
 	if n := len(devicesOf(t, p)); n != 1 {
@@ -151,7 +151,7 @@ func TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease(t *testing.T) {
 	holder, err := os.Open(nodeOf(t, before, id))
 	simtest.NoError(t, err)
 	defer holder.Close()
-	old := *before.pluggedDisk(spec.DiskID).loop
+	old := *before.guests.disk(spec.DiskID).loop
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := old.Detach(ended); err == nil {
@@ -159,7 +159,7 @@ func TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease(t *testing.T) {
 	}
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
-	if now := p.pluggedDisk(spec.DiskID).loop; now.Sequence == old.Sequence {
+	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
 		t.Error("the device that is being released was adopted")
 	}
 	holder.Close()
@@ -177,7 +177,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	p := killed(t, before, id)
 	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
 		[]string{first.DiskID, second.DiskID}, nil))
-	if got := nodeOf(t, p, id); got != visible || p.pluggedDisk(second.DiskID).node != "" {
+	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
 		t.Errorf("the guest sees %s, saw %s", got, visible)
 	}
 	simtest.NoError(t, p.Unplug(id, first.DiskID))
@@ -196,7 +196,8 @@ func TestReconcileRemovesWhatWasLeftBehind(t *testing.T) {
 	for _, path := range []string{
 		p.DiskPath(newID()), p.DiskPath(kept) + unfinished, p.SnapshotPath(newID()),
 		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()) + unfinished,
-		p.GuestDir(newID()), filepath.Join(p.blockDir(guest), "nvme3n1"), p.nodePath(guest, "nvme4n1"),
+		p.GuestDir(newID()), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
+		p.view(guest).nodePath("nvme4n1"),
 	} {
 		orphans = append(orphans, path)
 		simtest.NoError(t, os.WriteFile(path, nil, 0o600))

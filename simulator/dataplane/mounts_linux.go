@@ -18,11 +18,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// findMount opens a mount of the filesystem on the device, in whichever mount namespace of a
-// process that we see there is one. It returns nil when there is none; one is enough, as a freeze
-// is the filesystem's and not the mount's.
-func (p *Plane) findMount(loop loopdev.Device) (*os.File, error) {
-	processes, err := os.ReadDir(p.proc)
+// findMount opens a mount of the filesystem on the device, in the mount namespace of any process.
+// It returns nil when there is none. One mount is enough, because a freeze applies to the whole
+// filesystem.
+func (z freezer) findMount(loop loopdev.Device) (*os.File, error) {
+	processes, err := os.ReadDir(z.proc)
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +35,8 @@ func (p *Plane) findMount(loop loopdev.Device) (*os.File, error) {
 		if _, err := strconv.Atoi(process.Name()); err != nil {
 			continue
 		}
-		dir := filepath.Join(p.proc, process.Name())
-		// Processes that share namespace and root see the same; a container has a few of these.
+		dir := filepath.Join(z.proc, process.Name())
+		// Processes that share namespace and root see the same mounts.
 		namespace, err := os.Readlink(filepath.Join(dir, "ns", "mnt"))
 		if err != nil {
 			continue // It ended.
@@ -49,13 +49,13 @@ func (p *Plane) findMount(loop loopdev.Device) (*os.File, error) {
 		if mount != nil {
 			return mount, nil
 		}
-		// A process that ended meanwhile leaves its view to the next one.
+		// If the process ended meanwhile, look at the next one with the same view.
 		seen[namespace+root] = complete
 	}
 	return nil, nil
 }
 
-// findMountSeenBy opens a mount that a process sees. It says whether all of them were looked at.
+// findMountSeenBy opens a mount that a process sees. It reports whether it checked all of them.
 func findMountSeenBy(proc string, loop loopdev.Device, btrfs uuid.UUID) (*os.File, bool) {
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
@@ -74,7 +74,7 @@ func findMountSeenBy(proc string, loop loopdev.Device, btrfs uuid.UUID) (*os.Fil
 	for _, m := range candidates {
 		mount, err := openMount(filepath.Join(proc, "root", m.Mountpoint))
 		if err != nil {
-			// Another mount may cover this one; only a process that is gone leaves doubt.
+			// Another mount may cover this one; the check is incomplete only if the process ended.
 			complete = complete && !errors.Is(err, unix.ESRCH) && exists(proc)
 			continue
 		}
@@ -86,8 +86,8 @@ func findMountSeenBy(proc string, loop loopdev.Device, btrfs uuid.UUID) (*os.Fil
 	return nil, complete
 }
 
-// openMount opens a mount's root, which may be a file (a bind mount); anything else, such as a FIFO
-// that somebody keeps in the filesystem, is not opened.
+// openMount opens a mount's root, which may be a file (a bind mount). It opens nothing else, such
+// as a FIFO.
 func openMount(path string) (*os.File, error) {
 	st, err := os.Lstat(path)
 	if err != nil {
@@ -99,8 +99,8 @@ func openMount(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 }
 
-// isMountOf makes sure that what was opened is the filesystem on the device, and not a later mount
-// at the same place.
+// isMountOf reports whether what was opened is the filesystem on the device, and not a later mount
+// at the same path.
 func isMountOf(mount *os.File, loop loopdev.Device, btrfs uuid.UUID) bool {
 	if btrfs != uuid.Nil {
 		id, err := btrfsOf(mount)
@@ -111,7 +111,7 @@ func isMountOf(mount *os.File, loop loopdev.Device, btrfs uuid.UUID) bool {
 	return err == nil && st.Dev == unix.Mkdev(loop.Major, loop.Minor)
 }
 
-// btrfsOn is the ID of the mounted btrfs that uses the device, or uuid.Nil.
+// btrfsOn returns the ID of the mounted btrfs that uses the device, or uuid.Nil.
 func btrfsOn(loop loopdev.Device) (uuid.UUID, error) {
 	found, err := filepath.Glob(fmt.Sprintf("/sys/fs/btrfs/*/devices/loop%d", loop.Number))
 	if err != nil || len(found) == 0 {
@@ -121,7 +121,7 @@ func btrfsOn(loop loopdev.Device) (uuid.UUID, error) {
 	return uuid.Parse(id[:strings.IndexByte(id, '/')])
 }
 
-// btrfsInfo is what BTRFS_IOC_FS_INFO answers (linux/btrfs.h), as far as it is of interest.
+// btrfsInfo is the part of struct btrfs_ioctl_fs_info_args (linux/btrfs.h) that is needed.
 type btrfsInfo struct {
 	_  [2]uint64
 	id uuid.UUID
@@ -130,7 +130,7 @@ type btrfsInfo struct {
 
 const ioctlBtrfsInfo = 0x8400941F // BTRFS_IOC_FS_INFO
 
-// btrfsOf asks a file of a btrfs for the filesystem's ID.
+// btrfsOf returns the ID of the btrfs that a file is on.
 func btrfsOf(mount *os.File) (uuid.UUID, error) {
 	var info btrfsInfo
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, mount.Fd(), ioctlBtrfsInfo,
@@ -139,9 +139,4 @@ func btrfsOf(mount *os.File) (uuid.UUID, error) {
 		return uuid.Nil, errno
 	}
 	return info.id, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }

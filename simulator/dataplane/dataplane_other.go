@@ -1,0 +1,37 @@
+//go:build !linux
+
+package dataplane
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// Open fails on this system, so that none of these is called.
+
+type freezer struct{}
+
+func newFreezer(string, string, *slog.Logger) freezer { return freezer{} }
+
+func (freezer) freeze(loopdev.Device, string) (func() error, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (freezer) thawLeftovers([]loopdev.Device, func(string) string) error {
+	return errors.ErrUnsupported
+}
+
+func checkNodes(string) (uint64, error) { return 0, errors.ErrUnsupported }
+
+func makeNode(string, loopdev.Device) error { return errors.ErrUnsupported }
+
+func isNodeOf(string, loopdev.Device) bool { return false }
+
+func backs(loopdev.Device, string) bool { return false }
+
+func shareBlocks(_, _ *os.File) bool { return false }
+
+func nextData(*os.File, int64) (start, end int64, err error) { return 0, 0, errors.ErrUnsupported }

@@ -1,0 +1,86 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// checkNodes verifies that device nodes can be made in the directory, and used. It returns the
+// st_dev of the directory's files.
+func checkNodes(dir string) (device uint64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("read the filesystem of %s: %w", dir, err)
+	}
+	if st.Flags&unix.ST_NODEV != 0 {
+		return 0, fmt.Errorf("%s is on a filesystem that is mounted nodev, where the guests' device "+
+			"nodes cannot be opened; give a directory on another filesystem", dir)
+	}
+	probe := filepath.Join(dir, "guests", ".probe")
+	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("remove a node: %w", err)
+	}
+	// The null device, which needs the same permission as any other node.
+	if err := unix.Mknod(probe, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		return 0, fmt.Errorf("make a device node in %s: %w; run the simulator as root, on a "+
+			"filesystem that can hold device nodes", dir, err)
+	}
+	var node unix.Stat_t
+	if err := unix.Lstat(probe, &node); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", probe, err)
+	}
+	return node.Dev, os.Remove(probe)
+}
+
+// makeNode makes the node of a block device.
+func makeNode(path string, loop loopdev.Device) error {
+	dev := int(unix.Mkdev(loop.Major, loop.Minor))
+	if err := unix.Mknod(path, unix.S_IFBLK|0o660, dev); err != nil {
+		return fmt.Errorf("make node %s: %w", path, err)
+	}
+	return os.Chmod(path, 0o660) // whatever the umask
+}
+
+// isNodeOf reports whether the path is the node of that block device.
+func isNodeOf(path string, loop loopdev.Device) bool {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK &&
+		st.Rdev == unix.Mkdev(loop.Major, loop.Minor)
+}
+
+// backs reports whether the file is the device's.
+func backs(d loopdev.Device, path string) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && st.Dev == d.BackingDevice && st.Ino == d.BackingInode
+}
+
+// shareBlocks makes dst a copy of src at one point in time, without copying, where the filesystem
+// can do so (FICLONE on xfs and btrfs; also bcachefs, ZFS and NFS 4.2). It keeps writers to src out
+// meanwhile. It reports whether it did; a copy reports any other problem better.
+func shareBlocks(dst, src *os.File) bool {
+	return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
+}
+
+// nextData finds the first stretch of a file that is not a hole, from an offset on. It returns
+// errNoData when there is none.
+func nextData(f *os.File, offset int64) (start, end int64, err error) {
+	start, err = f.Seek(offset, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return 0, 0, errNoData
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("find data in %s: %w", f.Name(), err)
+	}
+	if end, err = f.Seek(start, unix.SEEK_HOLE); err != nil {
+		return 0, 0, fmt.Errorf("find a hole in %s: %w", f.Name(), err)
+	}
+	return start, end, nil
+}

@@ -1,0 +1,171 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// The fields of an NVMe controller have these sizes.
+const (
+	nvmeSerialBytes = 20
+	nvmeModelBytes  = 40
+)
+
+// view is the directory in which one guest sees its /sys and /dev.
+type view string
+
+func (v view) blockDir() string { return filepath.Join(string(v), "sys", "block") }
+
+func (v view) nodePath(name string) string { return filepath.Join(string(v), "dev", name) }
+
+func (v view) asideDir() string { return filepath.Join(string(v), "aside") }
+
+// hiddenPath is a file that exists while an equal serial hides the disk.
+func (v view) hiddenPath(diskID string) string { return filepath.Join(string(v), "hidden", diskID) }
+
+// make makes the directory. Devices that are in it stay.
+func (v view) make(instanceID string) error {
+	dmi := filepath.Join(string(v), "sys", "class", "dmi", "id")
+	for _, sub := range []string{dmi, v.blockDir(), v.nodePath(""), v.hiddenPath(""), v.asideDir()} {
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			return err
+		}
+	}
+	// A55: the firmware reports the instance's ID, to root only.
+	return errors.Join(
+		writeAttribute(dmi, "sys_vendor", "Oxide\n", 0o444),
+		writeAttribute(dmi, "product_name", "OxVM\n", 0o444),
+		writeAttribute(dmi, "product_serial", instanceID+"\n", 0o400),
+		writeAttribute(dmi, "product_uuid", instanceID+"\n", 0o400))
+}
+
+// show makes a device visible: first the node, then its directory in sysfs by a rename, so that
+// whoever sees the directory finds the node.
+func (v view) show(spec Device, loop loopdev.Device, name string) error {
+	aside := filepath.Join(v.asideDir(), name)
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	if err := writeBlockDevice(aside, spec, loop); err != nil {
+		return err
+	}
+	node := aside + ".node"
+	if err := os.RemoveAll(node); err != nil {
+		return err
+	}
+	if err := makeNode(node, loop); err != nil {
+		return err
+	}
+	if err := os.Rename(node, v.nodePath(name)); err != nil {
+		return err
+	}
+	return os.Rename(aside, filepath.Join(v.blockDir(), name))
+}
+
+// shows reports whether the guest has, under that name, exactly this attachment of the device.
+func (v view) shows(name string, loop loopdev.Device) bool {
+	sequence, err := os.ReadFile(filepath.Join(v.blockDir(), name, "diskseq"))
+	return err == nil && string(sequence) == fmt.Sprintf("%d\n", loop.Sequence) &&
+		isNodeOf(v.nodePath(name), loop)
+}
+
+// names lists the devices that have a directory or a node.
+func (v view) names() ([]string, error) {
+	var names []string
+	for _, dir := range []string{v.blockDir(), v.nodePath("")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// remove removes a device, if it is there.
+func (v view) remove(name string) error {
+	aside := filepath.Join(v.asideDir(), name)
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	err := os.Rename(filepath.Join(v.blockDir(), name), aside)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return errors.Join(os.RemoveAll(aside), os.RemoveAll(v.nodePath(name)))
+}
+
+// clearAside removes what was being made or removed when a simulator ended.
+func (v view) clearAside() error {
+	return errors.Join(os.RemoveAll(v.asideDir()), os.MkdirAll(v.asideDir(), 0o755))
+}
+
+// freeName chooses a name that no device has. Its number says nothing about the order in which the
+// disks were attached (A57).
+func (v view) freeName(random *rand.Rand) (string, error) {
+	for span := 16; ; span *= 2 {
+		for _, n := range random.Perm(span) {
+			name := fmt.Sprintf("nvme%dn1", n)
+			_, err := os.Lstat(filepath.Join(v.blockDir(), name))
+			if errors.Is(err, fs.ErrNotExist) {
+				return name, nil
+			}
+			if err != nil {
+				return "", err
+			}
+		}
+	}
+}
+
+// writeBlockDevice writes what Linux shows of an NVMe namespace. The controller's fields are padded
+// with NULs (A56: a rack leaves the model empty): Linux stops at the first, other tools pass them
+// on, and readers of a serial must handle both. There is no queue/write_cache, because no value of
+// it would be every rack's (A69).
+func writeBlockDevice(dir string, spec Device, loop loopdev.Device) error {
+	for _, sub := range []string{"queue", "device"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	ro := 0
+	if loop.ReadOnly {
+		ro = 1
+	}
+	padded := func(s string, n int) string { return s + strings.Repeat("\x00", n-len(s)) + "\n" }
+	var errs []error
+	for name, value := range map[string]string{
+		"dev":                      fmt.Sprintf("%d:%d\n", loop.Major, loop.Minor),
+		"size":                     fmt.Sprintf("%d\n", loop.SizeBytes/512),
+		"ro":                       fmt.Sprintf("%d\n", ro),
+		"diskseq":                  fmt.Sprintf("%d\n", loop.Sequence),
+		"queue/logical_block_size": fmt.Sprintf("%d\n", loop.BlockSize),
+		"device/serial":            padded(spec.serial(), nvmeSerialBytes),
+		"device/model":             padded("", nvmeModelBytes),
+	} {
+		errs = append(errs, writeAttribute(dir, name, value, 0o444))
+	}
+	return errors.Join(errs...)
+}
+
+// writeAttribute writes a file of sysfs, unless it has the value already: there may be readers.
+func writeAttribute(dir, name, value string, mode os.FileMode) error {
+	path := filepath.Join(dir, name)
+	if old, err := os.ReadFile(path); err == nil && string(old) == value {
+		return nil
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(path, []byte(value), mode)
+}
