@@ -30,7 +30,7 @@ func (s *Server) Admin() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /faults", func(w http.ResponseWriter, _ *http.Request) {
-		adminAnswer(w, s.Faults.List(), nil)
+		adminRespond(w, s.Faults.List(), nil)
 	})
 	mux.HandleFunc("POST /faults", s.adminAddFault)
 	mux.HandleFunc("DELETE /faults", func(w http.ResponseWriter, _ *http.Request) {
@@ -40,47 +40,47 @@ func (s *Server) Admin() http.Handler {
 	mux.HandleFunc("DELETE /faults/{id}", s.adminRemoveFault)
 	mux.HandleFunc("POST /deferred", func(w http.ResponseWriter, r *http.Request) {
 		if err := s.RunDeferred(r.Context()); err != nil {
-			adminAnswer(w, nil, err)
+			adminRespond(w, nil, err)
 			return
 		}
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
-		adminAnswer(w, s.rack.Switches(), nil)
+		adminRespond(w, s.rack.Switches(), nil)
 	})
 	mux.HandleFunc("PATCH /switches", s.adminSwitch)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		state, err := s.rack.State()
-		adminAnswer(w, state, err)
+		adminRespond(w, state, err)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	return mux
 }
 
-// adminMistake is an error of the caller's.
-type adminMistake struct{ error }
+// badAdminRequest is an error of the caller's.
+type badAdminRequest struct{ error }
 
-func adminAnswer(w http.ResponseWriter, body any, err error) {
+func adminRespond(w http.ResponseWriter, body any, err error) {
 	if err != nil {
 		status := http.StatusInternalServerError
-		if errors.As(err, &adminMistake{}) {
+		if errors.As(err, &badAdminRequest{}) {
 			status = http.StatusBadRequest
 		}
 		http.Error(w, err.Error(), status)
 		return
 	}
 	w.Header().Set("Content-Type", jsonType)
-	// A caller that is gone gets no answer.
+	// The caller may be gone.
 	_, _ = w.Write(encode(body, "  "))
 }
 
-// adminRead reads a JSON body into something; a field that is unknown is a mistake.
+// adminRead decodes a JSON body. It refuses an unknown field.
 func adminRead(r *http.Request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
-		return adminMistake{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
+		return badAdminRequest{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
 	}
 	return nil
 }
@@ -90,31 +90,31 @@ func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {
 	if text := r.URL.Query().Get("since"); text != "" {
 		var err error
 		if since, err = strconv.Atoi(text); err != nil {
-			adminAnswer(w, nil, adminMistake{fmt.Errorf("since=%q is no number", text)})
+			adminRespond(w, nil, badAdminRequest{fmt.Errorf("since=%q is not a number", text)})
 			return
 		}
 	}
-	adminAnswer(w, s.requests.since(since), nil)
+	adminRespond(w, s.requests.since(since), nil)
 }
 
 func (s *Server) adminAddFault(w http.ResponseWriter, r *http.Request) {
 	var fault adminapi.Fault
 	if err := adminRead(r, &fault); err != nil {
-		adminAnswer(w, nil, err)
+		adminRespond(w, nil, err)
 		return
 	}
 	id, err := s.Faults.Add(fault)
 	if err != nil {
-		err = adminMistake{err}
+		err = badAdminRequest{err}
 	}
-	adminAnswer(w, struct {
+	adminRespond(w, struct {
 		ID string `json:"id"`
 	}{id}, err)
 }
 
 func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
 	if !s.Faults.Remove(r.PathValue("id")) {
-		http.Error(w, fmt.Sprintf("there is no fault rule %q", r.PathValue("id")),
+		http.Error(w, fmt.Sprintf("there is no fault %q", r.PathValue("id")),
 			http.StatusNotFound)
 		return
 	}
@@ -122,10 +122,10 @@ func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
-	// Read in full first: the rack does not wait for a caller who is slow.
+	// Read the whole body first, so that a slow caller does not hold the switches.
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		adminAnswer(w, nil, adminMistake{fmt.Errorf("read the body: %w", err)})
+		adminRespond(w, nil, badAdminRequest{fmt.Errorf("read the body: %w", err)})
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
@@ -134,7 +134,7 @@ func (s *Server) adminSwitch(w http.ResponseWriter, r *http.Request) {
 			next)
 	})
 	if err != nil {
-		err = adminMistake{err}
+		err = badAdminRequest{err}
 	}
-	adminAnswer(w, now, err)
+	adminRespond(w, now, err)
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// Certificate is a server's certificate for the given names and addresses, with the authority
-// that signed it in caFile: with that in hand a client trusts the server. They lie in dir and are
-// made when it has none that are good for these hosts, so a client outlives a restart.
+// Certificate returns a server's certificate for the given names and addresses, and the file of the
+// authority that signed it, which a client has to trust. They are kept in dir, and made when there
+// is none that is valid for these hosts, so that a client's trust survives a restart.
 func Certificate(dir string, hosts []string) (cert tls.Certificate, caFile string, err error) {
 	dir = filepath.Join(dir, "tls")
 	caFile = filepath.Join(dir, "ca.pem")
@@ -57,8 +57,8 @@ func goodFor(leaf *x509.Certificate, hosts []string) bool {
 	return time.Now().AddDate(0, 1, 0).Before(leaf.NotAfter)
 }
 
-// makeCertificate makes an authority and a certificate that it signed: PEM of the authority, of
-// the certificate's key, and of the certificate. The authority's own key is forgotten.
+// makeCertificate makes an authority and a certificate that it signed: PEM of the authority, of the
+// certificate's key, and of the certificate. The authority's own key is dropped.
 func makeCertificate(hosts []string) (files [3]string, err error) {
 	caKey, caErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	key, keyErr := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -93,7 +93,7 @@ func makeCertificate(hosts []string) (files [3]string, err error) {
 func template(name string) *x509.Certificate {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
-		panic(err) // the system has no randomness
+		panic(err) // the system has no random numbers
 	}
 	return &x509.Certificate{
 		SerialNumber: serial,

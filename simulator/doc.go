@@ -1,19 +1,20 @@
-// Package simulator is an Oxide rack on one machine: the HTTP API, the bytes of its disks, and what
-// each of its guests sees.
+// Package simulator serves a simulated Oxide rack: the API over HTTP, and an admin listener to
+// watch and disturb it.
 //
-// A request of the API comes in through [Server.ServeHTTP] and meets, in this order: the version
-// it asks for, its route, its path, query and body, the faults that strike before everything, its
-// token, the faults that take the place of the effect, the operation itself, and the faults that
-// strike after it. The operation decides in a transaction over the records, and then works on the
-// data plane under a lock of the objects it touches; what takes long, and everything a caller may
-// see half done, has a state in the records, as on the rack. One place turns results and errors
-// into answers.
+// [Open] opens a rack and returns its [Server]. A request passes, in this order: the version that
+// it asks for, its route, its path, query and body, the faults of the phase before, its token, the
+// faults that replace the effect, the operation itself, and the faults that act after it. One place
+// turns results and errors into responses, and one writes the request log.
 //
-// The records lie in a bbolt file: what was acknowledged is on disk. A simulator that starts takes
-// back what another left half done, and gives running instances their devices.
+// The operations are in package engine, which decides by the rack's rules. The records are in
+// package store and what was acknowledged is on disk; bytes and guest views are in package
+// dataplane. The wire types of the admin listener, faults among them, are in package adminapi.
 //
-// Every rule that imitates the rack cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which says
-// where it comes from; the test of a rule bears its number. A route that the rack has and this
-// package lacks answers 501 and logs an error, so nothing is ever answered by accident. What goes
-// wrong on purpose is an adminapi.Fault.
+// Every rule that imitates the rack cites an assumption (A01, A02, …) of ASSUMPTIONS.md, which
+// gives its source; the test of a rule has its number in its name. An operation that the rack has
+// and this package lacks is answered with 501 and logged as an error, so no response is wrong by
+// accident. What goes wrong on purpose is an adminapi.Fault.
+//
+// A rack needs Linux and root, for its loop devices. On other systems the package builds, and Open
+// fails.
 package simulator

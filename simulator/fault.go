@@ -9,12 +9,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// Faults are the rules in force. The zero value has none.
+// Faults are the faults in force. The zero value has none.
 type Faults struct {
 	mu sync.Mutex
-	// mu guards rules, their counters and last.
-	rules []*activeFault
-	last  int
+	// mu guards active, their counters and last.
+	active []*activeFault
+	last   int
 }
 
 // activeFault is a fault in force, with its own random numbers.
@@ -23,13 +23,13 @@ type activeFault struct {
 	random *rand.Rand
 }
 
-// firing is one time that a fault fires.
+// firing is a fault that fired for a request.
 type firing struct {
 	id string
 	adminapi.Fault
 }
 
-// Add puts a rule in force, behind those that are, and returns its ID.
+// Add adds a fault behind those in force, and returns its ID.
 func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	if err := checkFault(r); err != nil {
 		return "", err
@@ -44,33 +44,33 @@ func (f *Faults) Add(r adminapi.Fault) (id string, err error) {
 	defer f.mu.Unlock()
 	f.last++
 	id = strconv.Itoa(f.last)
-	f.rules = append(f.rules, &activeFault{adminapi.ActiveFault{ID: id, Fault: r},
+	f.active = append(f.active, &activeFault{adminapi.ActiveFault{ID: id, Fault: r},
 		rand.New(rand.NewPCG(r.Seed, r.Seed))})
 	return id, nil
 }
 
-// Clear removes every rule.
+// Clear removes every fault.
 func (f *Faults) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rules = nil
+	f.active = nil
 }
 
-// Remove removes one rule and says whether it was there.
+// Remove removes a fault and reports whether it was there.
 func (f *Faults) Remove(id string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n := len(f.rules)
-	f.rules = slices.DeleteFunc(f.rules, func(r *activeFault) bool { return r.ID == id })
-	return len(f.rules) < n
+	n := len(f.active)
+	f.active = slices.DeleteFunc(f.active, func(r *activeFault) bool { return r.ID == id })
+	return len(f.active) < n
 }
 
-// List lists the rules in force.
+// List lists the faults in force.
 func (f *Faults) List() []adminapi.ActiveFault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	list := make([]adminapi.ActiveFault, len(f.rules))
-	for i, r := range f.rules {
+	list := make([]adminapi.ActiveFault, len(f.active))
+	for i, r := range f.active {
 		list[i] = r.ActiveFault
 	}
 	return list
@@ -79,20 +79,20 @@ func (f *Faults) List() []adminapi.ActiveFault {
 func (f *Faults) empty() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.rules) == 0
+	return len(f.active) == 0
 }
 
-// strike finds the rules that strike a request, in the order in which they were added.
-func (f *Faults) strike(r *request) []*firing {
+// match returns the faults that fire for a request, in the order in which they were added.
+func (f *Faults) match(r *request) []*firing {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var struck []*firing
-	for _, rule := range f.rules {
-		if rule.matches(r) && rule.fires() {
-			struck = append(struck, &firing{rule.ID, rule.Fault})
+	var fired []*firing
+	for _, fault := range f.active {
+		if fault.matches(r) && fault.fires() {
+			fired = append(fired, &firing{fault.ID, fault.Fault})
 		}
 	}
-	return struck
+	return fired
 }
 
 func (r *activeFault) matches(req *request) bool {

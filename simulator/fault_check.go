@@ -11,43 +11,43 @@ import (
 var phases = []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After, adminapi.Twice,
 	adminapi.Deferred, adminapi.Unwind, adminapi.Reread}
 
-// The operations in which the rack can fail in the middle, those that read a disk again for their
-// answer, and those that show devices to a guest.
+// The operations that can fail halfway, those that read a disk again for their response, and those
+// that show devices to a guest.
 var (
 	unwinding = []string{"disk_create", "disk_delete", "instance_create", "snapshot_create"}
 	rereading = []string{"instance_disk_attach", "instance_disk_detach"}
-	plugging  = []string{
+	attaching = []string{
 		"instance_create", "instance_disk_attach", "instance_reboot", "instance_start",
 	}
 )
 
-// mostPadding is as much as an answer can be padded with.
-const mostPadding = 1 << 30
+// maxPadding is the most that a response can be padded with.
+const maxPadding = 1 << 30
 
-// check refuses a rule that can never strike or has no effect, which is a mistake in a test.
+// checkFault refuses a fault that can never fire or has no effect, which is a mistake in a test.
 func checkFault(r adminapi.Fault) error {
 	known := r.Operation == "" || slices.ContainsFunc(routes, func(op *operation) bool {
 		return op.name == r.Operation
 	})
 	switch {
 	case !known:
-		return fmt.Errorf("fault rule: the rack has no operation %q; name one as the API's "+
+		return fmt.Errorf("fault: the rack has no operation %q; name one as the API's "+
 			"operationId does, such as disk_create", r.Operation)
 	case r.Phase != "" && !slices.Contains(phases, r.Phase):
-		return fmt.Errorf("fault rule: there is no phase %q; use one of %q", r.Phase, phases)
+		return fmt.Errorf("fault: unknown phase %q; use one of %q", r.Phase, phases)
 	case !effective(r):
-		return errors.New("fault rule: it does nothing; give it an answer, cut, hang, delay, " +
+		return errors.New("fault: it does nothing; give it a response, cut, hang, delay, " +
 			"slow_body, slow_byte, truncate_body, drop_fields or device")
 	case r.Probability < 0 || r.Probability > 1:
-		return fmt.Errorf("fault rule: the probability is %g; give one from 0 to 1",
+		return fmt.Errorf("fault: the probability is %g; give one from 0 to 1",
 			r.Probability)
 	case r.Skip < 0 || r.Times < 0 || r.TruncateBody < 0:
-		return errors.New("fault rule: skip, times and truncate_body cannot be negative")
+		return errors.New("fault: skip, times and truncate_body cannot be negative")
 	}
 	if err := checkResponse(r); err != nil {
 		return err
 	}
-	return checkPlace(r)
+	return checkOperation(r)
 }
 
 func effective(r adminapi.Fault) bool {
@@ -56,7 +56,7 @@ func effective(r adminapi.Fault) bool {
 		slices.Contains([]adminapi.Phase{adminapi.Twice, adminapi.Unwind, adminapi.Reread}, r.Phase)
 }
 
-// ends says whether the rule gives the caller an end of its own.
+// ends reports whether the fault ends the request itself.
 func ends(r adminapi.Fault) bool { return r.Response != nil || r.Cut || r.Hang > 0 }
 
 func checkResponse(r adminapi.Fault) error {
@@ -64,32 +64,32 @@ func checkResponse(r adminapi.Fault) error {
 	case a == nil:
 		return nil
 	case a.Status < 200 || a.Status > 599:
-		return fmt.Errorf("fault rule: the answer's status is %d; give one from 200 to 599",
+		return fmt.Errorf("fault: the response's status is %d; give one from 200 to 599",
 			a.Status)
-	case a.PadBytes < 0 || a.PadBytes > mostPadding:
-		return fmt.Errorf("fault rule: pad_bytes is %d; give at most %d", a.PadBytes, mostPadding)
+	case a.PadBytes < 0 || a.PadBytes > maxPadding:
+		return fmt.Errorf("fault: pad_bytes is %d; give at most %d", a.PadBytes, maxPadding)
 	}
 	return nil
 }
 
-// checkPlace refuses what does nothing at that operation or in that phase.
-func checkPlace(r adminapi.Fault) error {
-	elsewhere := func(operations []string) bool {
+// checkOperation refuses what has no effect on that operation or in that phase.
+func checkOperation(r adminapi.Fault) error {
+	notFor := func(operations []string) bool {
 		return r.Operation != "" && !slices.Contains(operations, r.Operation)
 	}
 	switch {
-	case r.Phase == adminapi.Unwind && elsewhere(unwinding):
-		return fmt.Errorf("fault rule: %s cannot fail in the middle; unwind is for %q",
+	case r.Phase == adminapi.Unwind && notFor(unwinding):
+		return fmt.Errorf("fault: %s cannot fail halfway; unwind is for %q",
 			r.Operation, unwinding)
-	case r.Phase == adminapi.Reread && elsewhere(rereading):
-		return fmt.Errorf("fault rule: %s does not read a disk again; reread is for %q",
+	case r.Phase == adminapi.Reread && notFor(rereading):
+		return fmt.Errorf("fault: %s does not read a disk again; reread is for %q",
 			r.Operation, rereading)
-	case r.Device != nil && elsewhere(plugging):
-		return fmt.Errorf("fault rule: %s shows no device to a guest; device is for %q",
-			r.Operation, plugging)
+	case r.Device != nil && notFor(attaching):
+		return fmt.Errorf("fault: %s shows no device to a guest; device is for %q",
+			r.Operation, attaching)
 	case r.Phase == adminapi.Deferred && !ends(r):
-		return errors.New("fault rule: deferred needs what the caller gets before the effect: an " +
-			"answer, cut or hang")
+		return errors.New("fault: deferred needs what the caller gets before the effect: a " +
+			"response, cut or hang")
 	}
 	return nil
 }

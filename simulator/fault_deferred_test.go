@@ -18,7 +18,7 @@ import (
 
 const hour = adminapi.Duration(time.Hour)
 
-func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
+func TestADeferredEffectComesAfterTheResponse(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	for name, rule := range map[string]adminapi.Fault{
@@ -54,7 +54,7 @@ func TestALateEffectComesWhenItsCallerHasHadAnAnswer(t *testing.T) {
 	}
 }
 
-func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
+func TestADeferredEffectComesWhenItsDelayIsOver(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.disk("d")
 	r.fault(adminapi.Fault{Operation: "disk_delete", Phase: adminapi.Deferred, Cut: true, Delay: 1})
@@ -65,7 +65,7 @@ func TestALateEffectDoesNotWaitForAnybodyWhenItsDelayIsOver(t *testing.T) {
 	simtest.Eventually(t, "the disk to be gone", func() bool { return !r.exists("d") })
 }
 
-func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
+func TestADeferredEffectComesAfterACallerGaveUp(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
 		Delay: hour})
@@ -82,7 +82,7 @@ func TestALateEffectComesAfterACallerWhoGaveUp(t *testing.T) {
 	}
 }
 
-func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
+func TestCloseDropsDeferredRequests(t *testing.T) {
 	dir := t.TempDir()
 	s := must[*Server](t)(Open(t.Context(), engine.Config{Dir: dir, Token: testToken}))
 	server := httptest.NewServer(s)
@@ -104,7 +104,7 @@ func TestARackThatClosesForgetsWhatIsLate(t *testing.T) {
 	}
 }
 
-func TestAdminCarriesOutWhatIsLate(t *testing.T) {
+func TestAdminRunsDeferredRequests(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	admin := httptest.NewServer(r.Admin())
 	defer admin.Close()
@@ -133,7 +133,7 @@ func TestAFaultDropsTheFieldsOfAnotherRelease(t *testing.T) {
 	}
 }
 
-func TestAFaultStrikesATokenOnly(t *testing.T) {
+func TestAFaultMatchesAToken(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "project_view", Bearer: testToken,
 		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized", Message: "expired"}})
@@ -163,7 +163,7 @@ func TestABodyArrivesByteForByte(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsAsLargeAndHasTheHeaderThatTheRuleSays(t *testing.T) {
+func TestAResponseHasTheSizeAndHeaderOfItsFault(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 299, Body: "{}",
 		PadBytes: 1 << 20,

@@ -35,7 +35,7 @@ func (r *rack) exists(name string) bool {
 	return err == nil
 }
 
-func TestFaultsStrikeInTheirPhase(t *testing.T) {
+func TestFaultsApplyInTheirPhase(t *testing.T) {
 	answer := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "no"}
 	answered := refusedAs(503, "ServiceNotAvailable", "no")
 	for _, test := range []struct {
@@ -58,7 +58,7 @@ func TestFaultsStrikeInTheirPhase(t *testing.T) {
 		{"hang after", adminapi.Fault{Phase: adminapi.After,
 			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, true},
 		{"torn body", adminapi.Fault{TruncateBody: 20}, refused{}, true},
-		{"unwound: refused and taken back", adminapi.Fault{Phase: adminapi.Unwind},
+		{"unwound: refused and undone", adminapi.Fault{Phase: adminapi.Unwind},
 			refusedAs(500, "Internal", "Internal Server Error"), false},
 		{"unwound with an answer of the rule's", adminapi.Fault{Phase: adminapi.Unwind, Response: answer},
 			answered, false},
@@ -148,7 +148,7 @@ func TestADelayedRequestIsCarriedOutAlthoughItsCallerIsGone(t *testing.T) {
 	simtest.Eventually(t, "the disk to be there", func() bool { return r.exists("d") })
 }
 
-func TestFaultsFindTheirRequests(t *testing.T) {
+func TestFaultsMatchTheirRequests(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	d := r.disk("d")
 	r.disk("e")
@@ -197,7 +197,7 @@ func TestFaultsFindTheirRequests(t *testing.T) {
 	}
 }
 
-func TestAFaultsDiceAreItsSeeds(t *testing.T) {
+func TestAFaultsRandomNumbersAreItsSeeds(t *testing.T) {
 	throw := func(seed uint64) (thrown []bool) {
 		var f Faults
 		if _, err := f.Add(adminapi.Fault{Cut: true, Probability: 0.5, Seed: seed}); err != nil {
@@ -205,7 +205,7 @@ func TestAFaultsDiceAreItsSeeds(t *testing.T) {
 		}
 		for range 64 {
 			thrown = append(thrown,
-				len(f.strike(&request{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
+				len(f.match(&request{entry: adminapi.Request{Operation: "disk_view"}})) == 1)
 		}
 		return thrown
 	}
@@ -234,7 +234,7 @@ func TestASlowBodyArrivesWhole(t *testing.T) {
 	}
 }
 
-func TestAFaultAnswersAsAProxyWould(t *testing.T) {
+func TestAFaultRespondsAsAProxyWould(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "ping", Response: &adminapi.Response{Status: 502,
 		Body:        "<html>bad gateway</html>",
@@ -246,16 +246,16 @@ func TestAFaultAnswersAsAProxyWould(t *testing.T) {
 	}
 }
 
-func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
+func TestAFaultThatCannotFireIsRefused(t *testing.T) {
 	for name, rule := range map[string]adminapi.Fault{
 		"no operation \"disk_cretae\"": {Operation: "disk_cretae", Cut: true},
-		"no phase \"later\"":           {Phase: "later", Cut: true},
+		"unknown phase \"later\"":      {Phase: "later", Cut: true},
 		"it does nothing":              {Operation: "disk_create"},
 		"status is 99":                 {Response: &adminapi.Response{Status: 99}},
 		"probability is 1.5":           {Cut: true, Probability: 1.5},
 		"cannot be negative":           {Cut: true, Times: -1},
 		"pad_bytes is -1":              {Response: &adminapi.Response{Status: 200, PadBytes: -1}},
-		"cannot fail in the middle":    {Operation: "disk_view", Phase: adminapi.Unwind},
+		"cannot fail halfway":          {Operation: "disk_view", Phase: adminapi.Unwind},
 		"does not read a disk again":   {Operation: "disk_create", Phase: adminapi.Reread},
 		"shows no device to a guest": {Operation: "disk_create",
 			Device: &adminapi.DeviceFault{Never: true}},
@@ -268,7 +268,7 @@ func TestARuleThatCannotStrikeIsRefused(t *testing.T) {
 	}
 }
 
-// adminCall makes a request of the admin side and decodes its answer.
+// adminCall makes a request of the admin listener and decodes its answer.
 func adminCall(t *testing.T, url, method, path, body string, into any) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))

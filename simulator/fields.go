@@ -15,9 +15,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// fields reads a JSON object the way the rack does: what must be there must be there, what is
-// unknown is ignored, what is known is given once, and the first mistake is named by its path
-// (A06).
+// fields reads a JSON object as the rack does: a required field must be there, an unknown one is
+// ignored, a known one is given once, and the first mistake is named by its path (A06).
 type fields struct {
 	raw map[string]json.RawMessage
 	// repeated are the keys that the object has more than once.
@@ -33,7 +32,7 @@ func parseFields(body []byte) (*fields, error) {
 	return f, err
 }
 
-// decode reads an object, and nothing of what is behind it.
+// decode reads an object, and nothing that follows it.
 func (f *fields) decode(data []byte) {
 	f.raw, f.repeated = map[string]json.RawMessage{}, map[string]bool{}
 	data = bytes.TrimSpace(data)
@@ -72,7 +71,7 @@ func (f *fields) decodeMembers(d *json.Decoder) error {
 	return err
 }
 
-// unexpected says what was found in place of what was expected, in serde's words.
+// unexpected describes what was found in place of what was expected, in serde's words.
 func unexpected(raw json.RawMessage, expected string) string {
 	found, what := string(raw), "type"
 	switch {
@@ -114,7 +113,7 @@ func (f *fields) at(name string) string {
 	return f.path + "." + name
 }
 
-// get finds a field by a name that the rack knows, and so refuses it twice (A63).
+// get returns a field by a name that the rack knows, so it may be given only once (A63).
 func (f *fields) get(name string) (json.RawMessage, bool) {
 	if f.repeated[name] {
 		f.fail("", duplicateField(name))
@@ -123,7 +122,7 @@ func (f *fields) get(name string) (json.RawMessage, bool) {
 	return raw, ok
 }
 
-// has says that a field is there and not null.
+// has reports whether a field is there and not null.
 func (f *fields) has(name string) bool {
 	raw, ok := f.get(name)
 	return ok && string(raw) != "null"
@@ -143,7 +142,7 @@ func (f *fields) read(name, expected string, into any) bool {
 	return true
 }
 
-// identity reads what names an object. A bad name is the one mistake without a path (A06).
+// identity reads name and description. A bad name is the one mistake without a path (A06).
 func (f *fields) identity() (name, description string) {
 	name = f.text("name")
 	if problem := store.CheckName(name); problem != "" {
@@ -247,7 +246,7 @@ func (f *fields) variant(allowed ...string) string {
 	return tag
 }
 
-// nullable says that a field, which must be there, is not null.
+// nullable reports whether a required field is not null.
 func (f *fields) nullable(name string) bool {
 	if _, ok := f.get(name); !ok {
 		f.fail("", missingField(name))

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
@@ -244,14 +244,7 @@ func (r *rack) instances() []string {
 // A host without space refuses what needs some and loses nothing.
 func TestA27AFullHost(t *testing.T) {
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
-		t.Fatalf("mount a small filesystem, which takes root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
+	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "size=3m")
 	r := newRack(t, engine.Config{Dir: filepath.Join(dir, "rack")})
 	r.disk("kept")
 	ballast := filepath.Join(dir, "ballast")
@@ -264,7 +257,7 @@ func TestA27AFullHost(t *testing.T) {
 			_, err = f.Write(make([]byte, size))
 		}
 	}
-	if err := f.Close(); err != nil && !errors.Is(err, unix.ENOSPC) {
+	if err := f.Close(); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
 	}
 	full := refusedAs(507, "InsufficientCapacity", "Insufficient capacity: Not enough storage")

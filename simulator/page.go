@@ -19,11 +19,11 @@ const (
 	maxToken     = 512
 )
 
-// orders are all that a list may have, as the rack names them.
+// orders are the orders that a list may have, as the rack names them.
 var orders = []string{store.ByName, store.ByNameDescending, store.ByID}
 
-// scan says which part of a list is asked for: by the query of its first page, or by the token
-// of a later one, in which the query rides along (A09).
+// scan is the part of a list that is wanted: by the query of its first page, or by the token of a
+// later one, which contains the query (A09).
 type scan struct {
 	SortBy   string  `json:"sort_by"`
 	Project  string  `json:"project,omitempty"`
@@ -38,7 +38,7 @@ type pageToken struct {
 	Start scan   `json:"page_start"`
 }
 
-// page is a part of a list. NextPage is null only when there is nothing in Items (A10).
+// page is a part of a list. NextPage is null only when Items is empty (A10).
 type page[T any] struct {
 	NextPage *string `json:"next_page"`
 	Items    []T     `json:"items"`
@@ -52,7 +52,7 @@ func (s scan) window() engine.Window {
 	return engine.Window{SortBy: s.SortBy, After: s.LastSeen, Limit: s.limit}
 }
 
-// parseScan reads a list's query. With a token the other parameters but limit are not looked at.
+// parseScan reads a list's query. With a token it ignores the other parameters except limit.
 func parseScan(query url.Values) (scan, error) {
 	limit, err := parseLimit(query)
 	if err != nil {
@@ -74,7 +74,7 @@ func parseScan(query url.Values) (scan, error) {
 	return s, nil
 }
 
-// selectors are the parameters of the scan's first page that say where to look.
+// selectors are the parameters of the first page that name project and instance.
 func (s scan) selectors() url.Values {
 	given := url.Values{}
 	for name, value := range map[string]string{"project": s.Project, "instance": s.Instance} {
@@ -125,7 +125,7 @@ func parseToken(token string) (scan, error) {
 	return t.Start, nil
 }
 
-// after makes the token of the page that begins behind an item.
+// after makes the token of the page that begins after an item.
 func (s scan) after(item store.Identity) *string {
 	last := item.Name
 	if s.SortBy == store.ByID {
@@ -149,10 +149,10 @@ func newPage[T named](s scan, items []T) page[T] {
 	return p
 }
 
-// emptyPage is a list in which nothing is.
+// emptyPage is an empty list.
 func emptyPage() page[struct{}] { return page[struct{}]{Items: []struct{}{}} }
 
-// slice takes the scan's page out of items that are few and all at hand.
+// slice returns the scan's page of a list that is in memory.
 func slice[T named](s scan, items []T) page[T] {
 	sorted := sortedBy(s.SortBy, items)
 	out := []T{}
@@ -164,7 +164,7 @@ func slice[T named](s scan, items []T) page[T] {
 	return newPage(s, out)
 }
 
-// behind says that an item comes after the last one seen.
+// behind reports whether an item comes after the last one seen.
 func (s scan) behind(item store.Identity) bool {
 	switch {
 	case s.LastSeen == nil:

@@ -116,7 +116,7 @@ func loopsUnder(t *testing.T, dir string) []loopdev.Device {
 	return ours
 }
 
-func TestTheBinarySaysWhereItServesAndGivesEverythingBack(t *testing.T) {
+func TestTheBinaryPrintsItsAddressesAndReleasesEverything(t *testing.T) {
 	binary := buildSimulator(t)
 	dir := filepath.Join(t.TempDir(), "new", "rack")
 	p := startProcess(t, binary, dir, "--project", "one", "--tls")

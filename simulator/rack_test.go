@@ -219,7 +219,7 @@ func (r *rack) forceRun(name, state string) {
 		if err != nil || !ok {
 			return errors.Join(err, fmt.Errorf("there is no instance %s", name))
 		}
-		i.Become(state)
+		i.SetRunState(state)
 		return store.Instances.Put(tx, i)
 	})
 	if err != nil {

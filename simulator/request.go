@@ -41,7 +41,7 @@ type request struct {
 	faults  []*firing
 	entry   adminapi.Request
 	call    engine.Call
-	// subjects are the names and IDs by which a fault rule finds this request.
+	// subjects are the names and IDs by which a fault matches this request.
 	subjects []string
 }
 
@@ -52,7 +52,7 @@ func newRequest(hr *http.Request) *request {
 		entry: adminapi.Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
 }
 
-// find decides which operation is asked for. The version is looked at first (A13).
+// find finds the operation. The version is checked first (A13).
 func (r *request) find() error {
 	if err := checkVersion(r.Header.Get("Api-Version")); err != nil {
 		return err
@@ -66,9 +66,8 @@ func (r *request) find() error {
 	return nil
 }
 
-// checkVersion accepts the rack's own version; none means the newest (A13). A rack answers an older
-// one in that version's shape, which this simulator does not have: it says so (501), for the shape
-// of the newest is nobody else's.
+// checkVersion accepts the rack's own version; none means the newest (A13). A rack responds to an
+// older version in its shape, which this simulator does not have, so it refuses (501).
 func checkVersion(version string) error {
 	if version == "" {
 		return nil
@@ -105,7 +104,7 @@ func parseVersion(s string) ([]uint64, error) {
 	return numbers, nil
 }
 
-// parse reads path, query and body, in the rack's order: before it asks who calls (A14).
+// parse reads path, query and body, as the rack does before it authenticates the caller (A14).
 func (r *request) parse() error {
 	body, bodyErr := r.readBody()
 	r.identify(body)
@@ -158,8 +157,8 @@ func (r *request) parseQuery() error {
 	return nil
 }
 
-// readRepeated decides what a parameter means that is given more than once: on a list its last
-// value, but for the limit, which is refused as anything known is elsewhere (A62).
+// readRepeated handles a parameter that is given more than once: a list uses its last value, except
+// for the limit; elsewhere a known parameter is refused (A62).
 func (r *request) readRepeated() error {
 	once := []string{"project", "instance"}
 	if r.op.list {
@@ -195,7 +194,7 @@ func (r *request) readBody() ([]byte, error) {
 	return body, nil
 }
 
-// identify collects the names and IDs that the request speaks of, for the log and for faults.
+// identify collects the names and IDs in the request, for the log and for faults.
 func (r *request) identify(body []byte) {
 	for _, values := range r.path {
 		r.subject(values[0])
@@ -207,7 +206,7 @@ func (r *request) identify(body []byte) {
 	}
 }
 
-// subject notes what the request is about; the last noted is what the log shows.
+// subject adds a name or ID; the last one is what the log shows.
 func (r *request) subject(nameOrID string) {
 	if nameOrID == "" {
 		return
@@ -237,7 +236,7 @@ func (r *request) instance() engine.Ref {
 	return r.ref("instance")
 }
 
-// authenticate lets in who bears the rack's token. Another bearer, or none, is nobody (A11).
+// authenticate accepts the bearer of the rack's token (A11).
 func (s *Server) authenticate(r *request) error {
 	if r.op.noAuth {
 		return nil

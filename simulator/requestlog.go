@@ -38,7 +38,7 @@ func (l *requestLog) since(seq int) []adminapi.Request {
 	return append([]adminapi.Request{}, l.entries[i:]...)
 }
 
-// clear forgets the entries; the numbers go on.
+// clear removes the entries; the numbers go on.
 func (l *requestLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -146,7 +146,7 @@ func TestA19ARestartSettlesWhatWasHalfDone(t *testing.T) {
 	}
 }
 
-// halfMadeInstance leaves what a creation leaves that dies in the middle.
+// halfMadeInstance leaves what a creation leaves that is cut off halfway.
 func halfMadeInstance(r *rack, name, made, lent string) {
 	r.t.Helper()
 	err := r.rack.Records().Update(func(tx *store.Tx) error {
@@ -155,7 +155,7 @@ func halfMadeInstance(r *rack, name, made, lent string) {
 			return err
 		}
 		i := store.Instance{Identity: store.NewIdentity(store.DerivedID(name), name, ""), ProjectID: p.ID}
-		i.Become(store.StateCreating)
+		i.SetRunState(store.StateCreating)
 		var ids []string
 		for _, disk := range []string{made, lent} {
 			d, _, err := store.Disks.ByName(tx, p.ID, disk)
@@ -259,7 +259,7 @@ func TestAnImageWhoseImportWasNotRecordedIsImportedAnew(t *testing.T) {
 	}
 }
 
-func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
+func TestAServerReportsTheIDsOfItsInstances(t *testing.T) {
 	id := store.DerivedID("some", "other")
 	first := newRack(t, engine.Config{Instances: []engine.InstanceSpec{{Name: "a", ID: id}}})
 	simtest.NoError(t, first.Close())
@@ -269,7 +269,7 @@ func TestAServerSaysUnderWhichIDAnInstanceIsKnown(t *testing.T) {
 	}
 }
 
-func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
+func TestASlowCallerOfTheAdminListenerBlocksNobody(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	body, slow := io.Pipe()
 	done := make(chan struct{})
@@ -288,7 +288,7 @@ func TestASlowCallerOfTheAdminSideKeepsNobodyWaiting(t *testing.T) {
 	select {
 	case <-answered:
 	case <-time.After(5 * time.Second):
-		t.Error("the rack waits for a caller of its admin side")
+		t.Error("the rack waits for a caller of its admin listener")
 	}
 	simtest.NoError(t, slow.Close())
 	<-done
@@ -316,7 +316,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheAdminSide(t *testing.T) {
+func TestTheAdminListener(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	url := serveAdmin(t, r.Server)
 	r.disk("d")

@@ -12,11 +12,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// operation is one of the rack's: where it lies, what it takes and who serves it.
+// operation is one of the rack's: its route, what it takes, and its handler.
 type operation struct {
 	name, method string
 	path         []string
-	// noAuth is served to anybody (A11).
+	// noAuth needs no token (A11).
 	noAuth bool
 	// list takes limit, page_token and sort_by; required are its other parameters that the first
 	// page must have.
@@ -24,7 +24,7 @@ type operation struct {
 	required []string
 	// body reads the request's body; nil takes none.
 	body func(*fields) any
-	// serve does it; nil is an operation that the rack has and this simulator has not.
+	// serve handles it; it is nil for an operation that the rack has and this simulator lacks.
 	serve func(*engine.Rack, *request) (status int, body any, err error)
 }
 
@@ -78,7 +78,7 @@ func route(method, escapedPath string) (*operation, url.Values, error) {
 		Header: http.Header{"Allow": {strings.Join(slices.Compact(allowed), ", ")}}}
 }
 
-// parsePath reads a path's segments, of which the empty ones do not count (A61).
+// parsePath splits a path into segments and ignores empty ones (A61).
 func parsePath(escaped string) ([]string, error) {
 	var segments []string
 	for segment := range strings.SplitSeq(escaped, "/") {
@@ -110,7 +110,7 @@ func match(path, segments []string) (url.Values, bool) {
 	return params, true
 }
 
-// unimplemented is never the rack's answer: it says that the simulator is the one that lacks.
+// unimplemented is never the rack's response: the simulator lacks the operation.
 func unimplemented(op *operation) error {
 	return &engine.Error{Status: http.StatusNotImplemented,
 		Message: fmt.Sprintf("the simulator does not have %s (%s /%s), which the rack has",

@@ -39,8 +39,8 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	return &Server{rack: rack, token: c.Token, log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
-// Close ends the rack: it waits for the work that is under way, cutting its delays short, and
-// gives every device back. What was acknowledged is in the directory.
+// Close closes the rack: it waits for the work in progress, cutting its delays short, and releases
+// every device. What was acknowledged is in the directory.
 func (s *Server) Close() error { return s.rack.Close() }
 
 // Requests lists the calls that the rack has answered.
@@ -64,7 +64,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 		http.Error(w, engine.ErrClosed.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	a := func() answer {
+	a := func() response {
 		defer end()
 		a := s.handle(r)
 		s.record(r, a)
@@ -74,72 +74,72 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 }
 
 // handle carries a request out. A caller that gives up does not stop it (A18).
-func (s *Server) handle(r *request) answer {
+func (s *Server) handle(r *request) response {
 	if err := r.find(); err != nil {
-		return newAnswer(r.id, 0, nil, err)
+		return newResponse(r.id, 0, nil, err)
 	}
 	parseErr := r.parse()
-	if err := s.draw(r); err != nil {
+	if err := s.matchFaults(r); err != nil {
 		return s.fail(r, err)
 	}
-	if a, ended := s.interfere(r, adminapi.Before); ended {
+	if a, ended := s.applyFaults(r, adminapi.Before); ended {
 		return a
 	}
 	if parseErr != nil {
-		return newAnswer(r.id, 0, nil, parseErr)
+		return newResponse(r.id, 0, nil, parseErr)
 	}
 	if err := s.authenticate(r); err != nil {
-		return newAnswer(r.id, 0, nil, err)
+		return newResponse(r.id, 0, nil, err)
 	}
-	if a, ended := s.interfere(r, adminapi.Instead); ended {
+	if a, ended := s.applyFaults(r, adminapi.Instead); ended {
 		return a
 	}
 	if f := r.deferred(); f != nil {
 		s.deferRequest(r, time.Duration(f.Delay))
-		a, _ := s.interfere(r, adminapi.Deferred)
+		a, _ := s.applyFaults(r, adminapi.Deferred)
 		return a
 	}
-	a := r.dropped(s.serve(r))
+	a := r.dropFields(s.serve(r))
 	for _, f := range r.faults {
 		if f.Phase == adminapi.Twice {
-			a = r.dropped(s.serve(r))
+			a = r.dropFields(s.serve(r))
 		}
 	}
 	for _, phase := range []adminapi.Phase{adminapi.Unwind, adminapi.Reread, adminapi.Twice,
 		adminapi.After} {
-		if lie, ended := s.interfere(r, phase); ended {
-			return lie
+		if other, ended := s.applyFaults(r, phase); ended {
+			return other
 		}
 	}
 	return a
 }
 
-func (s *Server) serve(r *request) answer {
+func (s *Server) serve(r *request) response {
 	if r.op.serve == nil {
 		err := unimplemented(r.op)
-		s.log.Error("the simulator lacks an operation", slog.String("error", err.Error()))
-		return newAnswer(r.id, 0, nil, err)
+		s.log.Error("an operation is not implemented", slog.String("error", err.Error()))
+		return newResponse(r.id, 0, nil, err)
 	}
 	status, body, err := r.op.serve(s.rack, r)
 	if err != nil {
 		return s.fail(r, err)
 	}
-	return newAnswer(r.id, status, body, nil)
+	return newResponse(r.id, status, body, nil)
 }
 
-// fail answers with an error; one that no rule of the rack explains is logged, for the caller is
-// not told more than "Internal Server Error".
-func (s *Server) fail(r *request, err error) answer {
+// fail responds with an error. It logs an error that is no rule of the rack's, because the caller
+// gets only "Internal Server Error".
+func (s *Server) fail(r *request, err error) response {
 	var known *engine.Error
 	if !errors.As(err, &known) {
 		s.log.Error("a request failed", slog.String("operation", r.entry.Operation),
 			slog.String("request_id", r.id), slog.String("error", err.Error()))
 	}
-	return newAnswer(r.id, 0, nil, err)
+	return newResponse(r.id, 0, nil, err)
 }
 
-// record writes the request into the logs, before its caller has the answer.
-func (s *Server) record(r *request, a answer) {
+// record writes the request into the logs, before its caller has the response.
+func (s *Server) record(r *request, a response) {
 	r.entry.Time = r.started.UTC()
 	r.entry.Status = a.status
 	if r.call.Object.ID != "" {

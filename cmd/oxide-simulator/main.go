@@ -55,7 +55,7 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Wr
 	}
 	admin, err := net.Listen("tcp", o.admin)
 	if err != nil {
-		return fmt.Errorf("listen for the admin side: %w", err)
+		return fmt.Errorf("listen for the admin listener: %w", err)
 	}
 	about := o.describe(rack, api.Addr(), admin.Addr())
 	if api, about.CA, err = o.secure(api); err != nil {

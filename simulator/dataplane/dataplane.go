@@ -1,3 +1,20 @@
+// Package dataplane has the bytes of a simulated rack and what its guests see: the files of disks,
+// snapshots and images, the loop devices that carry the disks of running instances, and a directory
+// for each guest that looks like its /sys and /dev. It knows nothing of projects, quotas or states.
+//
+// [Plane] plugs a disk into a guest and unplugs it, also by force; copies disks, with the guest's
+// filesystem frozen while a snapshot is taken; and adopts or releases, with [Plane.Reconcile], what
+// a simulator left that was killed. Its directory, which one process uses at a time, has
+//
+//	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
+//	guests/<uuid>/sys     what the guest of that instance sees as /sys
+//	guests/<uuid>/dev     and as /dev
+//	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
+//	guests/<uuid>/aside   entries that are being made or removed
+//	frozen/<disk uuid>    a freeze in progress
+//
+// There is no other state: the kernel keeps each loop device's file and serial. The package needs
+// Linux and root. On other systems it builds, and [Open] fails.
 package dataplane
 
 import (
@@ -15,21 +32,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/keylock"
 )
 
-// Plane is the rack's data plane: the bytes of disks, snapshots and images, the loop devices that
-// carry the disks of running instances, and the guest trees in which instances see them. It knows
-// nothing of projects, quotas or states.
-//
-// Under dir, which one process uses at a time, lie
-//
-//	disks/<uuid>.img      the bytes of a disk; likewise snapshots/ and images/
-//	guests/<uuid>/sys     what the guest of that instance sees as /sys
-//	guests/<uuid>/dev     and as /dev
-//	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
-//	guests/<uuid>/aside   entries that are being made or removed
-//	frozen/<disk uuid>    a freeze that is under way
-//
-// What the kernel holds (a loop device's file and serial) and what lies in dir is all the memory it
-// needs: reconcile brings any leftovers together.
+// Plane is a data plane in a directory. Open makes one.
 type Plane struct {
 	files
 	freezer freezer
@@ -39,21 +42,21 @@ type Plane struct {
 	// device is the st_dev of the files in dir, which on an overlay need not be that of dir.
 	device uint64
 
-	// life ends with close; working are the devices that will appear later.
-	life    context.Context
-	die     context.CancelFunc
+	// ctx ends with Stop; working are the devices that will appear later.
+	ctx     context.Context
+	cancel  context.CancelFunc
 	working sync.WaitGroup
 
-	// disks holds a disk's bytes still while its device is made, taken away or copied.
+	// disks locks a disk's bytes while its device is made, removed or copied.
 	disks keylock.Map
 
 	guests guests
 }
 
-// Guest is an instance as its guest's firmware describes it.
+// Guest is what a guest's firmware reports of its instance.
 type Guest struct{ InstanceID, Name string }
 
-// Device is an attached disk as its guest shall see it.
+// Device is an attached disk, as its guest is to see it.
 type Device struct {
 	InstanceID, DiskID, DiskName string
 	SizeBytes                    int64
@@ -61,19 +64,20 @@ type Device struct {
 	ReadOnly                     bool
 }
 
-// serial is what the disk's NVMe controller answers: as much of the name as fits (A54).
+// serial is the serial number of the disk's NVMe controller: as much of the name as fits (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// Fault is how a device appears. The zero value is at once and as it should be.
+// Fault changes how a device appears: never, later, or with another size. The zero value changes
+// nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
 	SizeBytes int64
 }
 
-// Config says where a data plane lives, and what it may use of the machine.
+// Config is where a data plane is, and what it may use of the machine.
 type Config struct {
-	// Dir is the directory that has everything; it exists.
+	// Dir is the directory; it exists.
 	Dir string
 	Log *slog.Logger
 	// Seed decides in which order and under which names devices appear.
@@ -108,26 +112,26 @@ func Open(c Config) (*Plane, error) {
 	if p.device, err = checkNodes(dir); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
-	p.life, p.die = context.WithCancel(context.Background())
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
-// Stop ends the plane's own work and leaves the guests their devices, for the next one to adopt.
+// Stop ends the plane's own work and leaves the guests their devices. The next plane adopts them.
 func (p *Plane) Stop() {
-	p.die()
+	p.cancel()
 	p.working.Wait()
 }
 
-// Close takes every device from its guest and gives it back to the kernel. One that somebody still
-// holds stays until its last holder leaves, with its bytes, so that a filesystem on it can be
-// unmounted in good order; close reports it.
+// Close removes every device from its guest and releases it. A device that is in use stays, with
+// its bytes, until its last user closes it, so that a filesystem on it can be unmounted properly;
+// Close reports it.
 func (p *Plane) Close() error {
 	p.Stop()
 	var devices []*plugged
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
 	}
-	// One wait for all that are held, not one for each.
+	// Wait once for all that are in use, not for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	var errs []error

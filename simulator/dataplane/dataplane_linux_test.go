@@ -201,7 +201,7 @@ func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
 	}
 }
 
-func TestWhatAGuestWritesIsThereInTheNextGuest(t *testing.T) {
+func TestTheNextGuestReadsWhatAGuestWrote(t *testing.T) {
 	p := newPlane(t)
 	a, b := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, a, "wanderer")
@@ -225,7 +225,7 @@ func TestWhatAGuestWritesIsThereInTheNextGuest(t *testing.T) {
 	}
 }
 
-func TestPlugAndUnplugTwiceAreSuccesses(t *testing.T) {
+func TestPlugAndUnplugAreIdempotent(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	spec := newDisk(t, p, id, "twice")
@@ -304,7 +304,7 @@ func TestASecondDeviceWithAnEqualSerialStaysHiddenUntilTheGuestRestarts(t *testi
 	}
 }
 
-func TestADeviceAppearsLateNeverOrWithAnotherSize(t *testing.T) {
+func TestADeviceAppearsLaterNeverOrWithAnotherSize(t *testing.T) {
 	t.Run("late", func(t *testing.T) {
 		p := newPlane(t)
 		id := newGuest(t, p)
@@ -370,8 +370,8 @@ func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
 	}
 }
 
-// TestAYankedDiskIsOutOfReachOfItsGuest takes a disk away under a mount and gives it to another.
-func TestAYankedDiskIsOutOfReachOfItsGuest(t *testing.T) {
+// TestForceDetachCutsTheGuestOff takes a disk away under a mount and gives it to another.
+func TestForceDetachCutsTheGuestOff(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)
@@ -437,7 +437,7 @@ func TestCloseTakesEveryDeviceAway(t *testing.T) {
 	}
 }
 
-func TestAGuestWaitsForNoOther(t *testing.T) {
+func TestGuestsDoNotWaitForEachOther(t *testing.T) {
 	p := newPlane(t)
 	busy, other := newGuest(t, p), newGuest(t, p)
 	spec := newDisk(t, p, other, "data")

@@ -84,7 +84,7 @@ func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAFullFilesystemIsSaidAndNothingIsLeft(t *testing.T) {
+func TestAFullFilesystemIsAnErrorAndLeavesNothing(t *testing.T) {
 	p, id := newPlaneOn(t, "ext4"), newID()
 	source := filepath.Join(t.TempDir(), "image.raw")
 	const size = 128 << 20

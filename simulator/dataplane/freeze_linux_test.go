@@ -41,7 +41,7 @@ func thawAtEnd(t *testing.T, dir string) {
 	})
 }
 
-func TestAFreezeHoldsAndIsTakenBack(t *testing.T) {
+func TestAFreezeHoldsAndIsUndone(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			p := newPlane(t)
@@ -96,7 +96,7 @@ func TestAMountInAnotherNamespaceIsFound(t *testing.T) {
 	}
 }
 
-func TestAMountThatCoversAnotherIsNotTakenForIt(t *testing.T) {
+func TestAMountThatCoversAnotherIsNotMistakenForIt(t *testing.T) {
 	p := newPlane(t)
 	below, above := mountedDisk(t, p, "ext4"), mountedDisk(t, p, "ext4")
 	simtest.Command(t, "umount", above.dir)

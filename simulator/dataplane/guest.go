@@ -44,7 +44,7 @@ func (p *Plane) RemoveGuest(id string) error {
 	return nil
 }
 
-// guest is one instance's.
+// guest is the guest of one instance.
 type guest struct {
 	// plugged are its disks, by ID; the mu of guests guards it.
 	plugged map[string]*plugged
@@ -72,7 +72,7 @@ type plugged struct {
 	appeared chan struct{}
 }
 
-// guests are the guests by their instances.
+// guests has the guests by the IDs of their instances.
 type guests struct {
 	mu sync.Mutex
 	// mu guards byID and the plugged of each. It is never held while files are written.

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// attachPatience is for a machine on which many want loop devices at once.
-	attachPatience = 10 * time.Second
-	// forceDetachPatience is for those who open every device for a moment.
-	forceDetachPatience = 300 * time.Millisecond
+	// attachTimeout is for a machine on which many processes want loop devices at once.
+	attachTimeout = 10 * time.Second
+	// forceDetachTimeout is for programs that open every new device for a moment.
+	forceDetachTimeout = 300 * time.Millisecond
 )
 
 // Plug gives a disk to a running guest. When it returns, the disk is there; the guest sees it now
-// or, with a delay, later. A disk that the guest has already is a success.
+// or, with a delay, later. It succeeds for a disk that the guest has already.
 func (p *Plane) Plug(spec Device, f Fault) error {
 	defer p.disks.Lock(spec.DiskID)()
 	if err := p.plugLocked(spec, f); err != nil {
@@ -29,7 +29,7 @@ func (p *Plane) Plug(spec Device, f Fault) error {
 }
 
 func (p *Plane) plugLocked(spec Device, f Fault) error {
-	if err := p.life.Err(); err != nil {
+	if err := p.ctx.Err(); err != nil {
 		return fmt.Errorf("the data plane is closed: %w", err)
 	}
 	if d := p.guests.disk(spec.DiskID); d != nil {
@@ -53,7 +53,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	return err
 }
 
-// attachLoop makes the block device. Its size is the disk's, unless a fault wants another one.
+// attachLoop makes the block device, of the disk's size unless a fault gives another.
 func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error) {
 	size := spec.SizeBytes
 	if wrongSize > 0 {
@@ -62,7 +62,7 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
-	ctx, cancel := context.WithTimeout(p.life, attachPatience)
+	ctx, cancel := context.WithTimeout(p.ctx, attachTimeout)
 	defer cancel()
 	return loopdev.Attach(ctx, loopdev.Config{
 		Path:      p.DiskPath(spec.DiskID),
@@ -80,7 +80,7 @@ func (p *Plane) Trim(diskID string, size int64) error {
 	return p.trim(diskID, size)
 }
 
-// enter notes a disk as its guest's and shows it, at once or after the delay and up to half of it
+// enter adds a disk to its guest and shows it, at once or after the delay and up to half of it
 // more, so that devices do not appear in the order in which they were attached (A57).
 func (p *Plane) enter(d *plugged, delay time.Duration) error {
 	g := p.guests.lock(d.spec.InstanceID)
@@ -99,7 +99,7 @@ func (p *Plane) enter(d *plugged, delay time.Duration) error {
 		return nil
 	}
 	delay += time.Duration(g.random.Int64N(int64(delay)/2 + 1))
-	ctx, cancel := context.WithCancel(p.life)
+	ctx, cancel := context.WithCancel(p.ctx)
 	d.cancel, d.appeared = cancel, make(chan struct{})
 	p.working.Go(func() {
 		defer close(d.appeared)
@@ -122,16 +122,16 @@ func (p *Plane) appearLater(ctx context.Context, d *plugged, delay time.Duration
 	if ctx.Err() != nil {
 		return
 	}
-	// Nobody waits for the result: whoever attached the disk has had his answer.
+	// The call that attached the disk has been answered, so the error goes to the log.
 	if err := p.appear(d); err != nil {
 		p.log.Error("a device did not appear", slog.String("instance", d.spec.InstanceID),
 			slog.String("disk", d.spec.DiskID), slog.String("error", err.Error()))
 	}
 }
 
-// appear shows a device in its guest. A second one with a serial that is visible stays hidden until
-// the guest starts again: the guest's driver takes both for one controller and refuses it (A54).
-// The caller holds the guest.
+// appear shows a device in its guest. A second device with a serial that is visible stays hidden
+// until the guest restarts: the guest's driver takes both for one controller and refuses it (A54).
+// The caller holds the guest's mu.
 func (p *Plane) appear(d *plugged) error {
 	view := p.view(d.spec.InstanceID)
 	for _, other := range p.guests.devices(d.guest) {
@@ -154,9 +154,8 @@ func (p *Plane) appear(d *plugged) error {
 	return nil
 }
 
-// Unplug takes a disk away from its guest, whether the guest still uses it or not. When it returns,
-// nothing that the guest does reaches the disk's bytes. A disk that the guest does not have is a
-// success.
+// Unplug removes a disk from its guest, even if the guest uses it. When it returns, nothing that
+// the guest does reaches the disk's bytes. It succeeds for a disk that the guest does not have.
 func (p *Plane) Unplug(instanceID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	d := p.guests.disk(diskID)
@@ -181,17 +180,17 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 	return nil
 }
 
-// yank releases a loop device. One that is still held after a moment is cut from the disk's bytes,
-// as a rack does not ask the guest either; it remains, without a size, until its last holder
-// leaves. The bytes are then free for the next guest.
+// forceDetach releases a loop device. A device that is still in use after a moment is cut off from
+// the disk's bytes, as a rack does not ask the guest either; it remains, without a size, until its
+// last user closes it. The bytes are then free for the next guest.
 func (p *Plane) forceDetach(loop loopdev.Device) error {
-	ctx, cancel := context.WithTimeout(context.Background(), forceDetachPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
 	err := loop.Detach(ctx)
 	if !errors.Is(err, loopdev.ErrBusy) {
 		return err
 	}
-	p.log.Warn("a disk is taken away while its guest holds it", slog.String("device", loop.Path),
+	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", loop.Serial), slog.String("file", loop.BackingFile))
 	return loop.Cut()
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// Reconcile brings the data plane to what the records say, after whatever end the simulator had:
-// attached are the disks of running instances, disks and snapshots are all there are, and the
-// guests are those that were added. A device that is as it should be is adopted, so that a guest
-// that works with it notices nothing; every other is released. Files that belong to nothing go.
+// Reconcile makes the data plane match the records, however the last simulator ended: attached are
+// the disks of running instances, disks and snapshots are all that exist, and the guests are those
+// that were added. It adopts a device that is as it should be, so that a guest notices nothing, and
+// releases every other. It removes files that belong to nothing.
 func (p *Plane) Reconcile(
 	ctx context.Context, attached []Device, disks, snapshots []string,
 ) error {
@@ -44,8 +44,8 @@ func (p *Plane) Reconcile(
 		}
 		err := p.Plug(spec, Fault{})
 		if errors.Is(err, fs.ErrNotExist) {
-			// Its bytes are lost; the rest of the rack need not stand still for that.
-			p.log.Error("an attached disk has no bytes", slog.String("disk", spec.DiskID),
+			// Its bytes are lost; the rest of the rack can serve.
+			p.log.Error("the bytes of an attached disk are missing", slog.String("disk", spec.DiskID),
 				slog.String("error", err.Error()))
 			continue
 		}
@@ -56,8 +56,8 @@ func (p *Plane) Reconcile(
 	return nil
 }
 
-// OwnDevices lists the loop devices whose file is a disk's, or lay under the directory until it was
-// removed. A file of that path on another filesystem is somebody else's: of another container, say.
+// OwnDevices lists the loop devices whose file is a disk's, or was below the directory until it was
+// removed. A file of that path on another filesystem belongs to another container, say.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
@@ -73,8 +73,7 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	}), nil
 }
 
-// adoptOrRelease returns the devices that are as an attached disk's should be, by disk, and
-// releases the others.
+// adoptOrRelease returns the devices that match an attached disk, by disk, and releases the others.
 func (p *Plane) adoptOrRelease(
 	devices []loopdev.Device, attached []Device,
 ) (map[string]*plugged, error) {
@@ -91,16 +90,16 @@ func (p *Plane) adoptOrRelease(
 	return adopted, errors.Join(errs...)
 }
 
-// carries says that the device is what plug would make for the disk. One that the kernel is about
-// to release is not.
+// carries reports whether the device is what Plug would make for the disk, and not about to be
+// released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
 	return backs(loop, p.DiskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
 		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
 		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
-// restoreViews lets guests keep what they rightly see, and takes everything else out of their
-// trees. A disk that was hidden stays so: its guest has not restarted.
+// restoreViews keeps the adopted devices in the guests' views and removes everything else. A disk
+// that was hidden stays so: its guest has not restarted.
 func (p *Plane) restoreViews(adopted map[string]*plugged) error {
 	for id, g := range p.guests.all() {
 		var own []*plugged
@@ -123,7 +122,7 @@ func (p *Plane) restoreGuest(g *guest, id string, own []*plugged) error {
 	if err := restoreView(p.view(id), own); err != nil {
 		return err
 	}
-	// The visible ones first, which decide what they hide.
+	// The visible devices come first, as they hide others.
 	var others []*plugged
 	for _, d := range own {
 		if d.node == "" && !exists(p.view(id).hiddenPath(d.spec.DiskID)) {

@@ -21,7 +21,7 @@ import (
 // killed opens the directory of a data plane that was not closed, as after a kill.
 func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	t.Helper()
-	p.die()
+	p.cancel()
 	p.working.Wait()
 	after, err := Open(Config{Dir: p.dir, Log: p.log})
 	simtest.NoError(t, err)
@@ -32,7 +32,7 @@ func killed(t *testing.T, p *Plane, guests ...string) *Plane {
 	return after
 }
 
-func TestReconcileAdoptsWhatIsAsItShouldBe(t *testing.T) {
+func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")
 	node, loop := nodeOf(t, before, spec.InstanceID), *before.guests.disk(spec.DiskID).loop
@@ -97,7 +97,7 @@ func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
 	}
 }
 
-func TestReconcileReleasesWhatNoRecordNames(t *testing.T) {
+func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
 	before := newPlane(t)
 	spec := mountedDisk(t, before, "ext4")
 	other := newDisk(t, before, spec.InstanceID, "other")
@@ -118,7 +118,7 @@ func TestReconcileReleasesWhatNoRecordNames(t *testing.T) {
 	simtest.NoError(t, unix.Unmount(spec.dir, unix.MNT_DETACH))
 }
 
-func TestReconcileReplacesWhatIsNotAsItShouldBe(t *testing.T) {
+func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
 	for name, change := range map[string]func(*Device){
 		"another size":       func(s *Device) { s.SizeBytes /= 2 },
 		"another block size": func(s *Device) { s.BlockSize = 4096 },
@@ -142,8 +142,8 @@ func TestReconcileReplacesWhatIsNotAsItShouldBe(t *testing.T) {
 	}
 }
 
-// TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease would else lose the device later.
-func TestReconcileDoesNotAdoptWhatTheKernelIsAboutToRelease(t *testing.T) {
+// TestReconcileDoesNotAdoptADeviceThatIsBeingReleased would else lose the device later.
+func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
 	spec := newDisk(t, before, id, "leaving")
@@ -186,7 +186,7 @@ func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
 	}
 }
 
-func TestReconcileRemovesWhatWasLeftBehind(t *testing.T) {
+func TestReconcileRemovesLeftovers(t *testing.T) {
 	p := newPlane(t)
 	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
 	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
@@ -217,7 +217,7 @@ func TestReconcileRemovesWhatWasLeftBehind(t *testing.T) {
 	}
 }
 
-func TestADiskWithoutItsBytesDoesNotKeepTheRestFromStarting(t *testing.T) {
+func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
 	p := newPlane(t)
 	id := newGuest(t, p)
 	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
@@ -295,7 +295,7 @@ func churnPlane(t *testing.T, dir string) {
 	}
 }
 
-func TestADiskIsOfItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
+func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
 	before := newPlane(t)
 	id := newGuest(t, before)
 	spec := newDisk(t, before, id, "odd")

@@ -13,15 +13,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// ErrWritersNotHeld says that a snapshot would have been torn: the filesystem under the
-// simulator's directory has no reflinks, and the disk was written to while it was copied.
+// ErrWritersNotHeld means that a snapshot would not have been of one point in time: the filesystem
+// of the simulator's directory has no reflinks, and the disk was written to while it was copied.
 var ErrWritersNotHeld = errors.New("the disk's writers could not be held")
 
-// snapshotAttempts is how often a copy is tried whose disk is written to meanwhile.
+// snapshotAttempts is how often a disk is copied that is written to meanwhile.
 const snapshotAttempts = 5
 
-// SnapshotDisk keeps the disk's bytes as they are at one moment between call and return. A snapshot
-// that is there already is left alone. With ErrWritersNotHeld there is none.
+// SnapshotDisk copies the disk's bytes as they are at one moment between call and return. It leaves
+// an existing snapshot alone. With ErrWritersNotHeld there is no snapshot.
 func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) error {
 	defer p.disks.Lock(diskID)()
 	err := makeBacking(p.SnapshotPath(snapshotID), func(f *os.File) error {
@@ -37,7 +37,7 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 			}
 			return copyKeepingHoles(ctx, f, src)
 		}
-		// What the guest wrote through the device's cache is in the snapshot, as far as it can be.
+		// Flush what the guest wrote through the device's cache.
 		if err := d.loop.Sync(); err != nil {
 			return err
 		}
@@ -54,8 +54,8 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 	return nil
 }
 
-// copyHeld copies the disk while a filesystem on it is frozen, and again if somebody wrote all the
-// same: a guest that uses the block device itself cannot be frozen.
+// copyHeld copies the disk while a filesystem on it is frozen, and again if there were writes: a
+// guest that writes to the block device itself cannot be frozen.
 func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) error {
 	for attempt := range snapshotAttempts {
 		if err := pause(ctx, time.Duration(attempt)*50*time.Millisecond); err != nil {
@@ -68,13 +68,13 @@ func (p *Plane) copyHeld(ctx context.Context, dst, src *os.File, d *plugged) err
 		if err != nil || still {
 			return err
 		}
-		p.log.Info("a disk was written to while it was copied",
+		p.log.Info("copying a disk again that was written to meanwhile",
 			slog.String("disk", d.spec.DiskID), slog.Int("attempt", attempt+1))
 	}
 	return ErrWritersNotHeld
 }
 
-// copyFrozen copies once, and says whether the disk was still meanwhile.
+// copyFrozen copies once, and reports whether there were no writes meanwhile.
 func (p *Plane) copyFrozen(
 	ctx context.Context, dst, src *os.File, d *plugged,
 ) (still bool, err error) {
@@ -97,31 +97,30 @@ func (p *Plane) copyFrozen(
 	return idle && after == before, err
 }
 
-// writes counts what a block device has been asked to change. The kernel counts a request when it
-// is done.
+// writes counts the write requests of a block device. The kernel counts a request when it is done.
 type writes struct{ requests, sectors, discards, discardedSectors uint64 }
 
-// writesBegin counts first and then looks for requests under way: whatever is done or begins later
-// is in the count or under way at the end.
+// writesBegin counts first and then looks for requests in flight: one that ends or begins later is
+// in the count or in flight at the end.
 func writesBegin(loop loopdev.Device) (w writes, idle bool, err error) {
 	if w, err = countWrites(loop); err != nil {
 		return w, false, err
 	}
-	idle, err = noWriteUnderWay(loop)
+	idle, err = noWriteInFlight(loop)
 	return w, idle, err
 }
 
 // writesEnd looks in the opposite order, for the same reason.
 func writesEnd(loop loopdev.Device) (w writes, idle bool, err error) {
-	if idle, err = noWriteUnderWay(loop); err != nil {
+	if idle, err = noWriteInFlight(loop); err != nil {
 		return w, false, err
 	}
 	w, err = countWrites(loop)
 	return w, idle, err
 }
 
-// countWrites reads the counters (Documentation/block/stat.rst). With accounting switched off there
-// are none to rely on.
+// countWrites reads the counters (Documentation/block/stat.rst). It fails when accounting is
+// switched off.
 func countWrites(loop loopdev.Device) (writes, error) {
 	accounted, err := loopNumbers(loop, "queue/iostats", 1)
 	if err != nil {
@@ -138,7 +137,7 @@ func countWrites(loop loopdev.Device) (writes, error) {
 	return writes{requests: n[4], sectors: n[6], discards: n[11], discardedSectors: n[13]}, nil
 }
 
-func noWriteUnderWay(loop loopdev.Device) (bool, error) {
+func noWriteInFlight(loop loopdev.Device) (bool, error) {
 	n, err := loopNumbers(loop, "inflight", 2)
 	if err != nil {
 		return false, err

@@ -232,7 +232,7 @@ func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
 	}
 }
 
-func TestWithoutCountersNoCopyIsTrusted(t *testing.T) {
+func TestNoCopyIsTrustedWithoutCounters(t *testing.T) {
 	p := newPlaneOn(t, "ext4")
 	id := newGuest(t, p)
 	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()

@@ -20,8 +20,8 @@ func (s Instances) DisksOf(call *Call, ref Ref) (attached []store.Disk, err erro
 	return attached, err
 }
 
-// pair finds the instance and then the disk of an attach or a detach; a disk's name is looked up
-// in the instance's project, its ID anywhere (A30).
+// pair finds the instance and then the disk of an attach or a detach. A disk's name is looked up in
+// the instance's project, its ID anywhere (A30).
 func (s Instances) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
 	store.Instance, store.Disk, error,
 ) {
@@ -71,8 +71,8 @@ func (s Instances) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk,
 	})
 }
 
-// attach decides and records in one transaction (A31), and then shows the device to a guest that
-// runs.
+// attach decides and records in one transaction (A31), and then shows the device to a running
+// guest.
 func (s Instances) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -96,7 +96,7 @@ func (s Instances) attach(call *Call, instanceID, diskID string) (store.Disk, er
 		d.State = store.DiskState{State: store.StateAttached, Instance: i.ID}
 		return tx.PutDisk(d)
 	})
-	if err != nil || !changed || !i.Sees() {
+	if err != nil || !changed || !i.HasGuest() {
 		return d, err
 	}
 	delay := s.switches.get().DeviceDelay
@@ -121,7 +121,7 @@ func (s Instances) setState(d store.Disk, state store.DiskState) error {
 }
 
 // attachProblem is why a disk that is not attached here cannot be, in the rack's words and order:
-// the disk's state, the guest's, the instance's, and then the room (A34).
+// the disk's state, the guest's, the instance's, and then the limit (A34).
 func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Switches) error {
 	switch d.State.State {
 	case store.StateCreating, store.StateDetached:
@@ -151,8 +151,8 @@ func (s Instances) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk,
 	})
 }
 
-// detach decides and records in one transaction, and the device is gone from the guest before the
-// caller is told (A31).
+// detach decides and records in one transaction. The device is gone from the guest before the
+// caller has the response (A31).
 func (s Instances) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
@@ -172,7 +172,7 @@ func (s Instances) detach(instanceID, diskID string) (store.Disk, error) {
 		d.State = store.DiskState{State: store.StateDetached}
 		return tx.PutDisk(d)
 	})
-	if err != nil || !changed || !i.Sees() {
+	if err != nil || !changed || !i.HasGuest() {
 		return d, err
 	}
 	if err := s.plane.Unplug(i.ID, d.ID); err != nil {

@@ -18,9 +18,9 @@ type Call struct {
 	// Unwind makes the call fail halfway and undo what it began; Reread makes it fail when its
 	// effect is there.
 	Unwind, Reread bool
-	// Device spoils the devices that the call attaches; nil does not.
+	// Device changes how the devices appear that the call attaches; nil changes nothing.
 	Device *adminapi.DeviceFault
-	// Object is what the call turned out to be about.
+	// Object is set to what the call was about.
 	Object store.Identity
 }
 

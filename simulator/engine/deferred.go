@@ -15,7 +15,8 @@ type deferredWork struct {
 	items []*deferredItem
 }
 
-// deferredItem is one piece of it: now is closed to end its wait, done when it has ended.
+// deferredItem is one piece of deferred work: now is closed to end its wait, done when it has
+// ended.
 type deferredItem struct{ now, done chan struct{} }
 
 func (w *deferredWork) add() *deferredItem {
@@ -36,7 +37,7 @@ func (i *deferredItem) over() bool {
 	}
 }
 
-// release ends the wait of all and returns them.
+// release ends the wait of all items and returns them.
 func (w *deferredWork) release() []*deferredItem {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,8 +49,8 @@ func (w *deferredWork) release() []*deferredItem {
 	return all
 }
 
-// deferWork does something when ctx and then the delay are over. A rack that closes meanwhile drops
-// it.
+// DeferWork does something when ctx has ended and then the delay is over. A rack that closes
+// meanwhile drops it.
 func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 	h := r.deferred.add()
 	drop := func() { close(h.done) }
@@ -63,23 +64,23 @@ func (r *Rack) DeferWork(ctx context.Context, delay time.Duration, do func()) {
 		defer drop()
 		select {
 		case <-ctx.Done():
-		case <-r.life.Done():
+		case <-r.ctx.Done():
 		}
 		timer := time.NewTimer(delay)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
 		case <-h.now:
-		case <-r.life.Done():
+		case <-r.ctx.Done():
 		}
-		if r.life.Err() == nil {
+		if r.ctx.Err() == nil {
 			do()
 		}
 	}()
 }
 
-// runDeferred carries out now what faults of the phase Deferred and the switch FreeDelay hold back,
-// and returns when all of it is done, including what was under way already.
+// RunDeferred does the deferred work now, and returns when all of it is done, including what was in
+// progress already.
 func (r *Rack) RunDeferred(ctx context.Context) error {
 	for _, h := range r.deferred.release() {
 		select {

@@ -18,8 +18,7 @@ const (
 	recordsFile = "rack.db"
 )
 
-// prepareDir makes sure that dir is a simulator's own, of this version, before anything in it is
-// touched.
+// prepareDir verifies that dir is a simulator's, of this version, before anything in it is changed.
 func prepareDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory: %w", err)
@@ -40,8 +39,8 @@ func prepareDir(dir string) error {
 	return nil
 }
 
-// claimDir marks an empty directory as a simulator's. One that is not empty is somebody's; but the
-// guests' views may be there, empty, for those that mount them before the rack starts.
+// claimDir marks an empty directory as a simulator's. It refuses one that is not empty, except for
+// empty guest views, which may be mounted before the rack starts.
 func claimDir(dir, versionPath string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -68,7 +67,7 @@ func claimDir(dir, versionPath string) error {
 	return dataplane.FlushDir(dir)
 }
 
-// awaitsGuests says that an entry is the directory of the guests' views, with nothing in them.
+// awaitsGuests reports whether an entry is the directory of the guest views, with nothing in them.
 func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
 	if entry.Name() != "guests" || !entry.IsDir() {
 		return false, nil

@@ -26,9 +26,9 @@ type DiskSource struct {
 	ReadOnly  bool
 }
 
-// The kinds of source that a distributed disk has. One that imports blocks ends in import_ready
-// and stays there: nobody on this path writes blocks through the API, so the bulk-write operations
-// are left out (501).
+// The kinds of source that a distributed disk has. A disk that imports blocks becomes import_ready
+// and stays so: the driver does not write blocks through the API, so the bulk-write operations are
+// left out (501).
 const (
 	SourceBlank     = "blank"
 	SourceSnapshot  = "snapshot"
@@ -71,8 +71,8 @@ func (s Disks) Create(call *Call, project store.Selector, c DiskCreate) (store.D
 	return s.create(call, owner, c)
 }
 
-// create is the rack's saga: the record first, for everybody to see, then the bytes, then the
-// state that lets the disk be used. It returns the record as first inserted, so it says creating
+// create is the rack's saga: first the record, for everybody to see, then the bytes, then the state
+// that lets the disk be used. It returns the record as first inserted, so its state is creating
 // although the disk is detached by then (A22).
 func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk, error) {
 	d := store.Disk{Identity: store.NewIdentity(cmp.Or(c.ID, uuid.NewString()),
@@ -84,7 +84,7 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 	call.Object = d.Identity
 	s.hold(s.switches.get().CreateHold)
 	if call.Unwind {
-		return d, s.unfill(d, errInternal)
+		return d, s.undo(d, errInternal)
 	}
 	return s.finish(d, c)
 }
@@ -92,7 +92,7 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 // fill makes the record and then the bytes, or neither.
 func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	if c.Source.ID != "" {
-		// A source that is being deleted is either gone or stays until it was read.
+		// Lock the source, so that it is not deleted while it is read.
 		defer s.locks.Lock(c.Source.ID)()
 	}
 	var from origin
@@ -112,15 +112,15 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	case from.file == "":
 		err = s.plane.CreateDisk(d.ID, d.Size)
 	default:
-		err = s.plane.CloneDisk(context.WithoutCancel(s.life), d.ID, from.file, d.Size)
+		err = s.plane.CloneDisk(context.WithoutCancel(s.ctx), d.ID, from.file, d.Size)
 	}
 	if err != nil {
-		return s.unfill(*d, err)
+		return s.undo(*d, err)
 	}
 	return nil
 }
 
-// finish lets the disk be used.
+// finish makes the disk usable.
 func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	final := d
 	final.State.State = store.StateDetached
@@ -128,7 +128,7 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 		final.State.State = store.StateImportReady
 	}
 	if err := s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(final) }); err != nil {
-		return d, s.unfill(d, err)
+		return d, s.undo(d, err)
 	}
 	if d.ReadOnly {
 		return final, nil // A23: nothing is allocated, so it is detached at once
@@ -136,10 +136,10 @@ func (s Disks) finish(d store.Disk, c DiskCreate) (store.Disk, error) {
 	return d, nil
 }
 
-// unmake takes a half-made disk back.
-func (s Disks) unfill(d store.Disk, cause error) error {
+// undo removes a half-made disk.
+func (s Disks) undo(d store.Disk, cause error) error {
 	if err := s.plane.RemoveDisk(d.ID); err != nil {
-		return fmt.Errorf("%w; and taking it back: %w", cause, err)
+		return fmt.Errorf("%w; and undoing it: %w", cause, err)
 	}
 	err := s.store.Update(func(tx *store.Tx) error {
 		if err := tx.AddStorage(-d.Size); err != nil {
@@ -148,19 +148,19 @@ func (s Disks) unfill(d store.Disk, cause error) error {
 		return store.Disks.Delete(tx, d)
 	})
 	if err != nil {
-		return fmt.Errorf("%w; and taking it back: %w", cause, err)
+		return fmt.Errorf("%w; and undoing it: %w", cause, err)
 	}
 	return cause
 }
 
-// origin is what a disk is made from: a file, or nothing. The bytes of a snapshot that is not cut
-// yet cannot be had, which the rack notices only when it needs them (A59).
+// origin is what a disk is made from: a file, or nothing. The bytes of an unfinished snapshot
+// cannot be read, which the rack notices only when it needs them (A59).
 type origin struct {
 	file       string
 	unfinished bool
 }
 
-// describe checks what is asked for, in the rack's order (A28), and completes the record.
+// describe checks the request in the rack's order (A28), and completes the record.
 func (s Disks) describe(tx *store.Tx, owner store.Project, c DiskCreate, d *store.Disk) (origin,
 	error) {
 	d.ProjectID, d.Size, d.DiskType = owner.ID, c.Size, c.Backend
@@ -227,10 +227,10 @@ func checkDiskSize(d *store.Disk) error {
 	return nil
 }
 
-// insert accounts the size before it looks at the name, so with the quota exhausted a name
-// that is taken is not what the caller hears of (A28).
+// insert charges the quota before it looks at the name, so the error of an exhausted quota hides
+// that of a taken name (A28).
 func (s Disks) insert(tx *store.Tx, d store.Disk) error {
-	if err := s.takeStorage(tx, d.Size); err != nil {
+	if err := s.chargeStorage(tx, d.Size); err != nil {
 		return err
 	}
 	if store.Disks.Taken(tx, d.ProjectID, d.Name) {
@@ -239,8 +239,8 @@ func (s Disks) insert(tx *store.Tx, d store.Disk) error {
 	return tx.PutDisk(d)
 }
 
-// takeStorage charges the silo's quota (A29).
-func (r *Rack) takeStorage(tx *store.Tx, size int64) error {
+// chargeStorage charges the silo's quota (A29).
+func (r *Rack) chargeStorage(tx *store.Tx, size int64) error {
 	used, err := tx.Storage()
 	if err != nil {
 		return err
@@ -290,8 +290,8 @@ func (s Disks) Delete(call *Call, ref Ref) error {
 	return nil
 }
 
-// undelete brings a disk back whose deletion failed: faulted, under a name that frees the old
-// one, and ready to be deleted again (A24).
+// undelete restores a disk whose deletion failed: faulted, under a name that frees the old one, and
+// ready to be deleted again (A24).
 func (s Disks) undelete(d store.Disk, cause error) error {
 	d.Name, d.State.State = "deleted-"+d.ID, store.StateFaulted
 	d.DevicePath = devicePath(d.Name)
@@ -302,7 +302,7 @@ func (s Disks) undelete(d store.Disk, cause error) error {
 		return tx.PutDisk(d)
 	})
 	if err != nil {
-		return fmt.Errorf("%w; and bringing it back: %w", cause, err)
+		return fmt.Errorf("%w; and restoring it: %w", cause, err)
 	}
 	return cause
 }
@@ -312,10 +312,10 @@ const (
 	tebibyte = 1 << 40
 )
 
-// devicePath is always this; the guest knows nothing of it (A03).
+// devicePath is always this; the guest does not use it (A03).
 func devicePath(name string) string { return fmt.Sprintf("/mnt/%s", name) }
 
-// deviceOf is the disk as the guest of its instance shall see it.
+// deviceOf is the disk as the guest of its instance is to see it.
 func deviceOf(d store.Disk, instanceID string) dataplane.Device {
 	return dataplane.Device{
 		InstanceID: instanceID, DiskID: d.ID, DiskName: d.Name,

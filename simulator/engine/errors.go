@@ -10,13 +10,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Error is a refusal as the rack words it: status, code and message go to the caller as they
-// are (A01).
+// Error is a refusal in the rack's words: status, code and message go to the caller as they are
+// (A01).
 type Error struct {
 	Status  int
 	Code    string
 	Message string
-	// Header is added to the answer's, for the one refusal that says more than its body: 405.
+	// Header is added to the response's: a 405 has an Allow.
 	Header http.Header
 }
 
@@ -67,8 +67,8 @@ var (
 		Message: "Internal Server Error"}
 )
 
-// AsError finds what the caller is told about err. Whatever no rule of the rack explains is a 500
-// that keeps its reason to itself (A01); a full host is the rack's "no space" (A27).
+// AsError returns what the caller gets for an error. An error that is no rule of the rack's is a
+// 500 without its reason (A01); a full host is the rack's "no space" (A27).
 func AsError(err error) *Error {
 	var known *Error
 	switch {

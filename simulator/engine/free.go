@@ -10,7 +10,7 @@ import (
 )
 
 // freeLater removes the bytes of a deleted object and frees its share of the quota, some time after
-// the request's answer (A68). What a closed rack has not freed, the next start frees.
+// the response (A68). What a closed rack has not freed, the next start frees.
 func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
 	delay adminapi.Duration) {
 	r.DeferWork(call.Context, time.Duration(delay), func() {
@@ -20,13 +20,13 @@ func (r *Rack) freeLater(call *Call, id string, remove func(id string) error,
 			err = r.store.Update(func(tx *store.Tx) error { return tx.ReleaseDeferred(id) })
 		}
 		if err != nil {
-			r.log.Error("what was deleted is not freed", slog.String("id", id),
+			r.log.Error("cannot free what was deleted", slog.String("id", id),
 				slog.String("error", err.Error()))
 		}
 	})
 }
 
-// settleDeleted frees what was deleted; its files go with all others that no record names.
+// settleDeleted releases the quota of what was deleted. Reconcile removes its files.
 func settleDeleted(tx *store.Tx) error {
 	ids, err := tx.DeferredReleases()
 	for _, id := range ids {
@@ -35,7 +35,7 @@ func settleDeleted(tx *store.Tx) error {
 	return err
 }
 
-// release gives the quota back what a deleted object takes of it, now or after the delay (A68).
+// release returns the quota that a deleted object takes, now or after the delay (A68).
 func release(tx *store.Tx, id string, size int64, delay adminapi.Duration) error {
 	if delay > 0 {
 		return tx.DeferRelease(id, size)

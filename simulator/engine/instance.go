@@ -22,8 +22,7 @@ func (s Instances) View(call *Call, ref Ref) (store.Instance, error) {
 	return view(s.Rack, call, store.Instances, ref)
 }
 
-// change finds an instance and locks it while its record is changed and work is
-// done with it.
+// change finds an instance and locks it while its record is changed and work is done with it.
 func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Instance) error,
 	work func(before, after store.Instance) error,
 ) (store.Instance, error) {
@@ -52,17 +51,16 @@ func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Ins
 	return after, nil
 }
 
-// errStillCreating refuses to change what is being made (A53).
+// errStillCreating refuses to change an instance that is being created (A53).
 var errStillCreating = invalidRequest(
 	"cannot change instance state while it is still being created")
 
-// Start starts a stopped or failed instance; one that runs or is about to is left alone
-// (A45).
+// Start starts a stopped or failed instance. It leaves a running or starting one alone (A45).
 func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunStopped, store.RunFailed:
-			i.Become(store.RunStarting)
+			i.SetRunState(store.RunStarting)
 		case store.RunStopping:
 			return conflict("instance must finish stopping before it can be started")
 		case store.StateCreating:
@@ -78,14 +76,14 @@ func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 	})
 }
 
-// Stop halts the guest hard and at once; the state follows later (A46).
+// Stop halts the guest at once; the state follows later (A46).
 func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunStarting, store.RunRunning, store.RunRebooting:
-			i.Become(store.RunStopping)
+			i.SetRunState(store.RunStopping)
 		case store.RunFailed:
-			i.Become(store.RunStopped)
+			i.SetRunState(store.RunStopped)
 		case store.StateCreating:
 			return errStillCreating
 		}
@@ -102,13 +100,13 @@ func (s Instances) Stop(call *Call, ref Ref) (store.Instance, error) {
 	})
 }
 
-// Reboot takes the devices away and brings them back, in a new order (A47). An instance
-// that does not come back with all of them fails, which its caller is not told (A60).
+// Reboot removes the devices and adds them again, in a new order (A47). An instance that does not
+// come back with all of them fails, without an error for the caller (A60).
 func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 	return s.change(call, ref, func(_ *store.Tx, i *store.Instance) error {
 		switch i.RunState {
 		case store.RunRunning, store.RunStarting, store.RunRebooting:
-			i.Become(store.RunRebooting)
+			i.SetRunState(store.RunRebooting)
 		case store.StateCreating:
 			return errStillCreating
 		case store.RunStopping:
@@ -131,24 +129,23 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 	})
 }
 
-// failInstance ends an instance that cannot go on: it has no devices any more, and can be started
-// again. The caller holds it.
+// failInstance makes an instance failed: it has no devices any more, and can be started again. The
+// caller holds its lock.
 func (s Instances) failInstance(i store.Instance, cause error) {
 	s.log.Error("an instance has failed", slog.String("instance", i.ID),
 		slog.String("error", cause.Error()))
-	i.Become(store.RunFailed)
+	i.SetRunState(store.RunFailed)
 	if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
-		s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+		s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
 			slog.String("error", err.Error()))
 	}
 }
 
-// settleLater ends a transition after its delay. One that the server does not live to see ends
-// when the directory is next served.
+// settleLater ends a transition after its delay, or when the directory is next opened.
 func (s Instances) settleLater(i store.Instance) {
 	delay := time.Duration(s.switches.get().InstanceDelay)
 	s.background(func() {
-		if !s.Pause(s.life, delay) {
+		if !s.Pause(s.ctx, delay) {
 			return
 		}
 		err := s.store.Update(func(tx *store.Tx) error {
@@ -156,11 +153,11 @@ func (s Instances) settleLater(i store.Instance) {
 			if err != nil || !ok || !now.TimeRunStateUpdated.Equal(i.TimeRunStateUpdated.Time) {
 				return err // another transition began meanwhile
 			}
-			now.Become(settled[now.RunState])
+			now.SetRunState(settled[now.RunState])
 			return store.Instances.Put(tx, now)
 		})
 		if err != nil {
-			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+			s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
 				slog.String("state", i.RunState), slog.String("error", err.Error()))
 		}
 	})
@@ -248,8 +245,8 @@ var (
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}
 )
 
-// Update replaces all that can be changed; what changes boot disk, size or processor needs
-// the instance stopped, and the time of its last change stays (A49).
+// Update replaces all that can be changed. A change of boot disk, size or processor needs the
+// instance stopped; the time of its last change stays (A49).
 func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance, error) {
 	if u.Unsupported != "" {
 		return store.Instance{}, lacking(u.Unsupported)
@@ -281,7 +278,7 @@ func (s Instances) Update(call *Call, ref Ref, u InstanceUpdate) (store.Instance
 	}, func(_, _ store.Instance) error { return nil })
 }
 
-// bootDisk finds the disk that shall be the boot disk; it must be attached already.
+// bootDisk finds the disk that is to be the boot disk; it must be attached already.
 func bootDisk(tx *store.Tx, i store.Instance, sel store.Selector) (*string, error) {
 	if !sel.Given() {
 		return nil, nil

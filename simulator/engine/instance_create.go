@@ -27,13 +27,13 @@ type InstanceCreate struct {
 	Unsupported string
 }
 
-// DiskAttachment is a disk that an instance is created with: a new one, or one that is there.
+// DiskAttachment is a disk that an instance is created with: a new or an existing one.
 type DiskAttachment struct {
 	Create *DiskCreate
 	Attach string
 }
 
-// Create is the rack's saga: the instance, its disks, their attachment, and the start; what fails
+// Create is the rack's saga: the instance, its disks, their attachment, and the start. A failure
 // undoes everything (A51).
 func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) (
 	none store.Instance, _ error,
@@ -41,7 +41,7 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 	if c.Unsupported != "" {
 		return none, lacking(c.Unsupported)
 	}
-	// Who may not do this is told so before what is wrong with it (A28).
+	// The caller's role is checked before the request (A28).
 	err := s.store.View(func(tx *store.Tx) error {
 		owner, err := s.project(call, tx, project)
 		if err != nil {
@@ -63,12 +63,12 @@ func (s Instances) Create(call *Call, project store.Selector, c InstanceCreate) 
 	}
 	call.Object = i.Identity
 	if err != nil {
-		return none, s.unmake(i, attachments, err)
+		return none, s.undo(i, attachments, err)
 	}
 	return i, nil
 }
 
-// insert records the instance, and what is being made for it.
+// insert records the instance, and which disks are being created for it.
 func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 	attachments []DiskAttachment,
 ) (
@@ -80,7 +80,7 @@ func (s Instances) insert(call *Call, project store.Selector, c InstanceCreate,
 		AutoRestartEnabled: store.Deref(c.AutoRestartPolicy) != "never",
 		AutoRestartPolicy:  c.AutoRestartPolicy, CPUPlatform: c.CPUPlatform,
 	}
-	i.Become(store.StateCreating)
+	i.SetRunState(store.StateCreating)
 	created := []string{}
 	for _, a := range attachments {
 		if a.Create != nil {
@@ -129,7 +129,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 	return nil
 }
 
-// attachmentDisk makes or finds the disk, and returns its ID.
+// attachmentDisk creates or finds the disk, and returns its ID.
 func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachment) (string,
 	error) {
 	if a.Create != nil {
@@ -145,15 +145,15 @@ func (s Instances) attachmentDisk(call *Call, owner store.Project, a DiskAttachm
 	return d.ID, err
 }
 
-// finish makes the instance a stopped one and, where wanted, starts it. A start that fails
-// leaves it stopped, and created all the same (A58).
+// finish makes the instance stopped and, if wanted, starts it. If the start fails, the instance is
+// created all the same, and stopped (A58).
 func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (store.Instance,
 	error) {
 	defer s.locks.Lock(made.ID)()
 	i := made
-	i.Become(store.RunStopped)
+	i.SetRunState(store.RunStopped)
 	if c.Start {
-		i.Become(store.RunStarting)
+		i.SetRunState(store.RunStarting)
 	}
 	err := s.store.Update(func(tx *store.Tx) error {
 		if c.Boot != nil {
@@ -178,9 +178,9 @@ func (s Instances) finish(call *Call, made store.Instance, c InstanceCreate) (st
 	if err := s.plugAll(call, i); err != nil {
 		s.log.Error("an instance that was created could not be started",
 			slog.String("instance", i.ID), slog.String("error", err.Error()))
-		i.Become(store.RunStopped)
+		i.SetRunState(store.RunStopped)
 		if err := errors.Join(s.unplugAll(i), s.putInstance(i)); err != nil {
-			s.log.Error("an instance is stuck", slog.String("instance", i.ID),
+			s.log.Error("an instance cannot change its state", slog.String("instance", i.ID),
 				slog.String("error", err.Error()))
 		}
 		return i, nil
@@ -193,8 +193,8 @@ func (s Instances) putInstance(i store.Instance) error {
 	return s.store.Update(func(tx *store.Tx) error { return store.Instances.Put(tx, i) })
 }
 
-// unmake takes a half-made instance back.
-func (s Instances) unmake(i store.Instance, attachments []DiskAttachment, cause error) error {
+// undo removes a half-made instance.
+func (s Instances) undo(i store.Instance, attachments []DiskAttachment, cause error) error {
 	defer s.locks.Lock(i.ID)()
 	err := s.store.Update(func(tx *store.Tx) error { return tx.UnwindInstance(i.ID) })
 	for _, a := range attachments {
@@ -206,7 +206,7 @@ func (s Instances) unmake(i store.Instance, attachments []DiskAttachment, cause 
 		err = s.plane.RemoveGuest(i.ID)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; and taking the instance back: %w", cause, err)
+		return fmt.Errorf("%w; and undoing the instance: %w", cause, err)
 	}
 	return cause
 }
@@ -237,7 +237,7 @@ func checkSize(ncpus int, memory int64) error {
 	return nil
 }
 
-// checkCreate is what the rack says, in its order, before it looks at the name (A66).
+// checkCreate checks, in the rack's order, what the rack checks before the name (A66).
 func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCreate) error {
 	if err := checkSize(c.NCPUs, c.Memory); err != nil {
 		return err
@@ -261,7 +261,8 @@ func (s Instances) checkCreate(tx *store.Tx, owner store.Project, c InstanceCrea
 	return interfacesProblem(c.Interfaces)
 }
 
-// lacking is never the rack's answer: it says what this simulator does not give an instance.
+// lacking is never the rack's response: it names what this simulator does not support of an
+// instance.
 func lacking(part string) error {
 	return &Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf(
 		"the simulator does not have an instance's %s, which the rack has", part)}

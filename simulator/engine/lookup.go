@@ -5,7 +5,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// selectorTexts are what the rack says when an ID comes with a project or a name without (A05).
+// selectorTexts are the rack's errors for an ID with a project, or a name without (A05).
 var selectorTexts = map[string]struct{ both, neither string }{
 	"disk": {
 		"when providing disk as an ID project should not be specified",
@@ -20,8 +20,8 @@ var selectorTexts = map[string]struct{ both, neither string }{
 		"when providing image as an ID, project should not be specified", ""},
 }
 
-// allow refuses what the caller's role does not permit: one who may read is told so, one who may
-// not is told that there is nothing (A15).
+// allow refuses what the caller's role does not permit: a viewer gets Forbidden, a caller without a
+// role gets Not Found (A15).
 func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
 	switch role := r.switches.get().Role; {
 	case role == adminapi.RoleNone:
@@ -32,7 +32,7 @@ func (r *Rack) allow(call *Call, kind string, sel store.Selector) error {
 	return nil
 }
 
-// project finds the project that the query or the path names.
+// project finds the project of the query or the path.
 func (r *Rack) project(call *Call, tx *store.Tx, sel store.Selector) (store.Project, error) {
 	p, ok, err := tx.Project(sel)
 	if err == nil && !ok {
@@ -65,12 +65,12 @@ func lookupRef[T any](r *Rack, call *Call, tx *store.Tx, t store.Table[T], ref R
 		return none, err
 	}
 	if t.Parent(object) == "" && call.ReadOnly {
-		return object, nil // what belongs to the silo may be read by everybody in it
+		return object, nil // everybody in the silo may read what belongs to it
 	}
 	return object, r.allow(call, kindOf(t, parent, sel), sel)
 }
 
-// owner is the project in which a name is to be looked up.
+// owner is the project in which to look up a name.
 func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	sel, given := ref.Object, ref.Project.Given()
 	texts := selectorTexts[kind]
@@ -80,7 +80,7 @@ func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	case sel.ID != "":
 		return "", nil
 	case !given && texts.neither == "":
-		return "", nil // an image's name without a project is one of the silo's
+		return "", nil // an image without a project is the silo's
 	case !given:
 		return "", invalidRequest("%s", texts.neither)
 	}
@@ -91,7 +91,7 @@ func owner(tx *store.Tx, kind string, ref Ref) (string, error) {
 	return p.ID, err
 }
 
-// find gets the object that a selector names; a name is looked up in parent.
+// find returns the object that a selector names; a name is looked up in parent.
 func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Selector) (T, error) {
 	var object T
 	var ok bool
@@ -107,8 +107,8 @@ func find[T any](tx *store.Tx, t store.Table[T], parent string, sel store.Select
 	return object, err
 }
 
-// kindOf is what the rack calls an object that it does not find: an image by its name is one of the
-// project or of the silo (A44).
+// kindOf is the rack's word for an object that it does not find: an image by name is the project's
+// or the silo's (A44).
 func kindOf[T any](t store.Table[T], parent string, sel store.Selector) string {
 	switch {
 	case t.Name != store.Images.Name || sel.ID != "":

@@ -8,7 +8,7 @@ import (
 
 type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
-	// unsupported names a part of it that this simulator does not have.
+	// Unsupported names a part of it that this simulator does not have.
 	Unsupported string
 }
 
@@ -26,12 +26,12 @@ var DefaultInterface = InterfaceCreate{
 }
 
 const (
-	// defaultNetwork is a project's only VPC, and that one's only subnet (A64).
+	// defaultNetwork is a project's only VPC, and its only subnet (A64).
 	defaultNetwork = "default"
 	maxInterfaces  = 8
 )
 
-// interfacesProblem is what the rack says before it makes anything of an instance (A64).
+// interfacesProblem is what the rack checks before it creates anything of an instance (A64).
 func interfacesProblem(create []InterfaceCreate) error {
 	if len(create) > maxInterfaces {
 		return invalidRequest("An instance may not have more than %d network interfaces",
@@ -115,7 +115,7 @@ func (s Instances) Interfaces(call *Call, ref Ref) (nics []store.NetworkInterfac
 	return nics, err
 }
 
-// SourceNAT is the address and the ports with which an instance reaches what is outside.
+// SourceNAT is the address and the ports with which an instance connects to the outside.
 type SourceNAT struct {
 	Kind      string `json:"kind"`
 	IP        string `json:"ip"`
@@ -140,7 +140,7 @@ func (s Instances) ExternalIPs(call *Call, ref Ref) ([]SourceNAT, error) {
 func natOf(n store.NetworkInterface) SourceNAT {
 	var high, low byte
 	if _, err := fmt.Sscanf(n.MAC, macFormat, &high, &low); err != nil {
-		panic(err) // it is as putInterfaces wrote it
+		panic(err) // newInterfaces wrote it
 	}
 	const ports = 1 << 14
 	host := int(high)<<8 | int(low)

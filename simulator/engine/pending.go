@@ -2,14 +2,14 @@ package engine
 
 import "sync"
 
-// pending are the objects whose creation is still under way.
+// pending are the objects that are being created.
 type pending struct {
 	mu sync.Mutex
 	// mu guards done.
 	done map[string]chan struct{}
 }
 
-// begin notes that an object is being created, until end is called.
+// begin marks an object as being created, until end is called.
 func (p *pending) begin(id string) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,7 +26,7 @@ func (p *pending) begin(id string) (end func()) {
 	}
 }
 
-// wait returns when the object's creation has ended, at once when none is under way.
+// wait returns when the object's creation has ended, at once when it is not being created.
 func (p *pending) wait(id string) {
 	p.mu.Lock()
 	done := p.done[id]

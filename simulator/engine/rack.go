@@ -1,3 +1,17 @@
+// Package engine decides as a rack does. It finds the objects that a call names, checks the rules
+// in the rack's order and with its words, keeps the records and drives the data plane.
+//
+// [Open] opens a [Rack]: it finishes or undoes what an earlier simulator left half done, and gives
+// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Instances]
+// and [Silo]. Each gets a [Call], which has what matters of the request: whether it may change
+// anything and which faults apply. A refusal is an [Error] as the rack sends it.
+//
+// An operation decides in a transaction over the records, and then works on the data plane while it
+// holds the locks of its objects. What takes long, and everything that a caller may see half done,
+// has a state in the records, as on the rack. Every rule cites an assumption (A01, A02, …) of
+// ASSUMPTIONS.md, which says where it comes from.
+//
+// The package knows nothing of HTTP requests, paths or pages.
 package engine
 
 import (
@@ -20,42 +34,42 @@ import (
 // Config says what kind of rack it is. The zero value is one, in a directory of its own that is
 // removed when the rack is closed.
 type Config struct {
-	// Dir is where the rack lives; what was there when the last one ended is there again.
+	// Dir is the rack's directory. A rack that is opened on it again has everything that it had.
 	Dir string
 	// Projects exist from the start; nil is one, "default". The first has the Instances.
 	Projects  []string
 	Instances []InstanceSpec
 	Images    []ImageSpec
-	// Token is the only one that is let in; "" lets in every oxide-token-.
+	// Token is the only token accepted; "" accepts every oxide-token-….
 	Token string
-	// ColdPlug makes it one of today's racks, which attach and detach only while the instance is
-	// stopped (A17).
+	// ColdPlug allows attach and detach only while the instance is stopped, as on racks of today
+	// (A17).
 	ColdPlug bool
 	// QuotaBytes is the silo's storage, 64 TiB when 0; DiskLimit the disks of an instance, 12.
 	QuotaBytes int64
 	DiskLimit  int
 	// Role is what the token's bearer may do in the projects; "" is adminapi.RoleCollaborator.
 	Role string
-	// DeviceDelay is how long after its attach a device shows in the guest. CreateHold and
-	// SnapshotHold hold those requests open, as the rack's sagas do. InstanceDelay is how long an
+	// DeviceDelay is the time from an attach until the device appears in the guest. CreateHold and
+	// SnapshotHold keep those requests open, as the rack's sagas do. InstanceDelay is how long an
 	// instance takes to start, stop or reboot.
 	DeviceDelay, CreateHold, SnapshotHold, InstanceDelay time.Duration
-	// FreeDelay makes deletion soft, as it will be in a coming release: a disk or a snapshot is gone
-	// when its DELETE is answered, and its bytes and its share of the quota are freed that much
-	// later. With 0 they are freed first, as on the racks of today (A68).
+	// FreeDelay makes deletion soft, as in a coming release: a disk or a snapshot is gone when its
+	// DELETE is answered, and its bytes and its share of the quota are freed after the delay. With 0
+	// they are freed first, as on racks of today (A68).
 	FreeDelay time.Duration
 	// Seed decides in which order and under which numbers devices appear.
 	Seed uint64
-	// Log tells what the rack does; nil is slog.Default.
+	// Log is where the rack logs; nil is slog.Default.
 	Log *slog.Logger
-	// FirstLoop is the lowest number of a loop device that the rack takes. In a container whose
-	// /dev has only the nodes of its start, the low ones are needed by others.
+	// FirstLoop is the lowest number of a loop device that the rack uses. In a container whose /dev
+	// has only the nodes of its start, others need the low numbers.
 	FirstLoop int
 	// ProcRoot is a procfs that shows the processes of all guests, to find the mounts that are
 	// frozen while a snapshot is taken; "" is /proc.
 	ProcRoot string
-	// KeepDevices leaves the disks with their guests when the rack is closed, as the end of a rack's
-	// control plane does. The next one that opens Dir adopts them.
+	// KeepDevices leaves the disks with their guests when the rack is closed, as when a rack's
+	// control plane ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
 }
 
@@ -63,7 +77,7 @@ type Config struct {
 // from the names of project and instance, so it is the same on every machine.
 type InstanceSpec struct {
 	Name, ID string
-	// Project is the first one of the Config when empty.
+	// Project is the first of the Config when empty.
 	Project string
 	Stopped bool
 }
@@ -98,10 +112,10 @@ type Rack struct {
 	creating pending
 	repairs  repairs
 	deferred deferredWork
-	// life ends when the rack closes; work is what is still under way then.
-	life context.Context
-	die  context.CancelFunc
-	work sync.WaitGroup
+	// ctx ends when the rack closes; work is what is still in progress then.
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
 
 	mu sync.Mutex
 	// mu guards closed and keeps it from changing while work is added.
@@ -111,12 +125,12 @@ type Rack struct {
 // ErrClosed is returned for a call to a closed rack.
 var ErrClosed = errors.New("the simulator is closed")
 
-// Open reads the directory, finishes or undoes what an earlier simulator left half done, and
-// gives the running instances their devices. What the config names and the directory lacks is made.
+// Open opens the rack. It finishes or undoes what an earlier simulator left half done, gives the
+// running instances their devices, and makes what the config names and the directory lacks.
 func Open(ctx context.Context, c Config) (*Rack, error) {
 	r := &Rack{config: c, log: cmp.Or(c.Log, slog.Default())}
 	r.Disks, r.Snapshots, r.Instances, r.Silo = Disks{r}, Snapshots{r}, Instances{r}, Silo{r}
-	r.life, r.die = context.WithCancel(context.WithoutCancel(ctx))
+	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
 	}
@@ -153,8 +167,8 @@ func (r *Rack) open(ctx context.Context) (err error) {
 	return r.restore(ctx)
 }
 
-// Close waits for the work that is under way, cutting its delays short, and gives every device back
-// unless Config.KeepDevices. What was acknowledged is in the directory.
+// Close waits for the work in progress, cutting its delays short, and releases every device unless
+// Config.KeepDevices. What was acknowledged is in the directory.
 func (r *Rack) Close() error {
 	r.mu.Lock()
 	wasClosed := r.closed
@@ -163,13 +177,13 @@ func (r *Rack) Close() error {
 	if wasClosed {
 		return nil
 	}
-	r.die()
+	r.cancel()
 	r.work.Wait()
 	return r.release()
 }
 
 func (r *Rack) release() error {
-	r.die()
+	r.cancel()
 	var errs []error
 	switch {
 	case r.plane != nil && r.config.KeepDevices:
@@ -186,7 +200,7 @@ func (r *Rack) release() error {
 	return errors.Join(errs...)
 }
 
-// begin registers work that Close waits for, unless the rack is closed.
+// Begin registers work that Close waits for, unless the rack is closed.
 func (r *Rack) Begin() (end func(), ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,11 +223,11 @@ func (r *Rack) background(work func()) {
 	}()
 }
 
-// pause waits, and reports whether it was not cut short by the end of ctx or of the rack.
+// Pause waits. It reports whether the whole time passed before the end of ctx or of the rack.
 func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(r.life, cancel)()
+	defer context.AfterFunc(r.ctx, cancel)()
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
@@ -227,12 +241,13 @@ func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (r *Rack) hold(d adminapi.Duration) { r.Pause(r.life, time.Duration(d)) }
+// hold keeps a request open.
+func (r *Rack) hold(d adminapi.Duration) { r.Pause(r.ctx, time.Duration(d)) }
 
 // InstanceSpecs lists the instances of the Config, with their IDs.
 func (r *Rack) InstanceSpecs() []InstanceSpec { return r.config.Instances }
 
-// Records are the rack's. Whoever changes them goes around the rules.
+// Records are the rack's records. A change bypasses the rules.
 func (r *Rack) Records() *store.Store { return r.store }
 
 // Plane is the rack's data plane.

@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// restore brings records and data plane to where an orderly end would have left them, and adds
-// what the server's fields name and the directory lacks.
+// restore brings records and data plane to where a proper end would have left them, and adds what
+// the config names and the directory lacks.
 func (r *Rack) restore(ctx context.Context) error {
 	err := r.store.Update(func(t *store.Tx) error {
 		for _, step := range []func(*store.Tx) error{
@@ -40,8 +40,8 @@ func (r *Rack) restore(ctx context.Context) error {
 	return r.reconcilePlane(ctx)
 }
 
-// settleDisks takes back the creations that nobody was told of, and ends the maintenance of
-// snapshots that are taken back (A19).
+// settleDisks undoes creations that were not acknowledged, and ends the maintenance of snapshots
+// that are undone (A19).
 func settleDisks(tx *store.Tx) error {
 	var unsettled []store.Disk
 	err := store.Disks.Each(tx, func(d store.Disk) error {
@@ -75,7 +75,7 @@ func settleSnapshots(tx *store.Tx) error {
 	return err
 }
 
-// settleSagas takes back the creations of instances, with the disks created for them.
+// settleSagas undoes the creations of instances, with the disks created for them.
 func settleSagas(tx *store.Tx) error {
 	unsettled, err := tx.UnfinishedInstances()
 	for _, id := range unsettled {
@@ -84,7 +84,7 @@ func settleSagas(tx *store.Tx) error {
 	return err
 }
 
-// settleInstances ends what instances were in the middle of.
+// settleInstances ends the transitions of instances.
 func settleInstances(tx *store.Tx) error {
 	var unsettled []store.Instance
 	err := store.Instances.Each(tx, func(i store.Instance) error {
@@ -94,7 +94,7 @@ func settleInstances(tx *store.Tx) error {
 		return nil
 	})
 	for _, i := range unsettled {
-		i.Become(settled[i.RunState])
+		i.SetRunState(settled[i.RunState])
 		err = errors.Join(err, store.Instances.Put(tx, i))
 	}
 	return err
@@ -142,7 +142,7 @@ func (r *Rack) seedInstances(tx *store.Tx) error {
 	return nil
 }
 
-// instanceID is the ID of an instance that is given from the start.
+// instanceID is the ID of an instance of the Config.
 func (r *Rack) instanceID(i InstanceSpec) string {
 	if i.ID == "" {
 		return store.DerivedID("instance", cmp.Or(i.Project, r.projectNames()[0]), i.Name)
@@ -153,7 +153,7 @@ func (r *Rack) instanceID(i InstanceSpec) string {
 	return i.ID
 }
 
-// seedInstance makes an instance that the directory lacks, and returns its ID either way.
+// seedInstance makes an instance if the directory lacks it, and returns its ID.
 func (r *Rack) seedInstance(tx *store.Tx, spec InstanceSpec) (id string, err error) {
 	if problem := store.CheckName(spec.Name); problem != "" {
 		return "", errors.New(problem)
@@ -190,9 +190,9 @@ func (r *Rack) seedInstance(tx *store.Tx, spec InstanceSpec) (id string, err err
 		ProjectID: p.ID, NCPUs: 2, Memory: 4 * gibibyte, Hostname: spec.Name,
 		AutoRestartEnabled: true,
 	}
-	i.Become(store.RunRunning)
+	i.SetRunState(store.RunRunning)
 	if spec.Stopped {
-		i.Become(store.RunStopped)
+		i.SetRunState(store.RunStopped)
 	}
 	nics, err := newInterfaces(tx, i, []InterfaceCreate{DefaultInterface})
 	if err != nil {
@@ -201,8 +201,7 @@ func (r *Rack) seedInstance(tx *store.Tx, spec InstanceSpec) (id string, err err
 	return i.ID, tx.InsertInstance(i, nics, nil)
 }
 
-// seedImages imports the images that the directory lacks; their content first, so that a record
-// never lacks it.
+// seedImages imports the images that the directory lacks. The content comes before the record.
 func (r *Rack) seedImages(ctx context.Context) error {
 	for _, spec := range r.config.Images {
 		if err := r.seedImage(ctx, spec); err != nil {
@@ -259,7 +258,7 @@ func (r *Rack) imageRecord(spec ImageSpec) (img store.Image, known bool, err err
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// reconcilePlane tells the data plane what there is: it adopts, makes or drops the rest.
+// reconcilePlane makes the data plane match the records.
 func (r *Rack) reconcilePlane(ctx context.Context) error {
 	var attached []dataplane.Device
 	var diskIDs, snapshotIDs []string
@@ -269,7 +268,7 @@ func (r *Rack) reconcilePlane(ctx context.Context) error {
 		running := map[string]bool{}
 		return errors.Join(
 			store.Instances.Each(tx, func(i store.Instance) error {
-				running[i.ID] = i.Sees()
+				running[i.ID] = i.HasGuest()
 				guests = append(guests, dataplane.Guest{InstanceID: i.ID, Name: i.Name})
 				return nil
 			}),

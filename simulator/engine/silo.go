@@ -5,7 +5,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// Silo is what concerns the silo and its projects: its user, its quota, projects and images.
+// Silo are the operations on the silo: its user, quota, projects and images.
 type Silo struct{ *Rack }
 
 // Projects lists the projects.

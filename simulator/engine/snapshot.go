@@ -34,7 +34,7 @@ func (s Snapshots) View(call *Call, ref Ref) (store.Snapshot, error) {
 	return record.Snapshot, err
 }
 
-// Create is the rack's saga: it answers when the snapshot is ready; meanwhile others see it
+// Create is the rack's saga: it returns when the snapshot is ready. Meanwhile others see it
 // creating, and its disk, unless attached, in maintenance (A38).
 func (s Snapshots) Create(call *Call, project store.Selector, c SnapshotCreate) (
 	store.Snapshot, error,
@@ -85,9 +85,8 @@ func snapshotProblem(owner store.Project, d store.Disk) error {
 	return nil
 }
 
-// insert inserts the record, charges its full size, and takes a detached disk into
-// maintenance (A38). A name that is taken is heard of before the quota, and that before a disk in
-// no state for it (A41).
+// insert adds the record, charges its full size, and puts a detached disk into maintenance (A38).
+// It checks the name first, then the quota, then the disk's state (A41).
 func (s Snapshots) insert(record store.SnapshotRecord) error {
 	return s.store.Update(func(tx *store.Tx) error {
 		d, err := find(tx, store.Disks, "", store.Selector{ID: record.DiskID})
@@ -97,7 +96,7 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 		if store.Snapshots.Taken(tx, record.ProjectID, record.Name) {
 			return alreadyExists("snapshot", record.Name)
 		}
-		if err := s.takeStorage(tx, record.Size); err != nil {
+		if err := s.chargeStorage(tx, record.Size); err != nil {
 			return err
 		}
 		switch d.State.State {
@@ -108,18 +107,18 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 				return err
 			}
 		default:
-			// A42: the disk's state changed underneath, or does not allow it yet.
+			// A42: the disk's state has changed, or does not allow it yet.
 			return errUnavailable
 		}
 		return store.Snapshots.Put(tx, record)
 	})
 }
 
-// fill copies the bytes and makes the snapshot ready, or takes everything back.
+// fill copies the bytes and makes the snapshot ready, or undoes everything.
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
 		defer s.locks.Lock(record.DiskID)()
-		return s.plane.SnapshotDisk(context.WithoutCancel(s.life), record.ID, record.DiskID)
+		return s.plane.SnapshotDisk(context.WithoutCancel(s.ctx), record.ID, record.DiskID)
 	}()
 	s.hold(s.switches.get().SnapshotHold)
 	if err == nil && call.Unwind {
@@ -142,7 +141,7 @@ func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.Snapshot
 		})
 	}
 	if undo != nil {
-		err = fmt.Errorf("%w; and taking it back: %w", err, undo)
+		err = fmt.Errorf("%w; and undoing it: %w", err, undo)
 	}
 	return record, err
 }
@@ -192,6 +191,6 @@ func (s Snapshots) Delete(call *Call, ref Ref) error {
 		s.freeLater(call, record.ID, s.plane.RemoveSnapshot, delay)
 		return nil
 	}
-	// Bytes that cannot be removed now are no snapshot any more; the next start sweeps them.
+	// If the bytes cannot be removed now, the next start removes them.
 	return s.plane.RemoveSnapshot(record.ID)
 }

@@ -43,7 +43,7 @@ func (b *switchboard) get() adminapi.Switches {
 	return b.now
 }
 
-// change applies a change that leaves the switches in order, or none of it.
+// change applies a change that leaves the switches valid, or none of it.
 func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

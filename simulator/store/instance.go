@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// insertInstance writes the record; made are the disks that go if the instance cannot be created.
+// InsertInstance adds the record of an instance; made are the disks that are undone with it if it
+// cannot be created.
 func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface, made []string) error {
 	if err := tx.putInterfaces(i.ID, nics); err != nil {
 		return err
@@ -23,6 +24,7 @@ func (tx *Tx) InsertInstance(i Instance, nics []NetworkInterface, made []string)
 	return Instances.Put(tx, i)
 }
 
+// DeleteInstance removes the record of an instance and detaches its disks.
 func (tx *Tx) DeleteInstance(i Instance) error {
 	attached, err := tx.DisksOf(i.ID)
 	if err != nil {
@@ -38,7 +40,7 @@ func (tx *Tx) DeleteInstance(i Instance) error {
 		tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Delete(tx, i))
 }
 
-// unwindInstance removes an instance that is being created, with the disks created for it.
+// UnwindInstance removes an instance that is being created, with the disks created for it.
 func (tx *Tx) UnwindInstance(id string) error {
 	var made []string
 	if err := json.Unmarshal(tx.Bucket(bucketSagas).Get([]byte(id)), &made); err != nil {
@@ -69,7 +71,7 @@ func (tx *Tx) UnwindInstance(id string) error {
 	return nil
 }
 
-// unfinishedInstances lists the instances whose creation has not ended.
+// UnfinishedInstances lists the instances that are being created.
 func (tx *Tx) UnfinishedInstances() (ids []string, err error) {
 	err = tx.Bucket(bucketSagas).ForEach(func(id, _ []byte) error {
 		ids = append(ids, string(id))
@@ -78,7 +80,7 @@ func (tx *Tx) UnfinishedInstances() (ids []string, err error) {
 	return ids, err
 }
 
-// finishInstance ends the creation of an instance.
+// FinishInstance ends the creation of an instance.
 func (tx *Tx) FinishInstance(i Instance) error {
 	return errors.Join(tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Put(tx, i))
 }
@@ -116,10 +118,10 @@ func (tx *Tx) putInterfaces(instanceID string, nics []NetworkInterface) error {
 	return tx.Bucket(bucketInterfaces).Put([]byte(instanceID), data)
 }
 
-// interfaces reads the network interfaces of an instance.
+// Interfaces reads the network interfaces of an instance.
 func (tx *Tx) Interfaces(instanceID string) (nics []NetworkInterface, err error) {
 	return nics, json.Unmarshal(tx.Bucket(bucketInterfaces).Get([]byte(instanceID)), &nics)
 }
 
-// nextHost numbers network interfaces, each with a number of its own.
+// NextHost returns a number for a network interface, each once.
 func (tx *Tx) NextHost() (uint64, error) { return tx.Bucket(bucketInterfaces).NextSequence() }

@@ -19,7 +19,7 @@ type Identity struct {
 	TimeModified Timestamp `json:"time_modified"`
 }
 
-// Ident is what the object's identity is.
+// Ident returns the identity of the object that embeds it.
 func (i Identity) Ident() Identity { return i }
 
 // NewIdentity makes the identity of a new object.
@@ -53,7 +53,7 @@ type Disk struct {
 	ReadOnly   bool      `json:"read_only"`
 }
 
-// DiskState names the instance where the state has one.
+// DiskState is the state's name, and the instance where the state has one.
 type DiskState struct {
 	State    string `json:"state"`
 	Instance string `json:"instance,omitempty"`
@@ -74,6 +74,7 @@ const (
 	TypeLocal       = "local"
 )
 
+// AttachedTo reports whether the disk is attached to that instance.
 func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
@@ -92,7 +93,7 @@ const (
 	snapshotFaulted  = "faulted"
 )
 
-// SnapshotRecord is a snapshot with what the rack knows of it and does not show (A40).
+// SnapshotRecord is a snapshot with what the API does not show (A40).
 type SnapshotRecord struct {
 	Snapshot
 	BlockSize int `json:"block_size"`
@@ -135,7 +136,7 @@ const (
 	RunFailed    = "failed"
 )
 
-// active says that the instance has a VMM.
+// Active reports whether the instance has a VMM.
 func (i Instance) Active() bool {
 	switch i.RunState {
 	case RunStarting, RunRunning, RunStopping, RunRebooting:
@@ -144,9 +145,11 @@ func (i Instance) Active() bool {
 	return false
 }
 
-// sees says that the instance has a guest that sees its disks. One that is stopping was halted.
-func (i Instance) Sees() bool { return i.Active() && i.RunState != RunStopping }
+// HasGuest reports whether the instance has a guest that sees its disks. A stopping instance has
+// none.
+func (i Instance) HasGuest() bool { return i.Active() && i.RunState != RunStopping }
 
-func (i *Instance) Become(state string) {
+// SetRunState changes the run state, and its time.
+func (i *Instance) SetRunState(state string) {
 	i.RunState, i.TimeRunStateUpdated = state, now()
 }

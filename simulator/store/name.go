@@ -9,7 +9,7 @@ import (
 
 const MaxName = 63
 
-// CheckName says what the rack has against a name, in its words, or "" (A04). The published
+// CheckName returns what is wrong with a name, in the rack's words, or "" (A04). The published
 // pattern allows upper case; the rack does not.
 func CheckName(name string) string {
 	switch {
@@ -39,11 +39,11 @@ func nameCharacter(c rune) bool {
 	return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
 }
 
-// Selector is what the rack calls a NameOrId: what parses as a UUID is an ID, the rest a name
-// (A05). The zero value is one that was not given.
+// Selector is what the rack calls a NameOrId: what parses as a UUID is an ID, everything else a
+// name (A05). The zero value was not given.
 type Selector struct{ ID, Name string }
 
-// InvalidNameOrID is the rack's only word against what is neither a name nor an ID (A05).
+// InvalidNameOrID is the rack's error for what is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
 func ParseSelector(s string) (sel Selector, problem string) {
@@ -65,8 +65,8 @@ func (s Selector) String() string {
 
 func (s Selector) Given() bool { return s != Selector{} }
 
-// DerivedID is the same for the same words, so that what is named at start keeps its ID over
-// directories and machines.
+// DerivedID is the same for the same words, so that what is named at the start has the same ID in
+// every directory and on every machine.
 func DerivedID(words ...string) string {
 	return uuid.NewSHA1(namespace, []byte(strings.Join(words, "/"))).String()
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// storage is the sum of what disks and snapshots take of the quota.
+// Storage is what disks and snapshots take of the quota.
 func (tx *Tx) Storage() (int64, error) {
 	var sum int64
 	data := tx.Bucket(bucketMeta).Get(keyStorage)
@@ -19,6 +19,7 @@ func (tx *Tx) Storage() (int64, error) {
 	return sum, nil
 }
 
+// AddStorage changes what disks and snapshots take of the quota.
 func (tx *Tx) AddStorage(delta int64) error {
 	sum, err := tx.Storage()
 	if err != nil {
@@ -31,7 +32,7 @@ func (tx *Tx) AddStorage(delta int64) error {
 	return tx.Bucket(bucketMeta).Put(keyStorage, data)
 }
 
-// deferRelease notes that the quota still counts a deleted object, until releaseDeferred.
+// DeferRelease records that the quota still counts a deleted object, until ReleaseDeferred.
 func (tx *Tx) DeferRelease(id string, size int64) error {
 	data, err := json.Marshal(size)
 	if err != nil {
@@ -40,7 +41,7 @@ func (tx *Tx) DeferRelease(id string, size int64) error {
 	return tx.Bucket(bucketUnfreed).Put([]byte(id), data)
 }
 
-// reclaim charges the quota for a deleted object again, with or without a deferRelease.
+// Reclaim makes the quota count a deleted object again, with or without a DeferRelease.
 func (tx *Tx) Reclaim(id string, size int64) error {
 	unfreed := tx.Bucket(bucketUnfreed)
 	if unfreed.Get([]byte(id)) == nil {
@@ -49,7 +50,7 @@ func (tx *Tx) Reclaim(id string, size int64) error {
 	return unfreed.Delete([]byte(id))
 }
 
-// releaseDeferred gives back what deferRelease has left.
+// ReleaseDeferred returns the quota that DeferRelease has recorded.
 func (tx *Tx) ReleaseDeferred(id string) error {
 	var size int64
 	unfreed := tx.Bucket(bucketUnfreed)
@@ -59,7 +60,7 @@ func (tx *Tx) ReleaseDeferred(id string) error {
 	return errors.Join(tx.AddStorage(-size), unfreed.Delete([]byte(id)))
 }
 
-// deferredReleases lists the deleted objects that the quota still counts.
+// DeferredReleases lists the deleted objects that the quota still counts.
 func (tx *Tx) DeferredReleases() (ids []string, err error) {
 	err = tx.Bucket(bucketUnfreed).ForEach(func(id, _ []byte) error {
 		ids = append(ids, string(id))

@@ -14,20 +14,20 @@ import (
 	bberrors "go.etcd.io/bbolt/errors"
 )
 
-// Store keeps the rack's records in one bbolt file. A change is one transaction and is on disk
-// when update returns: nobody reads, and no caller is told, what a power cut could take back.
+// Store is the records' file.
 type Store struct{ db *bbolt.DB }
 
-// ErrInUse says that another simulator serves the directory.
+// ErrInUse means that another simulator serves the directory.
 var ErrInUse = errors.New("another simulator serves this directory")
 
+// Open opens the records' file, and makes it if it is missing.
 func Open(path string) (*Store, error) {
 	if err := createStore(path); err != nil {
 		return nil, fmt.Errorf("make the records in %s: %w", path, err)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout: time.Second, // for the lock that another simulator may hold
-		// The list of free pages can be found again, so it need not be written each time.
+		// The list of free pages can be rebuilt, so it need not be written each time.
 		NoFreelistSync: true, FreelistType: bbolt.FreelistMapType,
 	})
 	if errors.Is(err, bberrors.ErrTimeout) {
@@ -39,8 +39,8 @@ func Open(path string) (*Store, error) {
 	return &Store{db}, nil
 }
 
-// createStore makes an empty file of records where there is none: whole or not at all, as bbolt
-// can do nothing with the beginning of one that a full disk or a kill left behind.
+// createStore makes an empty file of records where there is none: complete or not at all, because
+// bbolt cannot read the beginning of a file that a full disk or a kill has cut off.
 func createStore(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
@@ -54,7 +54,7 @@ func createStore(path string) error {
 		err = db.Close()
 	}
 	if err == nil {
-		// Unlike a rename, this never replaces what another simulator has made meanwhile.
+		// Unlike a rename, a link never replaces what another simulator has made meanwhile.
 		err = os.Link(temp, path)
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -63,12 +63,15 @@ func createStore(path string) error {
 	return errors.Join(err, os.RemoveAll(temp))
 }
 
+// Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
+// View reads the records.
 func (s *Store) View(fn func(*Tx) error) error {
 	return s.db.View(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
+// Update changes the records in one transaction, which is on disk when it returns.
 func (s *Store) Update(fn func(*Tx) error) error {
 	return s.db.Update(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
@@ -106,7 +109,7 @@ func Deref(s *string) string {
 	return *s
 }
 
-// key orders an index: all of a parent's entries lie together.
+// key orders an index: all entries of a parent are adjacent.
 func key(parent, last string) []byte { return []byte(parent + "/" + last) }
 
 func (t Table[T]) bucket(tx *Tx) *bbolt.Bucket { return tx.Bucket([]byte(t.Name)) }
@@ -122,6 +125,7 @@ func (t Table[T]) create(tx *Tx) error {
 	return nil
 }
 
+// Get reads a record by ID, and reports whether there is one.
 func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
 	var record T
 	data := t.bucket(tx).Get([]byte(id))
@@ -134,6 +138,7 @@ func (t Table[T]) Get(tx *Tx, id string) (T, bool, error) {
 	return record, true, nil
 }
 
+// ByName reads a record by name, and reports whether there is one.
 func (t Table[T]) ByName(tx *Tx, parent, name string) (T, bool, error) {
 	id := t.names(tx).Get(key(parent, name))
 	if id == nil {
@@ -143,11 +148,12 @@ func (t Table[T]) ByName(tx *Tx, parent, name string) (T, bool, error) {
 	return t.Get(tx, string(id))
 }
 
+// Taken reports whether a parent has an object of that name.
 func (t Table[T]) Taken(tx *Tx, parent, name string) bool {
 	return t.names(tx).Get(key(parent, name)) != nil
 }
 
-// put adds the record, or replaces the one with its ID whatever name that had.
+// Put adds the record, or replaces the one with its ID, whatever its name was.
 func (t Table[T]) Put(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
 	old, ok, err := t.Get(tx, ident.ID)
@@ -170,6 +176,7 @@ func (t Table[T]) Put(tx *Tx, record T) error {
 	)
 }
 
+// Delete removes a record.
 func (t Table[T]) Delete(tx *Tx, record T) error {
 	ident, parent := t.Ident(record), t.Parent(record)
 	return errors.Join(
@@ -179,7 +186,7 @@ func (t Table[T]) Delete(tx *Tx, record T) error {
 	)
 }
 
-// scan reads up to limit of a parent's records after (never at) last, in the order of sortBy.
+// Scan reads up to limit of a parent's records after (never at) last, in the order of sortBy.
 func (t Table[T]) Scan(tx *Tx, parent, sortBy string, last *string, limit int) ([]T, error) {
 	index := t.names(tx)
 	if sortBy == ByID {
@@ -220,7 +227,7 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 		return k, v
 	}
 	if last == nil {
-		// '0' follows '/', so this is just behind the parent's last entry.
+		// '0' follows '/', so this is just after the parent's last entry.
 		start = append(bytes.Clone(prefix[:len(prefix)-1]), '/'+1)
 	}
 	if k, _ := c.Seek(start); k == nil {
@@ -229,7 +236,7 @@ func first(c *bbolt.Cursor, prefix []byte, descending bool, last *string) (k, v 
 	return c.Prev()
 }
 
-// each visits every record of the table.
+// Each visits every record of the table.
 func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
 	return t.bucket(tx).ForEach(func(id, _ []byte) error {
 		record, _, err := t.Get(tx, string(id))
@@ -240,7 +247,7 @@ func (t Table[T]) Each(tx *Tx, visit func(T) error) error {
 	})
 }
 
-// eachRaw visits every record of the table as JSON.
+// EachRaw visits every record of the table as JSON.
 func (t Table[T]) EachRaw(tx *Tx, visit func(id string, data []byte) error) error {
 	return t.bucket(tx).ForEach(func(id, data []byte) error { return visit(string(id), data) })
 }
@@ -259,7 +266,7 @@ var (
 	bucketUnfreed = []byte("unfreed")
 )
 
-// Prepare makes what an empty directory lacks.
+// Prepare makes the buckets that an empty store lacks.
 func Prepare(tx *Tx) error {
 	for _, name := range [][]byte{
 		bucketMeta, bucketAttached, bucketInterfaces, bucketSagas, bucketUnfreed,
@@ -272,7 +279,7 @@ func Prepare(tx *Tx) error {
 		Images.create(tx), Instances.create(tx))
 }
 
-// putDisk keeps, beside the record, the index of which instance has which disks.
+// PutDisk writes the record, and the index of which instance has which disks.
 func (tx *Tx) PutDisk(d Disk) error {
 	old, ok, err := Disks.Get(tx, d.ID)
 	if err != nil {
@@ -291,7 +298,7 @@ func (tx *Tx) PutDisk(d Disk) error {
 	return Disks.Put(tx, d)
 }
 
-// disksOf reads the disks attached to an instance, in the order of their IDs.
+// DisksOf reads the disks attached to an instance, in the order of their IDs.
 func (tx *Tx) DisksOf(instanceID string) ([]Disk, error) {
 	attached := []Disk{}
 	prefix := key(instanceID, "")
@@ -315,6 +322,7 @@ const (
 	ByID             = "id_ascending"
 )
 
+// Project finds a project by ID or name.
 func (tx *Tx) Project(sel Selector) (Project, bool, error) {
 	if sel.ID != "" {
 		return Projects.Get(tx, sel.ID)
@@ -322,6 +330,7 @@ func (tx *Tx) Project(sel Selector) (Project, bool, error) {
 	return Projects.ByName(tx, "", sel.Name)
 }
 
+// OtherNames returns the names of an ID and the IDs of a name.
 func (tx *Tx) OtherNames(parent, subject string) []string {
 	return slices.Concat(
 		aliases(tx, Disks, parent, subject),
@@ -331,7 +340,7 @@ func (tx *Tx) OtherNames(parent, subject string) []string {
 	)
 }
 
-// aliases is the ID of what has that name, or the name of what has that ID.
+// aliases returns the ID of the object with that name, or the name of the object with that ID.
 func aliases[T any](tx *Tx, t Table[T], parent, subject string) []string {
 	if id := t.names(tx).Get(key(parent, subject)); id != nil {
 		return []string{string(id)}

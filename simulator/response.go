@@ -10,37 +10,36 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// answer is what goes back to the caller. The zero status says that nothing does: the connection
-// is cut.
-type answer struct {
+// response is what the caller gets. With a zero status the connection is cut.
+type response struct {
 	status      int
 	header      http.Header
 	contentType string
 	body        []byte
 }
 
-// errorBody has its fields in the rack's order; a refusal without a code has no such field (A01).
+// errorBody has its fields in the rack's order. A refusal without a code has no such field (A01).
 type errorBody struct {
 	RequestID string `json:"request_id"`
 	ErrorCode string `json:"error_code,omitempty"`
 	Message   string `json:"message"`
 }
 
-func newAnswer(requestID string, status int, body any, err error) answer {
+func newResponse(requestID string, status int, body any, err error) response {
 	if err != nil {
 		refused := engine.AsError(err)
-		return answer{refused.Status, refused.Header, jsonType,
+		return response{refused.Status, refused.Header, jsonType,
 			encode(errorBody{requestID, refused.Code, refused.Message}, "  ")}
 	}
 	if body == nil {
-		return answer{status: status}
+		return response{status: status}
 	}
-	return answer{status, nil, jsonType, encode(body, "")}
+	return response{status, nil, jsonType, encode(body, "")}
 }
 
 const jsonType = "application/json"
 
-// encode writes JSON as the rack does: no escapes that HTML would need, errors over several
+// encode writes JSON as the rack does: without the escapes that HTML needs, errors over several
 // lines (A01).
 func encode(body any, indent string) []byte {
 	var b bytes.Buffer
@@ -53,8 +52,8 @@ func encode(body any, indent string) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// write is the one place that answers a caller.
-func (s *Server) write(w http.ResponseWriter, r *request, a answer) {
+// write sends every response.
+func (s *Server) write(w http.ResponseWriter, r *request, a response) {
 	if a.status == 0 {
 		panic(http.ErrAbortHandler)
 	}
@@ -69,8 +68,8 @@ func (s *Server) write(w http.ResponseWriter, r *request, a answer) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
 	}
 	w.WriteHeader(a.status)
-	if !s.misdeliver(w, r, a.body) {
-		// The caller may be gone; what was done stays done.
+	if !s.writeFaulty(w, r, a.body) {
+		// The caller may be gone, and the effect stays.
 		if _, err := w.Write(a.body); err != nil {
 			s.log.Debug("the caller is gone", slog.String("request_id", r.id))
 		}

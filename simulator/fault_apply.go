@@ -13,15 +13,15 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// draw decides which fault rules strike the request, and says so in the logs.
-func (s *Server) draw(r *request) error {
+// matchFaults decides which faults fire for the request, and logs them.
+func (s *Server) matchFaults(r *request) error {
 	if s.Faults.empty() {
 		return nil
 	}
 	if err := s.resolve(r); err != nil {
 		return err
 	}
-	r.faults = s.Faults.strike(r)
+	r.faults = s.Faults.match(r)
 	for _, f := range r.faults {
 		r.call.Unwind = r.call.Unwind || f.Phase == adminapi.Unwind
 		r.call.Reread = r.call.Reread || f.Phase == adminapi.Reread
@@ -29,7 +29,7 @@ func (s *Server) draw(r *request) error {
 			r.call.Device = f.Device
 		}
 		r.entry.Faults = append(r.entry.Faults, f.id)
-		s.log.Warn("a fault strikes", slog.String("rule", f.id),
+		s.log.Warn("a fault fires", slog.String("fault", f.id),
 			slog.String("operation", r.entry.Operation), slog.String("phase", string(f.Phase)),
 			slog.String("object", r.entry.Object), slog.String("request_id", r.id))
 	}
@@ -37,7 +37,7 @@ func (s *Server) draw(r *request) error {
 }
 
 // resolve adds to a request's subjects the names of its IDs and the IDs of its names, so that a
-// rule may use either.
+// fault may use either.
 func (s *Server) resolve(r *request) error {
 	return s.rack.Records().View(func(tx *store.Tx) error {
 		parent := ""
@@ -63,8 +63,9 @@ func (s *Server) resolve(r *request) error {
 	})
 }
 
-// interfere lets the faults of a phase act. It says whether that ended the request, and how.
-func (s *Server) interfere(r *request, phase adminapi.Phase) (answer, bool) {
+// applyFaults applies the faults of a phase. It reports whether one ended the request, and with
+// which response.
+func (s *Server) applyFaults(r *request, phase adminapi.Phase) (response, bool) {
 	for _, f := range r.faults {
 		if f.Phase != phase {
 			continue
@@ -75,18 +76,18 @@ func (s *Server) interfere(r *request, phase adminapi.Phase) (answer, bool) {
 		}
 		switch {
 		case f.Hang > 0:
-			s.linger(r, time.Duration(f.Hang))
-			return answer{}, true
+			s.waitWithCaller(r, time.Duration(f.Hang))
+			return response{}, true
 		case f.Cut:
-			return answer{}, true
+			return response{}, true
 		case f.Response != nil:
 			return encodeResponse(f.Response, r.id), true
 		}
 	}
-	return answer{}, false
+	return response{}, false
 }
 
-func encodeResponse(a *adminapi.Response, requestID string) answer {
+func encodeResponse(a *adminapi.Response, requestID string) response {
 	contentType := a.ContentType
 	if contentType == "" {
 		contentType = jsonType
@@ -102,12 +103,12 @@ func encodeResponse(a *adminapi.Response, requestID string) answer {
 	for name, value := range a.Header {
 		header.Set(name, value)
 	}
-	return answer{a.Status, header, contentType, body}
+	return response{a.Status, header, contentType, body}
 }
 
-// dropped is the rack's own answer without the fields that a fault drops, as a rack of another
-// release would give it.
-func (r *request) dropped(a answer) answer {
+// dropFields removes the fields that a fault drops from a response, as a rack of another release
+// lacks them.
+func (r *request) dropFields(a response) response {
 	var fields []string
 	for _, f := range r.faults {
 		fields = append(fields, f.DropFields...)
@@ -134,43 +135,43 @@ func drop(object map[string]json.RawMessage, fields []string) {
 	}
 }
 
-// linger waits, but no longer than the caller does.
-func (s *Server) linger(r *request, d time.Duration) bool {
+// waitWithCaller waits, but not longer than the caller does.
+func (s *Server) waitWithCaller(r *request, d time.Duration) bool {
 	return s.rack.Pause(r.Context(), d)
 }
 
-// misdeliver gives the body slowly or in part, where a fault says so.
-func (s *Server) misdeliver(w http.ResponseWriter, r *request, body []byte) bool {
+// writeFaulty writes the body slowly or truncated, if a fault says so. It reports whether it did.
+func (s *Server) writeFaulty(w http.ResponseWriter, r *request, body []byte) bool {
 	for _, f := range r.faults {
 		switch {
 		case f.TruncateBody > 0 && f.TruncateBody < len(body):
-			deliver(w, body[:f.TruncateBody])
+			writePiece(w, body[:f.TruncateBody])
 			panic(http.ErrAbortHandler)
 		case f.SlowByte > 0:
-			s.trickle(w, r, body, len(body), time.Duration(f.SlowByte))
+			s.writeSlowly(w, r, body, len(body), time.Duration(f.SlowByte))
 			return true
 		case f.SlowBody > 0:
-			s.trickle(w, r, body, 8, time.Duration(f.SlowBody))
+			s.writeSlowly(w, r, body, 8, time.Duration(f.SlowBody))
 			return true
 		}
 	}
 	return false
 }
 
-// trickle delivers the body in pieces with a pause before each.
-func (s *Server) trickle(w http.ResponseWriter, r *request, body []byte, pieces int,
+// writeSlowly writes the body in pieces with a pause before each.
+func (s *Server) writeSlowly(w http.ResponseWriter, r *request, body []byte, pieces int,
 	pause time.Duration,
 ) {
 	pieces = max(1, pieces)
 	size := max(1, (len(body)+pieces-1)/pieces)
-	for len(body) > 0 && s.linger(r, pause) {
+	for len(body) > 0 && s.waitWithCaller(r, pause) {
 		n := min(size, len(body))
-		deliver(w, body[:n])
+		writePiece(w, body[:n])
 		body = body[n:]
 	}
 }
 
-func deliver(w http.ResponseWriter, piece []byte) {
+func writePiece(w http.ResponseWriter, piece []byte) {
 	if _, err := w.Write(piece); err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -189,10 +190,9 @@ func (r *request) deferred() *firing {
 	return nil
 }
 
-// deferRequest carries a request out when its caller has had the response, or is gone, and after the
-// delay.
+// deferRequest carries a request out after the delay, when its caller has the response or is gone.
 func (s *Server) deferRequest(r *request, delay time.Duration) {
-	// The answer under way writes into the request.
+	// The response in progress writes into the request.
 	effect := *r
 	effect.entry.Deferred = true
 	s.rack.DeferWork(r.Context(), delay, func() {
