@@ -291,3 +291,37 @@ func adminCall(t *testing.T, url, method, path, body string, into any) int {
 	}
 	return resp.StatusCode
 }
+
+func TestTheAdminClient(t *testing.T) {
+	r := newRack(t, engine.Config{})
+	client, ctx := adminapi.Client{URL: serveAdmin(t, r.Server)}, t.Context()
+	id := must[string](t)(client.AddFault(ctx, adminapi.Fault{Operation: "disk_create",
+		Phase: adminapi.Deferred, Cut: true, Delay: hour}))
+	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
+		t.Error("the connection was not cut")
+	}
+	if fired := must[int](t)(client.Fired(ctx, id)); fired != 1 {
+		t.Errorf("the fault fired %d times, want once", fired)
+	}
+	simtest.NoError(t, client.RunDeferred(ctx))
+	simtest.NoError(t, client.ClearFaults(ctx))
+	if faults := must[[]adminapi.ActiveFault](t)(client.Faults(ctx)); len(faults) != 0 {
+		t.Errorf("there are still the faults %v", faults)
+	}
+	requests := must[[]adminapi.Request](t)(client.Requests(ctx, 1))
+	if len(requests) != 1 || !requests[0].Deferred || requests[0].Status != http.StatusCreated {
+		t.Errorf("the log has %+v after the cut, want the deferred creation", requests)
+	}
+	state := must[adminapi.State](t)(client.State(ctx))
+	if len(state.Disks) != 1 || state.Disks[0].Name != "d" || state.Disks[0].TimeCreated.IsZero() {
+		t.Errorf("the disks are %+v, want d", state.Disks)
+	}
+	simtest.NoError(t, client.Switch(ctx, map[string]any{"disk_limit": 3}))
+	if err := client.Switch(ctx, map[string]any{"disks": 3}); err == nil {
+		t.Error("an unknown switch was accepted")
+	}
+	simtest.NoError(t, client.ClearRequests(ctx))
+	if stacks := must[[]byte](t)(client.Goroutines(ctx)); len(stacks) == 0 {
+		t.Error("there are no goroutines")
+	}
+}

@@ -12,11 +12,14 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
-// Config, InstanceSpec and ImageSpec say what kind of rack to serve.
+// What kind of rack to serve.
 type (
-	Config       = engine.Config
+	// Config is the rack's.
+	Config = engine.Config
+	// InstanceSpec is an instance that the rack has from the start.
 	InstanceSpec = engine.InstanceSpec
-	ImageSpec    = engine.ImageSpec
+	// ImageSpec is an image that the rack has from the start.
+	ImageSpec = engine.ImageSpec
 )
 
 // Server serves a rack's API, and its admin listener. Its Faults can be changed at any time.

@@ -25,13 +25,13 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
-		// Errors that were joined are told in one line like any other.
+		// Print joined errors in one line.
 		fmt.Fprintln(os.Stderr, "oxide-simulator:", strings.ReplaceAll(err.Error(), "\n", "; "))
 		os.Exit(1)
 	}
 }
 
-// run serves until ctx ends and then gives everything back.
+// run serves until ctx ends and then releases everything.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o, err := parse(args, stderr)
 	if err != nil || o == nil {
@@ -78,7 +78,7 @@ func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Wr
 	start(api, rack)
 	start(admin, rack.Admin())
 	if err := json.NewEncoder(stdout).Encode(about); err != nil {
-		return fmt.Errorf("say where the rack is: %w", err)
+		return fmt.Errorf("print where the rack is: %w", err)
 	}
 	return group.Wait()
 }

@@ -21,14 +21,14 @@ import (
 
 const usage = `usage: oxide-simulator serve --dir DIR [flags]
 
-Serves a simulated Oxide rack. When it serves, one line of JSON on stdout says where:
+Serves a simulated Oxide rack, on Linux and as root. When it is ready, it prints one line of JSON:
 {"url":…,"admin":…,"project":…,"instances":[{"name":…,"id":…,"guest":DIR}]}
-SIGTERM ends it and gives every device back, unless it shall keep them. What was acknowledged is
-in DIR.
+SIGTERM ends it and releases every device, unless --keep-devices is given. What was acknowledged
+is in DIR.
 
 `
 
-// options are what the command line says.
+// options are the command line's.
 type options struct {
 	rack            simulator.Config
 	listen, admin   string
@@ -40,11 +40,11 @@ type options struct {
 	logFormat       string
 }
 
-// parse reads the command line. Without an error and without options there is nothing to do.
+// parse reads the command line. It returns nil options and no error for help.
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := &options{hotplug: true, tlsHosts: []string{"localhost", "127.0.0.1", "::1"}}
 	flags := o.flags()
-	// A mistake is told in one line, not before or behind a page of usage.
+	// Report a mistake in one line, without a page of usage.
 	flags.SetOutput(io.Discard)
 	help := func() {
 		flags.SetOutput(stderr)
@@ -78,7 +78,7 @@ func (o *options) flags() *flag.FlagSet {
 		f.PrintDefaults()
 	}
 	r := &o.rack
-	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`; made when it is not there")
+	f.StringVar(&r.Dir, "dir", "", "the rack's `directory`; created if it is missing")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the API; port 0 picks one")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the admin listener")
 	f.Func("project", "`name` of a project; repeatable, the first has the instances",
@@ -91,28 +91,30 @@ func (o *options) flags() *flag.FlagSet {
 		})
 	f.Func("image", "`[project/]name=size|file` of an image; without a project it is the silo's; "+
 		"repeatable", o.addImage)
-	f.StringVar(&r.Token, "token", "", "the only `token` let in; default: any oxide-token-…")
+	f.StringVar(&r.Token, "token", "", "the only `token` accepted; default: any oxide-token-…")
 	f.BoolVar(&o.hotplug, "hotplug", true,
-		"attach and detach while an instance runs; false is how today's racks are")
+		"allow attach and detach while an instance runs; racks of today do not")
 	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")
 	f.IntVar(&r.DiskLimit, "disk-limit", 0, "disks of an instance (default 12)")
 	f.StringVar(&r.Role, "role", "", "the token's role in the projects: collaborator (default), "+
 		"viewer or none")
-	f.DurationVar(&r.DeviceDelay, "device-delay", 0, "how long after an attach its device shows")
-	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long a disk's creation is held")
-	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0, "how long a snapshot's creation is held")
-	f.DurationVar(&r.FreeDelay, "free-delay", 0, "how long after its deletion the bytes and the "+
-		"quota of a disk or snapshot are freed;\na coming release frees them behind the answer")
-	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance starts or stops")
-	f.Uint64Var(&r.Seed, "seed", 0, "decides order and numbers of devices")
-	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device that is taken")
+	f.DurationVar(&r.DeviceDelay, "device-delay", 0,
+		"`time` from an attach until the device appears in the guest")
+	f.DurationVar(&r.CreateHold, "create-hold", 0, "how long the creation of a disk stays open")
+	f.DurationVar(&r.SnapshotHold, "snapshot-hold", 0,
+		"how long the creation of a snapshot stays open")
+	f.DurationVar(&r.FreeDelay, "free-delay", 0, "`time` from the deletion of a disk or snapshot "+
+		"until its bytes and quota are freed;\na coming release frees them after the response")
+	f.DurationVar(&r.InstanceDelay, "instance-delay", 0, "how long an instance takes to start or stop")
+	f.Uint64Var(&r.Seed, "seed", 0, "seed for the order and the numbers of devices")
+	f.IntVar(&r.FirstLoop, "first-loop", 0, "the lowest `number` of a loop device to use")
 	f.StringVar(&r.ProcRoot, "proc", "/proc", "a procfs `directory` that shows the guests' processes")
-	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks when the rack "+
-		"ends; the next one on the directory adopts them")
+	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
+		"the next simulator on the directory adopts them")
 	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")
-	f.Func("tls-host", "further `name` or address in the certificate made; repeatable",
+	f.Func("tls-host", "further `name` or address in the certificate; repeatable",
 		func(s string) error { o.tlsHosts = append(o.tlsHosts, s); return nil })
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
@@ -148,7 +150,7 @@ func (o *options) check(rest []string) error {
 	case o.logFormat != "text" && o.logFormat != "json":
 		return errors.New("--log-format is neither text nor json")
 	case o.rack.Token != "" && !strings.HasPrefix(o.rack.Token, "oxide-token-"):
-		return errors.New("--token does not begin with oxide-token-, so no rack would take it")
+		return errors.New("--token does not begin with oxide-token-, so no rack would accept it")
 	}
 	return nil
 }
@@ -165,7 +167,7 @@ func (o *options) serverLog() *log.Logger {
 	return slog.NewLogLogger(o.rack.Log.Handler(), slog.LevelDebug)
 }
 
-// secure wraps a listener in TLS where that was asked for.
+// secure wraps a listener in TLS if asked to.
 func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err error) {
 	var cert tls.Certificate
 	switch {
@@ -185,7 +187,7 @@ func (o *options) secure(l net.Listener) (_ net.Listener, caFile string, err err
 	return tls.NewListener(l, config), caFile, nil
 }
 
-// shut lets requests end, but cuts their delays short.
+// shut drains in-flight requests, and cuts their delays short.
 func shut(server *http.Server, rack *simulator.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -198,7 +200,7 @@ func shut(server *http.Server, rack *simulator.Server) error {
 	return errors.Join(err, <-closed)
 }
 
-// about is the line that says where the rack is.
+// about is the line that is printed when the rack is ready.
 type about struct {
 	URL       string     `json:"url"`
 	Admin     string     `json:"admin"`

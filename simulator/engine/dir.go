@@ -91,6 +91,7 @@ func awaitsGuests(dir string, entry fs.DirEntry) (bool, error) {
 	return true, nil
 }
 
+// WriteDurably writes a file that is on disk when it returns.
 func WriteDurably(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

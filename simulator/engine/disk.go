@@ -11,6 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
+// DiskCreate is what a disk is made with.
 type DiskCreate struct {
 	Name, Description string
 	Size              int64
@@ -19,6 +20,7 @@ type DiskCreate struct {
 	ID                string // of the disk to be; "" is a new one
 }
 
+// DiskSource is what a disk's content comes from.
 type DiskSource struct {
 	Kind      string
 	BlockSize int
@@ -40,7 +42,7 @@ const (
 	minDiskSize = gibibyte
 	// A25: 1023 GiB itself is allowed.
 	maxDistributed = 1023 * gibibyte
-	// A26: a local disk is a volume on one sled's NVMe drive, with blocks of 4096 bytes.
+	// LocalBlockSize is a local disk's: it is a volume on one sled's NVMe drive (A26).
 	LocalBlockSize = 4096
 )
 

@@ -59,6 +59,7 @@ func insufficientCapacity(text string) *Error {
 }
 
 var (
+	// ErrForbidden is for a caller who may see the object.
 	ErrForbidden = &Error{Status: http.StatusForbidden, Code: "Forbidden",
 		Message: "Forbidden"}
 	errUnavailable = &Error{Status: http.StatusServiceUnavailable, Code: "ServiceNotAvailable",

@@ -229,6 +229,7 @@ func (s Instances) Delete(call *Call, ref Ref) error {
 	return s.plane.RemoveGuest(i.ID)
 }
 
+// InstanceUpdate is what an instance is changed to.
 type InstanceUpdate struct {
 	NCPUs             int
 	Memory            int64
@@ -236,10 +237,11 @@ type InstanceUpdate struct {
 	AutoRestartPolicy *string
 	CPUPlatform       *string
 	JumboFrames       bool
-	// unsupported names a part of the request that this simulator does not have.
+	// Unsupported names a part of the request that this simulator does not have.
 	Unsupported string
 }
 
+// The values that the rack allows.
 var (
 	RestartPolicies = []string{"never", "best_effort"}
 	CPUPlatforms    = []string{"amd_milan", "amd_turin", "amd_turin_v2"}

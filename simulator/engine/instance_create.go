@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
+// InstanceCreate is what an instance is made with.
 type InstanceCreate struct {
 	Name, Description, Hostname string
 	NCPUs                       int
@@ -23,7 +24,7 @@ type InstanceCreate struct {
 	AutoRestartPolicy           *string
 	CPUPlatform                 *string
 	JumboFrames                 bool
-	// unsupported names a part of the request that this simulator does not have.
+	// Unsupported names a part of the request that this simulator does not have.
 	Unsupported string
 }
 

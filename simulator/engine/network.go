@@ -6,6 +6,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
+// InterfaceCreate is what a network interface is made with.
 type InterfaceCreate struct {
 	Name, Description, Stack, VPC, Subnet string
 	// Unsupported names a part of it that this simulator does not have.

@@ -72,12 +72,14 @@ func (s Silo) User() (User, error) {
 	return user, err
 }
 
+// ResourceCounts are amounts of what instances and disks take.
 type ResourceCounts struct {
 	CPUs    int64 `json:"cpus"`
 	Memory  int64 `json:"memory"`
 	Storage int64 `json:"storage"`
 }
 
+// Utilization is what the silo has, and what of it is provisioned.
 type Utilization struct {
 	Provisioned ResourceCounts `json:"provisioned"`
 	Capacity    ResourceCounts `json:"capacity"`

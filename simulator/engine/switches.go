@@ -76,7 +76,7 @@ func (c Config) switches() adminapi.Switches {
 // Switches are those in force.
 func (r *Rack) Switches() adminapi.Switches { return r.switches.get() }
 
-// changeSwitches applies a change that leaves the switches valid, or none of it.
+// ChangeSwitches applies a change that leaves the switches valid, or none of it.
 func (r *Rack) ChangeSwitches(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
 	return r.switches.change(apply)
 }

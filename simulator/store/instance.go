@@ -85,6 +85,7 @@ func (tx *Tx) FinishInstance(i Instance) error {
 	return errors.Join(tx.Bucket(bucketSagas).Delete([]byte(i.ID)), Instances.Put(tx, i))
 }
 
+// NetworkInterface is a network interface of an instance.
 type NetworkInterface struct {
 	Identity
 	InstanceID string  `json:"instance_id"`
@@ -95,16 +96,19 @@ type NetworkInterface struct {
 	IPStack    IPStack `json:"ip_stack"`
 }
 
+// IPStack is the addresses of an interface: an Address or a DualStack.
 type IPStack struct {
 	Type  string `json:"type"`
 	Value any    `json:"value"`
 }
 
+// Address is an address of one IP version.
 type Address struct {
 	IP         string   `json:"ip"`
 	TransitIPs []string `json:"transit_ips"`
 }
 
+// DualStack is an address of each IP version.
 type DualStack struct {
 	V4 Address `json:"v4"`
 	V6 Address `json:"v6"`

@@ -38,8 +38,10 @@ func (t Timestamp) MarshalJSON() ([]byte, error) {
 	return []byte(t.UTC().Format(`"2006-01-02T15:04:05.000000Z"`)), nil
 }
 
+// Project is a project.
 type Project struct{ Identity }
 
+// Disk is a disk, as the API shows it.
 type Disk struct {
 	Identity
 	ProjectID  string    `json:"project_id"`
@@ -69,6 +71,7 @@ const (
 	StateFaulted     = "faulted"
 )
 
+// The types of disks.
 const (
 	TypeDistributed = "distributed"
 	TypeLocal       = "local"
@@ -79,6 +82,7 @@ func (d Disk) AttachedTo(instanceID string) bool {
 	return d.State == DiskState{StateAttached, instanceID}
 }
 
+// Snapshot is a snapshot, as the API shows it.
 type Snapshot struct {
 	Identity
 	ProjectID string `json:"project_id"`
@@ -87,6 +91,7 @@ type Snapshot struct {
 	Size      int64  `json:"size"`
 }
 
+// The states of snapshots.
 const (
 	SnapshotCreating = "creating"
 	SnapshotReady    = "ready"
@@ -99,6 +104,7 @@ type SnapshotRecord struct {
 	BlockSize int `json:"block_size"`
 }
 
+// Image is an image, as the API shows it.
 type Image struct {
 	Identity
 	ProjectID *string `json:"project_id"`
@@ -109,6 +115,7 @@ type Image struct {
 	Size      int64   `json:"size"`
 }
 
+// Instance is an instance, as the API shows it.
 type Instance struct {
 	Identity
 	ProjectID             string     `json:"project_id"`

@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 )
 
+// MaxName is the length that a name may have.
 const MaxName = 63
 
 // CheckName returns what is wrong with a name, in the rack's words, or "" (A04). The published
@@ -46,6 +47,7 @@ type Selector struct{ ID, Name string }
 // InvalidNameOrID is the rack's error for what is neither a name nor an ID (A05).
 const InvalidNameOrID = "data did not match any variant of untagged enum NameOrId"
 
+// ParseSelector reads a name or an ID. What is neither is a problem, in the rack's words.
 func ParseSelector(s string) (sel Selector, problem string) {
 	if id, err := uuid.Parse(s); err == nil {
 		return Selector{ID: id.String()}, ""
@@ -63,6 +65,7 @@ func (s Selector) String() string {
 	return s.Name
 }
 
+// Given reports whether there is a name or an ID.
 func (s Selector) Given() bool { return s != Selector{} }
 
 // DerivedID is the same for the same words, so that what is named at the start has the same ID in

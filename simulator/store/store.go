@@ -76,6 +76,7 @@ func (s *Store) Update(fn func(*Tx) error) error {
 	return s.db.Update(func(t *bbolt.Tx) error { return fn(&Tx{t}) })
 }
 
+// Tx is a transaction.
 type Tx struct{ *bbolt.Tx }
 
 // Table is one kind of record. Records are found by ID, by name within their parent (the project,
@@ -86,6 +87,7 @@ type Table[T any] struct {
 	Parent func(T) string
 }
 
+// The tables.
 var (
 	Projects = Table[Project]{"project",
 		func(p Project) Identity { return p.Identity }, func(Project) string { return "" }}
@@ -102,6 +104,7 @@ var (
 		func(i Instance) string { return i.ProjectID }}
 )
 
+// Deref returns the string, or "" for nil.
 func Deref(s *string) string {
 	if s == nil {
 		return ""
