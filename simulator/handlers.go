@@ -132,17 +132,17 @@ func instanceReboot(rack *engine.Rack, r *request) (int, any, error) {
 }
 
 func instanceDiskList(rack *engine.Rack, r *request) (int, any, error) {
-	attached, err := rack.Instances.DisksOf(&r.call, r.instance())
+	attached, err := rack.Attachments.List(&r.call, r.instance())
 	return http.StatusOK, slice(r.scan, attached), err
 }
 
 func instanceDiskAttach(rack *engine.Rack, r *request) (int, any, error) {
-	d, err := rack.Instances.Attach(&r.call, r.instance(), r.body.(store.Selector))
+	d, err := rack.Attachments.Attach(&r.call, r.instance(), r.body.(store.Selector))
 	return http.StatusAccepted, d, err
 }
 
 func instanceDiskDetach(rack *engine.Rack, r *request) (int, any, error) {
-	d, err := rack.Instances.Detach(&r.call, r.instance(), r.body.(store.Selector))
+	d, err := rack.Attachments.Detach(&r.call, r.instance(), r.body.(store.Selector))
 	return http.StatusAccepted, d, err
 }
 

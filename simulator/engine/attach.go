@@ -7,8 +7,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
-// DisksOf lists the disks that are attached to an instance.
-func (s Instances) DisksOf(call *Call, ref Ref) (attached []store.Disk, err error) {
+// Attachments are the operations that attach disks to instances.
+type Attachments struct{ *Rack }
+
+// List lists the disks that are attached to an instance.
+func (s Attachments) List(call *Call, ref Ref) (attached []store.Disk, err error) {
 	err = s.store.View(func(tx *store.Tx) error {
 		i, err := lookup(s.Rack, call, tx, store.Instances, ref)
 		if err != nil {
@@ -22,7 +25,7 @@ func (s Instances) DisksOf(call *Call, ref Ref) (attached []store.Disk, err erro
 
 // pair finds the instance and then the disk of an attach or a detach. A disk's name is looked up in
 // the instance's project, its ID anywhere (A30).
-func (s Instances) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
+func (s Attachments) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) (
 	store.Instance, store.Disk, error,
 ) {
 	i, err := lookup(s.Rack, call, tx, store.Instances, ref)
@@ -39,7 +42,7 @@ func (s Instances) pair(call *Call, tx *store.Tx, ref Ref, disk store.Selector) 
 
 // locked finds instance and disk, and locks both while it works on them. A disk that is being
 // created may be attached; the call waits for its bytes (A32).
-func (s Instances) locked(call *Call, ref Ref, disk store.Selector,
+func (s Attachments) locked(call *Call, ref Ref, disk store.Selector,
 	work func(store.Instance, store.Disk) (store.Disk, error),
 ) (d store.Disk, err error) {
 	var i store.Instance
@@ -62,7 +65,7 @@ func (s Instances) locked(call *Call, ref Ref, disk store.Selector,
 }
 
 // Attach attaches a disk to an instance.
-func (s Instances) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+func (s Attachments) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
 	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		if d.ProjectID != i.ProjectID {
 			return d, invalidRequest("disk must be in the same project as the instance")
@@ -73,7 +76,7 @@ func (s Instances) Attach(call *Call, ref Ref, disk store.Selector) (store.Disk,
 
 // attach decides and records in one transaction (A31), and then shows the device to a running
 // guest.
-func (s Instances) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
+func (s Attachments) attach(call *Call, instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
 	changed := false
@@ -115,7 +118,7 @@ func pairByID(tx *store.Tx, instanceID, diskID string) (store.Instance, store.Di
 	return i, d, err
 }
 
-func (s Instances) setState(d store.Disk, state store.DiskState) error {
+func (s Attachments) setState(d store.Disk, state store.DiskState) error {
 	d.State = state
 	return s.store.Update(func(tx *store.Tx) error { return tx.PutDisk(d) })
 }
@@ -145,7 +148,7 @@ func attachProblem(i store.Instance, d store.Disk, attached int, now adminapi.Sw
 }
 
 // Detach detaches a disk from an instance.
-func (s Instances) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
+func (s Attachments) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk, error) {
 	return s.locked(call, ref, disk, func(i store.Instance, d store.Disk) (store.Disk, error) {
 		return s.detach(i.ID, d.ID)
 	})
@@ -153,7 +156,7 @@ func (s Instances) Detach(call *Call, ref Ref, disk store.Selector) (store.Disk,
 
 // detach decides and records in one transaction. The device is gone from the guest before the
 // caller has the response (A31).
-func (s Instances) detach(instanceID, diskID string) (store.Disk, error) {
+func (s Attachments) detach(instanceID, diskID string) (store.Disk, error) {
 	var i store.Instance
 	var d store.Disk
 	changed := false

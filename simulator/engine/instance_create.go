@@ -118,7 +118,7 @@ func (s Instances) fill(call *Call, owner store.Project, i store.Instance,
 		}
 		s.creating.wait(id) // A32
 		unlock := s.locks.Lock(i.ID, id)
-		_, err = s.attach(call, i.ID, id)
+		_, err = s.Attachments.attach(call, i.ID, id)
 		unlock()
 		if err != nil {
 			return err

@@ -2,9 +2,9 @@
 // in the rack's order and with its words, keeps the records and drives the data plane.
 //
 // [Open] opens a [Rack]: it finishes or undoes what an earlier simulator left half done, and gives
-// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Instances]
-// and [Silo]. Each gets a [Call], which has what matters of the request: whether it may change
-// anything and which faults apply. A refusal is an [Error] as the rack sends it.
+// running instances their devices. The operations are grouped: [Disks], [Snapshots], [Instances],
+// [Attachments] and [Silo]. Each gets a [Call], which has what matters of the request: whether it
+// may change anything and which faults apply. A refusal is an [Error] as the rack sends it.
 //
 // An operation decides in a transaction over the records, and then works on the data plane while it
 // holds the locks of its objects. What takes long, and everything that a caller may see half done,
@@ -94,10 +94,11 @@ type ImageSpec struct {
 // Rack carries out what the API asks for: it decides by the rules, keeps the records and drives the
 // data plane. Its operations are grouped by what they are about.
 type Rack struct {
-	Disks     Disks
-	Snapshots Snapshots
-	Instances Instances
-	Silo      Silo
+	Disks       Disks
+	Snapshots   Snapshots
+	Instances   Instances
+	Attachments Attachments
+	Silo        Silo
 
 	config    Config
 	temporary bool
@@ -129,7 +130,8 @@ var ErrClosed = errors.New("the simulator is closed")
 // running instances their devices, and makes what the config names and the directory lacks.
 func Open(ctx context.Context, c Config) (*Rack, error) {
 	r := &Rack{config: c, log: cmp.Or(c.Log, slog.Default())}
-	r.Disks, r.Snapshots, r.Instances, r.Silo = Disks{r}, Snapshots{r}, Instances{r}, Silo{r}
+	r.Disks, r.Snapshots, r.Silo = Disks{r}, Snapshots{r}, Silo{r}
+	r.Instances, r.Attachments = Instances{r}, Attachments{r}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a rack in %s: %w", r.config.Dir, err), r.release())
