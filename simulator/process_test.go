@@ -197,6 +197,8 @@ type ledger struct {
 	disks map[string]string
 	// doubt are the disks of calls that got no answer: they may be this way or that.
 	doubt map[string]bool
+	// acknowledged gets one value for each call that was answered.
+	acknowledged chan struct{}
 }
 
 func (l *ledger) note(disk, instance string, exists bool, err error) bool {
@@ -205,12 +207,14 @@ func (l *ledger) note(disk, instance string, exists bool, err error) bool {
 	switch {
 	case err != nil:
 		l.doubt[disk] = true
+		return false
 	case exists:
 		l.disks[disk] = instance
 	default:
 		delete(l.disks, disk)
 	}
-	return err == nil
+	l.acknowledged <- struct{}{}
+	return true
 }
 
 // churn makes, attaches, detaches and deletes disks until the rack no longer answers.
@@ -251,7 +255,8 @@ func (l *ledger) churn(ctx context.Context, r *rack, worker, round int) {
 func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 	binary := buildSimulator(t)
 	dir := filepath.Join(t.TempDir(), "rack")
-	told := &ledger{disks: map[string]string{}, doubt: map[string]bool{}}
+	told := &ledger{disks: map[string]string{}, doubt: map[string]bool{},
+		acknowledged: make(chan struct{}, 1<<16)}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	dice := rand.New(rand.NewPCG(seed, 0))
@@ -265,7 +270,14 @@ func TestAKilledRackKeepsWhatItAcknowledged(t *testing.T) {
 				told.churn(ctx, &rack{t: t, Client: newClient(t, p.said.URL)}, worker, round)
 			})
 		}
-		<-time.After(time.Duration(100+dice.IntN(400)) * time.Millisecond)
+		// The moment is counted in calls, so that a slow machine does as much as a fast one.
+		for range 40 + dice.IntN(80) {
+			select {
+			case <-told.acknowledged:
+			case <-ctx.Done():
+				t.Fatal("the rack stopped answering")
+			}
+		}
 		p.kill(t)
 		workers.Wait()
 		cancel()
