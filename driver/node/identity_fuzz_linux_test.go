@@ -40,8 +40,8 @@ func FuzzDMI(f *testing.F) {
 	})
 }
 
-// FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree, and
-// that SMBIOS counts only on Oxide's machines.
+// FuzzNodeIdentity checks that a node has an identity only when all sources that have one agree,
+// and that SMBIOS counts only on Oxide's machines.
 func FuzzNodeIdentity(f *testing.F) {
 	dir, err := os.MkdirTemp("", "identity")
 	if err != nil {

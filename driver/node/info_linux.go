@@ -57,7 +57,7 @@ func (n *Service) maxVolumes() (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("count the disks of this instance: %w", err)
 	}
-	volumes := n.allRecords()
+	volumes := n.records().all()
 	foreign := len(slices.DeleteFunc(all, func(d blockdev.Device) bool {
 		return volume.IsOwnName(d.Serial) || slices.ContainsFunc(volumes, func(r record) bool {
 			return volume.Serial(r.Disk) == d.Serial

@@ -74,12 +74,12 @@ func TestNodeGetInfo(t *testing.T) {
 				}
 			}
 			room(10)
-			must(t, n.saveRecord(t.Context(), racktest.Disk, disk, false))
+			must(t, n.records().save(t.Context(), racktest.Disk, disk, false))
 			room(11)
 			n = &Service{InstanceID: n.InstanceID, StateDir: n.StateDir, SysfsRoot: n.SysfsRoot}
 			must(t, n.OpenState())
 			room(11)
-			n.deleteRecord(t.Context(), racktest.Disk)
+			n.records().delete(t.Context(), racktest.Disk)
 			room(10)
 		})
 	t.Run("NI-3 a given topology is told", func(t *testing.T) {

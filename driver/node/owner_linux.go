@@ -30,7 +30,7 @@ func (n *Service) ownMounts(ctx context.Context, volumeID string, layers []*moun
 		}
 		why := ""
 		if d.Path != "" {
-			why = n.otherVolume(ctx, volumeID, d.Serial)
+			why = n.records().otherVolume(ctx, volumeID, d.Serial)
 		}
 		if why != "" {
 			others = why
@@ -91,7 +91,7 @@ func (n *Service) namedDisks(ctx context.Context, volumeID string) ([]stagedDisk
 	}
 	var named []stagedDisk
 	for _, d := range all {
-		if n.otherVolume(ctx, volumeID, d.Serial) != "" {
+		if n.records().otherVolume(ctx, volumeID, d.Serial) != "" {
 			continue
 		}
 		found, err := n.filesystems(d)

@@ -67,7 +67,7 @@ func (n *Service) publish(ctx context.Context, v request) error {
 	if err := checkTarget(device.Device, v, staged, top, table); err != nil {
 		return err
 	}
-	if err := n.saveRecord(ctx, v.ID, v.DiskName, v.Block); err != nil || top != nil {
+	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil || top != nil {
 		return err
 	}
 	if v.Block {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -45,13 +46,24 @@ type record struct {
 	Block    bool   `json:"block,omitempty"` // published as a raw device
 }
 
-// records holds one record for each volume that this node has staged or published and not unstaged.
-// Records only make answers stricter: without one, a call relies on what the kernel shows. So a
-// record that is lost or invalid harms nobody.
-type records struct {
+// recordStore has one record for each volume that this node has staged or published and not
+// unstaged. Records only make answers stricter: without one, a call relies on what the kernel
+// shows. So a record that is lost or invalid harms nobody.
+type recordStore struct {
+	dir      string // empty means that records are kept in memory only
+	instance string
+	log      *slog.Logger
+
 	mu sync.Mutex
 	// guarded by mu
-	volumes map[string]record
+	kept map[string]record
+}
+
+func (n *Service) records() *recordStore {
+	n.once.Do(func() {
+		n.store = &recordStore{dir: n.StateDir, instance: n.InstanceID, log: n.log()}
+	})
+	return n.store
 }
 
 // parseRecord parses a record. It refuses one that is truncated, of another version, or followed by
@@ -101,31 +113,31 @@ func recordFile(volumeID string) string {
 	return hex.EncodeToString(sum[:]) + recordSuffix
 }
 
-// saveRecord records which disk a volume is. It is called after every check that may refuse the
+// save records which disk a volume is. It is called after every check that may refuse the
 // request and before the first change, so that a driver that dies after that still knows the disk.
 // A record that cannot be written is an error, because the calls that undo this one could not be as
 // strict as they have to be.
 //
 // Until it is unstaged, a volume keeps its disk. If workloads had it as a raw device, the record
 // keeps saying so, because they may still have the device open.
-func (n *Service) saveRecord(ctx context.Context, volumeID, disk string, block bool) error {
-	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: n.InstanceID,
+func (s *recordStore) save(ctx context.Context, volumeID, disk string, block bool) error {
+	r := record{Version: recordVersion, Volume: recordKey(volumeID), Instance: s.instance,
 		Disk: disk, Block: block}
-	if known, ok := n.loadRecord(ctx, volumeID); ok {
+	if known, ok := s.load(ctx, volumeID); ok {
 		if volume.Serial(known.Disk) != volume.Serial(disk) {
 			return csierr.New(csierr.StagedDifferently, "the volume is disk %s on this node, but the "+
 				"request names disk %s; unstage the volume first", known.Disk, disk)
 		}
 		r.Block = r.Block || known.Block
 	}
-	n.memory.save(r)
-	if n.StateDir == "" {
+	s.keep(r)
+	if s.dir == "" {
 		return nil
 	}
-	if kept, err := n.readRecord(volumeID); err == nil && kept == r {
+	if kept, err := s.read(volumeID); err == nil && kept == r {
 		return nil
 	}
-	if err := n.writeRecord(r); err != nil {
+	if err := s.write(r); err != nil {
 		return csierr.New(csierr.StateNotKept, "write down in the state directory which disk the volume "+
 			"is: %w", err)
 	}
@@ -134,48 +146,48 @@ func (n *Service) saveRecord(ctx context.Context, volumeID, disk string, block b
 
 // saveDisk records the disk of a volume that has no record and is about to be unmounted. A failure
 // is logged and does not stop the unmount.
-func (n *Service) saveDisk(ctx context.Context, volumeID, serial string) {
-	if _, known := n.loadRecord(ctx, volumeID); known {
+func (s *recordStore) saveDisk(ctx context.Context, volumeID, serial string) {
+	if _, known := s.load(ctx, volumeID); known {
 		return
 	}
-	if err := n.saveRecord(ctx, volumeID, serial, false); err != nil {
-		n.log().WarnContext(ctx, "a volume is unstaged without a record of its disk",
+	if err := s.save(ctx, volumeID, serial, false); err != nil {
+		s.log.WarnContext(ctx, "a volume is unstaged without a record of its disk",
 			"volume", volumeID, "error", err)
 	}
 }
 
-// loadRecord returns the record of a volume. It ignores an invalid one, with a line in the log.
-func (n *Service) loadRecord(ctx context.Context, volumeID string) (record, bool) {
-	if r, ok := n.memory.find(recordKey(volumeID)); ok {
+// load returns the record of a volume. It ignores an invalid one, with a line in the log.
+func (s *recordStore) load(ctx context.Context, volumeID string) (record, bool) {
+	if r, ok := s.find(recordKey(volumeID)); ok {
 		return r, true
 	}
-	if n.StateDir == "" {
+	if s.dir == "" {
 		return record{}, false
 	}
-	r, err := n.readRecord(volumeID)
+	r, err := s.read(volumeID)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return record{}, false
 	case err != nil:
-		n.log().WarnContext(ctx, "a record in the state directory is ignored",
+		s.log.WarnContext(ctx, "a record in the state directory is ignored",
 			"file", recordFile(volumeID), "error", err)
 		return record{}, false
 	}
-	n.memory.save(r)
+	s.keep(r)
 	return r, true
 }
 
 // otherVolume returns why the disk with that serial cannot be the volume's: the volume's record
 // names another disk, or another volume's record names this one. It returns "" when no record
 // contradicts.
-func (n *Service) otherVolume(ctx context.Context, volumeID, serial string) string {
-	if known, ok := n.loadRecord(ctx, volumeID); ok {
+func (s *recordStore) otherVolume(ctx context.Context, volumeID, serial string) string {
+	if known, ok := s.load(ctx, volumeID); ok {
 		if want := volume.Serial(known.Disk); want != serial {
 			return fmt.Sprintf("the disk with serial %q, but the volume's is %q", serial, want)
 		}
 		return ""
 	}
-	for _, r := range n.allRecords() {
+	for _, r := range s.all() {
 		if r.Volume != recordKey(volumeID) && volume.Serial(r.Disk) == serial {
 			return fmt.Sprintf("the disk with serial %q, which is volume %s", serial, csierr.Plain(r.Volume))
 		}
@@ -183,48 +195,52 @@ func (n *Service) otherVolume(ctx context.Context, volumeID, serial string) stri
 	return ""
 }
 
-// allRecords lists every valid record. OpenState has logged the others.
-func (n *Service) allRecords() []record {
-	all := n.memory.all()
-	if n.StateDir == "" {
+// all lists every valid record. open has logged the others.
+func (s *recordStore) all() []record {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.kept))
+	s.mu.Unlock()
+	if s.dir == "" {
 		return all
 	}
-	entries, _ := os.ReadDir(n.StateDir)
+	entries, _ := os.ReadDir(s.dir)
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), recordSuffix) {
 			continue
 		}
-		r, err := readRecordFile(filepath.Join(n.StateDir, e.Name()))
-		if err == nil && r.Instance == n.InstanceID && recordFile(r.Volume) == e.Name() {
+		r, err := readRecordFile(filepath.Join(s.dir, e.Name()))
+		if err == nil && r.Instance == s.instance && recordFile(r.Volume) == e.Name() {
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-// deleteRecord deletes the record of a volume that is gone from this node. A record that stays
+// delete deletes the record of a volume that is gone from this node. A record that stays
 // behind only makes a later answer stricter, so a failure is only logged.
-func (n *Service) deleteRecord(ctx context.Context, volumeID string) {
-	n.memory.delete(recordKey(volumeID))
-	if n.StateDir == "" {
+func (s *recordStore) delete(ctx context.Context, volumeID string) {
+	s.mu.Lock()
+	delete(s.kept, recordKey(volumeID))
+	s.mu.Unlock()
+	if s.dir == "" {
 		return
 	}
-	path := filepath.Join(n.StateDir, recordFile(volumeID))
+	path := filepath.Join(s.dir, recordFile(volumeID))
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		n.log().WarnContext(ctx, "a record stays in the state directory",
+		s.log.WarnContext(ctx, "a record stays in the state directory",
 			"file", recordFile(volumeID), "error", err)
 	}
 }
 
-// readRecord reads the record of a volume, which has to be this node's and that volume's.
-func (n *Service) readRecord(volumeID string) (record, error) {
-	r, err := readRecordFile(filepath.Join(n.StateDir, recordFile(volumeID)))
+// read reads the record of a volume, which has to be this node's and that volume's.
+func (s *recordStore) read(volumeID string) (record, error) {
+	r, err := readRecordFile(filepath.Join(s.dir, recordFile(volumeID)))
 	switch {
 	case err != nil:
 		return record{}, err
 	case r.Volume != recordKey(volumeID):
 		return record{}, errors.New("it is about another volume")
-	case r.Instance != n.InstanceID:
+	case r.Instance != s.instance:
 		return record{}, errors.New("it is another instance's")
 	}
 	return r, nil
@@ -244,20 +260,20 @@ func readRecordFile(path string) (record, error) {
 	return parseRecord(b)
 }
 
-// writeRecord replaces the record's file atomically. It does not sync the file, because nothing is
+// write replaces the record's file atomically. It does not sync the file, because nothing is
 // mounted after a power failure.
-func (n *Service) writeRecord(r record) error {
+func (s *recordStore) write(r record) error {
 	b, err := r.encode()
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(n.StateDir, recordFile(r.Volume))
+	path := filepath.Join(s.dir, recordFile(r.Volume))
 	err = replaceFile(path, b)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	// Somebody removed the directory under a running driver.
-	if err := os.MkdirAll(n.StateDir, 0o700); err != nil {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
 	return replaceFile(path, b)
@@ -270,32 +286,35 @@ func replaceFile(path string, b []byte) error {
 	return os.Rename(path+newSuffix, path)
 }
 
-// OpenState creates the state directory, checks that it can be written, and removes what a driver
+// OpenState prepares the state directory, when a driver starts.
+func (n *Service) OpenState() error { return n.records().open() }
+
+// open creates the state directory, checks that it can be written, and removes what a driver
 // left that died while it wrote. Its error does not name the directory, which is the operator's
 // value.
-func (n *Service) OpenState() error {
-	if n.StateDir == "" {
-		n.log().Warn("no state directory: after a restart the node will not know which " +
+func (s *recordStore) open() error {
+	if s.dir == "" {
+		s.log.Warn("no state directory: after a restart the node will not know which " +
 			"disk a volume is")
 		return nil
 	}
 	const advice = "name a directory that the driver can make and write, and that outlives its " +
 		"process, such as one of the host's"
-	if err := tryState(n.StateDir); err != nil {
+	if err := tryState(s.dir); err != nil {
 		return fmt.Errorf("no records can be kept there (%w); %s", csierr.WithoutPath(err), advice)
 	}
-	entries, err := os.ReadDir(n.StateDir)
+	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return fmt.Errorf("it cannot be listed (%w); %s", csierr.WithoutPath(err), advice)
 	}
 	for _, e := range entries {
-		path := filepath.Join(n.StateDir, e.Name())
+		path := filepath.Join(s.dir, e.Name())
 		switch {
 		case e.Type().IsRegular() && unfinishedFile.MatchString(e.Name()):
 			_ = os.Remove(path) // one that stays is overwritten when its volume comes again
 		case strings.HasSuffix(e.Name(), recordSuffix):
 			if _, err := readRecordFile(path); err != nil {
-				n.log().Warn("a record in the state directory is ignored",
+				s.log.Warn("a record in the state directory is ignored",
 					"file", e.Name(), "error", err)
 			}
 		}
@@ -303,7 +322,7 @@ func (n *Service) OpenState() error {
 	return nil
 }
 
-// unfinishedFile matches the temporary files of writeRecord and tryState. Nothing else is removed,
+// unfinishedFile matches the temporary files of write and tryState. Nothing else is removed,
 // because an operator may name a directory that others use, too.
 var unfinishedFile = regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
 	`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
@@ -326,30 +345,19 @@ func tryState(dir string) error {
 	return err
 }
 
-func (s *records) save(r record) {
+// keep keeps a record in memory.
+func (s *recordStore) keep(r record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.volumes == nil {
-		s.volumes = map[string]record{}
+	if s.kept == nil {
+		s.kept = map[string]record{}
 	}
-	s.volumes[r.Volume] = r
+	s.kept[r.Volume] = r
 }
 
-func (s *records) delete(key string) {
+func (s *recordStore) find(key string) (record, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.volumes, key)
-}
-
-func (s *records) find(key string) (record, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r, ok := s.volumes[key]
+	r, ok := s.kept[key]
 	return r, ok
-}
-
-func (s *records) all() []record {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.volumes))
 }

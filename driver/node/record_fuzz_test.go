@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that every
-// id has a file of its own in the state directory.
+// FuzzRecord checks that a valid record of a volume is whole and comes back as it was, and that
+// every id has a file of its own in the state directory.
 func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, id string) {
 		file := recordFile(id)

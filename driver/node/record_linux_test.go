@@ -177,7 +177,7 @@ func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 			file := filepath.Join(g.state, v.ID+".json")
 			must(t, os.WriteFile(file, []byte(text), 0o600))
 			must(t, g.node().OpenState())
-			if _, known := g.node().loadRecord(t.Context(), v.ID); known {
+			if _, known := g.node().records().load(t.Context(), v.ID); known {
 				t.Fatal("it is believed")
 			}
 			if !strings.Contains(g.log.String(), v.ID+".json") {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -37,8 +38,9 @@ type Service struct {
 	StateDir string
 	Log      *slog.Logger
 
-	memory records
-	scans  filesystem.ZeroScans
+	once  sync.Once
+	store *recordStore
+	scans filesystem.ZeroScans
 }
 
 // Close stops the reads of whole disks, which go on without a call, and waits for their end.

@@ -24,11 +24,11 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	if err != nil {
 		return nil, err
 	}
-	_, known := n.loadRecord(ctx, v.ID)
+	_, known := n.records().load(ctx, v.ID)
 	if err := n.stage(ctx, v); err != nil {
 		if !known {
 			// A failed stage leaves nothing here, and an orchestrator need not undo it.
-			n.deleteRecord(ctx, v.ID)
+			n.records().delete(ctx, v.ID)
 		}
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
@@ -55,11 +55,11 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		if err := checkStaged(top, device.Device, v); err != nil {
 			return err
 		}
-		return n.saveRecord(ctx, v.ID, v.DiskName, v.Block)
+		return n.records().save(ctx, v.ID, v.DiskName, v.Block)
 	}
 	mounts := table.Of(device.Device)
 	if v.Block {
-		if err := n.saveRecord(ctx, v.ID, v.DiskName, v.Block); err != nil {
+		if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil {
 			return err
 		}
 		return filesystem.DropRecord(device, v.Volume, len(mounts) > 0)
@@ -155,8 +155,8 @@ func checkStaged(top *mountinfo.Info, d blockdev.Device, v request) error {
 // makes a device read-only only to publish it as a raw device, so it takes back a read-only switch
 // only on a disk that may have been published so.
 func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v request) error {
-	known, _ := n.loadRecord(ctx, v.ID)
-	if err := n.saveRecord(ctx, v.ID, v.DiskName, v.Block); err != nil || v.ReadOnly {
+	known, _ := n.records().load(ctx, v.ID)
+	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil || v.ReadOnly {
 		return err
 	}
 	return device.MakeWritable(known.Block || v.Use != volume.UseFilesystem)

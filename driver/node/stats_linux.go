@@ -123,7 +123,7 @@ func (n *Service) volumeAt(ctx context.Context, volumeID, path string) (shownVol
 	if err != nil {
 		return shownVolume{}, err
 	}
-	if why := n.otherVolume(ctx, volumeID, shown.Device.Serial); why != "" {
+	if why := n.records().otherVolume(ctx, volumeID, shown.Device.Serial); why != "" {
 		return shownVolume{}, csierr.New(csierr.VolumeNotAtPath, "%q shows %s", path, why)
 	}
 	return shown, nil

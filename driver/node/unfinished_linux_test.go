@@ -14,8 +14,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// interruptedDisk is a volume whose disk has the records of an interrupted format, and all that mkfs
-// makes. If whole is set, the disk was not made blank.
+// interruptedDisk is a volume whose disk has the records of an interrupted format, and all that
+// mkfs makes. If whole is set, the disk was not made blank.
 func interruptedDisk(t *testing.T, whole bool) testVolume {
 	t.Helper()
 	g := newGuest(t)

@@ -103,7 +103,7 @@ func (n *Service) unmountTarget(ctx context.Context, target string,
 // died after it unmounted the target. A device that cannot be opened is left to the call that needs
 // it writable.
 func (n *Service) undoReadOnly(ctx context.Context, volumeID string) error {
-	known, ok := n.loadRecord(ctx, volumeID)
+	known, ok := n.records().load(ctx, volumeID)
 	if !ok || !known.Block {
 		return nil
 	}

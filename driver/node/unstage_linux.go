@@ -28,7 +28,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
-	n.deleteRecord(ctx, req.GetVolumeId())
+	n.records().delete(ctx, req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -95,7 +95,7 @@ func (n *Service) stagedDisks(ctx context.Context, volumeID string, own []staged
 			disks = append(disks, d)
 		}
 	}
-	known, ok := n.loadRecord(ctx, volumeID)
+	known, ok := n.records().load(ctx, volumeID)
 	if !ok && len(disks) == 0 {
 		return n.namedDisks(ctx, volumeID)
 	}
@@ -139,7 +139,7 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 		// If the device is not released in time, the repeated call finds nothing mounted, and still
 		// has to know which disk to release.
 		if d.Path != "" {
-			n.saveDisk(ctx, volumeID, d.Serial)
+			n.records().saveDisk(ctx, volumeID, d.Serial)
 		}
 	}
 	// A write to a frozen filesystem would block until it is thawed.
