@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // settleTimeout is how long it may take until nothing of a spec is left: Kubernetes detaches,
@@ -44,8 +44,8 @@ var clusterKinds = []schema.GroupVersionKind{
 
 // takeStock counts what there is: the rack's disks, snapshots and attachments, this machine's loop
 // devices, the mounts, directories, devices and records of every worker, the cluster's volumes.
-func takeStock(ctx context.Context) (sanity.Ledger, error) {
-	ledger := sanity.Ledger{}
+func takeStock(ctx context.Context) (harness.Ledger, error) {
+	ledger := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func takeStock(ctx context.Context) (sanity.Ledger, error) {
 	return ledger, stockOfWorkers(ctx, ledger)
 }
 
-func stockOfWorkers(ctx context.Context, ledger sanity.Ledger) error {
+func stockOfWorkers(ctx context.Context, ledger harness.Ledger) error {
 	var reports [len(workers)]string
 	group, ctx := errgroup.WithContext(ctx)
 	for i, worker := range workers {
@@ -104,7 +104,7 @@ func stockOfWorkers(ctx context.Context, ledger sanity.Ledger) error {
 }
 
 // balanced waits until there is what there was at the start, no more and no less.
-func balanced(ctx context.Context, start sanity.Ledger) error {
+func balanced(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
 		now, err := takeStock(ctx)
 		if err != nil {

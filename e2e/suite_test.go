@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/kind/pkg/cluster"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // What BeforeSuite makes, for all specs.
@@ -123,7 +123,7 @@ var _ = BeforeEach(func(ctx SpecContext) {
 }, NodeTimeout(time.Minute))
 
 // settle is the end of every spec.
-func settle(ctx context.Context, start sanity.Ledger) {
+func settle(ctx context.Context, start harness.Ledger) {
 	if err := balanced(ctx, start); err != nil {
 		collectEvidence("ledger")
 		Expect(err).NotTo(HaveOccurred())

@@ -15,6 +15,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // controllerRounds is how many rounds one iteration has: these calls are quick, and vary.
@@ -60,19 +62,19 @@ func (c *controllerBench) round(ctx context.Context, round int) error {
 	)
 	for i, step := range []struct{ driver, sdk func() error }{
 		{func() error {
-			resp, err := ctl.CreateVolume(ctx, createRequest(fmt.Sprint("bench-", round)))
+			resp, err := ctl.CreateVolume(ctx, harness.CreateRequest(fmt.Sprint("bench-", round)))
 			volume = resp.GetVolume()
 			return err
 		}, func() (err error) {
-			disk, err = c.createByHand(ctx, byHand, gib)
+			disk, err = c.createByHand(ctx, byHand, harness.GiB)
 			return err
 		}},
 		{func() error {
-			_, err := ctl.ControllerPublishVolume(ctx, publishRequest(volume, instance))
+			_, err := ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, instance))
 			return err
 		}, func() error { return c.attachByHand(ctx, disk.Id) }},
 		{func() error {
-			_, err := ctl.ControllerUnpublishVolume(ctx, unpublishRequest(volume, instance))
+			_, err := ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, instance))
 			return err
 		}, func() error { return c.detachByHand(ctx, disk.Id) }},
 		{func() error {
@@ -149,13 +151,13 @@ const fillers = 16
 
 // fill creates the volumes from one number up to another, through the driver.
 func (bn *bench) fill(ctx context.Context, from, to int) error {
-	bn.run.say("creating %d volumes", to-from)
+	bn.run.Say("creating %d volumes", to-from)
 	start := time.Now()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(fillers)
 	for i := from; i < to; i++ {
 		group.Go(func() error {
-			_, err := bn.driver.Controller().CreateVolume(ctx, createRequest(fmt.Sprint("list-", i)))
+			_, err := bn.driver.Controller().CreateVolume(ctx, harness.CreateRequest(fmt.Sprint("list-", i)))
 			return err
 		})
 	}
@@ -191,9 +193,9 @@ func (bn *bench) listDisks(ctx context.Context, want int) error {
 // when nobody asks for anything, how large their files are.
 func BenchmarkProcess(b *testing.B) {
 	bn := openBench(b)
-	for _, mode := range []string{ModeController, ModeNode, ModeAll} {
+	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {
 		b.Run(mode, func(b *testing.B) {
-			plugin, err := bn.rack.StartPlugin(b.Context(), PluginOptions{Mode: mode})
+			plugin, err := bn.rack.StartPlugin(b.Context(), harness.PluginOptions{Mode: mode})
 			must(b, err)
 			var starts []time.Duration
 			for b.Loop() {
@@ -216,19 +218,20 @@ func BenchmarkProcess(b *testing.B) {
 		must(b, err)
 		info, err := os.Stat(path)
 		must(b, err)
-		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program, float64(info.Size())/float64(mib))
+		fmt.Printf("FIGURE binary program=%s mib=%.1f\n", program,
+			float64(info.Size())/float64(harness.MiB))
 	}
 }
 
 // startUp starts a stopped plugin and times it until its socket takes a connection.
-func startUp(ctx context.Context, plugin *Plugin) (time.Duration, error) {
+func startUp(ctx context.Context, plugin *harness.Plugin) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	serving := make(chan time.Duration, 1)
 	start := time.Now()
 	go func() {
 		for ctx.Err() == nil {
-			conn, err := net.Dial("unix", plugin.socket())
+			conn, err := net.Dial("unix", plugin.Socket())
 			if err == nil {
 				serving <- time.Since(start)
 				_ = conn.Close()

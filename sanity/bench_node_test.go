@@ -13,9 +13,11 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	mountutils "k8s.io/mount-utils"
 	"k8s.io/utils/exec"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-const benchDisk = 10 * gib
+const benchDisk = 10 * harness.GiB
 
 // The ratios that the driver should not exceed: against mkfs and mount typed by hand, and against
 // what the drivers of other clouds do.
@@ -58,7 +60,7 @@ type way struct {
 	stage, publish func(ctx context.Context) error
 	// undo takes down the mounts, and leaves the filesystem.
 	undo func(ctx context.Context) error
-	// volume is the driver's, disk the others'.
+	// Volume is the driver's, disk the others'.
 	volume *csi.Volume
 	disk   *oxide.Disk
 }
@@ -152,57 +154,31 @@ func (bn *bench) openWays(ctx context.Context, fsType string, round int) ([]*way
 // driversWay is by NodeStageVolume and NodePublishVolume.
 func (bn *bench) driversWay(ctx context.Context, fsType string, round int, dir string) (*way,
 	error) {
-	created, err := bn.driver.Controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:               fmt.Sprint("bench-", fsType, "-", round),
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: benchDisk},
-		VolumeCapabilities: []*csi.VolumeCapability{mounted()},
-	})
+	req := harness.CreateRequest(fmt.Sprint("bench-", fsType, "-", round))
+	req.CapacityRange.RequiredBytes = benchDisk
+	created, err := bn.driver.Controller().CreateVolume(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	volume := created.GetVolume()
 	published, err := bn.driver.Controller().ControllerPublishVolume(ctx,
-		publishRequest(volume, bn.rack.Instance("").ID))
+		harness.PublishRequest(volume, bn.rack.Instance("").ID))
 	if err != nil {
 		return nil, err
 	}
 	if _, err := bn.awaitDevice(ctx, volume.GetVolumeContext()["diskName"]); err != nil {
 		return nil, err
 	}
-	node, id := bn.driver.Node(), volume.GetVolumeId()
-	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	capability := mounted()
-	capability.GetMount().FsType = fsType
+	node := bn.driver.Node()
+	p := &harness.Placement{Volume: volume, Capability: harness.Mounted(fsType),
+		PublishContext: published.GetPublishContext(),
+		Staging:        filepath.Join(dir, "staging"), Target: filepath.Join(dir, "target")}
 	return &way{
-		volume: volume,
-		stage: func(ctx context.Context) error {
-			_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-				VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability,
-				PublishContext: published.GetPublishContext(), VolumeContext: volume.GetVolumeContext(),
-			})
-			return err
-		},
-		publish: func(ctx context.Context) error {
-			_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-				VolumeId: id, StagingTargetPath: staging, TargetPath: target,
-				VolumeCapability: capability, PublishContext: published.GetPublishContext(),
-				VolumeContext: volume.GetVolumeContext(),
-			})
-			return err
-		},
-		undo: func(ctx context.Context) error {
-			_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-				VolumeId: id, TargetPath: target,
-			})
-			if err != nil {
-				return err
-			}
-			_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-				VolumeId: id, StagingTargetPath: staging,
-			})
-			return err
-		},
-	}, os.MkdirAll(staging, 0o750)
+		volume:  volume,
+		stage:   func(ctx context.Context) error { return p.Stage(ctx, node) },
+		publish: func(ctx context.Context) error { return p.Publish(ctx, node) },
+		undo:    func(ctx context.Context) error { return p.Remove(ctx, node) },
+	}, p.MakeDirs()
 }
 
 // handsWay is what an administrator types. The options of mkfs are the driver's: with its own, mkfs
@@ -265,7 +241,7 @@ func (bn *bench) closeWays(ctx context.Context, ways []*way) error {
 			continue
 		}
 		_, err := bn.driver.Controller().ControllerUnpublishVolume(ctx,
-			unpublishRequest(w.volume, bn.rack.Instance("").ID))
+			harness.UnpublishRequest(w.volume, bn.rack.Instance("").ID))
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 const (
@@ -54,13 +56,13 @@ func BenchmarkSimulatorAttach(b *testing.B) {
 
 // attachBench is a rack with many instances, and a client that keeps a connection for each caller.
 type attachBench struct {
-	rack *Rack
+	rack *harness.Rack
 	sdk  *oxide.Client
 }
 
 func openAttachBench(b *testing.B) (attachBench, []string) {
 	b.Helper()
-	run, err := NewRun(os.Stdout)
+	run, err := harness.NewRun(os.Stdout)
 	must(b, err)
 	b.Cleanup(func() { must(b, run.Close()) })
 	buildShipped(b, run)
@@ -68,7 +70,7 @@ func openAttachBench(b *testing.B) (attachBench, []string) {
 	for i := range attachInstances {
 		names = append(names, fmt.Sprint("i", i))
 	}
-	rack, err := run.StartRack(b.Context(), RackOptions{Instances: names})
+	rack, err := run.StartRack(b.Context(), harness.RackOptions{Instances: names})
 	must(b, err)
 	b.Cleanup(func() { must(b, rack.Stop()) })
 	transport := &http.Transport{MaxIdleConnsPerHost: slices.Max(attachCallers)}
@@ -81,7 +83,7 @@ func openAttachBench(b *testing.B) (attachBench, []string) {
 		disk, err := sdk.DiskCreate(b.Context(), oxide.DiskCreateParams{
 			Project: oxide.NameOrId(rack.Project),
 			Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprint("disk-", i)),
-				Size: oxide.ByteCount(gib), DiskBackend: blankBackend()},
+				Size: oxide.ByteCount(harness.GiB), DiskBackend: blankBackend()},
 		})
 		must(b, err)
 		disks = append(disks, disk.Id)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // The benchmarks measure the driver beside the same work done without it, in turns within one run,
@@ -28,9 +30,9 @@ const (
 
 // bench is a rack and a driver whose programs are built as they are shipped.
 type bench struct {
-	run    *Run
-	rack   *Rack
-	driver *Plugin
+	run    *harness.Run
+	rack   *harness.Rack
+	driver *harness.Plugin
 	// sdk is Oxide's client as anybody gets it.
 	sdk *oxide.Client
 	dir string
@@ -38,14 +40,14 @@ type bench struct {
 
 func openBench(b *testing.B) *bench {
 	b.Helper()
-	run, err := NewRun(os.Stdout)
+	run, err := harness.NewRun(os.Stdout)
 	must(b, err)
 	b.Cleanup(func() { must(b, run.Close()) })
 	buildShipped(b, run)
-	rack, err := run.StartRack(b.Context(), RackOptions{})
+	rack, err := run.StartRack(b.Context(), harness.RackOptions{})
 	must(b, err)
 	b.Cleanup(func() { must(b, rack.Stop()) })
-	driver, err := rack.StartPlugin(b.Context(), PluginOptions{})
+	driver, err := rack.StartPlugin(b.Context(), harness.PluginOptions{})
 	must(b, err)
 	b.Cleanup(func() { must(b, driver.Stop()) })
 	sdk, err := oxide.NewClient(oxide.WithHost(rack.URL), oxide.WithToken(rack.Token))
@@ -62,18 +64,18 @@ func must(b *testing.B, err error) {
 }
 
 // buildShipped builds the programs as `make build` does and lets the harness use them.
-func buildShipped(b *testing.B, run *Run) {
+func buildShipped(b *testing.B, run *harness.Run) {
 	b.Helper()
 	dir := filepath.Join(run.Dir, "shipped")
 	for _, program := range programs {
 		path := filepath.Join(dir, program)
 		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-o", path,
-			module+"/cmd/"+program)
+			harness.Module+"/cmd/"+program)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			b.Fatalf("build %s: %v\n%s", program, err, out)
 		}
-		b.Setenv(binaryVariable(program), path)
+		b.Setenv(harness.BinaryVariable(program), path)
 	}
 }
 
@@ -159,7 +161,7 @@ func (bn *bench) deleteByHand(ctx context.Context, disk string) error {
 
 // awaitDevice waits for a disk to appear, so that nobody's time holds that.
 func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
-	err = await(ctx, time.Minute, func() error {
+	err = harness.Await(ctx, time.Minute, func() error {
 		paths, err := devicesWith(bn.rack.Instance(""), serial)
 		if err == nil && len(paths) != 1 {
 			err = fmt.Errorf("%d devices with serial %q", len(paths), serial)

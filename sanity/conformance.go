@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // Conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name,
@@ -50,9 +52,9 @@ type conformance struct {
 	// only is the label filter: which of the access types to run.
 	only string
 
-	run    *Run
+	run    *harness.Run
 	client *oxide.Client
-	driver *Plugin
+	driver *harness.Plugin
 	skips  []explainedSkip
 }
 
@@ -79,7 +81,7 @@ func (c *conformance) configure(args []string, stderr io.Writer) error {
 
 // all runs the suite from the first question to the rack to the sweep at the end.
 func (c *conformance) all(ctx context.Context) (err error) {
-	if c.run, err = NewRun(c.stdout); err != nil {
+	if c.run, err = harness.NewRun(c.stdout); err != nil {
 		return err
 	}
 	defer func() {
@@ -89,13 +91,13 @@ func (c *conformance) all(ctx context.Context) (err error) {
 		err = errors.Join(err, c.run.Close())
 	}()
 	host, token := os.Getenv("OXIDE_HOST"), os.Getenv("OXIDE_TOKEN")
-	if c.client, err = newClient(host, token, os.Getenv("OXIDE_CA_FILE")); err != nil {
+	if c.client, err = harness.NewOxideClient(host, token, os.Getenv("OXIDE_CA_FILE")); err != nil {
 		return err
 	}
 	if err := c.mayUseProject(ctx); err != nil {
 		return err
 	}
-	c.run.say("the mark of this run is %s", c.mark)
+	c.run.Say("the mark of this run is %s", c.mark)
 	if err := c.startDriver(ctx); err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func brief(err error) error {
 }
 
 // startDriver starts the driver as the environment configures it.
-func (c *conformance) startDriver(ctx context.Context) error {
+func (c *conformance) startDriver(ctx context.Context) (err error) {
 	env := map[string]string{}
 	for _, entry := range os.Environ() {
 		if key, value, _ := strings.Cut(entry, "="); strings.HasPrefix(key, "OXIDE_") {
@@ -143,12 +145,8 @@ func (c *conformance) startDriver(ctx context.Context) error {
 		}
 	}
 	env["OXIDE_CLUSTER_ID"] = c.mark
-	driver, err := c.run.newPlugin(c.run.Dir, &c.run.plugs, PluginOptions{Env: env})
-	if err != nil {
-		return err
-	}
-	c.driver = driver
-	return driver.Start(ctx)
+	c.driver, err = c.run.StartPlugin(ctx, harness.PluginOptions{Env: env})
+	return err
 }
 
 // suite asks whether the rack can hot-plug and runs csi-sanity accordingly.
@@ -180,9 +178,9 @@ func (c *conformance) suite(ctx context.Context) error {
 }
 
 func (c *conformance) sayColdPlug() {
-	c.run.say("this rack refuses to attach a disk to a running instance; not run for that reason:")
+	c.run.Say("this rack refuses to attach a disk to a running instance; not run for that reason:")
 	for _, skip := range attachSkips {
-		c.run.say("  %s", skip.spec)
+		c.run.Say("  %s", skip.spec)
 	}
 }
 
@@ -200,7 +198,7 @@ func (c *conformance) register() {
 		}
 		if tool := "mkfs." + combination.filesystem; combination.filesystem != "" {
 			if _, err := exec.LookPath(tool); err != nil {
-				c.run.say("%s is not run: %s is not installed", combination.access(), tool)
+				c.run.Say("%s is not run: %s is not installed", combination.access(), tool)
 				continue
 			}
 		}
@@ -221,30 +219,23 @@ func (c *conformance) hotplug(ctx context.Context) (can bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	capability := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{
-			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
 	controller := c.driver.Controller()
-	created, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: c.mark + "-hotplug", VolumeCapabilities: []*csi.VolumeCapability{capability},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: gib}})
+	created, err := controller.CreateVolume(ctx, harness.CreateRequest(c.mark+"-hotplug"))
 	if err != nil {
 		return false, err
 	}
-	id := created.GetVolume().GetVolumeId()
-	_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId: id, NodeId: info.GetNodeId(), VolumeCapability: capability,
-		VolumeContext: created.GetVolume().GetVolumeContext()})
+	volume := created.GetVolume()
+	_, err = controller.ControllerPublishVolume(ctx,
+		harness.PublishRequest(volume, info.GetNodeId()))
 	can = err == nil
 	if status.Code(err) == codes.FailedPrecondition {
 		err = nil
 	}
 	if can {
-		_, err = controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: id, NodeId: info.GetNodeId()})
+		_, err = controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(volume, info.GetNodeId()))
 	}
-	_, errDelete := controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	_, errDelete := controller.DeleteVolume(ctx,
+		&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 	return can, errors.Join(err, errDelete)
 }

@@ -14,10 +14,9 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
-)
 
-// gib is the unit of a disk's size on a rack.
-const gib = int64(1) << 30
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
 
 // combination is one way in which csi-sanity meets the driver.
 type combination struct {
@@ -68,7 +67,7 @@ func (c combination) config() *csisanity.TestConfig {
 	if c.filesystem == "" {
 		config.TestVolumeAccessType = "block"
 	}
-	config.TestVolumeSize = gib
+	config.TestVolumeSize = harness.GiB
 	config.TestNodeVolumeAttachLimit = true
 	config.RemoveTargetPath = removeEmpty
 	config.RemoveStagingPath = removeEmpty
@@ -78,7 +77,7 @@ func (c combination) config() *csisanity.TestConfig {
 		config.IDGen = uuids{}
 	}
 	config.DialOptions = append(config.DialOptions,
-		grpc.WithChainUnaryInterceptor(withFilesystem(c.filesystem), errorRules))
+		grpc.WithChainUnaryInterceptor(withFilesystem(c.filesystem), harness.ErrorRules))
 	config.ControllerDialOptions = config.DialOptions
 	return &config
 }
@@ -145,57 +144,8 @@ func (uuids) GenerateInvalidVolumeID() string     { return uuid.NewString() }
 func (uuids) GenerateUniqueValidNodeID() string   { return uuid.NewString() }
 func (uuids) GenerateInvalidNodeID() string       { return uuid.NewString() }
 
-// describeCSISanity registers csi-sanity's suite once per combination, each with a rack of its own:
-// csi-sanity's volume names repeat, so two of its suites cannot share a project.
-func describeCSISanity() {
-	for _, c := range combinations() {
-		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.labels(), func() {
-			config := c.config()
-			var (
-				rack    *Rack
-				plugins []*Plugin
-				start   Ledger
-				suite   *csisanity.TestContext
-			)
-			BeforeAll(func(ctx SpecContext) {
-				rack = NewRack(ctx, RackOptions{})
-				plugins = c.startPlugins(ctx, rack, config)
-				place(config, rack.Dir)
-				var err error
-				start, err = rack.Ledger(ctx, plugins...)
-				Expect(err).NotTo(HaveOccurred())
-			})
-			AfterAll(func(ctx SpecContext) {
-				if start == nil {
-					return // the rack or the driver did not start
-				}
-				suite.Finalize()
-				Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(),
-					"csi-sanity over %s has leaked", c)
-			})
-			suite = csisanity.GinkgoTest(config)
-		})
-	}
-}
-
 // quietCSISanity sends what csi-sanity logs into the report of the spec that logs it.
 func quietCSISanity() {
 	klog.LogToStderr(false)
 	klog.SetOutput(GinkgoWriter)
-}
-
-// startPlugins starts the driver as the combination wants it and tells csi-sanity where.
-func (c combination) startPlugins(
-	ctx context.Context, rack *Rack, config *csisanity.TestConfig,
-) []*Plugin {
-	GinkgoHelper()
-	if !c.split {
-		all := rack.Plugin(ctx, PluginOptions{})
-		config.Address = all.Endpoint
-		return []*Plugin{all}
-	}
-	controller := rack.Plugin(ctx, PluginOptions{Mode: ModeController})
-	node := rack.Plugin(ctx, PluginOptions{Mode: ModeNode})
-	config.ControllerAddress, config.Address = controller.Endpoint, node.Endpoint
-	return []*Plugin{controller, node}
 }

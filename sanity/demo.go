@@ -13,13 +13,15 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // Demo shows the life of one volume: a simulated rack and the driver are started in a temporary
 // directory, the volume is born, used on one instance, moved to another, read there and deleted.
 // Every step is printed with what it asked of the rack. Nothing is left when Demo returns.
 func Demo(ctx context.Context, out io.Writer) (err error) {
-	run, err := NewRun(out)
+	run, err := harness.NewRun(out)
 	if err != nil {
 		return err
 	}
@@ -29,105 +31,77 @@ func Demo(ctx context.Context, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, run.Close())
 	}()
-	d := &demo{out: out}
+	d := &demo{out: out, nodes: map[string]csi.NodeClient{},
+		placements: map[string]*harness.Placement{}}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if err := d.open(ctx, run); err != nil {
 		return err
 	}
-	start, err := d.rack.Ledger(ctx, d.plugins...)
-	if err != nil {
+	if err := d.run(ctx); err != nil {
 		return err
 	}
-	if err := d.play(ctx); err != nil {
-		return err
-	}
-	return d.settle(ctx, start)
+	return d.balance(ctx)
 }
 
-// demo is a performance: the rack, and the driver's three processes.
+// demo is a rack with the driver's three processes, and the one volume.
 type demo struct {
+	*harness.Environment
 	out        io.Writer
-	rack       *Rack
-	controller *Plugin
-	nodes      map[string]*Plugin
-	plugins    []*Plugin
+	controller csi.ControllerClient
+	nodes      map[string]csi.NodeClient
 	volume     *csi.Volume
-	published  map[string]string
+	// placements is the volume on each node where it is not yet removed.
+	placements map[string]*harness.Placement
 
-	// steps have been shown, and the rack's requests up to this one.
-	steps, requests int
-	// asked is how many requests the steps made.
-	asked int
-	began time.Time
+	// steps is how many steps have been shown, and lastRequest the last request shown.
+	steps, lastRequest int
+	// requests is how many requests the steps made.
+	requests int
+	began    time.Time
 }
 
-func (d *demo) open(ctx context.Context, run *Run) (err error) {
-	if d.rack, err = run.StartRack(ctx, RackOptions{}); err != nil {
+func (d *demo) open(ctx context.Context, run *harness.Run) (err error) {
+	if d.Environment, err = run.StartEnvironment(ctx, harness.RackOptions{}); err != nil {
 		return err
 	}
-	start := func(options PluginOptions) *Plugin {
-		if err != nil {
-			return nil
-		}
-		var plugin *Plugin
-		if plugin, err = d.rack.StartPlugin(ctx, options); err == nil {
-			d.plugins = append(d.plugins, plugin)
-		}
-		return plugin
-	}
-	d.controller = start(PluginOptions{Mode: ModeController})
-	d.nodes = map[string]*Plugin{
-		"a": start(PluginOptions{Mode: ModeNode, Instance: "a"}),
-		"b": start(PluginOptions{Mode: ModeNode, Instance: "b"}),
-	}
+	controller, err := d.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
 	if err != nil {
 		return err
 	}
-	d.began = time.Now()
-	d.say("\nA simulated rack serves at %s. Its instances are", d.rack.URL)
-	for _, instance := range d.rack.Instances {
-		d.say("    %s  %s", instance.Name, instance.ID)
-	}
-	d.say("The driver runs three times: a controller, and a node service in each instance.")
-	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.rack.Dir)
-	return d.ready(ctx)
-}
-
-// ready waits until the controller has seen the rack, so that the first step shows only its own
-// requests.
-func (d *demo) ready(ctx context.Context) error {
-	return await(ctx, startTimeout, func() error {
-		probe, err := d.controller.Identity().Probe(ctx, &csi.ProbeRequest{})
-		if err == nil && !probe.GetReady().GetValue() {
-			err = errors.New("the controller is not ready")
-		}
+	d.controller = controller.Controller()
+	for _, instance := range []string{"a", "b"} {
+		node, err := d.StartPlugin(ctx, harness.PluginOptions{
+			Mode: harness.ModeNode, Instance: instance})
 		if err != nil {
 			return err
 		}
-		seen, err := d.rack.Admin.Requests(ctx, 0)
-		if len(seen) > 0 {
-			d.requests = seen[len(seen)-1].Seq
-		}
-		return err
-	})
+		d.nodes[instance] = node.Node()
+	}
+	d.began = time.Now()
+	d.say("\nA simulated rack serves at %s. Its instances are", d.Rack.URL)
+	for _, instance := range d.Rack.Instances {
+		d.say("    %s  %s", instance.Name, instance.ID)
+	}
+	d.say("The driver runs three times: a controller, and a node service in each instance.")
+	d.say("Disks are files; devices and mounts are real. All paths are below\n    %s", d.Rack.Dir)
+	// The requests up to here belong to no step.
+	before, err := d.Rack.Admin.Requests(ctx, 0)
+	if len(before) > 0 {
+		d.lastRequest = before[len(before)-1].Seq
+	}
+	return errors.Join(err, d.TakeBaseline(ctx))
 }
 
-// close stops the processes. What a step that failed left mounted is taken down first.
+// close stops the processes. What a step that failed left mounted is unmounted first.
 func (d *demo) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var errs []error
-	if d.volume != nil {
-		for instance := range d.nodes {
-			_, err := d.leave(ctx, instance)
-			errs = append(errs, err)
-		}
+	for instance, p := range d.placements {
+		errs = append(errs, p.Remove(ctx, d.nodes[instance]))
 	}
-	for _, plugin := range d.plugins {
-		errs = append(errs, plugin.Stop())
-	}
-	if d.rack != nil && d.rack.proc != nil {
-		errs = append(errs, d.rack.Stop())
+	if d.Environment != nil {
+		errs = append(errs, d.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -135,39 +109,40 @@ func (d *demo) close() error {
 // greeting is what the workload writes.
 const greeting = "Hello from instance a. This was written before the move.\n"
 
-func (d *demo) play(ctx context.Context) error {
+func (d *demo) run(ctx context.Context) error {
 	for _, step := range []struct {
 		title string
-		do    func(context.Context) (string, error)
+		do    step
 	}{
-		{"CreateVolume: a disk is born", d.create},
+		{"CreateVolume: a disk is created", d.create},
 		{"ControllerPublishVolume: it is attached to a", d.attach("a")},
 		{"NodeStageVolume on a: found by its serial, proven blank, formatted, mounted", d.stage("a")},
 		{"NodePublishVolume on a: shown to a workload", d.publish("a")},
 		{"The workload writes", d.write},
 		{"NodeUnpublishVolume and NodeUnstageVolume on a: unmounted, all data on the disk",
-			func(ctx context.Context) (string, error) { return d.leave(ctx, "a") }},
+			d.remove("a")},
 		{"ControllerUnpublishVolume: it is detached from a", d.detach("a")},
 		{"ControllerPublishVolume: it is attached to b", d.attach("b")},
 		{"NodeStageVolume on b: found again, and its filesystem is used as it is", d.stage("b")},
 		{"NodePublishVolume on b: shown to the workload that moved", d.publish("b")},
 		{"The workload reads", d.read},
 		{"NodeUnpublishVolume and NodeUnstageVolume on b",
-			func(ctx context.Context) (string, error) { return d.leave(ctx, "b") }},
+			d.remove("b")},
 		{"ControllerUnpublishVolume: it is detached from b", d.detach("b")},
-		{"DeleteVolume: the disk is gone", d.remove},
+		{"DeleteVolume: the disk is gone", d.deleteVolume},
 	} {
-		if err := d.step(ctx, step.title, step.do); err != nil {
+		if err := d.show(ctx, step.title, step.do); err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
 	return nil
 }
 
-// step does one and prints it: how long it took, what it asked of the rack, what came out.
-func (d *demo) step(
-	ctx context.Context, title string, do func(context.Context) (string, error),
-) error {
+// step is one step of the demo. It returns what came out.
+type step func(context.Context) (outcome string, err error)
+
+// show takes a step and prints it: how long it took, what it asked of the rack, what came out.
+func (d *demo) show(ctx context.Context, title string, do step) error {
 	d.steps++
 	start := time.Now()
 	outcome, err := do(ctx)
@@ -176,18 +151,18 @@ func (d *demo) step(
 		return err
 	}
 	fmt.Fprintf(d.out, "\n%2d. %s  (%.1f ms)\n", d.steps, title, ms(took))
-	requests, err := d.rack.Admin.Requests(ctx, d.requests)
+	requests, err := d.Rack.Admin.Requests(ctx, d.lastRequest)
 	if err != nil {
 		return err
 	}
 	for _, r := range requests {
-		d.requests = r.Seq
-		d.asked++
+		d.lastRequest = r.Seq
+		d.requests++
 		fmt.Fprintf(d.out, "      rack  %s %s → %d in %.1f ms\n", r.Method, r.Path, r.Status,
 			r.DurationMS)
 	}
 	if outcome != "" {
-		fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(outcome, d.rack.Dir+"/", ""))
+		fmt.Fprintf(d.out, "      %s\n", strings.ReplaceAll(outcome, d.Rack.Dir+"/", ""))
 	}
 	return nil
 }
@@ -197,7 +172,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 func (d *demo) create(ctx context.Context) (string, error) {
-	resp, err := d.controller.Controller().CreateVolume(ctx, createRequest("demo"))
+	resp, err := d.controller.CreateVolume(ctx, harness.CreateRequest("demo"))
 	if err != nil {
 		return "", err
 	}
@@ -208,61 +183,59 @@ func (d *demo) create(ctx context.Context) (string, error) {
 
 func (d *demo) diskName() string { return d.volume.GetVolumeContext()["diskName"] }
 
-func (d *demo) attach(instance string) func(context.Context) (string, error) {
+func (d *demo) attach(instance string) step {
 	return func(ctx context.Context) (string, error) {
-		resp, err := d.controller.Controller().ControllerPublishVolume(ctx,
-			publishRequest(d.volume, d.rack.Instance(instance).ID))
+		resp, err := d.controller.ControllerPublishVolume(ctx,
+			harness.PublishRequest(d.volume, d.Rack.Instance(instance).ID))
 		if err != nil {
 			return "", err
 		}
-		d.published = resp.GetPublishContext()
-		return "a device with the serial " + d.diskName() + " appears in " + instance, nil
+		dir := filepath.Join(d.Rack.Dir, instance)
+		p := &harness.Placement{Volume: d.volume, Capability: harness.Mounted(""),
+			PublishContext: resp.GetPublishContext(), Staging: filepath.Join(dir, "staging"),
+			Target: filepath.Join(dir, "pod", "data")}
+		d.placements[instance] = p
+		return "a device with the serial " + d.diskName() + " appears in " + instance, p.MakeDirs()
 	}
 }
 
-func (d *demo) detach(instance string) func(context.Context) (string, error) {
+func (d *demo) detach(instance string) step {
 	return func(ctx context.Context) (string, error) {
-		_, err := d.controller.Controller().ControllerUnpublishVolume(ctx,
-			unpublishRequest(d.volume, d.rack.Instance(instance).ID))
+		_, err := d.controller.ControllerUnpublishVolume(ctx,
+			harness.UnpublishRequest(d.volume, d.Rack.Instance(instance).ID))
 		return "its device is gone from " + instance, err
 	}
 }
 
-func (d *demo) remove(ctx context.Context) (string, error) {
-	_, err := d.controller.Controller().DeleteVolume(ctx,
+func (d *demo) deleteVolume(ctx context.Context) (string, error) {
+	_, err := d.controller.DeleteVolume(ctx,
 		&csi.DeleteVolumeRequest{VolumeId: d.volume.GetVolumeId()})
 	return "", err
 }
 
-func (d *demo) staging(instance string) string {
-	return filepath.Join(d.rack.Dir, instance, "staging")
-}
-
-func (d *demo) target(instance string) string {
-	return filepath.Join(d.rack.Dir, instance, "pod", "data")
-}
-
-func (d *demo) stage(instance string) func(context.Context) (string, error) {
+func (d *demo) stage(instance string) step {
 	return func(ctx context.Context) (string, error) {
-		staging := d.staging(instance)
-		if err := os.MkdirAll(staging, 0o750); err != nil {
+		p := d.placements[instance]
+		if err := p.Stage(ctx, d.nodes[instance]); err != nil {
 			return "", err
 		}
-		_, err := d.nodes[instance].Node().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: d.volume.GetVolumeId(), StagingTargetPath: staging,
-			VolumeCapability: mounted(), PublishContext: d.published,
-			VolumeContext: d.volume.GetVolumeContext(),
-		})
-		if err != nil {
-			return "", err
-		}
-		return mountedAt(staging)
+		return mountedAt(p.Staging)
 	}
 }
 
-// mountedAt says what is mounted at a path, as the kernel says it.
+func (d *demo) publish(instance string) step {
+	return func(ctx context.Context) (string, error) {
+		p := d.placements[instance]
+		if err := p.Publish(ctx, d.nodes[instance]); err != nil {
+			return "", err
+		}
+		return mountedAt(p.Target)
+	}
+}
+
+// mountedAt describes the mount at a path.
 func mountedAt(path string) (string, error) {
-	mounts, err := mountsBelow(path)
+	mounts, err := harness.MountsBelow(path)
 	if err == nil && len(mounts) != 1 {
 		err = fmt.Errorf("%d mounts at %s", len(mounts), path)
 	}
@@ -272,40 +245,18 @@ func mountedAt(path string) (string, error) {
 	return "mounted: " + mounts[0], nil
 }
 
-func (d *demo) publish(instance string) func(context.Context) (string, error) {
+func (d *demo) remove(instance string) step {
 	return func(ctx context.Context) (string, error) {
-		target := d.target(instance)
-		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
-			return "", err
+		err := d.placements[instance].Remove(ctx, d.nodes[instance])
+		if err == nil {
+			delete(d.placements, instance)
 		}
-		_, err := d.nodes[instance].Node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: d.volume.GetVolumeId(), StagingTargetPath: d.staging(instance),
-			TargetPath: target, VolumeCapability: mounted(), PublishContext: d.published,
-			VolumeContext: d.volume.GetVolumeContext(),
-		})
-		if err != nil {
-			return "", err
-		}
-		return mountedAt(target)
+		return "nothing of it is mounted on " + instance, err
 	}
-}
-
-func (d *demo) leave(ctx context.Context, instance string) (string, error) {
-	node := d.nodes[instance].Node()
-	_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-		VolumeId: d.volume.GetVolumeId(), TargetPath: d.target(instance),
-	})
-	if err != nil {
-		return "", err
-	}
-	_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-		VolumeId: d.volume.GetVolumeId(), StagingTargetPath: d.staging(instance),
-	})
-	return "nothing of it is mounted on " + instance, err
 }
 
 func (d *demo) write(context.Context) (string, error) {
-	path := filepath.Join(d.target("a"), "greeting")
+	path := filepath.Join(d.placements["a"].Target, "greeting")
 	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
 		return "", err
 	}
@@ -314,11 +265,11 @@ func (d *demo) write(context.Context) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
-		int64(st.Bavail)*st.Bsize/mib), nil
+		int64(st.Bavail)*st.Bsize/harness.MiB), nil
 }
 
 func (d *demo) read(context.Context) (string, error) {
-	path := filepath.Join(d.target("b"), "greeting")
+	path := filepath.Join(d.placements["b"].Target, "greeting")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
@@ -329,13 +280,13 @@ func (d *demo) read(context.Context) (string, error) {
 	return fmt.Sprintf("%q from %s", strings.TrimSpace(greeting), path), nil
 }
 
-// settle compares the ledger at the end with the one at the start.
-func (d *demo) settle(ctx context.Context, start Ledger) error {
-	if err := d.rack.Balance(ctx, start, d.plugins...); err != nil {
+// balance compares the ledger at the end with the one at the start.
+func (d *demo) balance(ctx context.Context) error {
+	if err := d.Balance(ctx); err != nil {
 		return fmt.Errorf("the ledger does not balance: %w", err)
 	}
 	d.say("\nThe ledger balances: no disk, attachment, loop device, mount, open file or goroutine "+
 		"more than before.\n%d steps and %d requests to the rack in %.1f s.",
-		d.steps, d.asked, time.Since(d.began).Seconds())
+		d.steps, d.requests, time.Since(d.began).Seconds())
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
@@ -65,8 +67,8 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	if err := Demo(ctx, out); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
-	ledger := Ledger{}
-	if err := addKernel(ledger, dir); err != nil {
+	ledger, err := harness.KernelLedger(dir)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if left := ledger.More(nil); len(left) > 0 {

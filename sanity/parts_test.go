@@ -21,6 +21,7 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -51,7 +52,7 @@ func parts() []part {
 const inNamespace = "OXIDE_SANITY_PART"
 
 // again is this binary, started again in a mount namespace of its own.
-func again(ctx context.Context, t *testing.T, run *Run, args []string) *exec.Cmd {
+func again(ctx context.Context, t *testing.T, run *harness.Run, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), inNamespace+"=1")
 	for _, program := range programs {
@@ -59,7 +60,7 @@ func again(ctx context.Context, t *testing.T, run *Run, args []string) *exec.Cmd
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd.Env = append(cmd.Env, binaryVariable(program)+"="+path)
+		cmd.Env = append(cmd.Env, harness.BinaryVariable(program)+"="+path)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Unshareflags: syscall.CLONE_NEWNS,
@@ -69,12 +70,12 @@ func again(ctx context.Context, t *testing.T, run *Run, args []string) *exec.Cmd
 		Pdeathsig: syscall.SIGINT,
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 2 * stopTimeout
+	cmd.WaitDelay = 2 * harness.StopTimeout
 	return cmd
 }
 
 // runChosen runs a part that the caller chose.
-func runChosen(t *testing.T, run *Run) {
+func runChosen(t *testing.T, run *harness.Run) {
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cmd := again(ctx, t, run, os.Args[1:])
@@ -85,7 +86,7 @@ func runChosen(t *testing.T, run *Run) {
 }
 
 // runParts runs the whole suite: this binary again, once for each part, a few at a time.
-func runParts(t *testing.T, run *Run) {
+func runParts(t *testing.T, run *harness.Run) {
 	start := time.Now()
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -102,7 +103,7 @@ func runParts(t *testing.T, run *Run) {
 		cmd := again(ctx, t, run, []string{"-test.run=^TestSanity$",
 			"-test.timeout=" + (partTimeout + time.Minute).String(),
 			"-ginkgo.label-filter=" + p.filter, "-ginkgo.json-report=" + file})
-		cmd.Env = append(cmd.Env, reasonsVariable+"="+reasons)
+		cmd.Env = append(cmd.Env, harness.ReasonsVariable+"="+reasons)
 		group.Go(func() error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
@@ -110,7 +111,7 @@ func runParts(t *testing.T, run *Run) {
 			report, output, err := runPart(cmd, file)
 			share := newAudit(csiSanitySkips)
 			share.add(report)
-			run.say("%s: %d passed, %d failed, %d skips explained, %.1fs", p.name,
+			run.Say("%s: %d passed, %d failed, %d skips explained, %.1fs", p.name,
 				share.passed, share.failed, share.explained, share.seconds)
 			mu.Lock()
 			defer mu.Unlock()

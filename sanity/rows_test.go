@@ -16,12 +16,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // citing are the functions whose string argument is the name of a test.
 var citing = []string{"It", "FIt", "Entry", "Describe", "DescribeTable", "Context", "Run",
-	"Simulated", "onStage", "onNodes", "describeLost", "wrong"}
+	"describeController", "describeNodes", "describeLost", "wrong"}
 
 // citation is the start of a test's name: one or several IDs, then words.
 var citation = regexp.MustCompile(`^((?:[A-Z]{1,3}-\d+ )+)\S`)
@@ -36,8 +37,7 @@ func cited(root string) (map[string]string, error) {
 			return err
 		case entry.IsDir() && strings.HasPrefix(name, ".") && path != root:
 			return fs.SkipDir
-		case strings.HasSuffix(name, "_test.go"), strings.HasPrefix(name, "spec_") &&
-			strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_spec.go"):
+		case strings.HasSuffix(name, "_test.go"):
 			return citedIn(path, found)
 		}
 		return nil
@@ -259,7 +259,7 @@ func TestWhatTheSourceSays(t *testing.T) {
 		seen := map[string]bool{}
 		for _, c := range combinations() {
 			config := c.config()
-			if config.TestVolumeSize%gib != 0 || !config.TestNodeVolumeAttachLimit {
+			if config.TestVolumeSize%harness.GiB != 0 || !config.TestNodeVolumeAttachLimit {
 				t.Errorf("%s: size %d, limit tried: %t", c, config.TestVolumeSize,
 					config.TestNodeVolumeAttachLimit)
 			}

@@ -14,7 +14,7 @@ import (
 type explainedSkip struct {
 	// spec matches the whole text of the spec, containers included.
 	spec *regexp.Regexp
-	// capability is the row of the capabilities that the driver declares or withholds.
+	// Capability is the row of the capabilities that the driver declares or withholds.
 	capability string
 	// reason is the rack's or the standard's, in a few words.
 	reason string

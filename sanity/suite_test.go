@@ -50,7 +50,7 @@ func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConf
 	RegisterFailHandler(Fail)
 	quietCSISanity()
 	watchSpecs()
-	RegisterSimulated()
+	describeCSISanity()
 	auditSuite("sanity", csiSanitySkips, os.Stdout)
 	suite.PollProgressAfter = time.Minute
 	suite.Timeout = partTimeout

@@ -7,7 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // clusters are the ids of clusters that share the project with the site's own controllers, which
@@ -19,7 +19,7 @@ var clusters = []string{"east", "west"}
 func (s *site) manyClusters(ctx context.Context, name string) {
 	all := []csi.ControllerClient{s.client(0)}
 	for _, id := range clusters {
-		p := s.plugin(sanity.PluginOptions{Mode: sanity.ModeController,
+		p := s.plugin(harness.PluginOptions{Mode: harness.ModeController,
 			Env: map[string]string{"OXIDE_CLUSTER_ID": id}})
 		defer func() { must(s.t, p.Stop()) }()
 		all = append(all, p.Controller())

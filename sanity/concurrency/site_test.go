@@ -14,7 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -27,21 +27,21 @@ const patience = 2 * time.Minute
 type site struct {
 	t     *testing.T
 	proof *proof.Proof
-	run   *sanity.Run
-	rack  *sanity.Rack
+	run   *harness.Run
+	rack  *harness.Rack
 
-	controllers []*sanity.Plugin
+	controllers []*harness.Plugin
 	nodes       []*host
 	// formats is the file in which every mkfs leaves a line.
 	formats string
-	start   sanity.Ledger
+	start   harness.Ledger
 	tally   tally
 }
 
 // host is the driver's node service in one instance.
 type host struct {
-	*sanity.Plugin
-	instance sanity.Instance
+	*harness.Plugin
+	instance harness.Instance
 	// dir is where the CO's paths on this node lie.
 	dir string
 }
@@ -49,7 +49,7 @@ type host struct {
 // newSite starts everything and takes stock when it idles.
 func newSite(t *testing.T, p *proof.Proof) *site {
 	t.Helper()
-	run, err := sanity.NewRun(os.Stderr)
+	run, err := harness.NewRun(os.Stderr)
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -59,16 +59,16 @@ func newSite(t *testing.T, p *proof.Proof) *site {
 	})
 	s := &site{t: t, proof: p, run: run, formats: filepath.Join(run.Dir, "formats")}
 	ctx := t.Context()
-	s.rack, err = run.StartRack(ctx, sanity.RackOptions{})
+	s.rack, err = run.StartRack(ctx, harness.RackOptions{})
 	must(t, err)
 	path := s.watchedTools()
 	for range 2 {
-		s.controllers = append(s.controllers, s.plugin(sanity.PluginOptions{
-			Mode: sanity.ModeController,
+		s.controllers = append(s.controllers, s.plugin(harness.PluginOptions{
+			Mode: harness.ModeController,
 		}))
 	}
 	for _, instance := range s.rack.Instances {
-		plugin := s.plugin(sanity.PluginOptions{Mode: sanity.ModeNode, Instance: instance.Name,
+		plugin := s.plugin(harness.PluginOptions{Mode: harness.ModeNode, Instance: instance.Name,
 			Env: map[string]string{"PATH": path}})
 		s.nodes = append(s.nodes, &host{plugin, instance, filepath.Join(plugin.Dir, "kubelet")})
 	}
@@ -78,7 +78,7 @@ func newSite(t *testing.T, p *proof.Proof) *site {
 }
 
 // plugin starts a driver and waits until it has asked the rack what it needs to know.
-func (s *site) plugin(options sanity.PluginOptions) *sanity.Plugin {
+func (s *site) plugin(options harness.PluginOptions) *harness.Plugin {
 	s.t.Helper()
 	p, err := s.rack.StartPlugin(s.t.Context(), options)
 	must(s.t, err)
@@ -92,8 +92,8 @@ func (s *site) plugin(options sanity.PluginOptions) *sanity.Plugin {
 	return p
 }
 
-func (s *site) plugins() []*sanity.Plugin {
-	all := append([]*sanity.Plugin(nil), s.controllers...)
+func (s *site) plugins() []*harness.Plugin {
+	all := append([]*harness.Plugin(nil), s.controllers...)
 	for _, n := range s.nodes {
 		all = append(all, n.Plugin)
 	}

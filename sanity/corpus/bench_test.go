@@ -7,15 +7,15 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // bench is a guest with a driver in it, where one trial after the other is made.
 type bench struct {
-	run    *sanity.Run
+	run    *harness.Run
 	dir    string
 	guest  guest
-	plugin *sanity.Plugin
+	plugin *harness.Plugin
 	bases  *bases
 	// bin comes first in the driver's PATH. A trial may put a program there.
 	bin string
@@ -25,7 +25,7 @@ type bench struct {
 
 // newBench starts a driver: the run's own, or the program.
 func newBench(
-	ctx context.Context, run *sanity.Run, bases *bases, program string, env map[string]string,
+	ctx context.Context, run *harness.Run, bases *bases, program string, env map[string]string,
 ) (*bench, error) {
 	dir, err := os.MkdirTemp(run.Dir, "bench-")
 	if err != nil {
@@ -39,15 +39,18 @@ func newBench(
 		return nil, fmt.Errorf("make a guest: %w", err)
 	}
 	all := map[string]string{
-		"PATH": b.bin + ":" + os.Getenv("PATH"),
+		"OXIDE_INSTANCE_ID": instanceID,
+		"OXIDE_SYSFS_ROOT":  b.guest.sys(""),
+		"OXIDE_DEV_ROOT":    b.guest.node(""),
+		"PATH":              b.bin + ":" + os.Getenv("PATH"),
 		// Nothing here appears later than it is asked for.
 		"OXIDE_DEVICE_TIMEOUT": "20ms",
 	}
 	for key, value := range env {
 		all[key] = value
 	}
-	b.plugin, err = run.StartNode(ctx, sanity.NodeOptions{
-		Guest: b.guest.dir, InstanceID: instanceID, Program: program, Env: all,
+	b.plugin, err = run.StartPlugin(ctx, harness.PluginOptions{
+		Mode: harness.ModeNode, Program: program, Env: all,
 	})
 	return b, err
 }

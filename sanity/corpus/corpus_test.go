@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { proof.Main(m) }
 // TestNoDiskThatIsNotBlankIsFormatted is the proof.
 func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	p := proof.New(t, "blank-corpus")
-	run := sanity.RunFor(t)
+	run := harness.RunFor(t)
 	bases, err := newBases(run.Dir, p.Rand())
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ const benches = 2
 
 // round tries each generator once.
 func (c *tally) round(
-	ctx context.Context, run *sanity.Run, bases *bases, all []generator, seed uint64,
+	ctx context.Context, run *harness.Run, bases *bases, all []generator, seed uint64,
 ) {
 	work := make(chan generator)
 	var workers sync.WaitGroup

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -16,7 +16,7 @@ import (
 type mutation struct {
 	p       *proof.Proof
 	t       *testing.T
-	run     *sanity.Run
+	run     *harness.Run
 	bases   *bases
 	program string
 	all     []generator

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -28,7 +28,7 @@ const (
 const only = "CRASH_ONLY"
 
 func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
-	run := sanity.RunFor(t)
+	run := harness.RunFor(t)
 	putGates(t, run)
 	t.Run("the driver", func(t *testing.T) {
 		t.Parallel()
@@ -44,7 +44,7 @@ func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
 type campaign struct {
 	*proof.Proof
 	t     *testing.T
-	run   *sanity.Run
+	run   *harness.Run
 	site  *site
 	kinds []string
 	// short is how many trials its short form has.
@@ -62,7 +62,7 @@ type campaign struct {
 	said      time.Time
 }
 
-func newCampaign(t *testing.T, run *sanity.Run, name string, kinds []string, short int) *campaign {
+func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, short int) *campaign {
 	t.Helper()
 	return &campaign{Proof: proof.New(t, name), t: t, run: run, kinds: kinds, short: short,
 		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // gate is a script in place of a program. It runs the program, in its own place, but waits before
@@ -37,7 +37,7 @@ exec %s "$@"
 `
 
 // putGates puts a gate before both programs, which are those of the run.
-func putGates(t *testing.T, run *sanity.Run) {
+func putGates(t *testing.T, run *harness.Run) {
 	t.Helper()
 	for program, variable := range map[string]string{
 		"oxide-csi-plugin": "OXIDE_CSI_PLUGIN", "oxide-simulator": "OXIDE_SIMULATOR",

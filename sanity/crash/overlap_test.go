@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // overlapTimeout is how long the CO waits for the second process, which may have to wait for the
@@ -22,7 +22,7 @@ const overlapTimeout = 3 * time.Second
 type secondProcess struct{}
 
 // driver is the node driver that a call is for.
-func (s *site) driver(ctx context.Context, node string) *sanity.Plugin {
+func (s *site) driver(ctx context.Context, node string) *harness.Plugin {
 	if ctx.Value(secondProcess{}) != nil {
 		node = beside
 	}

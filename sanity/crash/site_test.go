@@ -19,8 +19,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // The processes of a site: the driver with its controller in instance a, its node service in
@@ -38,12 +38,12 @@ const (
 type site struct {
 	// name keeps the serials of two sites on one machine apart.
 	name    string
-	run     *sanity.Run
-	rack    *sanity.Rack
-	plugins map[string]*sanity.Plugin
+	run     *harness.Run
+	rack    *harness.Rack
+	plugins map[string]*harness.Plugin
 	watcher *trace.Watcher
 	// ledger and files are what was there before the first life.
-	ledger sanity.Ledger
+	ledger harness.Ledger
 	files  map[string]bool
 	lives  int
 	// killed are the processes that were killed in this life, each the leader of a group.
@@ -53,18 +53,18 @@ type site struct {
 }
 
 // openSite starts everything and takes stock.
-func openSite(ctx context.Context, run *sanity.Run, name string) (*site, error) {
-	rack, err := run.StartRack(ctx, sanity.RackOptions{})
+func openSite(ctx context.Context, run *harness.Run, name string) (*site, error) {
+	rack, err := run.StartRack(ctx, harness.RackOptions{})
 	if err != nil {
 		return nil, err
 	}
-	s := &site{name: name, run: run, rack: rack, plugins: map[string]*sanity.Plugin{},
+	s := &site{name: name, run: run, rack: rack, plugins: map[string]*harness.Plugin{},
 		killed: map[int]bool{}}
 	for _, name := range []string{driverA, driverB, beside} {
-		options := sanity.PluginOptions{Mode: sanity.ModeNode, Instance: name}
+		options := harness.PluginOptions{Mode: harness.ModeNode, Instance: name}
 		switch name {
 		case driverA:
-			options.Mode = sanity.ModeAll
+			options.Mode = harness.ModeAll
 		case beside:
 			options.Instance = driverA
 			options.Env = map[string]string{
@@ -91,8 +91,8 @@ func openSite(ctx context.Context, run *sanity.Run, name string) (*site, error) 
 	return s, err
 }
 
-func (s *site) drivers() []*sanity.Plugin {
-	return []*sanity.Plugin{s.plugins[driverA], s.plugins[driverB], s.plugins[beside]}
+func (s *site) drivers() []*harness.Plugin {
+	return []*harness.Plugin{s.plugins[driverA], s.plugins[driverB], s.plugins[beside]}
 }
 
 // close ends everything in good order and demands that nothing is left.

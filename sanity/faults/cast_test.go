@@ -15,7 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 const (
@@ -32,10 +32,10 @@ const (
 // cast is a rack with a driver, and the objects that every cell finds in it. One cell at a time
 // plays with it.
 type cast struct {
-	rack   *sanity.Rack
-	plugin *sanity.Plugin
+	rack   *harness.Rack
+	plugin *harness.Plugin
 	ctl    csi.ControllerClient
-	ledger sanity.Ledger
+	ledger harness.Ledger
 
 	// up runs and down is stopped; full is stopped and has as many disks as it can.
 	up, down, full string
@@ -61,8 +61,8 @@ type cast struct {
 }
 
 // newCast raises the curtain.
-func newCast(ctx context.Context, run *sanity.Run) (*cast, error) {
-	rack, err := run.StartRack(ctx, sanity.RackOptions{
+func newCast(ctx context.Context, run *harness.Run) (*cast, error) {
+	rack, err := run.StartRack(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// Any token: the cells give the driver new ones.
 		Args: []string{"--token=", "--project", otherProject,
@@ -76,7 +76,7 @@ func newCast(ctx context.Context, run *sanity.Run) (*cast, error) {
 	c.up, c.down = rack.Instance("up").ID, rack.Instance("down").ID
 	c.full = rack.Instance("full").ID
 	c.rotate()
-	c.plugin, err = rack.StartPlugin(ctx, sanity.PluginOptions{Mode: sanity.ModeController,
+	c.plugin, err = rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController,
 		Env: map[string]string{"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": c.tokenFile,
 			"OXIDE_MAX_DISKS": strconv.Itoa(diskLimit)}})
 	if err != nil {

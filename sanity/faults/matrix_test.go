@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -26,7 +26,7 @@ const only = "FAULTS_CELL"
 
 func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
-	run := sanity.RunFor(t)
+	run := harness.RunFor(t)
 	m := &matrix{t: t, proof: p, run: run}
 	m.raise()
 	m.observe()
@@ -46,7 +46,7 @@ func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 type matrix struct {
 	t     *testing.T
 	proof *proof.Proof
-	run   *sanity.Run
+	run   *harness.Run
 	casts []*cast
 	// pairs are the operations with the scenes that need them.
 	pairs []cell

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // history is one history under way: a model, a CO's book, and what was done so far.
@@ -319,7 +319,7 @@ func (h *history) strike(ctx context.Context, s step) {
 }
 
 // restart starts a driver again that was killed.
-func (h *history) restart(ctx context.Context, p *sanity.Plugin) error {
+func (h *history) restart(ctx context.Context, p *harness.Plugin) error {
 	h.count.restarts++
 	return p.Start(ctx)
 }

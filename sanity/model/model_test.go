@@ -12,7 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
@@ -28,13 +28,13 @@ const (
 // has failed on it.
 type ground struct {
 	t    testing.TB
-	run  *sanity.Run
+	run  *harness.Run
 	site *site
 }
 
 func newGround(t testing.TB) *ground {
 	t.Helper()
-	run, err := sanity.NewRun(os.Stderr)
+	run, err := harness.NewRun(os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

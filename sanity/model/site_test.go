@@ -19,7 +19,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 const (
@@ -31,24 +31,24 @@ const (
 // site is what histories run on: a rack with three instances and an administrator's own disks, two
 // controllers and a node driver in each instance. It outlives a history that ends clean.
 type site struct {
-	run         *sanity.Run
-	rack        *sanity.Rack
-	controllers []*sanity.Plugin
-	nodes       map[string]*sanity.Plugin
+	run         *harness.Run
+	rack        *harness.Rack
+	controllers []*harness.Plugin
+	nodes       map[string]*harness.Plugin
 	foreign     []*foreignDisk
 	// halted are the nodes whose instance is stopped.
 	halted map[string]bool
 	// start is what there was before the first history.
-	start sanity.Ledger
+	start harness.Ledger
 }
 
 // newSite starts a rack and its drivers.
-func newSite(ctx context.Context, run *sanity.Run) (*site, error) {
-	rack, err := run.StartRack(ctx, sanity.RackOptions{Instances: nodes})
+func newSite(ctx context.Context, run *harness.Run) (*site, error) {
+	rack, err := run.StartRack(ctx, harness.RackOptions{Instances: nodes})
 	if err != nil {
 		return nil, err
 	}
-	s := &site{run: run, rack: rack, nodes: map[string]*sanity.Plugin{},
+	s := &site{run: run, rack: rack, nodes: map[string]*harness.Plugin{},
 		halted: map[string]bool{}}
 	if err := s.makeForeign(ctx); err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func newSite(ctx context.Context, run *sanity.Run) (*site, error) {
 
 func (s *site) startDrivers(ctx context.Context) error {
 	for range 2 {
-		p, err := s.rack.StartPlugin(ctx, sanity.PluginOptions{Mode: sanity.ModeController})
+		p, err := s.rack.StartPlugin(ctx, harness.PluginOptions{Mode: harness.ModeController})
 		if err != nil {
 			return err
 		}
@@ -70,8 +70,8 @@ func (s *site) startDrivers(ctx context.Context) error {
 	}
 	for _, n := range nodes {
 		var err error
-		s.nodes[n], err = s.rack.StartPlugin(ctx, sanity.PluginOptions{
-			Mode: sanity.ModeNode, Instance: n, Args: []string{"--device-timeout=1s"}})
+		s.nodes[n], err = s.rack.StartPlugin(ctx, harness.PluginOptions{
+			Mode: harness.ModeNode, Instance: n, Args: []string{"--device-timeout=1s"}})
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func (s *site) startDrivers(ctx context.Context) error {
 
 // ledger takes stock. A foreign disk's device is another one after its instance was started again,
 // which is no leak.
-func (s *site) ledger(ctx context.Context) (sanity.Ledger, error) {
+func (s *site) ledger(ctx context.Context) (harness.Ledger, error) {
 	ledger, err := s.rack.Ledger(ctx, s.plugins()...)
 	for name, count := range ledger {
 		if plain := loopNumber.ReplaceAllString(name, "loop device on"); plain != name {
@@ -116,7 +116,7 @@ func (s *site) balance(ctx context.Context) error {
 }
 
 // ready waits until a driver says that it is.
-func ready(ctx context.Context, p *sanity.Plugin) error {
+func ready(ctx context.Context, p *harness.Plugin) error {
 	return await(ctx, func() error {
 		resp, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
 		if err == nil && !resp.GetReady().GetValue() {
@@ -143,7 +143,7 @@ func await(ctx context.Context, ask func() error) error {
 	}
 }
 
-func (s *site) plugins() []*sanity.Plugin {
+func (s *site) plugins() []*harness.Plugin {
 	all := slices.Clone(s.controllers)
 	for _, n := range nodes {
 		all = append(all, s.nodes[n])
@@ -152,7 +152,7 @@ func (s *site) plugins() []*sanity.Plugin {
 }
 
 // running are the drivers that run.
-func (s *site) running() []*sanity.Plugin {
+func (s *site) running() []*harness.Plugin {
 	all := slices.Clone(s.controllers)
 	for _, n := range nodes {
 		if !s.halted[n] {

@@ -1,0 +1,242 @@
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+var _ = describeController("the audit",
+	fixtureOptions{plugin: harness.PluginOptions{Env: map[string]string{
+		"OXIDE_CLUSTER_ID": auditCluster}}}, func(f *fixture) {
+		describeAuditReports(f)
+		describeAuditDeletions(f)
+		describeAuditRefusals(f)
+	})
+
+func describeAuditReports(f *fixture) {
+	It("B-42 finds the disk of a create that lost its answer and was never repeated",
+		func(ctx SpecContext) {
+			wanted := f.volume(ctx)
+			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After,
+				Delay: adminapi.Duration(5 * time.Second), Times: 1})
+			short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			req := harness.CreateRequest(fresh("lost"))
+			_, err := f.ctl.CreateVolume(short, req)
+			expectRefusal(err, codes.DeadlineExceeded)
+			var lost string
+			eventually(ctx, func() error {
+				for _, id := range f.ids(ctx) {
+					if id != wanted.GetVolumeId() {
+						lost = id
+						return nil
+					}
+				}
+				return errors.New("the rack has not made the disk yet")
+			})
+			f.deletedLater(lost)
+			report := f.audit(ctx, nil,
+				"--volumes="+kubernetes(auditFiles()+"/told", []*csi.Volume{wanted}))
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost))
+			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
+			Expect(report.log).To(HaveSuffix(
+				"FIGURE audit owned=2 wanted=1 orphans=1 missing=0 deleted=0\n"))
+			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
+		})
+
+	It("D-69 tells missing from static, and leaves another cluster's alone", func(ctx SpecContext) {
+		other := f.controller(ctx,
+			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+		resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
+		Expect(err).NotTo(HaveOccurred())
+		f.removedLater(resp.GetVolume().GetVolumeId())
+		wanted := f.volume(ctx)
+		byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
+		told := auditFiles() + "/told"
+		Expect(os.WriteFile(told, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
+		report := f.audit(ctx, nil, "--volumes="+told)
+		Expect(report.status).To(BeZero(), report.log)
+		Expect(report.Owned).To(Equal(1))
+
+		kubernetes(told, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
+			{VolumeId: "by-name"}})
+		report = f.audit(ctx, nil, "--volumes="+told)
+		Expect(report.status).To(Equal(2), report.log)
+		Expect(report.orphans()).To(BeEmpty())
+		Expect(report.Missing).To(HaveLen(2))
+		Expect(report.Static).To(HaveLen(1))
+		Expect(report.Static[0].ID).To(Equal(byHand.Id))
+	})
+
+	It("B-42 prints a table for people", func(ctx SpecContext) {
+		lost := f.orphan(ctx)
+		f.published(ctx, &csi.Volume{VolumeId: lost}, "a")
+		out, _ := f.auditCommand(ctx, nil, "--output=table", "--volumes=/dev/null").Output()
+		Expect(string(out)).To(ContainSubstring(lost))
+		Expect(string(out)).To(ContainSubstring(f.rack.Instance("a").ID))
+		Expect(string(out)).To(HaveSuffix(
+			"FIGURE audit owned=1 wanted=0 orphans=1 missing=0 deleted=0\n"))
+	})
+}
+
+func describeAuditDeletions(f *fixture) {
+	It("D-69 deletes what it saw twice, is old and detached, and nothing else", func(ctx SpecContext) {
+		other := f.controller(ctx,
+			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+		resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
+		Expect(err).NotTo(HaveOccurred())
+		f.removedLater(resp.GetVolume().GetVolumeId())
+		wanted := f.volume(ctx)
+		kept := f.snapshotted(ctx, wanted)
+		lostSnapshot := f.snapshotted(ctx, wanted)
+		lost, used := f.orphan(ctx), f.orphan(ctx)
+		f.published(ctx, &csi.Volume{VolumeId: used}, "a")
+		byHand := f.rackDisk(ctx, fresh("by-hand"), f.rack.Project)
+		dir := auditFiles()
+		told := kubernetes(dir+"/told", []*csi.Volume{wanted}, kept)
+		args := []string{"--delete", "--volumes=" + told, "--state-file=" + dir + "/seen"}
+		f.showAged(ctx)
+		for range 2 {
+			report := f.audit(ctx, nil, args...)
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost, used, lostSnapshot.GetSnapshotId()))
+			Expect(report.Deleted).To(BeZero())
+		}
+		ageFirstSeen(dir + "/seen")
+		report := f.audit(ctx, nil, args...)
+		f.clearFaults(ctx)
+		Expect(report.status).To(Equal(2), "the one in use is left: %s", report.log)
+		Expect(report.Deleted).To(Equal(2), "%+v", report)
+		Expect(report.log).To(ContainSubstring("deleted the disk " + lost))
+		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), used, byHand.Id,
+			resp.GetVolume().GetVolumeId()))
+		list, err := f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(list.GetEntries()).To(HaveLen(1))
+		Expect(list.GetEntries()[0].GetSnapshot().GetSnapshotId()).To(Equal(kept.GetSnapshotId()))
+	})
+
+	It("B-10 goes on where it was when it is killed between two deletions", func(ctx SpecContext) {
+		wanted := f.volume(ctx)
+		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}
+		dir := auditFiles()
+		args := []string{"--delete", "--state-file=" + dir + "/seen",
+			"--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})}
+		f.showAged(ctx)
+		Expect(f.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
+		ageFirstSeen(dir + "/seen")
+		f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
+			Hang: adminapi.Duration(30 * time.Second)})
+		cmd := f.auditCommand(ctx, nil, args...)
+		log := &bytes.Buffer{}
+		cmd.Stderr = log
+		before := f.deletions(ctx)
+		Expect(cmd.Start()).To(Succeed())
+		eventually(ctx, func() error {
+			if f.deletions(ctx) == before {
+				return errors.New("nothing is deleted yet")
+			}
+			return nil
+		})
+		Expect(cmd.Process.Kill()).To(Succeed())
+		_ = cmd.Wait()
+		f.clearFaults(ctx)
+		Expect(f.ids(ctx)).To(HaveLen(3), log.String())
+		f.showAged(ctx)
+		report := f.audit(ctx, nil, args...)
+		f.clearFaults(ctx)
+		Expect(report.Deleted).To(Equal(2), "%+v", report)
+		Expect(report.status).To(BeZero(), report.log)
+		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId()))
+	})
+}
+
+func describeAuditRefusals(f *fixture) {
+	// Everything about the orphan is ripe; what is wrong is the list, or the rack's answer.
+	DescribeTable("D-69 deletes nothing on", func(ctx SpecContext, status int,
+		spoil func(ctx context.Context, dir string) (env map[string]string, args []string),
+	) {
+		wanted, lost := f.volume(ctx), f.orphan(ctx)
+		dir := auditFiles()
+		sightings := "--state-file=" + dir + "/seen"
+		told := "--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})
+		f.showAged(ctx)
+		Expect(f.audit(ctx, nil, told, sightings).orphans()).To(ConsistOf(lost))
+		ageFirstSeen(dir + "/seen")
+		env, args := spoil(ctx, dir)
+		report := f.audit(ctx, env, append([]string{"--delete", sightings}, args...)...)
+		f.clearFaults(ctx)
+		Expect(report.status).To(Equal(status), "%+v", report)
+		Expect(report.Deleted).To(BeZero())
+		Expect(f.ids(ctx)).To(ConsistOf(wanted.GetVolumeId(), lost))
+	},
+		Entry("D-69 an empty list", 2, withList(`{"kind":"List","items":[]}`)),
+		Entry("D-69 a list that is cut off", 1, withList(`{"kind":"List","items":[`)),
+		Entry("D-69 a list of volumes that are not here", 2, withList(someUUID+"\n# end\n")),
+		Entry("D-69 lines that may be cut short", 1, withList(someUUID+"\n")),
+		Entry("D-69 an old list", 2, func(_ context.Context, dir string) (map[string]string,
+			[]string) {
+			old := time.Now().Add(-71 * time.Hour)
+			Expect(os.Chtimes(dir+"/told", old, old)).To(Succeed())
+			return nil, []string{"--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a word that there is none, against the list", 2, func(_ context.Context,
+			dir string) (map[string]string, []string) {
+			return nil, []string{"--assume-none=volumes", "--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
+			map[string]string, []string) {
+			f.clearFaults(ctx)
+			f.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
+				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
+			return nil, []string{"--volumes=" + dir + "/told"}
+		}),
+		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.told"; exit 1`)),
+		Entry("D-69 a kubectl that prints half", 1, withKubectl(`head -c 40 "$0.told"`)),
+		Entry("D-69 a kubectl that prints nothing", 1, withKubectl(`true`)),
+		Entry("D-69 a kubectl that is not there", 1, func(context.Context, string) (
+			map[string]string, []string) {
+			return map[string]string{"PATH": "/nowhere"}, []string{"--kubectl"}
+		}),
+		Entry("D-69 no cluster's id", 1, func(_ context.Context, dir string) (map[string]string,
+			[]string) {
+			return map[string]string{"OXIDE_CLUSTER_ID": ""}, []string{"--volumes=" + dir + "/told"}
+		}),
+	)
+
+	It("D-69 asks kubectl for volumes, claims and snapshots, without the rack's token",
+		func(ctx SpecContext) {
+			wanted, lost := f.volume(ctx), f.orphan(ctx)
+			dir := auditFiles()
+			kubernetes(dir+"/list", []*csi.Volume{wanted})
+			env := fakeKubectl(dir, `case "$*" in
+*customresourcedefinitions*) echo customresourcedefinition.apiextensions.k8s.io/`+
+				`volumesnapshotcontents.snapshot.storage.k8s.io;;
+*) cat `+dir+`/list;; esac`)
+			report := f.audit(ctx, env, "--kubectl")
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(ConsistOf(lost))
+			asked, err := os.ReadFile(dir + "/asked")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(strings.Split(string(asked), "\n")[1]).To(Equal("get persistentvolumes," +
+				"persistentvolumeclaims,volumesnapshotcontents.snapshot.storage.k8s.io " +
+				"--all-namespaces --output=json"))
+			seen, err := os.ReadFile(dir + "/env")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(seen)).NotTo(ContainSubstring(f.rack.Token))
+		})
+}

@@ -1,0 +1,137 @@
+package sanity
+
+import (
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// lifeCalls are the calls of the rack that a volume costs in its life when nothing is in doubt, by
+// RPC, each with its reason. A doubt costs the reads that resolve it, no more. A list costs a page
+// more where it finds something: only an empty page, or one without a next, is the last.
+var lifeCalls = []struct{ rpc, operation, reason string }{
+	{"CreateVolume", "disk_create", "makes the disk; its name is the answer to a repeated call"},
+	{"ControllerPublishVolume", "instance_disk_list", "a disk with the same serial saves the attach"},
+	{"ControllerPublishVolume", "instance_disk_attach", "attaches it"},
+	{"ControllerPublishVolume", "instance_disk_list", "two disks attached at once see each other"},
+	{"ControllerPublishVolume", "instance_disk_list", "the empty page that ends the list"},
+	{"ControllerUnpublishVolume", "instance_disk_detach", "detaches it"},
+	{"DeleteVolume", "disk_view", "only what this cluster made is deleted"},
+	{"DeleteVolume", "disk_delete", "deletes it"},
+}
+
+// callsOfLife are the operations of one RPC, or of all, "".
+func callsOfLife(rpc string) []string {
+	var operations []string
+	for _, call := range lifeCalls {
+		if rpc == "" || rpc == call.rpc {
+			operations = append(operations, call.operation)
+		}
+	}
+	return operations
+}
+
+// The budget: what each RPC may ask of the rack.
+var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *fixture) {
+	It("is create, list, attach, list, detach, look, delete for the life of a volume",
+		func(ctx SpecContext) {
+			node := f.rack.Instance("a").ID
+			req := harness.CreateRequest(fresh("frugal"))
+			var volume *csi.Volume
+			Expect(f.calls(ctx, func() {
+				resp, err := f.ctl.CreateVolume(ctx, req)
+				Expect(err).NotTo(HaveOccurred())
+				volume = resp.GetVolume()
+			})).To(Equal(callsOfLife("CreateVolume")))
+			Expect(callsOf(ctx, f, harness.PublishRequest(volume, node), f.ctl.ControllerPublishVolume)).
+				To(Equal(callsOfLife("ControllerPublishVolume")))
+			Expect(callsOf(ctx, f, harness.UnpublishRequest(volume, node), f.ctl.ControllerUnpublishVolume)).
+				To(Equal(callsOfLife("ControllerUnpublishVolume")))
+			Expect(callsOf(ctx, f, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()},
+				f.ctl.DeleteVolume)).To(Equal(callsOfLife("DeleteVolume")))
+			fmt.Printf("FIGURE volume-life calls=%d\n", len(lifeCalls))
+			for _, call := range lifeCalls {
+				fmt.Printf("  %s: %s: %s\n", call.rpc, call.operation, call.reason)
+			}
+		})
+
+	It("is one look more for a create that finds its name taken", func(ctx SpecContext) {
+		req := harness.CreateRequest(fresh("again"))
+		f.created(ctx, req)
+		Expect(callsOf(ctx, f, req, f.ctl.CreateVolume)).To(Equal([]string{"disk_create", "disk_view"}))
+	})
+
+	It("is a list for an attach that is repeated, and nothing more for a detach",
+		func(ctx SpecContext) {
+			volume := f.volume(ctx)
+			node := f.rack.Instance("a").ID
+			f.published(ctx, volume, "a")
+			Expect(callsOf(ctx, f, harness.PublishRequest(volume, node), f.ctl.ControllerPublishVolume)).
+				To(Equal([]string{"instance_disk_list", "instance_disk_list"}))
+			for range 2 {
+				Expect(callsOf(ctx, f, harness.UnpublishRequest(volume, node),
+					f.ctl.ControllerUnpublishVolume)).To(Equal([]string{"instance_disk_detach"}))
+			}
+		})
+
+	It("is two looks for a delete that finds nothing, to tell gone from hidden",
+		func(ctx SpecContext) {
+			Expect(f.callsAndLooks(ctx, func() {
+				_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: someUUID})
+				Expect(err).NotTo(HaveOccurred())
+			})).To(Equal([]string{"disk_view", "project_view"}))
+		})
+
+	It("is one look more for a static volume, whose name no context tells",
+		func(ctx SpecContext) {
+			disk := f.rackDisk(ctx, fresh("static"), f.rack.Project)
+			volume := &csi.Volume{VolumeId: disk.Id}
+			node := f.rack.Instance("a").ID
+			operations := callsOf(ctx, f, harness.PublishRequest(volume, node),
+				f.ctl.ControllerPublishVolume)
+			f.unpublishedLater(volume, node)
+			Expect(operations).To(Equal(append([]string{"disk_view"},
+				callsOfLife("ControllerPublishVolume")...)))
+		})
+
+	It("is one for a look at a volume, its health or the capacity", func(ctx SpecContext) {
+		id := f.volume(ctx).GetVolumeId()
+		Expect(callsOf(ctx, f, &csi.ControllerGetVolumeRequest{VolumeId: id},
+			f.ctl.ControllerGetVolume)).To(Equal([]string{"disk_view"}))
+		Expect(callsOf(ctx, f, &csi.ControllerGetVolumeHealthRequest{VolumeId: id},
+			f.ctl.ControllerGetVolumeHealth)).To(Equal([]string{"disk_view"}))
+		Expect(callsOf(ctx, f, &csi.GetCapacityRequest{}, f.ctl.GetCapacity)).
+			To(Equal([]string{"utilization_view"}))
+	})
+
+	It("is one page of the rack for a list", func(ctx SpecContext) {
+		for range 3 {
+			f.snapshotted(ctx, f.volume(ctx))
+		}
+		Expect(len(callsOf(ctx, f, &csi.ListVolumesRequest{}, f.ctl.ListVolumes))).
+			To(BeNumerically("<=", 3), "the disks, the page that ends them, the boot disks")
+		Expect(len(callsOf(ctx, f, &csi.ListSnapshotsRequest{}, f.ctl.ListSnapshots))).
+			To(BeNumerically("<=", 2), "the snapshots, the page that ends them")
+	})
+
+	It("is at most a look and the cut for a snapshot, and a look and one for its end",
+		func(ctx SpecContext) {
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("frugal"), SourceVolumeId: f.volume(ctx).GetVolumeId(),
+			}
+			var id string
+			operations := f.calls(ctx, func() {
+				resp, err := f.ctl.CreateSnapshot(ctx, req)
+				Expect(err).NotTo(HaveOccurred())
+				id = resp.GetSnapshot().GetSnapshotId()
+			})
+			Expect(len(operations)).To(BeNumerically("<=", 2), "%v", operations)
+			Expect(operations[len(operations)-1]).To(Equal("snapshot_create"))
+			Expect(callsOf(ctx, f, &csi.DeleteSnapshotRequest{SnapshotId: id},
+				f.ctl.DeleteSnapshot)).To(Equal([]string{"snapshot_view", "snapshot_delete"}))
+		})
+})

@@ -1,0 +1,60 @@
+package sanity
+
+import (
+	"context"
+
+	csisanity "github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// describeCSISanity registers csi-sanity's suite once per combination, each with a rack of its own:
+// csi-sanity's volume names repeat, so two of its suites cannot share a project.
+func describeCSISanity() {
+	for _, c := range combinations() {
+		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.labels(), func() {
+			config := c.config()
+			var (
+				rack    *harness.Rack
+				plugins []*harness.Plugin
+				start   harness.Ledger
+				suite   *csisanity.TestContext
+			)
+			BeforeAll(func(ctx SpecContext) {
+				rack = startRack(ctx, harness.RackOptions{})
+				plugins = c.startPlugins(ctx, rack, config)
+				place(config, rack.Dir)
+				var err error
+				start, err = rack.Ledger(ctx, plugins...)
+				Expect(err).NotTo(HaveOccurred())
+			})
+			AfterAll(func(ctx SpecContext) {
+				if start == nil {
+					return // the rack or the driver did not start
+				}
+				suite.Finalize()
+				Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(),
+					"csi-sanity over %s has leaked", c)
+			})
+			suite = csisanity.GinkgoTest(config)
+		})
+	}
+}
+
+// startPlugins starts the driver as the combination wants it and tells csi-sanity where.
+func (c combination) startPlugins(
+	ctx context.Context, rack *harness.Rack, config *csisanity.TestConfig,
+) []*harness.Plugin {
+	GinkgoHelper()
+	if !c.split {
+		all := startPlugin(ctx, rack, harness.PluginOptions{})
+		config.Address = all.Endpoint
+		return []*harness.Plugin{all}
+	}
+	controller := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeController})
+	node := startPlugin(ctx, rack, harness.PluginOptions{Mode: harness.ModeNode})
+	config.ControllerAddress, config.Address = controller.Endpoint, node.Endpoint
+	return []*harness.Plugin{controller, node}
+}

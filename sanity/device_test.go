@@ -1,0 +1,242 @@
+package sanity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// impatience is how long the node service of some specs waits for a device.
+const impatience = 500 * time.Millisecond
+
+// impatientNode is a node service that gives up soon.
+func (f *nodeFixture) impatientNode(ctx context.Context) *node {
+	GinkgoHelper()
+	return f.node(ctx, "a", harness.PluginOptions{
+		Args: []string{"--device-timeout=" + impatience.String()},
+	})
+}
+
+// shows says whether the instance sees a device for the disk of that name.
+func (n *node) shows(diskName string) error {
+	serial := diskName[:min(len(diskName), 20)]
+	paths, err := devicesWith(n.instance, serial)
+	if err != nil {
+		return err
+	}
+	if len(paths) != 1 {
+		return fmt.Errorf("instance %s has %d devices with serial %q",
+			n.instance.Name, len(paths), serial)
+	}
+	return exists(paths[0])
+}
+
+// attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
+func (f *rackFixture) attachedByHand(ctx context.Context, disk, instance string) {
+	GinkgoHelper()
+	id := oxide.NameOrId(f.rack.Instance(instance).ID)
+	_, err := f.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: id, Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) { f.detachByHand(ctx, disk, instance) },
+		NodeTimeout(callTimeout))
+}
+
+// detachByHand takes a disk away from an instance without asking who uses it. One that is already
+// detached stays so.
+func (f *rackFixture) detachByHand(ctx context.Context, disk, instance string) {
+	GinkgoHelper()
+	_, err := f.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(f.rack.Instance(instance).ID),
+		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
+	})
+	if err != nil {
+		Expect(stateOf(f.disk(ctx, disk))).To(Equal("detached"), "%v", err)
+	}
+}
+
+var _ = describeNodes("a device", func(f *nodeFixture) {
+	describeAppearance(f)
+	describeEqualSerials(f)
+	describeYank(f)
+})
+
+func describeAppearance(f *nodeFixture) {
+	attaching := func(how adminapi.DeviceFault) adminapi.Fault {
+		return adminapi.Fault{Operation: "instance_disk_attach", Times: 1, Device: &how}
+	}
+
+	It("NS-5 is waited for when it appears late", func(ctx SpecContext) {
+		f.fault(ctx, attaching(adminapi.DeviceFault{Delay: adminapi.Duration(time.Second)}))
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+		p.stageAndPublish(ctx)
+		Expect(p.write(0)).To(Succeed())
+	})
+
+	It("NS-5 is not found when it never appears, and the serials that are there are told",
+		func(ctx SpecContext) {
+			bystander := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+			Expect(bystander.stage(ctx)).To(Succeed())
+			f.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
+			p := f.attachedTo(ctx, f.volume(ctx), f.impatientNode(ctx), harness.Mounted(""))
+			expectRefusal(p.stage(ctx), codes.NotFound,
+				p.Volume.GetVolumeContext()["diskName"],
+				bystander.Volume.GetVolumeContext()["diskName"])
+			Expect(mountsAt(p.Staging)).To(BeEmpty())
+
+			// What an administrator does then helps.
+			f.detached(ctx, p)
+			again := f.inUse(ctx, p.Volume, f.a, harness.Mounted(""))
+			Expect(again.write(0)).To(Succeed())
+		})
+
+	It("NS-5 is not waited for longer than the caller waits", func(ctx SpecContext) {
+		f.fault(ctx, attaching(adminapi.DeviceFault{Never: true}))
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+		brief, cancel := context.WithTimeout(ctx, impatience)
+		defer cancel()
+		Expect(codeOf(p.stage(brief))).To(Equal(codes.DeadlineExceeded))
+		// And the volume is free for the next call at once.
+		eventually(ctx, func() error {
+			brief, cancel := context.WithTimeout(ctx, impatience)
+			defer cancel()
+			if code := codeOf(p.stage(brief)); code != codes.DeadlineExceeded {
+				return fmt.Errorf("the volume is %s", code)
+			}
+			return nil
+		})
+		// The caller's time ends a moment before the driver's call does, and with it the lock (B-12).
+		eventually(ctx, func() error { return p.unpublish(ctx) })
+	})
+
+	It("NS-10 is left alone when its size is not the disk's", func(ctx SpecContext) {
+		f.fault(ctx, attaching(adminapi.DeviceFault{SizeBytes: harness.GiB / 2}))
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+		eventually(ctx, func() error {
+			return f.a.shows(p.Volume.GetVolumeContext()["diskName"])
+		})
+		expectRefusal(p.stage(ctx), codes.FailedPrecondition,
+			fmt.Sprint(harness.GiB/2), fmt.Sprint(harness.GiB))
+		Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+	})
+}
+
+func describeEqualSerials(f *nodeFixture) {
+	It("NS-6 is left alone when another one has its serial", func(ctx SpecContext) {
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+		eventually(ctx, func() error {
+			return f.a.shows(p.Volume.GetVolumeContext()["diskName"])
+		})
+		device := p.device()
+		twin := "nvme99n1"
+		f.a.showTwin(device, twin)
+		expectRefusal(p.stage(ctx), codes.FailedPrecondition, device, twin,
+			p.Volume.GetVolumeContext()["diskName"])
+		Expect(blank(edges(device))).To(BeTrue(), "it was formatted all the same")
+	})
+
+	It("NS-6 CP-12 stays hidden when another one has its serial, and is not taken for that one",
+		func(ctx SpecContext) {
+			const prefix = "twenty-bytes-equal-x"
+			one := f.rackDisk(ctx, prefix+"-one", f.rack.Project)
+			two := f.rackDisk(ctx, prefix+"-two", f.rack.Project)
+			f.attachedByHand(ctx, one.Id, "a")
+			eventually(ctx, func() error { return f.a.shows(prefix) })
+
+			_, err := f.ctl.ControllerPublishVolume(ctx,
+				harness.PublishRequest(&csi.Volume{VolumeId: two.Id}, f.a.instance.ID))
+			expectRefusal(err, codes.FailedPrecondition, string(one.Name))
+			Expect(stateOf(f.disk(ctx, two.Id))).To(Equal("detached"))
+
+			// Attached by hand it is hidden, until the instance starts without the other.
+			f.attachedByHand(ctx, two.Id, "a")
+			f.detachByHand(ctx, one.Id, "a")
+			impatient := f.impatientNode(ctx)
+			p := f.attachedTo(ctx, &csi.Volume{VolumeId: two.Id}, impatient, harness.Mounted(""))
+			expectRefusal(p.stage(ctx), codes.NotFound, prefix)
+			f.stopInstance(ctx, f.a.instance.ID)
+			f.startInstance(ctx, f.a.instance.ID)
+			eventually(ctx, func() error { return p.stage(ctx) })
+			Expect(p.publish(ctx)).To(Succeed())
+			Expect(p.write(0)).To(Succeed())
+		})
+}
+
+// showTwin gives the node a second device with the same serial, as a kernel would that did not
+// compare them. It is gone when the spec ends.
+func (n *node) showTwin(device, name string) {
+	GinkgoHelper()
+	block := filepath.Join(n.instance.Guest, "sys/block")
+	twin := filepath.Join(block, name)
+	Expect(os.CopyFS(twin, os.DirFS(filepath.Join(block, filepath.Base(device))))).To(Succeed())
+	DeferCleanup(os.RemoveAll, twin)
+	Expect(os.WriteFile(filepath.Join(twin, "dev"), []byte("259:9999\n"), 0o600)).To(Succeed())
+}
+
+func describeYank(f *nodeFixture) {
+	DescribeTable("UP-5 B-38 yanked from under a pod can be cleaned away, and takes nothing with it",
+		func(ctx SpecContext, name string) {
+			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
+			Expect(p.writeThrough(0)).To(Succeed())
+			// A pod that has a raw volume has it open. That keeps the device's number from going
+			// to another disk, as a mount does.
+			pod, err := p.data().Open(0, os.O_RDONLY)
+			Expect(err).NotTo(HaveOccurred())
+			defer pod.Close()
+			f.detachByHand(ctx, p.Volume.GetVolumeId(), "a")
+			eventually(ctx, func() error {
+				if p.shows(p.Volume.GetVolumeContext()["diskName"]) == nil {
+					return errors.New("the device is still there")
+				}
+				return nil
+			})
+			Expect(p.complaints(ctx)).To(Equal(
+				[]csi.VolumeHealthErrorType{csi.VolumeHealthErrorType_INACCESSIBLE}))
+			_ = p.write(1) // it may seem to work, but goes nowhere
+
+			// Another node can have the disk while the first still shows what is left of it.
+			moved := f.inUse(ctx, p.Volume, f.b, harness.Access(name))
+			Expect(moved.verify(0)).To(Succeed())
+			Expect(moved.verify(1)).NotTo(Succeed())
+			Expect(moved.writeThrough(2)).To(Succeed())
+
+			Expect(pod.Close()).To(Succeed())
+			Expect(p.unpublish(ctx)).To(Succeed())
+			expectGone(p.Target)
+			Expect(p.unstage(ctx)).To(Succeed())
+			Expect(mountsAt(p.Staging)).To(BeEmpty())
+			Expect(moved.verify(2)).To(Succeed())
+			f.detached(ctx, moved)
+			back := f.inUse(ctx, p.Volume, f.a, harness.Access(name))
+			Expect(back.verify(0)).To(Succeed())
+			Expect(back.verify(2)).To(Succeed())
+		},
+		Entry("UP-5 ext4", "ext4"), Entry("UP-5 ext3", "ext3"), Entry("UP-5 xfs", "xfs"),
+		Entry("UP-5 btrfs", "btrfs"), Entry("UP-5 block", "block"))
+
+	It("NP-8 yanked from a pod that has it not open is free for another instance, although the "+
+		"first still shows what was there", func(ctx SpecContext) {
+		p := f.inUse(ctx, f.volume(ctx, harness.Raw()), f.a, harness.Raw())
+		Expect(p.writeThrough(0)).To(Succeed())
+		f.detachByHand(ctx, p.Volume.GetVolumeId(), "a")
+		moved := f.inUse(ctx, p.Volume, f.b, harness.Raw())
+		Expect(moved.verify(0)).To(Succeed())
+		p.remove(ctx)
+		expectGone(p.Target)
+		Expect(moved.writeThrough(1)).To(Succeed())
+		Expect(moved.verify(1)).To(Succeed())
+	})
+}

@@ -1,0 +1,347 @@
+package sanity
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+var _ = describeController("a rack that answers with an error", fixtureOptions{}, func(f *fixture) {
+	DescribeTable("its error becomes the code that an orchestrator acts on",
+		func(ctx SpecContext, fault adminapi.Fault, want codes.Code, words ...string) {
+			fault.Operation, fault.Phase = "disk_create", adminapi.Instead
+			f.fault(ctx, fault)
+			_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("error")))
+			expectRefusal(err, want, words...)
+			Expect(f.disks(ctx)).To(BeEmpty())
+		},
+		Entry("OX-2 a size that the rack does not like",
+			answered(http.StatusBadRequest, "InvalidValue", `unsupported value for "size": no`),
+			codes.OutOfRange),
+		Entry("OX-4 a token that has expired",
+			answered(http.StatusUnauthorized, "Unauthorized", "credentials missing or invalid"),
+			codes.Unauthenticated, "token"),
+		Entry("OX-5 a role that may not create",
+			answered(http.StatusForbidden, "Forbidden", "Forbidden"), codes.PermissionDenied),
+		Entry("OX-6 a page that no rack has",
+			answered(http.StatusNotFound, "", "Not Found"), codes.Internal),
+		Entry("OX-7 a conflict",
+			answered(http.StatusConflict, "Conflict", "in use"), codes.FailedPrecondition),
+		Entry("OX-8 something that is gone",
+			answered(http.StatusGone, "Gone", "Gone"), codes.Internal),
+		Entry("OX-8 an error of the rack's own",
+			answered(http.StatusInternalServerError, "Internal", "Internal Server Error"),
+			codes.Unavailable),
+		Entry("OX-8 a proxy that does not understand the rack's answer",
+			adminapi.Fault{Response: &adminapi.Response{
+				Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}, codes.Unavailable),
+		Entry("OX-9 a service that is away",
+			answered(http.StatusServiceUnavailable, "ServiceNotAvailable", "Service Unavailable"),
+			codes.Unavailable),
+		Entry("OX-9 too many requests",
+			answered(http.StatusTooManyRequests, "", "slow down"), codes.Unavailable),
+		Entry("OX-9 a connection that is cut", adminapi.Fault{Cut: true}, codes.Unavailable),
+		Entry("OX-10 no capacity left",
+			answered(http.StatusInsufficientStorage, "InsufficientCapacity", "Not enough storage"),
+			codes.ResourceExhausted),
+		Entry("OX-12 a code that nobody knows",
+			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
+		Entry("OX-9 a success that is not the rack's, after which nobody knows what was done",
+			adminapi.Fault{Response: &adminapi.Response{Status: http.StatusCreated, ContentType: "text/html",
+				Body: "<html>hello</html>"}}, codes.Unavailable),
+	)
+
+	It("B-9 a token without rights gets the same codes whatever is called", func(ctx SpecContext) {
+		volume := f.volume(ctx)
+		for statusCode, want := range map[int]codes.Code{
+			http.StatusUnauthorized: codes.Unauthenticated,
+			http.StatusForbidden:    codes.PermissionDenied,
+		} {
+			code := map[int]string{http.StatusUnauthorized: "Unauthorized",
+				http.StatusForbidden: "Forbidden"}[statusCode]
+			for _, operation := range []string{"disk_create", "disk_delete", "disk_list",
+				"disk_view", "instance_disk_attach", "instance_disk_detach", "snapshot_create"} {
+				f.refuse(ctx, operation, "", statusCode, code, code)
+			}
+			node := f.rack.Instance("a").ID
+			_, create := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("denied")))
+			_, list := f.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+			_, publish := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
+			_, unpublish := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
+			_, remove := f.ctl.DeleteVolume(ctx,
+				&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			_, snapshot := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+				Name: fresh("denied"), SourceVolumeId: volume.GetVolumeId()})
+			for _, err := range []error{create, list, publish, unpublish, remove, snapshot} {
+				expectRefusal(err, want)
+			}
+			Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
+		}
+	})
+
+	It("OX-8 the rack's request ID is in the message, for its operator", func(ctx SpecContext) {
+		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Instead,
+			Response: &adminapi.Response{
+			Status: http.StatusInternalServerError, ContentType: "application/json",
+			Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
+		}})
+		_, err := f.ctl.ControllerGetVolume(ctx,
+			&csi.ControllerGetVolumeRequest{VolumeId: "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"})
+		expectRefusal(err, codes.Unavailable, someUUID)
+	})
+
+	It("OX-11 a caller that gives up, or whose time is over, is told that", func(ctx SpecContext) {
+		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Before,
+			Hang: adminapi.Duration(20 * time.Second)})
+		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err := f.ctl.ControllerGetVolume(short, req)
+		expectRefusal(err, codes.DeadlineExceeded)
+		given, giveUp := context.WithCancel(ctx)
+		time.AfterFunc(300*time.Millisecond, giveUp)
+		_, err = f.ctl.ControllerGetVolume(given, req)
+		expectRefusal(err, codes.Canceled)
+	})
+
+	It("OX-13 no message shows the rack's address, headers or method", func(ctx SpecContext) {
+		for _, code := range []int{400, 401, 403, 404, 409, 410, 418, 500, 503, 507} {
+			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.Instead, Times: 1,
+				Response: &adminapi.Response{Status: code, ErrorCode: "Whatever", Message: "no"}})
+			_, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("quiet")))
+			Expect(err).To(HaveOccurred())
+			message := strings.ToLower(status.Convert(err).Message())
+			for _, leak := range []string{strings.TrimPrefix(f.rack.URL, "http://"),
+				"content-type", "x-request-id", "authorization", "/v1/"} {
+				Expect(message).NotTo(ContainSubstring(leak))
+			}
+		}
+	})
+
+	It("B-43 an attach whose end is unknown is not answered with a final error",
+		func(ctx SpecContext) {
+			volume := f.volume(ctx)
+			node := f.rack.Instance("a").ID
+			f.fault(ctx,
+				adminapi.Fault{Operation: "instance_disk_attach", Phase: adminapi.After, Cut: true, Times: 1})
+			f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Instead, Cut: true})
+			_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
+			Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted,
+				codes.DeadlineExceeded), "%v", err)
+			Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
+			f.published(ctx, volume, "a")
+		})
+})
+
+// answered is a fault by which the rack answers so.
+func answered(statusCode int, errorCode, message string) adminapi.Fault {
+	return adminapi.Fault{Response: &adminapi.Response{Status: statusCode, ErrorCode: errorCode,
+		Message: message}}
+}
+
+// lostAnswers are the ways in which the answer to something that was done does not arrive.
+var lostAnswers = []struct {
+	text  string
+	fault adminapi.Fault
+}{
+	{"an error in its place", answered(http.StatusInternalServerError, "Internal", "oh")},
+	{"a proxy's 520 in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: 520, ContentType: "text/html", Body: "<html>odd</html>"}}},
+	{"a proxy's 408 in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: http.StatusRequestTimeout, ContentType: "text/html", Body: "<html>late</html>"}}},
+	{"a proxy's page in its place", adminapi.Fault{Response: &adminapi.Response{
+		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
+	{"the connection cut", adminapi.Fault{Cut: true}},
+	{"the answer torn", adminapi.Fault{TruncateBody: 20}},
+}
+
+// decided are the operations whose lost answers are found out in the same call, where there is an
+// answer at all.
+var decided = []string{"disk_create", "snapshot_create", "instance_disk_attach"}
+
+// describeDecided registers specs in which the call itself finds out what was done.
+func describeDecided(f *fixture) {
+	for _, lost := range lostAnswers {
+		if lost.fault.Response == nil {
+			continue
+		}
+		It("OX-8 of a create, a snapshot and an attach is found out in the same call: "+lost.text,
+			func(ctx SpecContext) {
+				for _, operation := range decided {
+					fault := lost.fault
+					fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
+					f.fault(ctx, fault)
+				}
+				volume := f.volume(ctx)
+				f.snapshotted(ctx, volume)
+				f.published(ctx, volume, "a")
+			})
+	}
+}
+
+// describeLost registers a spec for each way in which an answer can be lost.
+func describeLost(
+	f *fixture, text, operation string, spec func(ctx SpecContext, lose func()),
+) {
+	for _, lost := range lostAnswers {
+		if lost.fault.TruncateBody > 0 && strings.HasSuffix(operation, "_delete") {
+			continue // an answer without a body cannot be torn
+		}
+		It(text+" with "+lost.text, func(ctx SpecContext) {
+			fault := lost.fault
+			fault.Operation, fault.Phase, fault.Times = operation, adminapi.After, 1
+			spec(ctx, func() { f.fault(ctx, fault) })
+		})
+	}
+}
+
+// converge repeats a call until it succeeds, as every orchestrator does.
+func converge[T any](ctx context.Context, call func() (T, error)) T {
+	GinkgoHelper()
+	var result T
+	eventually(ctx, func() (err error) {
+		result, err = call()
+		return err
+	})
+	return result
+}
+
+var _ = describeController("an answer that is lost", fixtureOptions{}, lostAnswerSpecs)
+
+func lostAnswerSpecs(f *fixture) {
+	describeDecided(f)
+	describeLost(f, "B-42 a create is found again", "disk_create",
+		func(ctx SpecContext, lose func()) {
+			req := harness.CreateRequest(fresh("lost"))
+			lose()
+			resp := converge(ctx, func() (*csi.CreateVolumeResponse, error) {
+				return f.ctl.CreateVolume(ctx, req)
+			})
+			f.deletedLater(resp.GetVolume().GetVolumeId())
+			Expect(f.disks(ctx)).To(HaveLen(1))
+		})
+
+	describeLost(f, "B-10 an attach goes on where it was", "instance_disk_attach",
+		func(ctx SpecContext, lose func()) {
+			volume := f.volume(ctx)
+			req := harness.PublishRequest(volume, f.rack.Instance("a").ID)
+			lose()
+			converge(ctx, func() (*csi.ControllerPublishVolumeResponse, error) {
+				return f.ctl.ControllerPublishVolume(ctx, req)
+			})
+			f.unpublishedLater(volume, req.GetNodeId())
+			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+		})
+
+	describeLost(f, "B-10 a detach goes on where it was", "instance_disk_detach",
+		func(ctx SpecContext, lose func()) {
+			volume := f.volume(ctx)
+			f.published(ctx, volume, "a")
+			lose()
+			converge(ctx, func() (*csi.ControllerUnpublishVolumeResponse, error) {
+				return f.ctl.ControllerUnpublishVolume(ctx,
+					harness.UnpublishRequest(volume, f.rack.Instance("a").ID))
+			})
+			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+		})
+
+	It("B-10 an attach and a detach converge when the rack cannot read the disk again",
+		func(ctx SpecContext) {
+			volume := f.volume(ctx)
+			node := f.rack.Instance("a").ID
+			unread := func(operation string, call func() error) {
+				rule := f.fault(ctx, adminapi.Fault{Operation: operation, Phase: adminapi.Reread, Times: 1})
+				err := call()
+				Expect(codeOf(err)).To(BeElementOf(codes.OK, codes.Unavailable, codes.Aborted),
+					"%v", err)
+				Expect(f.rack.Admin.Fired(ctx, rule)).To(Equal(1))
+			}
+			unread("instance_disk_attach", func() error {
+				_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, node))
+				return err
+			})
+			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+			f.published(ctx, volume, "a")
+			Expect(f.attached(ctx, "a")).To(ConsistOf(volume.GetVolumeId()))
+
+			unread("instance_disk_detach", func() error {
+				_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
+				return err
+			})
+			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
+			_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
+			Expect(err).NotTo(HaveOccurred())
+		})
+
+	describeLost(f, "B-10 a delete goes on where it was", "disk_delete",
+		func(ctx SpecContext, lose func()) {
+			volume := f.volume(ctx)
+			lose()
+			converge(ctx, func() (*csi.DeleteVolumeResponse, error) {
+				return f.ctl.DeleteVolume(ctx,
+					&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			})
+			Expect(f.disks(ctx)).To(BeEmpty())
+		})
+
+	describeLost(f, "B-42 a snapshot is found again", "snapshot_create",
+		func(ctx SpecContext, lose func()) {
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("lost"), SourceVolumeId: f.volume(ctx).GetVolumeId(),
+			}
+			lose()
+			resp := converge(ctx, func() (*csi.CreateSnapshotResponse, error) {
+				return f.ctl.CreateSnapshot(ctx, req)
+			})
+			f.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
+			list, err := f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(list.GetEntries()).To(HaveLen(1))
+		})
+
+	describeLost(f, "B-10 the end of a snapshot goes on where it was", "snapshot_delete",
+		func(ctx SpecContext, lose func()) {
+			snapshot := f.snapshotted(ctx, f.volume(ctx))
+			lose()
+			converge(ctx, func() (*csi.DeleteSnapshotResponse, error) {
+				return f.ctl.DeleteSnapshot(ctx,
+					&csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+			})
+		})
+
+	It("OX-1 a create that is repeated when the quota is used up finds its volume",
+		func(ctx SpecContext) {
+			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
+			req := harness.CreateRequest(fresh("quota"))
+			first := f.created(ctx, req)
+			again, err := f.ctl.CreateVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.GetVolume().GetVolumeId()).To(Equal(first.GetVolumeId()))
+			_, err = f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("quota")))
+			expectRefusal(err, codes.ResourceExhausted)
+		})
+
+	It("OX-1 a snapshot that is repeated when the quota is used up is found",
+		func(ctx SpecContext) {
+			f.switched(ctx, "quota_bytes", 2*harness.GiB, 1024*harness.GiB)
+			req := &csi.CreateSnapshotRequest{
+				Name: fresh("quota"), SourceVolumeId: f.volume(ctx).GetVolumeId(),
+			}
+			first, err := f.ctl.CreateSnapshot(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			f.snapshotDeletedLater(first.GetSnapshot().GetSnapshotId())
+			again, err := f.ctl.CreateSnapshot(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(again.GetSnapshot()).To(BeComparableTo(first.GetSnapshot(), protoCmp))
+		})
+}

@@ -1,0 +1,191 @@
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// auditCluster is the cluster whose controller the audit's scene has.
+const auditCluster = "one"
+
+// auditReport is what an audit says as JSON, and how it ended.
+type auditReport struct {
+	Owned   int `json:"owned"`
+	Deleted int `json:"deleted"`
+	Orphans []struct {
+		ID, State, AttachedTo, CSIName, SkipReason string
+		Deleted                                    bool
+	} `json:"orphans"`
+	Missing []struct{ ID, WantedBy string } `json:"missing"`
+	Static  []struct{ ID, Why string }      `json:"static"`
+
+	status int
+	log    string
+}
+
+func (r auditReport) orphans() []string {
+	ids := []string{}
+	for _, o := range r.Orphans {
+		ids = append(ids, o.ID)
+	}
+	return ids
+}
+
+func (f *fixture) auditCommand(ctx context.Context, env map[string]string,
+	args ...string) *exec.Cmd {
+	GinkgoHelper()
+	full := map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": f.rack.Token,
+		"OXIDE_PROJECT": f.rack.Project, "OXIDE_CLUSTER_ID": auditCluster}
+	for key, value := range env {
+		full[key] = value
+	}
+	return driverCommand(ctx, full, append([]string{"audit", "--output=json"}, args...)...)
+}
+
+// audit runs one to its end.
+func (f *fixture) audit(ctx context.Context, env map[string]string, args ...string) auditReport {
+	GinkgoHelper()
+	cmd := f.auditCommand(ctx, env, args...)
+	var out, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &log
+	_ = cmd.Run()
+	report := auditReport{status: cmd.ProcessState.ExitCode(), log: log.String()}
+	if out.Len() > 0 {
+		Expect(json.Unmarshal(out.Bytes(), &report)).To(Succeed(), out.String())
+	}
+	Expect(report.log).NotTo(ContainSubstring(f.rack.Token))
+	return report
+}
+
+// auditFiles is a directory for the lists and sightings of one spec.
+func auditFiles() string {
+	GinkgoHelper()
+	dir, err := os.MkdirTemp("", "audit-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	return dir
+}
+
+// kubernetes writes what kubectl prints of a cluster that has these volumes and snapshots.
+func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) string {
+	GinkgoHelper()
+	items := []any{}
+	for i, v := range volumes {
+		items = append(items, map[string]any{"kind": "PersistentVolume",
+			"metadata": map[string]any{"name": fmt.Sprintf("pv-%d", i)},
+			"spec": map[string]any{"csi": map[string]any{"driver": "csi.oxide.computer",
+				"volumeHandle": v.GetVolumeId()}}})
+	}
+	for i, snapshot := range snapshots {
+		items = append(items, map[string]any{"kind": "VolumeSnapshotContent",
+			"metadata": map[string]any{"name": fmt.Sprintf("content-%d", i)},
+			"spec":     map[string]any{"driver": "csi.oxide.computer"},
+			"status":   map[string]any{"snapshotHandle": snapshot.GetSnapshotId()}})
+	}
+	data, err := json.Marshal(map[string]any{"kind": "List", "items": items})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
+	return path
+}
+
+// showAged makes the rack show everything as three days old, until honest is called.
+func (f *faultFixture) showAged(ctx context.Context) {
+	GinkgoHelper()
+	for noun, path := range map[string]string{"disk": "/v1/disks", "snapshot": "/v1/snapshots"} {
+		page := f.rackJSON(ctx, path, map[string]string{"project": f.rack.Project, "limit": "1000"})
+		for _, item := range page["items"].([]any) {
+			object := item.(map[string]any)
+			object["time_created"] = time.Now().Add(-72 * time.Hour).UTC().Truncate(time.Hour)
+			f.answer(ctx, noun+"_view", object["id"].(string), object)
+		}
+		page["next_page"] = nil
+		f.answer(ctx, noun+"_list", "", page)
+	}
+}
+
+func (f *faultFixture) clearFaults(ctx context.Context) {
+	GinkgoHelper()
+	Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
+}
+
+// ageFirstSeen makes every sighting in a file one of two hours ago, as waiting would.
+func ageFirstSeen(path string) {
+	GinkgoHelper()
+	data, err := os.ReadFile(path)
+	Expect(err).NotTo(HaveOccurred())
+	var sightings map[string]any
+	Expect(json.Unmarshal(data, &sightings)).To(Succeed())
+	for _, object := range sightings["objects"].(map[string]any) {
+		object.(map[string]any)["first"] = time.Now().Add(-2 * time.Hour).UTC()
+	}
+	data, err = json.Marshal(sightings)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
+}
+
+// orphan makes a volume that nobody knows of, and which is gone when the spec ends.
+func (f *fixture) orphan(ctx context.Context) string {
+	return f.volume(ctx).GetVolumeId()
+}
+
+func (f *rackFixture) ids(ctx context.Context) []string {
+	GinkgoHelper()
+	ids := []string{}
+	for _, disk := range f.disks(ctx) {
+		ids = append(ids, disk.Id)
+	}
+	return ids
+}
+
+// deletions counts the disks that the rack has deleted, by its request log.
+func (f *rackFixture) deletions(ctx context.Context) int {
+	GinkgoHelper()
+	requests, err := f.rack.Admin.Requests(ctx, 0)
+	Expect(err).NotTo(HaveOccurred())
+	n := 0
+	for _, r := range requests {
+		if r.Operation == "disk_delete" && r.Status == http.StatusNoContent {
+			n++
+		}
+	}
+	return n
+}
+
+// fakeKubectl puts a kubectl of our own first in PATH.
+func fakeKubectl(dir, script string) map[string]string {
+	GinkgoHelper()
+	text := "#!/bin/sh\necho \"$@\" >>" + dir + "/asked\nenv >" + dir + "/env\n" + script + "\n"
+	Expect(os.WriteFile(filepath.Join(dir, "kubectl"), []byte(text), 0o755)).To(Succeed())
+	return map[string]string{"PATH": dir + ":" + os.Getenv("PATH")}
+}
+
+type spoiler = func(context.Context, string) (map[string]string, []string)
+
+// withList gives the audit another list.
+func withList(list string) spoiler {
+	return func(_ context.Context, dir string) (map[string]string, []string) {
+		Expect(os.WriteFile(dir+"/other", []byte(list), 0o600)).To(Succeed())
+		return nil, []string{"--volumes=" + dir + "/other"}
+	}
+}
+
+// withKubectl gives it a kubectl that has the list at hand as "$0.told", and says that there are no
+// snapshots.
+func withKubectl(script string) spoiler {
+	return func(_ context.Context, dir string) (map[string]string, []string) {
+		Expect(os.Rename(dir+"/told", dir+"/kubectl.told")).To(Succeed())
+		return fakeKubectl(dir, `case "$*" in *customresourcedefinitions*) exit 0;; esac
+`+script), []string{"--kubectl"}
+	}
+}

@@ -1,0 +1,291 @@
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// nodeFixture is a scene with nodes: the driver's node service in the instances a and b.
+type nodeFixture struct {
+	*fixture
+	a, b *node
+}
+
+// node is the driver's node service in one instance.
+type node struct {
+	*harness.Plugin
+	rack     *harness.Rack
+	instance harness.Instance
+	// dir is where the CO's paths on this node lie.
+	dir string
+}
+
+// describeNodes registers a container whose specs share a scene with nodes.
+func describeNodes(text string, specs func(f *nodeFixture)) bool {
+	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
+		f := &nodeFixture{fixture: &fixture{}}
+		BeforeAll(func(ctx SpecContext) {
+			f.open(ctx, fixtureOptions{})
+			// At this level anything that leaks into a log does so here.
+			loud := harness.PluginOptions{Args: []string{"--log-level=debug"}}
+			f.a, f.b = f.node(ctx, "a", loud), f.node(ctx, "b", loud)
+			mustBalance(ctx, f.rack, f.plugin, f.a.Plugin, f.b.Plugin)
+		}, NodeTimeout(2*time.Minute))
+		specs(f)
+	})
+}
+
+// node starts the node service in an instance; it ends with the spec or the container that asks.
+func (f *nodeFixture) node(ctx context.Context, instance string,
+	options harness.PluginOptions) *node {
+	GinkgoHelper()
+	options.Mode, options.Instance = harness.ModeNode, instance
+	plugin := startPlugin(ctx, f.rack, options)
+	return &node{Plugin: plugin, rack: f.rack, instance: f.rack.Instance(instance),
+		dir: filepath.Join(plugin.Dir, "kubelet")}
+}
+
+// device is the path of the node's device with that serial, which must be there and the only one.
+func (n *node) device(serial string) string {
+	GinkgoHelper()
+	paths, err := devicesWith(n.instance, serial)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(paths).To(HaveLen(1), "devices of instance %s with serial %q", n.instance.Name, serial)
+	return paths[0]
+}
+
+// devicesWith finds the devices that an instance sees under a serial, as its kernel shows them.
+func devicesWith(instance harness.Instance, serial string) ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(instance.Guest, "sys/block/*/device/serial"))
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // it was unplugged since the directory was read
+		}
+		if string(bytes.Trim(text, "\x00 \n")) != serial {
+			continue
+		}
+		name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+		paths = append(paths, filepath.Join(instance.Guest, "dev", name))
+	}
+	return paths, nil
+}
+
+// accesses are all ways in which a workload can have a volume, as harness.Access names them.
+var accesses = []string{"ext4", "ext3", "xfs", "btrfs", "block"}
+
+// placement is a volume on a node of the fixture.
+type placement struct {
+	*node
+	harness.Placement
+}
+
+// attachedTo attaches the volume to the node's instance. What the spec does not undo is undone when
+// it ends.
+func (f *nodeFixture) attachedTo(
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
+) *placement {
+	GinkgoHelper()
+	p := n.placement(volume, capability)
+	p.PublishContext = f.published(ctx, volume, n.instance.Name, capability)
+	DeferCleanup(func(ctx SpecContext) { p.remove(ctx) }, NodeTimeout(callTimeout))
+	return p
+}
+
+// placement prepares the paths for a volume on this node, as a CO does.
+func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *placement {
+	GinkgoHelper()
+	name := fresh("volume")
+	p := &placement{n, harness.Placement{Volume: volume, Capability: capability,
+		Staging: filepath.Join(n.dir, name, "globalmount"),
+		Target:  filepath.Join(n.dir, fresh("pod"), name)}}
+	Expect(p.MakeDirs()).To(Succeed())
+	return p
+}
+
+// another is the same volume on the same node for another pod.
+func (p *placement) another() *placement {
+	GinkgoHelper()
+	other := *p
+	other.Target = filepath.Join(p.dir, fresh("pod"), filepath.Base(p.Target))
+	Expect(other.MakeDirs()).To(Succeed())
+	DeferCleanup(func(ctx SpecContext) { Expect(other.unpublish(ctx)).To(Succeed()) },
+		NodeTimeout(callTimeout))
+	return &other
+}
+
+func (p *placement) stage(ctx context.Context) error   { return p.Stage(ctx, p.Node()) }
+func (p *placement) publish(ctx context.Context) error { return p.Publish(ctx, p.Node()) }
+
+func (p *placement) unpublish(ctx context.Context) error { return p.Unpublish(ctx, p.Node()) }
+func (p *placement) unstage(ctx context.Context) error   { return p.Unstage(ctx, p.Node()) }
+
+// stageAndPublish makes the attached volume ready and shows it to the workload; leave undoes both.
+func (p *placement) stageAndPublish(ctx context.Context) {
+	GinkgoHelper()
+	Expect(p.stage(ctx)).To(Succeed())
+	Expect(p.publish(ctx)).To(Succeed())
+}
+
+func (p *placement) remove(ctx context.Context) {
+	GinkgoHelper()
+	Expect(p.unpublish(ctx)).To(Succeed())
+	Expect(p.unstage(ctx)).To(Succeed())
+}
+
+// inUse is a new or a known volume, in use on the node.
+func (f *nodeFixture) inUse(
+	ctx context.Context, volume *csi.Volume, n *node, capability *csi.VolumeCapability,
+) *placement {
+	GinkgoHelper()
+	p := f.attachedTo(ctx, volume, n, capability)
+	p.stageAndPublish(ctx)
+	return p
+}
+
+// detached takes the volume away from its node altogether.
+func (f *nodeFixture) detached(ctx context.Context, p *placement) {
+	GinkgoHelper()
+	p.remove(ctx)
+	_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, p.instance.ID))
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// device is the path of the volume's device on its node.
+func (p *placement) device() string {
+	GinkgoHelper()
+	return p.node.device(p.Volume.GetVolumeContext()["diskName"])
+}
+
+// pieceSize is how much a spec writes at a time.
+const pieceSize = 4 * harness.MiB
+
+// data is what the workload keeps in the volume.
+func (p *placement) data() harness.Data {
+	return harness.Data{Rack: p.rack, Target: p.Target, Raw: p.Capability.GetBlock() != nil,
+		PieceBytes: pieceSize}
+}
+
+// write writes a piece as a workload does. It does not ask for it to be on the disk: that is what
+// unstaging is for.
+func (p *placement) write(n int) error { return p.data().Write(n, false) }
+
+// writeThrough writes a piece and has it on the disk when it returns.
+func (p *placement) writeThrough(n int) error { return p.data().Write(n, true) }
+
+// verify demands that a piece is there, byte for byte.
+func (p *placement) verify(n int) error { return p.data().Verify(n) }
+
+// mountsAt are the mounts at a path of this namespace, the lowest first.
+func mountsAt(path string) []*mountinfo.Info {
+	GinkgoHelper()
+	mounts, err := mountinfo.GetMounts(func(info *mountinfo.Info) (skip, stop bool) {
+		return info.Mountpoint != path, false
+	})
+	Expect(err).NotTo(HaveOccurred())
+	return mounts
+}
+
+// logged is what the node has logged so far.
+func (n *node) logged() string {
+	GinkgoHelper()
+	text, err := os.ReadFile(n.LogFile)
+	Expect(err).NotTo(HaveOccurred())
+	return string(text)
+}
+
+// edges are the first and the last MiB of a device, where every format has its marks.
+func edges(device string) string {
+	GinkgoHelper()
+	file, err := os.Open(device)
+	Expect(err).NotTo(HaveOccurred())
+	defer file.Close()
+	end, err := file.Seek(0, io.SeekEnd)
+	Expect(err).NotTo(HaveOccurred())
+	both := make([]byte, 2*harness.MiB)
+	_, err = file.ReadAt(both[:harness.MiB], 0)
+	Expect(err).NotTo(HaveOccurred())
+	_, err = file.ReadAt(both[harness.MiB:], end-harness.MiB)
+	Expect(err).NotTo(HaveOccurred())
+	return string(both)
+}
+
+// blank says whether the edges hold nothing.
+func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
+
+// writer is a pod that writes a line, has it on the disk, and writes the next one.
+type writer struct {
+	stop func() (lines int, err error)
+}
+
+// keepWriting starts a writer in the volume; it must be stopped.
+func (p *placement) keepWriting() writer {
+	GinkgoHelper()
+	file, err := os.OpenFile(filepath.Join(p.Target, "lines"),
+		os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640)
+	Expect(err).NotTo(HaveOccurred())
+	var (
+		lines    int
+		fault    error
+		stopping = make(chan struct{})
+		done     = make(chan struct{})
+	)
+	go func() {
+		defer close(done)
+		for fault == nil {
+			select {
+			case <-stopping:
+				return
+			default:
+			}
+			if _, fault = fmt.Fprintln(file, lines); fault == nil {
+				if fault = file.Sync(); fault == nil {
+					lines++
+				}
+			}
+		}
+	}()
+	var stopped bool
+	w := writer{stop: func() (int, error) {
+		if !stopped {
+			stopped = true
+			close(stopping)
+			<-done
+			if err := file.Close(); fault == nil {
+				fault = err
+			}
+		}
+		return lines, fault
+	}}
+	DeferCleanup(func() { _, _ = w.stop() })
+	return w
+}
+
+// holdsLines demands that at least the lines are there that a writer had on the disk, in order.
+func (p *placement) holdsLines(lines int) {
+	GinkgoHelper()
+	text, err := os.ReadFile(filepath.Join(p.Target, "lines"))
+	Expect(err).NotTo(HaveOccurred())
+	found := strings.Fields(string(text))
+	Expect(len(found)).To(BeNumerically(">=", lines))
+	for i := range lines {
+		Expect(found[i]).To(Equal(fmt.Sprint(i)))
+	}
+}

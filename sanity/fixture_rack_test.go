@@ -1,0 +1,172 @@
+package sanity
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// protoCmp compares messages by their fields.
+var protoCmp cmp.Option = protocmp.Transform()
+
+// topologyRack is the driver's topology key for racks.
+const topologyRack = "topology.csi.oxide.computer/rack"
+
+func codeOf(err error) codes.Code { return status.Code(err) }
+
+// atOnce makes n calls at the same time and returns their errors.
+func atOnce(n int, call func(ctx context.Context) error) []error {
+	errs := make([]error, n)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	start := make(chan struct{})
+	var calls sync.WaitGroup
+	for i := range n {
+		calls.Go(func() {
+			<-start
+			errs[i] = call(ctx)
+		})
+	}
+	close(start)
+	calls.Wait()
+	return errs
+}
+
+// expectOneAborted demands that of two calls at the same time one succeeded, and that the other was
+// told that it is under way.
+func expectOneAborted(errs []error) {
+	GinkgoHelper()
+	Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
+		To(ConsistOf(codes.OK, codes.Aborted), "%v", errs)
+}
+
+// inBackground starts a call and returns what waits for its success.
+func inBackground[T any](call func() (T, error)) func() T {
+	var (
+		result T
+		err    error
+	)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		result, err = call()
+	}()
+	return func() T {
+		GinkgoHelper()
+		<-done
+		Expect(err).NotTo(HaveOccurred())
+		return result
+	}
+}
+
+// awaitDisk waits until a disk of the project is in a state, and returns it.
+func (f *rackFixture) awaitDisk(ctx context.Context, state string) *oxide.Disk {
+	GinkgoHelper()
+	var found *oxide.Disk
+	eventually(ctx, func() error {
+		for _, disk := range f.disks(ctx) {
+			if string(disk.State.State()) == state {
+				found = &disk
+				return nil
+			}
+		}
+		return fmt.Errorf("no disk is %s", state)
+	})
+	return found
+}
+
+// rackJSON is an answer of the rack as it comes, for specs that change it.
+func (f *faultFixture) rackJSON(ctx context.Context, path string,
+	query map[string]string) map[string]any {
+	GinkgoHelper()
+	resp, err := f.rack.Client.MakeRequest(ctx,
+		oxide.Request{Method: http.MethodGet, Path: path, Query: query})
+	Expect(err).NotTo(HaveOccurred())
+	defer resp.Body.Close()
+	Expect(resp.StatusCode).To(Equal(http.StatusOK), path)
+	var answer map[string]any
+	Expect(json.NewDecoder(resp.Body).Decode(&answer)).To(Succeed())
+	return answer
+}
+
+// answer makes the rack answer an operation on an object with this, until the spec ends.
+func (f *faultFixture) answer(ctx context.Context, operation, object string, answer any) {
+	GinkgoHelper()
+	body, err := json.Marshal(answer)
+	Expect(err).NotTo(HaveOccurred())
+	f.fault(ctx, adminapi.Fault{Operation: operation, Object: object, Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: http.StatusOK, Body: string(body),
+			ContentType: "application/json"}})
+}
+
+// refuse makes the rack refuse an operation on an object, until the spec ends.
+func (f *faultFixture) refuse(
+	ctx context.Context, operation, object string, statusCode int, code, message string,
+) {
+	GinkgoHelper()
+	f.fault(ctx, adminapi.Fault{Operation: operation, Object: object, Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: statusCode, ErrorCode: code, Message: message}})
+}
+
+// diskState is a disk's state as the rack writes it.
+func diskState(state, instance string) map[string]any {
+	value := map[string]any{"state": state}
+	if instance != "" {
+		value["instance"] = instance
+	}
+	return value
+}
+
+// pretend makes the rack show the volume's disk in a state that disks come to in ways that a spec
+// cannot take, whoever looks and however; instance goes with the states that have one.
+func (f *faultFixture) pretend(ctx context.Context, volume *csi.Volume, state, instance string) {
+	GinkgoHelper()
+	id := volume.GetVolumeId()
+	disk := f.rackJSON(ctx, "/v1/disks/"+id, nil)
+	disk["state"] = diskState(state, instance)
+	for _, object := range []string{id, disk["name"].(string)} {
+		f.answer(ctx, "disk_view", object, disk)
+	}
+	f.pretendListed(ctx, "disk_list", "/v1/disks", id, disk)
+}
+
+// pretendSnapshot does the same for a snapshot.
+func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
+	GinkgoHelper()
+	snapshot := f.rackJSON(ctx, "/v1/snapshots/"+id, nil)
+	snapshot["state"] = state
+	for _, object := range []string{id, snapshot["name"].(string)} {
+		f.answer(ctx, "snapshot_view", object, snapshot)
+	}
+	f.pretendListed(ctx, "snapshot_list", "/v1/snapshots", id, snapshot)
+}
+
+// pretendListed makes a list show one of its objects otherwise.
+func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id string, object any) {
+	GinkgoHelper()
+	page := f.rackJSON(ctx, path,
+		map[string]string{"project": f.rack.Project, "limit": "1000"})
+	items := page["items"].([]any)
+	i := slices.IndexFunc(items, func(item any) bool {
+		return item.(map[string]any)["id"] == id
+	})
+	Expect(i).To(BeNumerically(">=", 0), "%s does not list %s", path, id)
+	items[i] = object
+	// The last page, so that nobody asks for the next one and gets this one again.
+	page["next_page"] = nil
+	f.answer(ctx, operation, "", page)
+}

@@ -1,0 +1,318 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// callTimeout bounds a call of a spec, which is far longer than any of them takes.
+const callTimeout = time.Minute
+
+// rackFixture is a rack, with what an administrator does and sees there.
+type rackFixture struct{ rack *harness.Rack }
+
+// faultFixture is a rack that misbehaves for as long as a spec wants.
+type faultFixture struct{ rackFixture }
+
+// fixture is what the specs of a container share: a rack and the driver's controller. Each spec
+// uses names of its own and removes what it made; a ledger at the end proves that.
+type fixture struct {
+	faultFixture
+	// plugin is the controller's process, ctl a client of it.
+	plugin *harness.Plugin
+	ctl    csi.ControllerClient
+}
+
+// fixtureOptions chooses the rack and the controller of a fixture; the zero value has the defaults
+// of both.
+type fixtureOptions struct {
+	rack   harness.RackOptions
+	plugin harness.PluginOptions
+}
+
+// describeController registers a container whose specs share a fixture. One that fails does not
+// keep the others from running.
+func describeController(text string, options fixtureOptions, specs func(f *fixture)) bool {
+	return Describe(text, Offset(1), Ordered, ContinueOnFailure, Label("controller"), func() {
+		f := &fixture{}
+		BeforeAll(func(ctx SpecContext) { f.open(ctx, options) }, NodeTimeout(2*time.Minute))
+		specs(f)
+	})
+}
+
+func (f *fixture) open(ctx context.Context, options fixtureOptions) {
+	f.rack = startRack(ctx, options.rack)
+	f.plugin = f.controller(ctx, options.plugin)
+	f.ctl = f.plugin.Controller()
+	mustBalance(ctx, f.rack, f.plugin)
+}
+
+// controller starts another controller on the scene's rack, which ends with the spec. It is ready:
+// it has asked the rack what it needs to know, and idles.
+func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
+	GinkgoHelper()
+	options.Mode = harness.ModeController
+	p := startPlugin(ctx, f.rack, options)
+	Expect(p.AwaitReady(ctx)).To(Succeed())
+	return p
+}
+
+// all starts a driver in mode all, which ends with the spec or the container, and is ready.
+func (f *fixture) all(ctx context.Context) *harness.Plugin {
+	GinkgoHelper()
+	p := startPlugin(ctx, f.rack, harness.PluginOptions{})
+	Expect(p.AwaitReady(ctx)).To(Succeed())
+	return p
+}
+
+// freshNumber makes names that no other spec of this run uses.
+var freshNumber atomic.Int64
+
+func fresh(prefix string) string {
+	return fmt.Sprintf("%s-%d", prefix, freshNumber.Add(1))
+}
+
+// created makes the volume that the request asks for, and deletes it when the spec ends.
+func (f *fixture) created(ctx context.Context, req *csi.CreateVolumeRequest) *csi.Volume {
+	GinkgoHelper()
+	resp, err := f.ctl.CreateVolume(ctx, req)
+	Expect(err).NotTo(HaveOccurred())
+	f.deletedLater(resp.GetVolume().GetVolumeId())
+	return resp.GetVolume()
+}
+
+// Volume makes a volume of 1 GiB for these ways to have it, or for filesystems, that ends with the
+// spec.
+func (f *fixture) volume(ctx context.Context, uses ...*csi.VolumeCapability) *csi.Volume {
+	GinkgoHelper()
+	return f.created(ctx, harness.CreateRequest(fresh("volume"), uses...))
+}
+
+func (f *fixture) deletedLater(id string) {
+	DeferCleanup(func(ctx SpecContext) {
+		_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		Expect(err).NotTo(HaveOccurred())
+	}, NodeTimeout(callTimeout))
+}
+
+// published attaches the volume to the instance of that name, and detaches it when the spec ends.
+// The capability is harness.Mounted("") unless another is given.
+func (f *fixture) published(
+	ctx context.Context, volume *csi.Volume, instance string, as ...*csi.VolumeCapability,
+) map[string]string {
+	GinkgoHelper()
+	node := f.rack.Instance(instance).ID
+	req := harness.PublishRequest(volume, node)
+	for _, capability := range as {
+		req.VolumeCapability = capability
+	}
+	resp, err := f.ctl.ControllerPublishVolume(ctx, req)
+	Expect(err).NotTo(HaveOccurred())
+	f.unpublishedLater(volume, node)
+	return resp.GetPublishContext()
+}
+
+func (f *fixture) unpublishedLater(volume *csi.Volume, node string) {
+	DeferCleanup(func(ctx SpecContext) {
+		_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, node))
+		Expect(err).NotTo(HaveOccurred())
+	}, NodeTimeout(callTimeout))
+}
+
+// snapshotted takes a snapshot that ends with the spec.
+func (f *fixture) snapshotted(ctx context.Context, volume *csi.Volume) *csi.Snapshot {
+	GinkgoHelper()
+	resp, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+		Name: fresh("snapshot"), SourceVolumeId: volume.GetVolumeId(),
+	})
+	Expect(err).NotTo(HaveOccurred())
+	f.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
+	return resp.GetSnapshot()
+}
+
+func (f *fixture) snapshotDeletedLater(id string) {
+	DeferCleanup(func(ctx SpecContext) {
+		_, err := f.ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+		Expect(err).NotTo(HaveOccurred())
+	}, NodeTimeout(callTimeout))
+}
+
+// disk is what the rack says of a volume.
+func (f *rackFixture) disk(ctx context.Context, id string) *oxide.Disk {
+	GinkgoHelper()
+	disk, err := f.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	return disk
+}
+
+// disks lists the project's.
+func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
+	GinkgoHelper()
+	disks, err := f.rack.Client.DiskListAllPages(ctx,
+		oxide.DiskListParams{Project: oxide.NameOrId(f.rack.Project)})
+	Expect(err).NotTo(HaveOccurred())
+	return disks
+}
+
+// rackDisk makes a disk as an administrator would, by hand, and deletes it when the spec ends.
+func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
+	GinkgoHelper()
+	disk, err := f.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
+		Project: oxide.NameOrId(project),
+		Body: &oxide.DiskCreate{
+			Name: oxide.Name(name), Description: "made by hand", Size: oxide.ByteCount(harness.GiB),
+			DiskBackend: blankBackend(),
+		},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) {
+		err := f.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+		Expect(err).NotTo(HaveOccurred())
+	}, NodeTimeout(callTimeout))
+	return disk
+}
+
+func blankBackend() oxide.DiskBackend {
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
+		DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
+	}}
+}
+
+// fault makes the rack misbehave until the spec ends, and returns the rule's ID.
+func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
+	GinkgoHelper()
+	id, err := f.rack.Admin.AddFault(ctx, fault)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
+	}, NodeTimeout(callTimeout))
+	return id
+}
+
+// switched changes a switch of the rack until the spec ends.
+func (f *faultFixture) switched(ctx context.Context, name string, now, later any) {
+	GinkgoHelper()
+	Expect(f.rack.Admin.Switch(ctx, map[string]any{name: now})).To(Succeed())
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(f.rack.Admin.Switch(ctx, map[string]any{name: later})).To(Succeed())
+	}, NodeTimeout(callTimeout))
+}
+
+// calls does something and lists the operations that the rack was asked for meanwhile, in order.
+// Looks at the project are left out: every controller takes one a minute, for Probe.
+func (f *rackFixture) calls(ctx context.Context, do func()) []string {
+	GinkgoHelper()
+	return slices.DeleteFunc(f.callsAndLooks(ctx, do), func(operation string) bool {
+		return operation == "project_view"
+	})
+}
+
+func (f *rackFixture) callsAndLooks(ctx context.Context, do func()) []string {
+	GinkgoHelper()
+	before, err := f.rack.Admin.Requests(ctx, 0)
+	Expect(err).NotTo(HaveOccurred())
+	last := 0
+	if len(before) > 0 {
+		last = before[len(before)-1].Seq
+	}
+	do()
+	after, err := f.rack.Admin.Requests(ctx, last)
+	Expect(err).NotTo(HaveOccurred())
+	operations := []string{}
+	for _, request := range after {
+		operations = append(operations, request.Operation)
+	}
+	return operations
+}
+
+// callsOf lists what an RPC costs, which must succeed.
+func callsOf[Req, Resp any](
+	ctx context.Context, f *fixture, req Req,
+	call func(context.Context, Req, ...grpc.CallOption) (Resp, error),
+) []string {
+	GinkgoHelper()
+	return f.calls(ctx, func() {
+		_, err := call(ctx, req)
+		Expect(err).NotTo(HaveOccurred())
+	})
+}
+
+// expectRefusal demands an error of that code whose message has each of the words.
+func expectRefusal(err error, code codes.Code, words ...string) {
+	GinkgoHelper()
+	Expect(status.Code(err)).To(Equal(code), "the driver answered: %v", err)
+	for _, word := range words {
+		Expect(status.Convert(err).Message()).To(ContainSubstring(word))
+	}
+}
+
+// eventually waits for a condition that something else brings about.
+func eventually(ctx context.Context, ask func() error) {
+	GinkgoHelper()
+	Expect(harness.Await(ctx, 20*time.Second, ask)).To(Succeed())
+}
+
+// stateOf is a disk's state in one word, with the instance it is attached to.
+func stateOf(disk *oxide.Disk) string {
+	if attached, ok := disk.State.AsAttached(); ok {
+		return "attached to " + attached.Instance
+	}
+	return string(disk.State.State())
+}
+
+// stopInstance and startInstance act as an administrator does, and wait for it.
+func (f *rackFixture) stopInstance(ctx context.Context, id string) {
+	GinkgoHelper()
+	_, err := f.rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	f.awaitInstance(ctx, id, oxide.InstanceStateStopped)
+}
+
+func (f *rackFixture) startInstance(ctx context.Context, id string) {
+	GinkgoHelper()
+	_, err := f.rack.Client.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	f.awaitInstance(ctx, id, oxide.InstanceStateRunning)
+}
+
+func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.InstanceState {
+	GinkgoHelper()
+	instance, err := f.rack.Client.InstanceView(ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
+	Expect(err).NotTo(HaveOccurred())
+	return instance.RunState
+}
+
+func (f *rackFixture) awaitInstance(ctx context.Context, id string, want oxide.InstanceState) {
+	GinkgoHelper()
+	eventually(ctx, func() error {
+		if state := f.instanceState(ctx, id); state != want {
+			return fmt.Errorf("instance %s is %s, not %s", id, state, want)
+		}
+		return nil
+	})
+}
+
+// volumeIDs lists what ListVolumes shows.
+func volumeIDs(entries []*csi.ListVolumesResponse_Entry) []string {
+	var ids []string
+	for _, entry := range entries {
+		ids = append(ids, entry.GetVolume().GetVolumeId())
+	}
+	return ids
+}

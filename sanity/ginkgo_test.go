@@ -1,0 +1,108 @@
+package sanity
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// theRun is the run that this process's specs share.
+var theRun *harness.Run
+
+// shareRun opens the run of this process.
+func shareRun() (*harness.Run, error) {
+	run, err := harness.NewRun(os.Stdout)
+	theRun = run
+	return run, err
+}
+
+// startRack starts a simulated rack for the spec or container that asks, and stops it at its end,
+// when nothing of it may be left.
+func startRack(ctx context.Context, options harness.RackOptions) *harness.Rack {
+	GinkgoHelper()
+	rack, err := theRun.StartRack(ctx, options)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() {
+		if rack.Running() {
+			Expect(rack.Stop()).To(Succeed())
+			return
+		}
+		// The spec killed it for good, so its loop devices are let go by a last start.
+		ctx, cancel := context.WithTimeout(context.Background(), harness.StartTimeout)
+		defer cancel()
+		Expect(rack.Start(ctx)).To(Succeed(), "a killed simulator must start again")
+		Expect(rack.Stop()).To(Succeed())
+	})
+	showOnFailure(rack.LogFile())
+	return rack
+}
+
+// startPlugin starts the driver for the spec or container that asks, and stops it at its end.
+func startPlugin(
+	ctx context.Context, rack *harness.Rack, options harness.PluginOptions,
+) *harness.Plugin {
+	GinkgoHelper()
+	plugin, err := rack.StartPlugin(ctx, options)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() {
+		if plugin.Running() {
+			Expect(plugin.Stop()).To(Succeed())
+		}
+	})
+	showOnFailure(plugin.LogFile)
+	return plugin
+}
+
+// mustBalance takes the ledger now and again at the end of the spec or container, when nothing may
+// have been added: no disk, snapshot, attachment, loop device, mount, open file or goroutine. Call
+// it after the last startRack and startPlugin.
+func mustBalance(ctx context.Context, rack *harness.Rack, plugins ...*harness.Plugin) {
+	GinkgoHelper()
+	start, err := rack.Ledger(ctx, plugins...)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(rack.Balance(ctx, start, plugins...)).To(Succeed(), "the ledger does not balance")
+	})
+}
+
+// shown are the logs of running processes: their paths, and how long they were when the current
+// spec began.
+var shown = map[string]int64{}
+
+func showOnFailure(path string) {
+	shown[path] = 0
+	DeferCleanup(func() { delete(shown, path) })
+}
+
+// watchSpecs keeps the evidence of a failed spec: what the processes logged during it, in its
+// report, and the run's directory. It is called once, at the top of the suite.
+func watchSpecs() {
+	BeforeEach(func() {
+		for path := range shown {
+			shown[path] = sizeOf(path)
+		}
+	})
+	JustAfterEach(func() {
+		if !CurrentSpecReport().Failed() {
+			return
+		}
+		theRun.Failed()
+		for path, since := range shown {
+			AddReportEntry(path, ReportEntryVisibilityFailureOrVerbose,
+				strings.TrimSpace(harness.TailOf(path, min(sizeOf(path)-since, 8<<10))))
+		}
+	})
+}
+
+func sizeOf(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}

@@ -1,0 +1,40 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Owns demands that an open device is a disk of this rack. A path that shows a raw volume shows a
+// device number, and all racks of a machine share the numbers of one kernel: a spec asks before it
+// writes, so that a volume's stale path is a failure here and not bytes on another rack's disk.
+// While the descriptor is open the number stays what it is.
+func (r *Rack) Owns(device *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(device.Fd()), &st); err != nil {
+		return fmt.Errorf("stat %s: %w", device.Name(), err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return fmt.Errorf("%s is no block device", device.Name())
+	}
+	file, err := BackingFile(st.Rdev)
+	if err != nil {
+		return fmt.Errorf("%s shows a device without a disk: %w", device.Name(), err)
+	}
+	if disks := filepath.Join(r.Dir, "sim") + "/"; !strings.HasPrefix(file, disks) {
+		return fmt.Errorf("%s shows a device on %s, which is no disk of the rack in %s",
+			device.Name(), file, r.Dir)
+	}
+	return nil
+}
+
+// BackingFile is the file behind a loop device, whatever a guest calls the device.
+func BackingFile(number uint64) (string, error) {
+	name, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file",
+		unix.Major(number), unix.Minor(number)))
+	return strings.TrimSuffix(string(name), "\n"), err
+}

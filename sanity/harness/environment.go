@@ -1,0 +1,55 @@
+package harness
+
+import (
+	"context"
+	"errors"
+)
+
+// Environment is a rack with drivers, and the ledger from before anything was done with them. The
+// proofs build theirs on it.
+type Environment struct {
+	Rack *Rack
+	// Plugins are the drivers, in the order in which they were started.
+	Plugins []*Plugin
+	// Baseline is what Balance compares with.
+	Baseline Ledger
+}
+
+// StartEnvironment starts a rack without drivers.
+func (r *Run) StartEnvironment(ctx context.Context, options RackOptions) (*Environment, error) {
+	rack, err := r.StartRack(ctx, options)
+	return &Environment{Rack: rack}, err
+}
+
+// StartPlugin starts a driver and waits until it is ready.
+func (e *Environment) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
+	plugin, err := e.Rack.StartPlugin(ctx, options)
+	if err != nil {
+		return plugin, err
+	}
+	e.Plugins = append(e.Plugins, plugin)
+	return plugin, plugin.AwaitReady(ctx)
+}
+
+// TakeBaseline takes the ledger that Balance compares with.
+func (e *Environment) TakeBaseline(ctx context.Context) (err error) {
+	e.Baseline, err = e.Rack.Ledger(ctx, e.Plugins...)
+	return err
+}
+
+// Balance demands that nothing is there that was not there when the baseline was taken.
+func (e *Environment) Balance(ctx context.Context) error {
+	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
+}
+
+// Close stops the drivers and the rack, and demands that they end well and leave nothing behind.
+func (e *Environment) Close() error {
+	var errs []error
+	for _, plugin := range e.Plugins {
+		errs = append(errs, plugin.Stop())
+	}
+	if e.Rack != nil && e.Rack.Running() {
+		errs = append(errs, e.Rack.Stop())
+	}
+	return errors.Join(errs...)
+}

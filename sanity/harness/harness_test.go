@@ -1,0 +1,149 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// script starts a shell as if it were a program under test.
+func script(t *testing.T, text string, env ...string) *process {
+	t.Helper()
+	p, err := startProcess("script", "/bin/sh", filepath.Join(t.TempDir(), "log"),
+		[]string{"-c", text}, env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.kill)
+	return p
+}
+
+func firstLine(t *testing.T, p *process) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	line, err := p.firstLine(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return line
+}
+
+func TestAProcessThatEndsWellOnSIGTERMStops(t *testing.T) {
+	p := script(t, `trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done`)
+	if line := firstLine(t, p); line != "ready\n" {
+		t.Errorf("first line = %q", line)
+	}
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	if p.running() {
+		t.Error("it still runs")
+	}
+}
+
+func TestAProcessThatEndsBadlyIsReportedWithItsLog(t *testing.T) {
+	p := script(t, `trap 'echo a race >&2; exit 66' TERM; echo ready; while :; do sleep 0.01; done`)
+	firstLine(t, p)
+	err := p.stop()
+	if err == nil || !strings.Contains(err.Error(), "exit status 66") ||
+		!strings.Contains(err.Error(), "a race") {
+		t.Errorf("stop = %v, want the exit code and the log", err)
+	}
+}
+
+func TestAProcessThatEndsByItselfIsReportedWithItsLog(t *testing.T) {
+	p := script(t, `echo cannot work >&2; exit 1`)
+	if _, err := p.firstLine(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "cannot work") {
+		t.Errorf("firstLine = %v, want the log", err)
+	}
+	if err := p.stop(); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+		t.Errorf("stop = %v, want the exit code", err)
+	}
+}
+
+func TestAProcessThatSaysNothingIsGivenUp(t *testing.T) {
+	p := script(t, `exec sleep 60`)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := p.firstLine(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("firstLine = %v, want the deadline", err)
+	}
+}
+
+func TestProgramsGetTheEnvironmentOfTheHarnessOnly(t *testing.T) {
+	t.Setenv("OXIDE_TOKEN", "oxide-token-of-the-caller")
+	t.Setenv("CSI_ENDPOINT", "unix:///of/the/caller.sock")
+	p := script(t, `echo "$OXIDE_TOKEN|$CSI_ENDPOINT|$OXIDE_HOST|${PATH:+path}"`,
+		"OXIDE_HOST=http://rack")
+	if line := firstLine(t, p); line != "||http://rack|path\n" {
+		t.Errorf("the program sees %q", line)
+	}
+}
+
+func TestTheTailOfALogIsWholeLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("first\nsecond\nthird\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for size, want := range map[int64]string{
+		100: "first\nsecond\nthird\n", 10: "third\n", 15: "second\nthird\n",
+	} {
+		if got := TailOf(path, size); got != want {
+			t.Errorf("tailOf %d bytes = %q, want %q", size, got, want)
+		}
+	}
+}
+
+func TestARunDoesNotUseADirectoryOnANodevFilesystem(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "nodev-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NODEV, ""); err != nil {
+		t.Fatalf("mount a tmpfs, which takes root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(dir, 0), os.Remove(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv("TMPDIR", dir)
+	if got, err := runParent(); err != nil || got != "/var/tmp" {
+		t.Errorf("runParent = %q, %v, want /var/tmp", got, err)
+	}
+	t.Setenv("OXIDE_SANITY_DIR", dir)
+	if got, err := runParent(); err == nil || !strings.Contains(err.Error(), "mounted nodev") {
+		t.Errorf("runParent = %q, %v, want a refusal: OXIDE_SANITY_DIR was chosen", got, err)
+	}
+}
+
+func TestARunKeepsItsDirectoryAfterAFailure(t *testing.T) {
+	var said strings.Builder
+	for _, failed := range []bool{false, true} {
+		run, err := NewRun(&said)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(run.Dir) })
+		if failed {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(run.Dir); (err == nil) != failed {
+			t.Errorf("failed %t: the directory's state is %v", failed, err)
+		}
+		if strings.Contains(said.String(), run.Dir) != failed {
+			t.Errorf("failed %t: it said %q", failed, said.String())
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package harness
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestALedgerNamesWhatItHasMoreOf(t *testing.T) {
+	start := Ledger{"disk x": 1, "open file of the driver: pipe": 4, "mount /a": 1}
+	now := Ledger{"disk x": 1, "disk y": 1, "open file of the driver: pipe": 6}
+	want := []string{"disk y", "open file of the driver: pipe (4 at the start, 6 now)"}
+	if diff := cmp.Diff(want, now.More(start)); diff != "" {
+		t.Errorf("More (-want +got):\n%s", diff)
+	}
+}
+
+func TestAddressesAreReadAsTheKernelPrintsThem(t *testing.T) {
+	for text, want := range map[string]string{
+		"0100007F:1F90":                         "127.0.0.1:8080",
+		"00000000:0000":                         "0.0.0.0:0",
+		"00000000000000000000000001000000:0050": "[::1]:80",
+		"0000000000000000FFFF00000100007F:1F90": "127.0.0.1:8080",
+	} {
+		got, err := kernelAddress(text)
+		if err != nil || got != netip.MustParseAddrPort(want) {
+			t.Errorf("kernelAddress(%q) = %v, %v, want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "zz:1", "0100007F", "01:0050", "0100007F:FFFFF"} {
+		if got, err := kernelAddress(text); err == nil {
+			t.Errorf("kernelAddress(%q) = %v, want an error", text, got)
+		}
+	}
+}
+
+func TestOpenFilesTellConnectionsToTheRackFromTheRest(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	served, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer served.Close()
+	port := netPort("http://" + listener.Addr().String())
+	names, connections, err := openFiles(os.Getpid(), port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if connections != 2 {
+		t.Errorf("%d connections, want both ends of one: %q", connections, names)
+	}
+	if want := "listener at " + listener.Addr().String(); !strings.Contains(
+		strings.Join(names, "\n"), want) {
+		t.Errorf("open files are %q, want %q among them", names, want)
+	}
+}
+
+func TestAProcessIsReadFromItsStatLine(t *testing.T) {
+	name, group, state := processStat("42 (a (b) c) S 1 40 40 0 -1")
+	if name != "a (b) c" || group != 40 || state != "S" {
+		t.Errorf("processStat = %q, %d, %q", name, group, state)
+	}
+	if name, _, _ := processStat("nonsense"); name != "" {
+		t.Errorf("processStat of nonsense = %q", name)
+	}
+}
+
+func TestAChildThatOutlivesItsProcessIsNamed(t *testing.T) {
+	// The shell ends when its child has become the sleep; until then the child is a shell, too.
+	shell := exec.Command("sh", "-c",
+		`sleep 60 & until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done`)
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := shell.Run(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{name: "shell", cmd: shell}
+	err := p.noneLeft()
+	if killed := syscall.Kill(-p.pid(), syscall.SIGKILL); killed != nil {
+		t.Fatal(killed)
+	}
+	if err == nil || !strings.Contains(err.Error(), "shell left running: sleep") {
+		t.Errorf("noneLeft = %v, want the sleep named", err)
+	}
+}
+
+func TestGoroutinesAreNamedByWhatTheyWereStartedFor(t *testing.T) {
+	const profile = `goroutine profile: total 6
+2 @ 0x4c5e6e 0x45274f
+#	0xb97552	main.serve.func1.2+0x52					/src/main.go:69
+#	0x88bca6	golang.org/x/sync/errgroup.(*Group).Go.func1+0x86	/src/errgroup.go:93
+
+1 @ 0x4c5e6e 0x485557
+#	0x4c5024	internal/poll.runtime_pollWait+0x84	/src/netpoll.go:351
+#	0x867de4	net/http.(*conn).serve+0xe64	/src/server.go:2067
+
+2 @ 0x4c5e6e 0x485557
+#	0x4c5024	driver.wait+0x84	/src/driver/wait.go:3
+
+1 @ 0x4c5e6e
+#	0x4c5e6d
+
+`
+	got, err := goroutinesIn(profile)
+	want := []string{"main.serve.func1.2", "main.serve.func1.2",
+		"driver.wait", "driver.wait"}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("goroutines (-want +got):\n%s", diff)
+	}
+	if got, err := goroutinesIn("404 page not found"); err == nil {
+		t.Errorf("goroutines of another page = %q, want an error", got)
+	}
+}

@@ -1,0 +1,261 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// The modes of oxide-csi-plugin.
+const (
+	ModeAll        = "all"
+	ModeController = "controller"
+	ModeNode       = "node"
+)
+
+// PluginOptions says how to start the driver. The zero value serves everything, in the rack's
+// first instance.
+type PluginOptions struct {
+	// Mode is ModeAll when empty.
+	Mode string
+	// Instance is the name of the guest that the process lives in; empty is the first. A
+	// controller sees no guest.
+	Instance string
+	// Env overrides what the harness sets. An empty value takes the variable away.
+	Env map[string]string
+	// Args are further arguments.
+	Args []string
+	// Program is a driver built elsewhere; empty is the one that the run builds.
+	Program string
+}
+
+// Plugin is a running oxide-csi-plugin and a connection to it.
+type Plugin struct {
+	// Dir holds its socket and its log.
+	Dir string
+	// Endpoint is its socket's address, as CSI_ENDPOINT has it.
+	Endpoint string
+	// LogFile is where it logs. The node keeps what it has to remember in volumes, beside it.
+	LogFile string
+	// Conn is a connection to it; Controller, Node and Identity use it.
+	Conn *grpc.ClientConn
+
+	run     *Run
+	options PluginOptions
+	proc    *process
+	metrics *http.Client
+}
+
+// StartPlugin starts the driver for this rack.
+func (r *Rack) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
+	env := map[string]string{}
+	if options.Mode != ModeNode {
+		env["OXIDE_HOST"], env["OXIDE_TOKEN"], env["OXIDE_PROJECT"] = r.URL, r.Token, r.Project
+		env["OXIDE_CA_FILE"] = r.CA
+	}
+	if options.Mode != ModeController {
+		guest := r.Instance(options.Instance).Guest
+		env["OXIDE_SYSFS_ROOT"] = filepath.Join(guest, "sys")
+		env["OXIDE_DEV_ROOT"] = filepath.Join(guest, "dev")
+	}
+	for key, value := range options.Env {
+		env[key] = value
+	}
+	options.Env = env
+	return r.run.startPlugin(ctx, r.Dir, &r.plugs, options)
+}
+
+// StartPlugin starts a driver that belongs to no simulated rack, with exactly the environment of
+// the options. It returns the plugin also when the driver does not start, for its log.
+func (r *Run) StartPlugin(ctx context.Context, options PluginOptions) (*Plugin, error) {
+	return r.startPlugin(ctx, r.Dir, &r.plugs, options)
+}
+
+func (r *Run) startPlugin(
+	ctx context.Context, parent string, counter *atomic.Int64, options PluginOptions,
+) (*Plugin, error) {
+	plugin, err := r.newPlugin(parent, counter, options)
+	if err != nil {
+		return nil, err
+	}
+	return plugin, plugin.Start(ctx)
+}
+
+// newPlugin prepares a driver with exactly the environment of the options; it is not started.
+func (r *Run) newPlugin(
+	parent string, counter *atomic.Int64, options PluginOptions,
+) (*Plugin, error) {
+	if options.Mode == "" {
+		options.Mode = ModeAll
+	}
+	dir, err := r.newDir(parent, "plugin-", counter)
+	if err != nil {
+		return nil, err
+	}
+	env := map[string]string{}
+	if options.Mode != ModeController {
+		env["OXIDE_STATE_DIR"] = filepath.Join(dir, "volumes")
+	}
+	maps.Copy(env, options.Env)
+	options.Env = env
+	return &Plugin{
+		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
+		LogFile: filepath.Join(dir, options.Mode+".log"),
+		run:     r, options: options, metrics: unixClient(filepath.Join(dir, "metrics.sock")),
+	}, nil
+}
+
+// Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
+func (p *Plugin) Start(ctx context.Context) error {
+	path, err := p.options.Program, error(nil)
+	if path == "" {
+		path, err = p.run.Binary(ctx, "oxide-csi-plugin")
+	}
+	if err != nil {
+		return err
+	}
+	args := append([]string{
+		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
+		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
+	}, p.options.Args...)
+	var env []string
+	for key, value := range p.options.Env {
+		if value != "" {
+			env = append(env, key+"="+value)
+		}
+	}
+	// A socket that a killed process left would look like a serving one.
+	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the old socket: %w", err)
+	}
+	name := "oxide-csi-plugin " + p.options.Mode
+	if p.proc, err = startProcess(name, path, p.LogFile, args, env); err != nil {
+		return err
+	}
+	if p.Conn, err = p.Dial(ctx); err != nil {
+		p.proc.kill()
+		return err
+	}
+	return nil
+}
+
+// Socket returns the path of the driver's socket.
+func (p *Plugin) Socket() string { return filepath.Join(p.Dir, "csi.sock") }
+
+// Dial makes another connection to the plugin and waits until it serves, or has ended.
+func (p *Plugin) Dial(ctx context.Context, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
+	defer cancel()
+	for {
+		if _, err := os.Stat(p.Socket()); err == nil {
+			break
+		}
+		select {
+		case <-p.proc.done:
+			return nil, p.proc.ended()
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the driver did not make its socket %s: %w\n%s",
+				p.Socket(), ctx.Err(), p.proc.tail())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	options = append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithChainUnaryInterceptor(ErrorRules),
+	}, options...)
+	conn, err := grpc.NewClient(p.Endpoint, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the driver: %w", err)
+	}
+	conn.Connect()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		if !conn.WaitForStateChange(ctx, state) {
+			return nil, errors.Join(fmt.Errorf("connect to the driver at %s: %w",
+				p.Endpoint, ctx.Err()), conn.Close())
+		}
+	}
+	return conn, nil
+}
+
+// Identity is a client of the plugin's identity service.
+func (p *Plugin) Identity() csi.IdentityClient { return csi.NewIdentityClient(p.Conn) }
+
+// Controller is a client of the plugin's controller service.
+func (p *Plugin) Controller() csi.ControllerClient { return csi.NewControllerClient(p.Conn) }
+
+// Node is a client of the plugin's node service.
+func (p *Plugin) Node() csi.NodeClient { return csi.NewNodeClient(p.Conn) }
+
+// PID returns the process ID of the driver.
+func (p *Plugin) PID() int { return p.proc.pid() }
+
+// Running reports whether the process has not ended yet.
+func (p *Plugin) Running() bool { return p.proc.running() }
+
+// Signal sends a signal to the process.
+func (p *Plugin) Signal(signal os.Signal) error { return p.proc.cmd.Process.Signal(signal) }
+
+// Wait waits until the process has ended, and returns an error if it failed or still runs.
+func (p *Plugin) Wait() error {
+	if !p.proc.wait(StopTimeout) {
+		return fmt.Errorf("%s still runs after %s", p.proc.name, StopTimeout)
+	}
+	return p.proc.err
+}
+
+// Stop ends the plugin with SIGTERM and demands that it ends well and leaves no process behind.
+func (p *Plugin) Stop() error {
+	err := errors.Join(p.Conn.Close(), p.proc.stop(), p.proc.noneLeft())
+	if err != nil {
+		p.run.Failed()
+	}
+	return err
+}
+
+// Kill ends the plugin with SIGKILL. What it mounted stays mounted.
+func (p *Plugin) Kill() {
+	_ = p.Conn.Close()
+	p.proc.kill()
+}
+
+// AwaitReady waits until the driver says that it is ready: it has asked the rack what it needs to
+// know, and idles.
+func (p *Plugin) AwaitReady(ctx context.Context) error {
+	return Await(ctx, StartTimeout, func() error {
+		probe, err := p.Identity().Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && !probe.GetReady().GetValue() {
+			err = errors.New("the driver is not ready")
+		}
+		return err
+	})
+}
+
+// Goroutines lists what the plugin's goroutines do.
+func (p *Plugin) Goroutines(ctx context.Context) ([]string, error) {
+	return goroutines(ctx, p.metrics, "http://plugin")
+}
+
+// unixClient is an HTTP client for a server on a socket that keeps no connection.
+func unixClient(socket string) *http.Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	return &http.Client{
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
+		Timeout:   time.Minute,
+	}
+}

@@ -1,0 +1,196 @@
+package harness
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// StopTimeout is how long a process may take to end after SIGTERM, and stopGrace how long after
+// SIGKILL.
+const (
+	StopTimeout = 30 * time.Second
+	stopGrace   = 10 * time.Second
+)
+
+// process is a program under test: started, watched, logged to a file, stopped with SIGTERM.
+type process struct {
+	name string
+	// log is the file that holds its standard error.
+	log string
+	cmd *exec.Cmd
+	// lines carries the first line of its standard output; the rest goes to the log.
+	lines chan string
+	// done is closed when it has ended; then err says how.
+	done chan struct{}
+	err  error
+}
+
+// startProcess starts a program with its own environment. Variables of ours that this process
+// was given do not reach it; env does.
+func startProcess(name, path, log string, args, env []string) (*process, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open the log of %s: %w", name, err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Env = append(Environ(), env...)
+	cmd.Stderr = file
+	// In a group of its own an interrupt at the terminal reaches this process only, which then
+	// stops the others in order; and none outlives it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", name, err), file.Close())
+	}
+	p := &process{name: name, log: log, cmd: cmd,
+		lines: make(chan string, 1), done: make(chan struct{})}
+	go p.watch(stdout, file)
+	return p, nil
+}
+
+// Environ is this process's environment without what configures our programs. The race
+// detector would make every program sleep for a second when it ends.
+func Environ() []string {
+	env := []string{"GORACE=atexit_sleep_ms=0"}
+	for _, entry := range os.Environ() {
+		if !strings.HasPrefix(entry, "OXIDE_") && !strings.HasPrefix(entry, "CSI_") {
+			env = append(env, entry)
+		}
+	}
+	return env
+}
+
+func (p *process) watch(stdout io.Reader, log *os.File) {
+	defer close(p.done)
+	defer log.Close()
+	reader := bufio.NewReader(stdout)
+	if line, err := reader.ReadString('\n'); err == nil {
+		p.lines <- line
+	}
+	_, err := io.Copy(log, reader)
+	p.err = errors.Join(p.cmd.Wait(), err)
+}
+
+// firstLine waits for the first line that the process prints on its standard output.
+func (p *process) firstLine(ctx context.Context) (string, error) {
+	select {
+	case line := <-p.lines:
+		return line, nil
+	case <-p.done:
+		// It may have printed the line and then ended, before anybody asked.
+		select {
+		case line := <-p.lines:
+			return line, nil
+		default:
+			return "", p.ended()
+		}
+	case <-ctx.Done():
+		return "", fmt.Errorf("%s printed nothing on its standard output: %w\n%s",
+			p.name, ctx.Err(), p.tail())
+	}
+}
+
+// ended describes an end that nobody asked for.
+func (p *process) ended() error {
+	return fmt.Errorf("%s ended by itself (%s); the end of %s:\n%s",
+		p.name, p.cmd.ProcessState, p.log, p.tail())
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// running says whether the process has not ended yet.
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// stop asks the process to end and demands that it ends well: exit code 0 (the race detector
+// makes it 66), in time.
+func (p *process) stop() error {
+	if !p.running() {
+		return p.ended()
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop %s: %w", p.name, err)
+	}
+	if !p.wait(StopTimeout) {
+		p.quit()
+		return fmt.Errorf("%s did not end within %s of SIGTERM; its stacks are at the end of %s",
+			p.name, StopTimeout, p.log)
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s ended badly after SIGTERM: %w; the end of %s:\n%s",
+			p.name, p.err, p.log, p.tail())
+	}
+	return nil
+}
+
+// quit ends the process so that the stacks of all goroutines go to its log.
+func (p *process) quit() {
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	if !p.wait(stopGrace) {
+		p.kill()
+	}
+}
+
+// kill ends the process at once, as a power cut would.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	p.wait(stopGrace)
+}
+
+func (p *process) wait(timeout time.Duration) bool {
+	select {
+	case <-p.done:
+		return true
+	case <-time.After(timeout):
+		return false
+	}
+}
+
+// tail is the end of the log.
+func (p *process) tail() string { return TailOf(p.log, 4<<10) }
+
+// TailOf reads the last whole lines of a file, of at most size bytes.
+func TailOf(path string, size int64) string {
+	file, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	offset := max(info.Size()-size, 0)
+	data := make([]byte, info.Size()-offset)
+	if _, err := file.ReadAt(data, offset); err != nil && !errors.Is(err, io.EOF) {
+		return err.Error()
+	}
+	if offset > 0 {
+		if _, rest, found := bytes.Cut(data, []byte("\n")); found {
+			data = rest
+		}
+	}
+	if len(data) == 0 {
+		return "(" + filepath.Base(path) + " is empty)"
+	}
+	return string(data)
+}

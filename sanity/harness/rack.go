@@ -1,0 +1,221 @@
+package harness
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// StartTimeout is how long a program may take from its start to serving.
+const StartTimeout = 30 * time.Second
+
+// RackOptions says what kind of rack to simulate. The zero value is a rack that can hot-plug, with
+// the instances a and b in one project.
+type RackOptions struct {
+	// Instances are the names of the project's instances; nil means a and b.
+	Instances []string
+	// ColdPlug makes it one of today's racks, which attach and detach only while stopped.
+	ColdPlug bool
+	// TLS serves HTTPS with a certificate that the rack makes; Rack.CA is then set.
+	TLS bool
+	// QuotaBytes and DiskLimit are the simulator's own when zero.
+	QuotaBytes int64
+	DiskLimit  int
+	// Args are further arguments of oxide-simulator serve.
+	Args []string
+}
+
+// Rack is a simulated rack: one oxide-simulator process, its directory, and clients for it.
+type Rack struct {
+	// Dir is where this rack, its plugins and their mount points lie.
+	Dir string
+	// URL, Project and Token are what a driver needs; CA is a PEM file when the rack serves TLS.
+	URL, Project, Token, CA string
+	// Instances are the rack's, in the order they were asked for.
+	Instances []Instance
+	// Admin is the rack's other side: its request log, faults and switches.
+	Admin adminapi.Client
+	// Client is Oxide's own.
+	Client *oxide.Client
+
+	run     *Run
+	options RackOptions
+	listen  []string
+	proc    *process
+	plugs   atomic.Int64
+}
+
+// Instance is a guest of the rack. Guest is the directory of its view, with sys and dev in it.
+type Instance struct {
+	Name  string `json:"name"`
+	ID    string `json:"id"`
+	Guest string `json:"guest"`
+}
+
+// StartRack starts a simulated rack in a directory of its own.
+func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error) {
+	if options.Instances == nil {
+		options.Instances = []string{"a", "b"}
+	}
+	dir, err := r.newDir(r.Dir, "rack-", &r.racks)
+	if err != nil {
+		return nil, err
+	}
+	rack := &Rack{
+		Dir: dir, Project: "sanity", Token: "oxide-token-" + uuid.NewString(),
+		run: r, options: options,
+		listen: []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"},
+	}
+	return rack, rack.Start(ctx)
+}
+
+// Start starts the simulator again after Stop or Kill: same records, same address.
+func (r *Rack) Start(ctx context.Context) error {
+	path, err := r.run.Binary(ctx, "oxide-simulator")
+	if err != nil {
+		return err
+	}
+	proc, err := startProcess("oxide-simulator", path, r.LogFile(), r.args(), nil)
+	if err != nil {
+		return err
+	}
+	r.proc = proc
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
+	defer cancel()
+	line, err := proc.firstLine(ctx)
+	if err == nil {
+		err = r.connect(line)
+	}
+	if err != nil {
+		proc.kill()
+		return fmt.Errorf("start a rack: %w", err)
+	}
+	return nil
+}
+
+func (r *Rack) args() []string {
+	o := r.options
+	args := append([]string{"serve", "--dir", filepath.Join(r.Dir, "sim"),
+		"--project", r.Project, "--token", r.Token,
+		"--hotplug=" + strconv.FormatBool(!o.ColdPlug)}, r.listen...)
+	for _, name := range o.Instances {
+		args = append(args, "--instance", name)
+	}
+	if o.TLS {
+		args = append(args, "--tls")
+	}
+	if o.QuotaBytes != 0 {
+		args = append(args, "--quota", strconv.FormatInt(o.QuotaBytes, 10))
+	}
+	if o.DiskLimit != 0 {
+		args = append(args, "--disk-limit", strconv.Itoa(o.DiskLimit))
+	}
+	return append(args, o.Args...)
+}
+
+// connect takes the simulator's line and makes the clients.
+func (r *Rack) connect(line string) error {
+	var said struct {
+		URL       string     `json:"url"`
+		Admin     string     `json:"admin"`
+		Project   string     `json:"project"`
+		CA        string     `json:"ca"`
+		Instances []Instance `json:"instances"`
+	}
+	if err := json.Unmarshal([]byte(line), &said); err != nil {
+		return fmt.Errorf("the simulator's first line is not what it promises: %w: %q", err, line)
+	}
+	if len(said.Instances) != len(r.options.Instances) {
+		return fmt.Errorf("the simulator has %d instances, %d were asked for: %s",
+			len(said.Instances), len(r.options.Instances), line)
+	}
+	r.URL, r.CA, r.Instances = said.URL, said.CA, said.Instances
+	r.Admin = adminapi.Client{URL: said.Admin}
+	r.listen = r.listen[:0]
+	for flag, address := range map[string]string{"--listen": said.URL, "--admin": said.Admin} {
+		u, err := url.Parse(address)
+		if err != nil {
+			return fmt.Errorf("the simulator's %s address: %w", flag, err)
+		}
+		r.listen = append(r.listen, flag, u.Host)
+	}
+	client, err := NewOxideClient(r.URL, r.Token, r.CA)
+	r.Client = client
+	return err
+}
+
+// NewOxideClient makes an Oxide client that leaves no connection open behind it, so that a ledger
+// counts only what the programs under test hold.
+func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
+	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
+	if caFile != "" {
+		pem, err := os.ReadFile(caFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the rack's CA certificate: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no PEM certificate", caFile)
+		}
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	client, err := oxide.NewClient(oxide.WithHost(host), oxide.WithToken(token),
+		oxide.WithHTTPClient(&http.Client{Transport: transport, Timeout: time.Minute}))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the rack: %w", err)
+	}
+	return client, nil
+}
+
+// Instance finds an instance by name. The empty name is the first one's.
+func (r *Rack) Instance(name string) Instance {
+	i := slices.IndexFunc(r.Instances, func(i Instance) bool {
+		return name == "" || i.Name == name
+	})
+	if i < 0 {
+		panic(fmt.Sprintf("this rack has no instance %q; name it in RackOptions.Instances", name))
+	}
+	return r.Instances[i]
+}
+
+// PID returns the process ID of the simulator.
+func (r *Rack) PID() int { return r.proc.pid() }
+
+// Running reports whether the simulator has been started and has not ended yet.
+func (r *Rack) Running() bool { return r.proc != nil && r.proc.running() }
+
+// LogFile is where the simulator logs.
+func (r *Rack) LogFile() string { return filepath.Join(r.Dir, "simulator.log") }
+
+// Stop ends the simulator with SIGTERM and demands that it ends well and holds nothing any more.
+func (r *Rack) Stop() error {
+	err := r.proc.stop()
+	if err != nil {
+		r.run.Failed()
+	}
+	return errors.Join(err, r.nothingLeft())
+}
+
+// Terminate ends the simulator with SIGTERM while guests may use its disks, and returns what it
+// says of those that it could not take away. Start brings all of them back as new devices.
+func (r *Rack) Terminate() error { return r.proc.stop() }
+
+// Kill ends the simulator with SIGKILL, as a power cut would. Its loop devices stay; Start adopts
+// or releases them.
+func (r *Rack) Kill() { r.proc.kill() }

@@ -1,0 +1,162 @@
+package harness
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// The units of sizes. A rack makes disks of whole GiB.
+const (
+	MiB = int64(1) << 20
+	GiB = int64(1) << 30
+)
+
+// Mounted is a mounted filesystem, in the mode that every orchestrator knows. The empty fsType
+// leaves the choice to the driver.
+func Mounted(fsType string, flags ...string) *csi.VolumeCapability {
+	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{
+			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags},
+		},
+	})
+}
+
+// Raw is a raw block volume, in the same mode.
+func Raw() *csi.VolumeCapability {
+	return InMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	})
+}
+
+// Access is Raw for "block", and otherwise Mounted with that filesystem.
+func Access(name string) *csi.VolumeCapability {
+	if name == "block" {
+		return Raw()
+	}
+	return Mounted(name)
+}
+
+// InMode sets the capability's access mode and returns the capability.
+func InMode(
+	mode csi.VolumeCapability_AccessMode_Mode, capability *csi.VolumeCapability,
+) *csi.VolumeCapability {
+	capability.AccessMode = &csi.VolumeCapability_AccessMode{Mode: mode}
+	return capability
+}
+
+// CreateRequest asks for a volume of 1 GiB with these capabilities, or for a mounted filesystem.
+func CreateRequest(name string, capabilities ...*csi.VolumeCapability) *csi.CreateVolumeRequest {
+	if len(capabilities) == 0 {
+		capabilities = []*csi.VolumeCapability{Mounted("")}
+	}
+	return &csi.CreateVolumeRequest{
+		Name:               name,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: GiB},
+		VolumeCapabilities: capabilities,
+	}
+}
+
+// FromSnapshot makes the request ask for a volume from that snapshot, and returns the request.
+func FromSnapshot(req *csi.CreateVolumeRequest, snapshot string) *csi.CreateVolumeRequest {
+	req.VolumeContentSource = &csi.VolumeContentSource{
+		Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot},
+		},
+	}
+	return req
+}
+
+// SnapshotRequest asks for a snapshot of a volume.
+func SnapshotRequest(name, volumeID string) *csi.CreateSnapshotRequest {
+	return &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID}
+}
+
+// PublishRequest asks to attach a volume to a node, for a mounted filesystem.
+func PublishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId: volume.GetVolumeId(), NodeId: node,
+		VolumeCapability: Mounted(""), VolumeContext: volume.GetVolumeContext(),
+	}
+}
+
+// UnpublishRequest asks to detach a volume from a node, or from every node if node is empty.
+func UnpublishRequest(volume *csi.Volume, node string) *csi.ControllerUnpublishVolumeRequest {
+	return &csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId(), NodeId: node}
+}
+
+// Placement is a volume on a node: what an orchestrator passes to the node's calls.
+type Placement struct {
+	Volume         *csi.Volume
+	Capability     *csi.VolumeCapability
+	PublishContext map[string]string
+	// Staging is a directory that the orchestrator makes. The driver makes Target.
+	Staging, Target string
+	ReadOnly        bool
+	Secrets         map[string]string
+}
+
+// MakeDirs makes what an orchestrator makes: the staging directory, and the target's parent.
+func (p *Placement) MakeDirs() error {
+	for _, dir := range []string{p.Staging, filepath.Dir(p.Target)} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stage calls NodeStageVolume.
+func (p *Placement) Stage(ctx context.Context, node csi.NodeClient) error {
+	_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging,
+		VolumeCapability: p.Capability, PublishContext: p.PublishContext,
+		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets,
+	})
+	return err
+}
+
+// Publish calls NodePublishVolume.
+func (p *Placement) Publish(ctx context.Context, node csi.NodeClient) error {
+	_, err := node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging, TargetPath: p.Target,
+		VolumeCapability: p.Capability, Readonly: p.ReadOnly, PublishContext: p.PublishContext,
+		VolumeContext: p.Volume.GetVolumeContext(), Secrets: p.Secrets,
+	})
+	return err
+}
+
+// Unpublish calls NodeUnpublishVolume.
+func (p *Placement) Unpublish(ctx context.Context, node csi.NodeClient) error {
+	_, err := node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
+		VolumeId: p.Volume.GetVolumeId(), TargetPath: p.Target,
+	})
+	return err
+}
+
+// Unstage calls NodeUnstageVolume.
+func (p *Placement) Unstage(ctx context.Context, node csi.NodeClient) error {
+	_, err := node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
+		VolumeId: p.Volume.GetVolumeId(), StagingTargetPath: p.Staging,
+	})
+	return err
+}
+
+// Remove unpublishes and unstages the volume.
+func (p *Placement) Remove(ctx context.Context, node csi.NodeClient) error {
+	if err := p.Unpublish(ctx, node); err != nil {
+		return err
+	}
+	return p.Unstage(ctx, node)
+}
+
+// Stats calls NodeGetVolumeStats for the target.
+func (p *Placement) Stats(
+	ctx context.Context, node csi.NodeClient,
+) (*csi.NodeGetVolumeStatsResponse, error) {
+	return node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+		VolumeId: p.Volume.GetVolumeId(), VolumePath: p.Target, StagingTargetPath: p.Staging,
+	})
+}

@@ -1,0 +1,136 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Run is one run of the suite: a directory of its own, in which everything lives that the run
+// makes, so that two runs on one machine do not meet.
+type Run struct {
+	// Dir holds binaries, racks, sockets, mount points and logs.
+	Dir string
+	// Progress is where long steps say that they are under way.
+	Progress io.Writer
+
+	racks  atomic.Int64
+	plugs  atomic.Int64
+	failed atomic.Bool
+	bins   binaries
+}
+
+// maxSocketPath is what fits into the kernel's sockaddr_un with its closing NUL.
+const maxSocketPath = 107
+
+// NewRun makes the directory of a run, in OXIDE_SANITY_DIR or where temporary files go.
+func NewRun(progress io.Writer) (*Run, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the suite makes loop devices and mounts them, which takes root: " +
+			"run it as root")
+	}
+	parent, err := runParent()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(parent, "oxide-sanity-")
+	if err != nil {
+		return nil, fmt.Errorf("make the run's directory: %w", err)
+	}
+	return &Run{Dir: dir, Progress: progress}, nil
+}
+
+// Tester is what a run needs of a test; a *testing.T is one.
+type Tester interface {
+	Helper()
+	Cleanup(end func())
+	Failed() bool
+	Fatal(args ...any)
+	Error(args ...any)
+}
+
+// RunFor makes the run of a test. It ends with the test; that of a failed one keeps its evidence.
+func RunFor(t Tester) *Run {
+	t.Helper()
+	run, err := NewRun(os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			run.Failed()
+		}
+		if err := run.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return run
+}
+
+// runParent picks a directory for the runs: short enough for sockets below it, and not mounted
+// nodev, because the guests' device nodes lie there. Many systems mount /tmp so.
+func runParent() (string, error) {
+	candidates := []string{os.TempDir(), "/var/tmp"}
+	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
+		candidates = []string{dir}
+	}
+	var refused []error
+	for _, dir := range candidates {
+		err := fitForRun(dir)
+		if err == nil {
+			return dir, nil
+		}
+		refused = append(refused, err)
+	}
+	return "", fmt.Errorf("no place for the run, set OXIDE_SANITY_DIR to a directory with a short "+
+		"path on a filesystem that is not mounted nodev: %w", errors.Join(refused...))
+}
+
+func fitForRun(dir string) error {
+	// The longest socket below: <dir>/oxide-sanity-<10 digits>/rack-<n>/plugin-<n>/metrics.sock
+	if len(dir) > maxSocketPath-60 {
+		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if fs.Flags&unix.ST_NODEV != 0 {
+		return fmt.Errorf("%s: mounted nodev", dir)
+	}
+	return nil
+}
+
+// Failed notes that something went wrong, so that the evidence is kept.
+func (r *Run) Failed() { r.failed.Store(true) }
+
+// Close removes the run's directory, or, after a failure, says where it lies.
+func (r *Run) Close() error {
+	if r.failed.Load() {
+		r.Say("the state and the logs of this failed run are kept in %s", r.Dir)
+		return nil
+	}
+	if err := os.RemoveAll(r.Dir); err != nil {
+		return fmt.Errorf("remove the run's directory: %w", err)
+	}
+	return nil
+}
+
+func (r *Run) Say(format string, args ...any) {
+	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
+}
+
+// newDir makes a numbered directory in the run's.
+func (r *Run) newDir(parent, prefix string, counter *atomic.Int64) (string, error) {
+	dir := filepath.Join(parent, prefix+strconv.FormatInt(counter.Add(1), 10))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make a directory in the run's: %w", err)
+	}
+	return dir, nil
+}

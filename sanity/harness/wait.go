@@ -1,0 +1,45 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Await asks until the question is answered without an error. When the time is over it returns the
+// last error.
+func Await(ctx context.Context, timeout time.Duration, ask func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for backoff := (Backoff{Max: 100 * time.Millisecond}); ; {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		if backoff.Wait(ctx) != nil {
+			return fmt.Errorf("after %s: %w", timeout, err)
+		}
+	}
+}
+
+// Backoff is the pause between two tries. It doubles with each.
+type Backoff struct {
+	// Next is the next pause; 0 is a millisecond. No pause is longer than Max.
+	Next, Max time.Duration
+}
+
+// Wait waits for the pause, or returns the context's error.
+func (b *Backoff) Wait(ctx context.Context) error {
+	if b.Next == 0 {
+		b.Next = time.Millisecond
+	}
+	timer := time.NewTimer(b.Next)
+	defer timer.Stop()
+	b.Next = min(2*b.Next, b.Max)
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,6 +1,0 @@
-//go:build race
-
-package sanity
-
-// raceDetector says that this binary carries the race detector; the binaries it builds then do too.
-const raceDetector = true

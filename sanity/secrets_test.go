@@ -1,0 +1,210 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// Secrets are what an orchestrator may hand to every RPC, though the driver needs none.
+func secrets() map[string]string {
+	return map[string]string{"user.name_1-x": "me", "password": "pass-" + harness.Canary}
+}
+
+// secretMount is a capability whose mount flags are nobody's business.
+func secretMount() *csi.VolumeCapability {
+	capability := harness.Mounted("")
+	capability.GetMount().MountFlags = []string{"x-" + harness.Canary}
+	return capability
+}
+
+var _ = describeController("secrets", fixtureOptions{plugin: harness.PluginOptions{
+	Env: map[string]string{"OXIDE_LOG_LEVEL": "debug"},
+}}, func(f *fixture) {
+	It("B-14 are ignored by every RPC that can be given some", func(ctx SpecContext) {
+		f.secretLife(ctx, fresh("ignored"))
+	})
+
+	It("B-15 are in no log, nor are mount flags and the token, at the highest verbosity",
+		func(ctx SpecContext) {
+			f.secretLife(ctx, fresh("logged"))
+			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
+				Env: map[string]string{"OXIDE_LOG_LEVEL": "debug"}})
+			f.secretNodeCalls(ctx, node)
+			for _, p := range []*harness.Plugin{f.plugin, node} {
+				log, err := os.ReadFile(p.LogFile)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(string(log)).NotTo(ContainSubstring(harness.Canary))
+				Expect(string(log)).NotTo(ContainSubstring(harness.TokenPrefix))
+				Expect(string(log)).NotTo(ContainSubstring(f.rack.Token))
+			}
+			log, err := os.ReadFile(f.plugin.LogFile)
+			Expect(err).NotTo(HaveOccurred())
+			for _, rpc := range []string{"CreateVolume", "ControllerPublishVolume", "DeleteVolume"} {
+				Expect(string(log)).To(ContainSubstring(rpc), "the log shows the calls")
+			}
+		})
+
+	It("B-16 are in no error, whatever is wrong with the request", func(ctx SpecContext) {
+		// harness.ErrorRules looks at every error of the suite; these requests carry what it looks for.
+		for _, bad := range []change{
+			func(req *csi.CreateVolumeRequest) { req.Name = "" },
+			func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities[0].AccessMode = nil },
+			withParameter("color", "red"), withRange(2*harness.GiB, harness.GiB),
+			func(req *csi.CreateVolumeRequest) {
+				req.VolumeCapabilities[0].GetMount().FsType = "ntfs"
+			},
+			func(req *csi.CreateVolumeRequest) {
+				req.VolumeCapabilities[0].GetMount().MountFlags = []string{
+					strings.Repeat(harness.Canary, 400)}
+			},
+			func(req *csi.CreateVolumeRequest) {
+				req.Secrets = map[string]string{"password": strings.Repeat(harness.Canary, 400)}
+			},
+			func(req *csi.CreateVolumeRequest) { harness.FromSnapshot(req, someUUID) },
+		} {
+			req := harness.CreateRequest(fresh("secret"))
+			req.Secrets, req.VolumeCapabilities[0] = secrets(), secretMount()
+			bad(req)
+			_, err := f.ctl.CreateVolume(ctx, req)
+			Expect(err).To(HaveOccurred())
+			Expect(harness.ErrorFaultOf(err)).To(BeEmpty())
+		}
+	})
+})
+
+// secretLife calls every RPC of the controller that takes secrets, in the life of a volume.
+func (f *fixture) secretLife(ctx context.Context, name string) {
+	GinkgoHelper()
+	node := f.rack.Instance("a").ID
+	create := harness.CreateRequest(name)
+	create.Secrets, create.VolumeCapabilities[0] = secrets(), secretMount()
+	volume := f.created(ctx, create)
+	publish := harness.PublishRequest(volume, node)
+	publish.Secrets, publish.VolumeCapability = secrets(), secretMount()
+	_, err := f.ctl.ControllerPublishVolume(ctx, publish)
+	Expect(err).NotTo(HaveOccurred())
+	_, err = f.ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: volume.GetVolumeId(), Secrets: secrets(),
+		VolumeCapabilities: []*csi.VolumeCapability{secretMount()},
+	})
+	Expect(err).NotTo(HaveOccurred())
+	unpublish := harness.UnpublishRequest(volume, node)
+	unpublish.Secrets = secrets()
+	_, err = f.ctl.ControllerUnpublishVolume(ctx, unpublish)
+	Expect(err).NotTo(HaveOccurred())
+	snapshot, err := f.ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+		Name: name, SourceVolumeId: volume.GetVolumeId(), Secrets: secrets(),
+	})
+	Expect(err).NotTo(HaveOccurred())
+	id := snapshot.GetSnapshot().GetSnapshotId()
+	_, err = f.ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{Secrets: secrets()})
+	Expect(err).NotTo(HaveOccurred())
+	_, err = f.ctl.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id, Secrets: secrets()})
+	Expect(err).NotTo(HaveOccurred())
+	_, err = f.ctl.DeleteSnapshot(ctx,
+		&csi.DeleteSnapshotRequest{SnapshotId: id, Secrets: secrets()})
+	Expect(err).NotTo(HaveOccurred())
+	_, err = f.ctl.DeleteVolume(ctx,
+		&csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId(), Secrets: secrets()})
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// secretNodeCalls calls the node's RPCs that take secrets, for a volume that is not there.
+func (f *fixture) secretNodeCalls(ctx context.Context, node *harness.Plugin) {
+	GinkgoHelper()
+	staging := filepath.Join(node.Dir, "staging")
+	Expect(os.Mkdir(staging, 0o755)).To(Succeed())
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := node.Node().NodeStageVolume(short, &csi.NodeStageVolumeRequest{
+		VolumeId: someUUID, StagingTargetPath: staging, VolumeCapability: secretMount(),
+		Secrets:        secrets(),
+		PublishContext: map[string]string{"diskName": "csi-not-there-at-all"},
+	})
+	Expect(err).To(HaveOccurred())
+	_, err = node.Node().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: someUUID, StagingTargetPath: staging, VolumeCapability: secretMount(),
+		TargetPath: filepath.Join(node.Dir, "target"), Secrets: secrets(),
+	})
+	Expect(err).To(HaveOccurred())
+}
+
+var _ = describeController("the token",
+	fixtureOptions{rack: harness.RackOptions{Args: []string{"--token", ""}}},
+	func(f *fixture) {
+		It("D-63 is read again from its file, under load and without a restart",
+			func(ctx SpecContext) {
+				file := filepath.Join(workDir(), "token")
+				rotate := func(token string) {
+					Expect(os.WriteFile(file+".new", []byte(token+"\n"), 0o600)).To(Succeed())
+					Expect(os.Rename(file+".new", file)).To(Succeed())
+				}
+				rotate(harness.TokenPrefix + "first")
+				p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{
+					"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file,
+				}})
+				load, stop := context.WithCancel(ctx)
+				done := make(chan error, 1)
+				go func() { done <- listUntil(load, p.Controller()) }()
+				for _, token := range []string{"second", "third", "fourth"} {
+					rotate(harness.TokenPrefix + token)
+					converge(ctx, func() (*csi.ListVolumesResponse, error) {
+						return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+					})
+				}
+				stop()
+				Expect(<-done).NotTo(HaveOccurred(), "no call fails while the token is rotated")
+
+				// That the file is really read again shows when it holds a token of nobody.
+				rotate("nobody")
+				eventually(ctx, func() error {
+					_, err := p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+					if code := codeOf(err); code != codes.Unauthenticated {
+						return fmt.Errorf("a token of nobody gets %s", code)
+					}
+					return nil
+				})
+				rotate(harness.TokenPrefix + "fifth")
+				converge(ctx, func() (*csi.ListVolumesResponse, error) {
+					return p.Controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
+				})
+				Expect(p.AwaitReady(ctx)).To(Succeed())
+			})
+	})
+
+// listUntil lists volumes again and again until the context ends, and returns the first failure.
+func listUntil(ctx context.Context, ctl csi.ControllerClient) error {
+	for ctx.Err() == nil {
+		_, err := ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ = describeController("a rack with a certificate of its own",
+	fixtureOptions{rack: harness.RackOptions{TLS: true}}, func(f *fixture) {
+		It("B-26 is trusted by the CA file", func(ctx SpecContext) {
+			f.volume(ctx)
+		})
+
+		It("OX-9 is not trusted without it, which an operator can repair",
+			func(ctx SpecContext) {
+				p := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeController,
+					Env: map[string]string{"OXIDE_CA_FILE": ""}})
+				_, err := p.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("untrusted")))
+				expectRefusal(err, codes.Unavailable, "certificate")
+			})
+	})

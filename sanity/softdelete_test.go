@@ -1,0 +1,83 @@
+package sanity
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// softRack is a rack of a coming release: what is deleted is gone at once, and its bytes and its
+// share of the quota are freed when the answer is long given.
+var softRack = fixtureOptions{rack: harness.RackOptions{
+	Args: []string{"--project", otherProject, "--free-delay", "1s"},
+}}
+
+// onSoftRack registers a container whose specs share such a rack. Each begins when what was deleted
+// before it is freed.
+func onSoftRack(text string, specs func(f *fixture)) bool {
+	return describeController(text+" on a rack that frees later", softRack, func(f *fixture) {
+		BeforeEach(f.free, NodeTimeout(callTimeout))
+		specs(f)
+	})
+}
+
+// free frees what was deleted.
+func (f *rackFixture) free(ctx SpecContext) {
+	GinkgoHelper()
+	Expect(f.rack.Admin.RunDeferred(ctx)).To(Succeed())
+}
+
+var (
+	_ = onSoftRack("DeleteVolume", deleteVolumeSpecs)
+	_ = onSoftRack("snapshots", snapshotSpecs)
+	_ = onSoftRack("an answer that is lost", lostAnswerSpecs)
+)
+
+var _ = onSoftRack("a deleted volume", func(f *fixture) {
+	BeforeEach(func(ctx SpecContext) {
+		f.switched(ctx, "free_delay", time.Hour.String(), "1s")
+		DeferCleanup(f.free, NodeTimeout(callTimeout))
+	})
+	deleted := func(ctx context.Context, name string) (id string) {
+		GinkgoHelper()
+		created, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(name))
+		Expect(err).NotTo(HaveOccurred())
+		id = created.GetVolume().GetVolumeId()
+		_, err = f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		Expect(err).NotTo(HaveOccurred())
+		return id
+	}
+
+	It("OX-10 uses up the quota until it is freed, and a create that meets it can be repeated",
+		func(ctx SpecContext) {
+			f.switched(ctx, "quota_bytes", harness.GiB, 1024*harness.GiB)
+			deleted(ctx, fresh("full"))
+			req := harness.CreateRequest(fresh("full"))
+			capacity, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(capacity.GetAvailableCapacity()).To(BeZero())
+			_, err = f.ctl.CreateVolume(ctx, req)
+			expectRefusal(err, codes.ResourceExhausted)
+			Expect(f.disks(ctx)).To(BeEmpty())
+			f.free(ctx)
+			f.created(ctx, req)
+		})
+
+	It("DV-6 leaves its name to a new volume before it is freed",
+		func(ctx SpecContext) {
+			name := fresh("again")
+			id := deleted(ctx, name)
+			volume := f.created(ctx, harness.CreateRequest(name))
+			Expect(volume.GetVolumeId()).NotTo(Equal(id))
+			f.published(ctx, volume, "a")
+			f.free(ctx)
+			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).
+				To(Equal("attached to " + f.rack.Instance("a").ID))
+		})
+})

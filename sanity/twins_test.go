@@ -1,0 +1,140 @@
+package sanity
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// twinRounds is how often two disks that a guest cannot tell apart are published at once.
+const twinRounds = 25
+
+var _ = describeController("CP-12 two disks whose names begin with the same 20 bytes",
+	fixtureOptions{},
+	func(f *fixture) {
+		It("are never both published to one node, however close the two calls are",
+			func(ctx SpecContext) {
+				one := &csi.Volume{VolumeId: f.rackDisk(ctx, "twenty-bytes-alike-x-1", f.rack.Project).Id}
+				two := &csi.Volume{VolumeId: f.rackDisk(ctx, "twenty-bytes-alike-x-2", f.rack.Project).Id}
+				f.raceTwins(ctx, one, two)
+			})
+
+		It("are never both published when one of them is the driver's own", func(ctx SpecContext) {
+			own := f.volume(ctx)
+			f.raceTwins(ctx, own, f.backupOf(ctx, own))
+		})
+
+		It("SerialTaken: the driver's own disk is not attached beside one of somebody else's",
+			func(ctx SpecContext) {
+				own := f.volume(ctx)
+				backup := f.backupOf(ctx, own)
+				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				Expect(f.calls(ctx, func() {
+					_, err := f.ctl.ControllerPublishVolume(ctx,
+						harness.PublishRequest(own, f.rack.Instance("a").ID))
+					expectReason(err, codes.FailedPrecondition, "SerialTaken")
+					expectRefusal(err, codes.FailedPrecondition, own.GetVolumeContext()["diskName"]+
+						"-backup")
+				})).NotTo(ContainElement("instance_disk_attach"))
+			})
+
+		It("SerialTaken: a disk that is published already stays, for a workload may be using it",
+			func(ctx SpecContext) {
+				own := f.volume(ctx)
+				f.published(ctx, own, "a")
+				backup := f.backupOf(ctx, own)
+				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				_, err := f.ctl.ControllerPublishVolume(ctx,
+					harness.PublishRequest(own, f.rack.Instance("a").ID))
+				expectReason(err, codes.FailedPrecondition, "SerialTaken")
+				Expect(f.attached(ctx, "a")).To(ConsistOf(own.GetVolumeId(), backup.GetVolumeId()))
+			})
+
+		It("EffectUnknown: a disk that cannot be detached again brings the caller back",
+			func(ctx SpecContext) {
+				own := f.volume(ctx)
+				backup := f.backupOf(ctx, own)
+				node := f.rack.Instance("a").ID
+				f.unpublishedLater(own, node)
+				f.refuse(ctx, "instance_disk_detach", own.GetVolumeId(), http.StatusForbidden,
+					"Forbidden", "Forbidden")
+				f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach", Object: own.GetVolumeId(),
+					Phase: adminapi.After, Delay: adminapi.Duration(time.Second), Times: 1})
+				publish := make(chan error, 1)
+				go func() {
+					_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(own, node))
+					publish <- err
+				}()
+				f.awaitDisk(ctx, "attached")
+				f.attachedByHand(ctx, backup.GetVolumeId(), "a")
+				err := <-publish
+				expectReason(err, codes.Unavailable, "EffectUnknown")
+				expectRefusal(err, codes.Unavailable, "may still be attached", "-backup")
+			})
+	})
+
+// backupOf is a static volume whose disk's name begins with that of a volume of the driver.
+func (f *fixture) backupOf(ctx context.Context, volume *csi.Volume) *csi.Volume {
+	GinkgoHelper()
+	name := volume.GetVolumeContext()["diskName"] + "-backup"
+	return &csi.Volume{VolumeId: f.rackDisk(ctx, name, f.rack.Project).Id}
+}
+
+// raceTwins publishes two volumes to one node at the same time, again and again, with each call
+// late at another place.
+func (f *fixture) raceTwins(ctx context.Context, twins ...*csi.Volume) {
+	GinkgoHelper()
+	node := f.rack.Instance("a").ID
+	for round := range twinRounds {
+		operation := []string{"instance_disk_attach", "instance_disk_list"}[round%2]
+		phase := []adminapi.Phase{adminapi.Before, adminapi.After}[round/2%2]
+		_, err := f.rack.Admin.AddFault(ctx, adminapi.Fault{Operation: operation, Phase: phase,
+			Delay: adminapi.Duration(round+1) * adminapi.Duration(2*time.Millisecond),
+			Times: 1 + round%3})
+		Expect(err).NotTo(HaveOccurred())
+		errs := make([]error, len(twins))
+		calls := make(chan int, len(twins))
+		for i := range twins {
+			calls <- i
+		}
+		atOnce(len(twins), func(ctx context.Context) error {
+			i := <-calls
+			_, errs[i] = f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(twins[i], node))
+			return errs[i]
+		})
+		Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
+		f.expectOneTwin(ctx, round, errs, twins)
+		for _, twin := range twins {
+			_, err := f.ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(twin, node))
+			Expect(err).NotTo(HaveOccurred())
+		}
+	}
+}
+
+// expectOneTwin demands that at most one of two volumes was published, and that just the disk of
+// that one is attached.
+func (f *fixture) expectOneTwin(ctx context.Context, round int, errs []error, twins []*csi.Volume) {
+	GinkgoHelper()
+	published := []string{}
+	for i, err := range errs {
+		if err == nil {
+			published = append(published, twins[i].GetVolumeId())
+			continue
+		}
+		expectReason(err, codes.FailedPrecondition, "SerialTaken")
+	}
+	Expect(len(published)).To(BeNumerically("<=", 1), "round %d: both were published", round)
+	attached := f.attached(ctx, "a")
+	slices.Sort(attached)
+	Expect(attached).To(Equal(published), fmt.Sprintf("round %d: %v", round, errs))
+}
