@@ -83,7 +83,7 @@ func openAttachBench(b *testing.B) (attachBench, []string) {
 		disk, err := sdk.DiskCreate(b.Context(), oxide.DiskCreateParams{
 			Project: oxide.NameOrId(rack.Project),
 			Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprint("disk-", i)),
-				Size: oxide.ByteCount(harness.GiB), DiskBackend: blankBackend()},
+				Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()},
 		})
 		must(b, err)
 		disks = append(disks, disk.Id)

@@ -135,7 +135,7 @@ func (bn *bench) createByHand(ctx context.Context, name string, size int64) (*ox
 	return bn.sdk.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(bn.rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "by hand",
-			Size: oxide.ByteCount(size), DiskBackend: blankBackend()},
+			Size: oxide.ByteCount(size), DiskBackend: harness.BlankBackend()},
 	})
 }
 

@@ -173,9 +173,7 @@ var _ = describeController("a local disk", fixtureOptions{}, func(f *fixture) {
 // detachedAtRest brings an instance back to where a spec found it: without the disk, running.
 func (f *rackFixture) detachedAtRest(ctx context.Context, disk, instance string) {
 	f.stopInstance(ctx, instance)
-	_, err := f.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-	Expect(err).NotTo(HaveOccurred())
+	Expect(f.rack.DetachDisk(ctx, disk, instance)).To(Succeed())
 	f.startInstance(ctx, instance)
 }
 

@@ -129,14 +129,7 @@ var _ = Describe("conformance of a rack", Label("conformance"), func() {
 // createDisk makes a blank disk of 1 GiB that is none of the driver's.
 func createDisk(ctx context.Context, rack *harness.Rack, name string) *oxide.Disk {
 	GinkgoHelper()
-	disk, err := rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(rack.Project),
-		Body: &oxide.DiskCreate{
-			Name: oxide.Name(name), Description: "not the driver's", Size: oxide.ByteCount(harness.GiB),
-			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}},
-		},
-	})
+	disk, err := rack.CreateDisk(ctx, rack.Project, name, harness.GiB)
 	Expect(err).NotTo(HaveOccurred())
 	seen, err := rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Id)})
 	Expect(err).NotTo(HaveOccurred())

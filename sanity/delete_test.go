@@ -144,7 +144,7 @@ func deleteVolumeSpecs(f *fixture) {
 				Project: oxide.NameOrId(f.rack.Project),
 				Body: &oxide.DiskCreate{Name: oxide.Name(fresh("copied")),
 					Description: f.disk(ctx, volume.GetVolumeId()).Description,
-					Size:        oxide.ByteCount(harness.GiB), DiskBackend: blankBackend()},
+					Size:        oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()},
 			})
 			Expect(err).NotTo(HaveOccurred())
 			f.removedLater(copied.Id)

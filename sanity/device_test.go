@@ -11,7 +11,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -46,11 +45,7 @@ func (n *node) shows(diskName string) error {
 // attachedByHand attaches a disk as an administrator does, and detaches it when the spec ends.
 func (f *rackFixture) attachedByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
-	id := oxide.NameOrId(f.rack.Instance(instance).ID)
-	_, err := f.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: id, Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	Expect(err).NotTo(HaveOccurred())
+	Expect(f.rack.AttachDisk(ctx, disk, f.rack.Instance(instance).ID)).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) { f.detachByHand(ctx, disk, instance) },
 		NodeTimeout(callTimeout))
 }
@@ -59,11 +54,7 @@ func (f *rackFixture) attachedByHand(ctx context.Context, disk, instance string)
 // detached stays so.
 func (f *rackFixture) detachByHand(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
-	_, err := f.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-		Instance: oxide.NameOrId(f.rack.Instance(instance).ID),
-		Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)},
-	})
-	if err != nil {
+	if err := f.rack.DetachDisk(ctx, disk, f.rack.Instance(instance).ID); err != nil {
 		Expect(stateOf(f.disk(ctx, disk))).To(Equal("detached"), "%v", err)
 	}
 }

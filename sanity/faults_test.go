@@ -92,9 +92,9 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 	It("OX-8 the rack's request ID is in the message, for its operator", func(ctx SpecContext) {
 		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Instead,
 			Response: &adminapi.Response{
-			Status: http.StatusInternalServerError, ContentType: "application/json",
-			Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
-		}})
+				Status: http.StatusInternalServerError, ContentType: "application/json",
+				Body: `{"request_id":"` + someUUID + `","error_code":"Internal","message":"oh"}`,
+			}})
 		_, err := f.ctl.ControllerGetVolume(ctx,
 			&csi.ControllerGetVolumeRequest{VolumeId: "5e1a9c0e-0c53-4a1c-8f0e-7a3e8f6f0a11"})
 		expectRefusal(err, codes.Unavailable, someUUID)

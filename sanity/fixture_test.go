@@ -171,25 +171,12 @@ func (f *rackFixture) disks(ctx context.Context) []oxide.Disk {
 // rackDisk makes a disk as an administrator would, by hand, and deletes it when the spec ends.
 func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide.Disk {
 	GinkgoHelper()
-	disk, err := f.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(project),
-		Body: &oxide.DiskCreate{
-			Name: oxide.Name(name), Description: "made by hand", Size: oxide.ByteCount(harness.GiB),
-			DiskBackend: blankBackend(),
-		},
-	})
+	disk, err := f.rack.CreateDisk(ctx, project, name, harness.GiB)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func(ctx SpecContext) {
-		err := f.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(f.rack.DeleteDisk(ctx, disk.Id)).To(Succeed())
 	}, NodeTimeout(callTimeout))
 	return disk
-}
-
-func blankBackend() oxide.DiskBackend {
-	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-		DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}},
-	}}
 }
 
 // fault makes the rack misbehave until the spec ends, and returns the rule's ID.
@@ -277,17 +264,12 @@ func stateOf(disk *oxide.Disk) string {
 // stopInstance and startInstance act as an administrator does, and wait for it.
 func (f *rackFixture) stopInstance(ctx context.Context, id string) {
 	GinkgoHelper()
-	_, err := f.rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(id)})
-	Expect(err).NotTo(HaveOccurred())
-	f.awaitInstance(ctx, id, oxide.InstanceStateStopped)
+	Expect(f.rack.StopInstance(ctx, id)).To(Succeed())
 }
 
 func (f *rackFixture) startInstance(ctx context.Context, id string) {
 	GinkgoHelper()
-	_, err := f.rack.Client.InstanceStart(ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(id)})
-	Expect(err).NotTo(HaveOccurred())
-	f.awaitInstance(ctx, id, oxide.InstanceStateRunning)
+	Expect(f.rack.StartInstance(ctx, id)).To(Succeed())
 }
 
 func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.InstanceState {
@@ -296,16 +278,6 @@ func (f *rackFixture) instanceState(ctx context.Context, id string) oxide.Instan
 		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)})
 	Expect(err).NotTo(HaveOccurred())
 	return instance.RunState
-}
-
-func (f *rackFixture) awaitInstance(ctx context.Context, id string, want oxide.InstanceState) {
-	GinkgoHelper()
-	eventually(ctx, func() error {
-		if state := f.instanceState(ctx, id); state != want {
-			return fmt.Errorf("instance %s is %s, not %s", id, state, want)
-		}
-		return nil
-	})
 }
 
 // volumeIDs lists what ListVolumes shows.

@@ -28,15 +28,10 @@ var _ = describeController("B-51 the rules of a rack", fixtureOptions{rack: with
 // rackCreate makes a disk, and expects the refusal in words when there are some.
 func (f *rackFixture) rackCreate(ctx context.Context, name string, size int64, refusal ...string) {
 	GinkgoHelper()
-	disk, err := f.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(f.rack.Project),
-		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "rules",
-			Size: oxide.ByteCount(size), DiskBackend: blankBackend()},
-	})
+	disk, err := f.rack.CreateDisk(ctx, f.rack.Project, name, size)
 	if err == nil {
 		DeferCleanup(func(ctx SpecContext) {
-			Expect(f.rack.Client.DiskDelete(ctx,
-				oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})).To(Succeed())
+			Expect(f.rack.DeleteDisk(ctx, disk.Id)).To(Succeed())
 		}, NodeTimeout(callTimeout))
 	}
 	if len(refusal) == 0 {
@@ -97,7 +92,7 @@ func describeRackDisks(f *fixture) {
 				return f.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
 					Project: oxide.NameOrId(f.rack.Project),
 					Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: "states",
-						Size: oxide.ByteCount(harness.GiB), DiskBackend: blankBackend()},
+						Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()},
 				})
 			})
 			f.awaitDisk(ctx, "creating")
@@ -138,8 +133,7 @@ func describeRackDisks(f *fixture) {
 	It("OF-12 an attached disk is not deleted", func(ctx SpecContext) {
 		disk := f.rackDisk(ctx, fresh("held"), f.rack.Project)
 		f.attach(ctx, disk.Id, "a")
-		err := f.rack.Client.DiskDelete(ctx,
-			oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+		err := f.rack.DeleteDisk(ctx, disk.Id)
 		Expect(err).To(MatchError(oxide.ErrInvalidRequest))
 		Expect(err.Error()).To(ContainSubstring(`disk cannot be deleted in state "attached"`))
 	})
@@ -148,19 +142,10 @@ func describeRackDisks(f *fixture) {
 // attach attaches a disk by hand until the spec ends.
 func (f *rackFixture) attach(ctx context.Context, disk, instance string) {
 	GinkgoHelper()
-	Expect(f.tryAttach(ctx, disk, f.rack.Instance(instance).ID)).To(Succeed())
+	Expect(f.rack.AttachDisk(ctx, disk, f.rack.Instance(instance).ID)).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) {
-		_, err := f.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
-			Instance: oxide.NameOrId(f.rack.Instance(instance).ID),
-			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-		Expect(err).NotTo(HaveOccurred())
+		Expect(f.rack.DetachDisk(ctx, disk, f.rack.Instance(instance).ID)).To(Succeed())
 	}, NodeTimeout(callTimeout))
-}
-
-func (f *rackFixture) tryAttach(ctx context.Context, disk, instance string) error {
-	_, err := f.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
-	return err
 }
 
 func describeRackAttachments(f *fixture) {
@@ -189,7 +174,7 @@ func describeRackAttachments(f *fixture) {
 	It("OF-9 a rack that cannot hot-plug says so in these words", func(ctx SpecContext) {
 		f.switched(ctx, "hotplug", false, true)
 		disk := f.rackDisk(ctx, fresh("cold"), f.rack.Project)
-		err := f.tryAttach(ctx, disk.Id, f.rack.Instance("a").ID)
+		err := f.rack.AttachDisk(ctx, disk.Id, f.rack.Instance("a").ID)
 		Expect(err).To(MatchError(oxide.ErrInvalidRequest))
 		Expect(err.Error()).To(
 			ContainSubstring("cannot attach disk: instance is not fully stopped"))
@@ -198,7 +183,7 @@ func describeRackAttachments(f *fixture) {
 	It("OF-10 an instance holds no more than its limit", func(ctx SpecContext) {
 		f.switched(ctx, "disk_limit", 1, 12)
 		f.attach(ctx, f.rackDisk(ctx, fresh("one"), f.rack.Project).Id, "b")
-		err := f.tryAttach(ctx, f.rackDisk(ctx, fresh("two"), f.rack.Project).Id,
+		err := f.rack.AttachDisk(ctx, f.rackDisk(ctx, fresh("two"), f.rack.Project).Id,
 			f.rack.Instance("b").ID)
 		Expect(err).To(MatchError(oxide.ErrInvalidRequest))
 		Expect(err.Error()).To(ContainSubstring("cannot attach more than 1 disks to instance"))
@@ -208,12 +193,12 @@ func describeRackAttachments(f *fixture) {
 		func(ctx SpecContext) {
 			disk := f.rackDisk(ctx, fresh("twice"), f.rack.Project)
 			f.attach(ctx, disk.Id, "a")
-			Expect(f.tryAttach(ctx, disk.Id, f.rack.Instance("a").ID)).To(Succeed())
-			err := f.tryAttach(ctx, disk.Id, f.rack.Instance("b").ID)
+			Expect(f.rack.AttachDisk(ctx, disk.Id, f.rack.Instance("a").ID)).To(Succeed())
+			err := f.rack.AttachDisk(ctx, disk.Id, f.rack.Instance("b").ID)
 			Expect(err).To(MatchError(oxide.ErrInvalidRequest))
 			Expect(err.Error()).To(ContainSubstring("disk is attached to another instance"))
 			foreign := f.rackDisk(ctx, fresh("foreign"), otherProject)
-			err = f.tryAttach(ctx, foreign.Id, f.rack.Instance("a").ID)
+			err = f.rack.AttachDisk(ctx, foreign.Id, f.rack.Instance("a").ID)
 			Expect(err).To(MatchError(oxide.ErrInvalidRequest))
 			Expect(err.Error()).To(
 				ContainSubstring("disk must be in the same project as the instance"))

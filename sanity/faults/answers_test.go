@@ -27,7 +27,7 @@ const (
 
 var phases = []phase{before, instead, after, twice, deferred, later}
 
-// done says whether the effect is there when the caller hears of it.
+// want reports whether the effect is there when the caller hears of it.
 func (p phase) done() bool { return p == after || p == twice }
 
 // rule is the fault of this phase, without an answer.
@@ -44,21 +44,22 @@ func (p phase) rule(operation string) adminapi.Fault {
 type answer struct {
 	name string
 	code codes.Code
-	// set makes the fault's answer.
-	set func(f *adminapi.Fault, c *cast, p phase)
+	// prepare makes the fault's answer.
+	set func(f *adminapi.Fault, env *environment, p phase)
 	// slow is an answer that the call's deadline does not outlast.
 	slow bool
 	// phases are those in which there is such an answer; nil is all.
 	phases []phase
-	// natural says that the answer may be none that the call notices.
+	// natural marks an answer that the call may not notice.
 	natural bool
-	// success says that it comes with the operation's own status, or 200 for one without a body.
+	// success marks an answer that comes with the operation's own status, or 200 for one without a
+	// body.
 	success bool
 	// pages makes the nth answer to a list, for an answer that lists alone have, in place of set.
-	pages func(c *cast, operation string, n int) string
+	pages func(env *environment, operation string, n int) string
 }
 
-// suits says whether an operation can be answered so, in a phase.
+// suits reports whether an operation can be answered so, in a phase.
 func (a answer) suits(operation string, ph phase) bool {
 	return (a.phases == nil || slices.Contains(a.phases, ph)) &&
 		(a.pages == nil || strings.HasSuffix(operation, "_list"))
@@ -66,7 +67,7 @@ func (a answer) suits(operation string, ph phase) bool {
 
 // endless is a list whose pages do not come to an end. The rack is not asked: it would not know the
 // tokens.
-func endless(name string, pages func(c *cast, operation string, n int) string) answer {
+func endless(name string, pages func(env *environment, operation string, n int) string) answer {
 	return answer{name: name, code: codes.Internal, phases: []phase{before}, pages: pages}
 }
 
@@ -80,25 +81,25 @@ func pageOf(next string, items ...string) string {
 
 // refusal is an answer in the rack's form.
 func refusal(name string, status int, errorCode, message string, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: status, ErrorCode: errorCode, Message: message}
 	}}
 }
 
 // page is an answer of something that stands before the rack.
 func page(name string, status int, code codes.Code) answer {
-	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+	return answer{name: name, code: code, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: status, ContentType: "text/html",
 			Body: "<html>not a rack</html>"}
 	}}
 }
 
 // success is an answer with the operation's own status and that body.
-func success(name string, code codes.Code, body func(c *cast, operation string) string) answer {
+func success(name string, code codes.Code, body func(env *environment, operation string) string) answer {
 	return answer{name: name, code: code, success: true,
-		set: func(f *adminapi.Fault, c *cast, _ phase) {
+		set: func(f *adminapi.Fault, env *environment, _ phase) {
 			f.Response = &adminapi.Response{Status: statusOf(f.Operation),
-				Body: body(c, f.Operation)}
+				Body: body(env, f.Operation)}
 		}}
 }
 
@@ -128,83 +129,83 @@ var answers = []answer{
 	page("proxy-502", 502, codes.Unavailable),
 	page("proxy-504", 504, codes.Unavailable),
 	page("proxy-520", 520, codes.Unavailable),
-	{name: "redirect", code: codes.Internal, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+	{name: "redirect", code: codes.Internal, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Response = &adminapi.Response{Status: http.StatusFound, ContentType: "text/html",
 			Body: "<html>moved</html>", Header: map[string]string{"Location": "/v1/ping"}}
 	}},
-	{name: "cut", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *cast, _ phase) {
+	{name: "cut", code: codes.Unavailable, set: func(f *adminapi.Fault, _ *environment, _ phase) {
 		f.Cut = true
 	}},
 	{name: "timeout", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *adminapi.Fault, _ *cast, _ phase) { f.Hang = adminapi.Duration(time.Hour) }},
-	{name: "torn", code: codes.Unavailable, set: func(f *adminapi.Fault, c *cast, p phase) {
-		setBody(f, c, p)
+		set: func(f *adminapi.Fault, _ *environment, _ phase) { f.Hang = adminapi.Duration(time.Hour) }},
+	{name: "torn", code: codes.Unavailable, set: func(f *adminapi.Fault, env *environment, p phase) {
+		setBody(f, env, p)
 		f.TruncateBody = 20
 	}},
 	{name: "slow", code: codes.DeadlineExceeded, slow: true,
-		set: func(f *adminapi.Fault, c *cast, p phase) {
-			setBody(f, c, p)
+		set: func(f *adminapi.Fault, env *environment, p phase) {
+			setBody(f, env, p)
 			f.SlowByte = adminapi.Duration(100 * time.Millisecond)
 		}},
-	success("empty", codes.Unavailable, func(*cast, string) string { return "" }),
+	success("empty", codes.Unavailable, func(*environment, string) string { return "" }),
 	success("page-200", codes.Unavailable,
-		func(*cast, string) string { return "<html>hello</html>" }),
-	success("other-object", codes.Internal, (*cast).other),
-	success("nulls", codes.Internal, func(c *cast, operation string) string {
+		func(*environment, string) string { return "<html>hello</html>" }),
+	success("other-object", codes.Internal, (*environment).other),
+	success("nulls", codes.Internal, func(env *environment, operation string) string {
 		if strings.HasSuffix(operation, "_list") {
 			return `{"items":null,"next_page":null}`
 		}
-		return nulls(c.other(operation))
+		return nulls(env.other(operation))
 	}),
 	{name: "huge", code: codes.Unavailable, success: true,
-		set: func(f *adminapi.Fault, c *cast, _ phase) {
+		set: func(f *adminapi.Fault, env *environment, _ phase) {
 			f.Response = &adminapi.Response{Status: statusOf(f.Operation), PadBytes: hugeBytes,
-				Body: c.other(f.Operation)}
+				Body: env.other(f.Operation)}
 		}},
 	{name: "other-release", code: codes.Internal, natural: true, success: true,
 		set: setOtherRelease},
-	endless("pages-in-a-circle", func(c *cast, operation string, n int) string {
-		return pageOf([]string{"A", "B"}[n%2], numbered(c.other(operation), n))
+	endless("pages-in-a-circle", func(env *environment, operation string, n int) string {
+		return pageOf([]string{"A", "B"}[n%2], numbered(env.other(operation), n))
 	}),
-	endless("objects-in-a-circle", func(c *cast, operation string, n int) string {
-		return pageOf(fmt.Sprint("page-", n), numbered(c.other(operation), n%3))
+	endless("objects-in-a-circle", func(env *environment, operation string, n int) string {
+		return pageOf(fmt.Sprint("page-", n), numbered(env.other(operation), n%3))
 	}),
-	endless("empty-pages", func(_ *cast, _ string, n int) string {
+	endless("empty-pages", func(_ *environment, _ string, n int) string {
 		return pageOf(fmt.Sprint("page-", n))
 	}),
-	{name: "new-token", natural: true, set: func(f *adminapi.Fault, c *cast, _ phase) {
-		f.Bearer = c.rotate()
+	{name: "new-token", natural: true, set: func(f *adminapi.Fault, env *environment, _ phase) {
+		f.Bearer = env.rotate()
 		f.Response = &adminapi.Response{Status: http.StatusUnauthorized,
 			ErrorCode: "Unauthorized", Message: "credentials missing or invalid"}
 	}},
 	{name: "own", natural: true, phases: []phase{twice},
-		set: func(*adminapi.Fault, *cast, phase) {}},
+		set: func(*adminapi.Fault, *environment, phase) {}},
 }
 
 // hugeBytes is more than any answer of a rack has.
 const hugeBytes = 40 << 20
 
 // setBody gives a fault that spoils a body one to spoil: the rack's own when there is one.
-func setBody(f *adminapi.Fault, c *cast, p phase) {
+func setBody(f *adminapi.Fault, env *environment, p phase) {
 	switch {
 	case strings.HasSuffix(f.Operation, "_delete"):
 		f.Response = &adminapi.Response{Status: 500, ErrorCode: "Internal",
 			Message: "Internal Server Error"}
 	case !p.done():
-		f.Response = &adminapi.Response{Status: statusOf(f.Operation), Body: c.other(f.Operation)}
+		f.Response = &adminapi.Response{Status: statusOf(f.Operation), Body: env.other(f.Operation)}
 	}
 }
 
 // setOtherRelease gives what a rack of another release would: fields are missing. What has not been
 // done is answered with another object.
-func setOtherRelease(f *adminapi.Fault, c *cast, p phase) {
+func setOtherRelease(f *adminapi.Fault, env *environment, p phase) {
 	fields := releaseFields[kindOf(f.Operation)]
 	if p.done() && !strings.HasSuffix(f.Operation, "_delete") {
 		f.DropFields = fields
 		return
 	}
 	f.Response = &adminapi.Response{Status: statusOf(f.Operation),
-		Body: without(c.other(f.Operation), fields)}
+		Body: without(env.other(f.Operation), fields)}
 }
 
 // releaseFields are fields that one release has and another has not.

@@ -21,11 +21,11 @@ type cell struct {
 	operation string
 	phase     phase
 	answer    answer
-	scene     scene
+	scenario  scenario
 }
 
 func (c cell) String() string {
-	return strings.Join([]string{c.operation, string(c.phase), c.answer.name, c.scene.name}, "/")
+	return strings.Join([]string{c.operation, string(c.phase), c.answer.name, c.scenario.name}, "/")
 }
 
 // The time limits of a call: of one that is to run into it, at first, and of any other.
@@ -34,104 +34,105 @@ const (
 	longLimit  = 20 * time.Second
 )
 
-// errNotStruck says that the call's time was up before it made the request that was to be struck.
-var errNotStruck = errors.New("the fault did not strike")
+// errNotFired is returned when the time of the call was up before it made the request that was to
+// be struck.
+var errNotFired = errors.New("the fault did not strike")
 
-// play runs a cell. A time limit that was too short for the machine is doubled: what the cell
+// run runs a cell. A time limit that was too short for the machine is doubled: what the cell
 // demands is not.
-func (c cell) play(ctx context.Context, on *cast) error {
+func (c cell) run(ctx context.Context, env *environment) error {
 	limit := longLimit
 	if c.answer.slow {
 		limit = shortLimit
 	}
 	for {
-		err := c.once(ctx, on, limit)
+		err := c.runOnce(ctx, env, limit)
 		if err != nil {
 			// Nothing of this cell may strike the next one.
-			err = errors.Join(err, on.rack.Admin.ClearFaults(ctx), on.rack.Admin.RunDeferred(ctx))
+			err = errors.Join(err, env.Rack.Admin.ClearFaults(ctx), env.Rack.Admin.RunDeferred(ctx))
 		}
-		err = errors.Join(err, on.tidy(ctx))
-		if !errors.Is(err, errNotStruck) || limit >= longLimit {
+		err = errors.Join(err, env.cleanUp(ctx))
+		if !errors.Is(err, errNotFired) || limit >= longLimit {
 			return err
 		}
 		limit *= 2
 	}
 }
 
-// performance is a cell under way.
-type performance struct {
+// cellRun is a cell under way.
+type cellRun struct {
 	cell
-	on     *cast
-	act    act
-	start  world
-	done   world
+	env    *environment
+	effect effect
+	start  rackState
+	want   rackState
 	answer proto.Message
 	err    error
 }
 
-func (c cell) once(ctx context.Context, on *cast, limit time.Duration) error {
-	p := &performance{cell: c, on: on}
-	if err := p.prepare(ctx); err != nil {
+func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration) error {
+	r := &cellRun{cell: c, env: env}
+	if err := r.prepare(ctx); err != nil {
 		return fmt.Errorf("prepare: %w", err)
 	}
-	if err := p.struck(ctx, limit); err != nil {
+	if err := r.callWithFault(ctx, limit); err != nil {
 		return err
 	}
-	if err := p.judge(ctx); err != nil {
+	if err := r.checkResult(ctx); err != nil {
 		return err
 	}
 	if c.phase == deferred {
-		if err := on.rack.Admin.RunDeferred(ctx); err != nil {
+		if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 			return err
 		}
 	}
-	if err := p.repeat(ctx); err != nil {
-		return fmt.Errorf("the repeated call, after %s: %w", said(p.err), err)
+	if err := r.repeat(ctx); err != nil {
+		return fmt.Errorf("the repeated call, after %s: %w", outcome(r.err), err)
 	}
 	if c.phase != later {
 		return nil
 	}
-	if err := on.rack.Admin.RunDeferred(ctx); err != nil {
+	if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 		return err
 	}
-	// What nobody waits for any more may be halfway there, until the CO comes again.
-	if err := p.settled(ctx); err != nil && p.act.halfway == nil {
+	// A call that nobody waits for may have done half its work, until the orchestrator repeats it.
+	if err := r.checkState(ctx); err != nil && r.effect.halfway == nil {
 		return fmt.Errorf("when it was carried out at last: %w", err)
 	}
-	if err := p.repeat(ctx); err != nil {
+	if err := r.repeat(ctx); err != nil {
 		return fmt.Errorf("the call repeated once more: %w", err)
 	}
 	return nil
 }
 
-func (p *performance) prepare(ctx context.Context) error {
-	s := &stage{cast: p.on, ctx: ctx}
-	p.act = p.scene.set(s)
+func (r *cellRun) prepare(ctx context.Context) error {
+	s := &setup{environment: r.env, ctx: ctx}
+	r.effect = r.scenario.prepare(s)
 	if s.err != nil {
 		return s.err
 	}
 	var err error
-	if p.start, err = look(ctx, p.on.rack.Admin); err != nil {
+	if r.start, err = readState(ctx, r.env.Rack.Admin); err != nil {
 		return err
 	}
-	p.done = p.start.changed(p.act.done)
+	r.want = r.start.changed(r.effect.apply)
 	return nil
 }
 
-// changed is the world after a change.
-func (w world) changed(change func(*world)) world {
-	changed := w.clone()
+// changed returns the state after a change.
+func (state rackState) changed(change func(*rackState)) rackState {
+	changed := state.clone()
 	if change != nil {
 		change(&changed)
 	}
 	return changed
 }
 
-// struck makes the call with the fault in force.
-func (p *performance) struck(ctx context.Context, limit time.Duration) error {
-	admin := p.on.rack.Admin
+// callWithFault makes the call with the fault in force.
+func (r *cellRun) callWithFault(ctx context.Context, limit time.Duration) error {
+	admin := r.env.Rack.Admin
 	var first, last string
-	for _, fault := range p.faults() {
+	for _, fault := range r.faults() {
 		id, err := admin.AddFault(ctx, fault)
 		if err != nil {
 			return err
@@ -140,7 +141,7 @@ func (p *performance) struck(ctx context.Context, limit time.Duration) error {
 			first = id
 		}
 	}
-	p.answer, p.err = p.called(ctx, limit)
+	r.answer, r.err = r.callOnce(ctx, limit)
 	fired, err := admin.Fired(ctx, first)
 	ended, endErr := admin.Fired(ctx, last)
 	if err = errors.Join(err, endErr, admin.ClearFaults(ctx)); err != nil {
@@ -148,20 +149,20 @@ func (p *performance) struck(ctx context.Context, limit time.Duration) error {
 	}
 	switch {
 	case fired == 0:
-		return fmt.Errorf("%w; the call %s", errNotStruck, said(p.err))
+		return fmt.Errorf("%w; the call %s", errNotFired, outcome(r.err))
 	case first != last && ended > 0:
 		return fmt.Errorf("the driver asked for %d pages of a list without an end; the call %s",
-			mostPages, said(p.err))
+			mostPages, outcome(r.err))
 	}
 	return nil
 }
 
 // faults are the rules of a cell: one, or one for each page of a list.
-func (p *performance) faults() []adminapi.Fault {
-	fault := p.phase.rule(p.operation)
-	a := p.cell.answer
+func (r *cellRun) faults() []adminapi.Fault {
+	fault := r.phase.rule(r.operation)
+	a := r.cell.answer
 	if a.pages == nil {
-		a.set(&fault, p.on, p.phase)
+		a.set(&fault, r.env, r.phase)
 		return []adminapi.Fault{fault}
 	}
 	var faults []adminapi.Fault
@@ -169,60 +170,60 @@ func (p *performance) faults() []adminapi.Fault {
 		page := fault
 		page.Skip, page.Times = n, 1
 		page.Response = &adminapi.Response{Status: http.StatusOK,
-			Body: a.pages(p.on, p.operation, n)}
+			Body: a.pages(r.env, r.operation, n)}
 		faults = append(faults, page)
 	}
 	return faults
 }
 
-func (p *performance) called(ctx context.Context, limit time.Duration) (proto.Message, error) {
+func (r *cellRun) callOnce(ctx context.Context, limit time.Duration) (proto.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return p.act.call(ctx)
+	return r.effect.call(ctx)
 }
 
-// judge holds what the CO was told to the table, and to what the rack has.
-func (p *performance) judge(ctx context.Context) error {
-	code := status.Code(p.err)
-	if allowed := p.allowed(); !slices.Contains(allowed, code) {
-		return fmt.Errorf("the call %s; want one of %v", said(p.err), allowed)
+// checkResult compares the code with the table, and the result with the rack's state.
+func (r *cellRun) checkResult(ctx context.Context) error {
+	code := status.Code(r.err)
+	if allowed := r.allowed(); !slices.Contains(allowed, code) {
+		return fmt.Errorf("the call %s; want one of %v", outcome(r.err), allowed)
 	}
-	if p.ownWord() {
+	if r.deniesObject() {
 		return nil
 	}
-	now, err := p.now(ctx)
+	now, err := r.now(ctx)
 	if err != nil {
 		return err
 	}
-	undone := now.differs(p.done)
-	if code == p.scene.want {
+	undone := now.differs(r.want)
+	if code == r.scenario.want {
 		if undone != "" {
 			return fmt.Errorf("the call %s, and the rack has (+) where it should have (-):\n%s",
-				said(p.err), undone)
+				outcome(r.err), undone)
 		}
 		return nil
 	}
-	halfway := p.start.changed(p.act.halfway)
-	if undone == "" || now.differs(p.start) == "" || now.differs(halfway) == "" {
+	halfway := r.start.changed(r.effect.halfway)
+	if undone == "" || now.differs(r.start) == "" || now.differs(halfway) == "" {
 		return nil
 	}
 	return fmt.Errorf("the call %s and left the rack in a state that it has neither before nor "+
-		"behind the call; (+) what it has, (-) what it had:\n%s", said(p.err),
-		now.differs(p.start))
+		"behind the call; (+) what it has, (-) what it had:\n%s", outcome(r.err),
+		now.differs(r.start))
 }
 
-func (p *performance) now(ctx context.Context) (world, error) {
-	now, err := look(ctx, p.on.rack.Admin)
-	return now.since(p.start), err
+func (r *cellRun) now(ctx context.Context) (rackState, error) {
+	now, err := readState(ctx, r.env.Rack.Admin)
+	return now.since(r.start), err
 }
 
-// repeat makes the call again until nothing else is at work on the object, as a CO does, and
+// repeat makes the call again until nothing else works on the object, as an orchestrator does, and
 // demands what it was to bring about. What an OK said before it, it has to say again.
-func (p *performance) repeat(ctx context.Context) error {
+func (r *cellRun) repeat(ctx context.Context) error {
 	var again proto.Message
 	var err error
 	for end := time.Now().Add(patience); ; {
-		again, err = p.called(ctx, longLimit)
+		again, err = r.callOnce(ctx, longLimit)
 		if status.Code(err) != codes.Aborted || time.Now().After(end) {
 			break
 		}
@@ -232,58 +233,58 @@ func (p *performance) repeat(ctx context.Context) error {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	if status.Code(err) != p.scene.want {
-		return fmt.Errorf("it %s; want %s", said(err), p.scene.want)
+	if status.Code(err) != r.scenario.want {
+		return fmt.Errorf("it %s; want %s", outcome(err), r.scenario.want)
 	}
-	if p.err == nil && !p.ownWord() && !proto.Equal(p.answer, again) {
-		return fmt.Errorf("it says %v; with the fault it said %v", again, p.answer)
+	if r.err == nil && !r.deniesObject() && !proto.Equal(r.answer, again) {
+		return fmt.Errorf("it says %v; with the fault it said %v", again, r.answer)
 	}
-	return p.settled(ctx)
+	return r.checkState(ctx)
 }
 
-// settled demands that the rack has what the call was to bring about.
-func (p *performance) settled(ctx context.Context) error {
-	now, err := p.now(ctx)
+// checkState demands that the rack has what the call was to bring about.
+func (r *cellRun) checkState(ctx context.Context) error {
+	now, err := r.now(ctx)
 	if err != nil {
 		return err
 	}
-	if difference := now.differs(p.done); difference != "" {
+	if difference := now.differs(r.want); difference != "" {
 		return fmt.Errorf("the rack has (+) where it should have (-):\n%s", difference)
 	}
 	return nil
 }
 
-// said is how a call ended, in words.
-func said(err error) string {
+// outcome is how a call ended, in words.
+func outcome(err error) string {
 	if err == nil {
 		return "said OK"
 	}
 	return fmt.Sprintf("failed with %s (%s)", status.Code(err), status.Convert(err).Message())
 }
 
-// operations observes which operations a scene's call needs, without a fault.
-func (s scene) operations(ctx context.Context, on *cast) ([]string, error) {
-	p := &performance{cell: cell{scene: s}, on: on}
-	if err := p.prepare(ctx); err != nil {
+// operations observes which operations a scenario's call needs, without a fault.
+func (s scenario) operations(ctx context.Context, env *environment) ([]string, error) {
+	r := &cellRun{cell: cell{scenario: s}, env: env}
+	if err := r.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare %s: %w", s.name, err)
 	}
-	if err := on.rack.Admin.ClearRequests(ctx); err != nil {
+	if err := env.Rack.Admin.ClearRequests(ctx); err != nil {
 		return nil, err
 	}
-	if p.answer, p.err = p.called(ctx, longLimit); status.Code(p.err) != s.want {
-		return nil, fmt.Errorf("%s %s; want %s", s.name, said(p.err), s.want)
+	if r.answer, r.err = r.callOnce(ctx, longLimit); status.Code(r.err) != s.want {
+		return nil, fmt.Errorf("%s %s; want %s", s.name, outcome(r.err), s.want)
 	}
-	requests, err := on.rack.Admin.Requests(ctx, 0)
+	requests, err := env.Rack.Admin.Requests(ctx, 0)
 	if err == nil {
-		err = p.settled(ctx)
+		err = r.checkState(ctx)
 	}
-	if err = errors.Join(err, on.tidy(ctx)); err != nil {
+	if err = errors.Join(err, env.cleanUp(ctx)); err != nil {
 		return nil, fmt.Errorf("%s without a fault: %w", s.name, err)
 	}
 	var operations []string
-	for _, r := range requests {
-		if !slices.Contains(operations, r.Operation) {
-			operations = append(operations, r.Operation)
+	for _, request := range requests {
+		if !slices.Contains(operations, request.Operation) {
+			operations = append(operations, request.Operation)
 		}
 	}
 	return operations, nil

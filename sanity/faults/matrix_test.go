@@ -18,8 +18,9 @@ import (
 
 func TestMain(m *testing.M) { proof.Main(m) }
 
-// stages are how many racks there are, each with one cell at a time. Much of a cell is waiting.
-const stages = 6
+// environmentCount are how many racks there are, each with one cell at a time. Much of a cell is
+// waiting.
+const environmentCount = 6
 
 // only names the cells to run alone, as a pattern.
 const only = "FAULTS_CELL"
@@ -28,15 +29,15 @@ func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	run := harness.RunFor(t)
 	m := &matrix{t: t, proof: p, run: run}
-	m.raise()
+	m.start()
 	m.observe()
 	m.choose()
-	m.play()
+	m.runCells()
 	covered := map[string]bool{}
 	for _, c := range m.cells {
 		covered[c.operation] = true
 	}
-	p.Figure("operations", len(covered), "calls", len(scenes), "phases", len(phases),
+	p.Figure("operations", len(covered), "calls", len(scenarios), "phases", len(phases),
 		"answers", len(answers), "cells", len(m.cells),
 		"share", fmt.Sprintf("%.0f%%", 100*float64(len(m.cells))/float64(m.all)),
 		"passed", m.passed.Load())
@@ -44,11 +45,11 @@ func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 
 // matrix is a run of it.
 type matrix struct {
-	t     *testing.T
-	proof *proof.Proof
-	run   *harness.Run
-	casts []*cast
-	// pairs are the operations with the scenes that need them.
+	t            *testing.T
+	proof        *proof.Proof
+	run          *harness.Run
+	environments []*environment
+	// pairs are the operations with the scenarios that need them.
 	pairs []cell
 	// all is how many cells there are, cells are those of this run.
 	all    int
@@ -56,19 +57,19 @@ type matrix struct {
 	passed atomic.Int64
 }
 
-// raise starts the racks, all at once.
-func (m *matrix) raise() {
+// start starts the racks, all at once.
+func (m *matrix) start() {
 	m.t.Helper()
-	m.casts = make([]*cast, stages)
-	errs := make([]error, stages)
-	m.each(func(i int) { m.casts[i], errs[i] = newCast(m.t.Context(), m.run) })
+	m.environments = make([]*environment, environmentCount)
+	errs := make([]error, environmentCount)
+	m.each(func(i int) { m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run) })
 	m.t.Cleanup(func() {
-		for _, c := range m.casts {
-			if c == nil {
+		for _, env := range m.environments {
+			if env == nil {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			if err := c.leave(ctx); err != nil {
+			if err := env.shutDown(ctx); err != nil {
 				m.t.Errorf("a rack's end: %v", err)
 			}
 			cancel()
@@ -83,7 +84,7 @@ func (m *matrix) raise() {
 
 func (m *matrix) each(do func(i int)) {
 	var all sync.WaitGroup
-	for i := range stages {
+	for i := range environmentCount {
 		all.Go(func() { do(i) })
 	}
 	all.Wait()
@@ -93,11 +94,11 @@ func (m *matrix) each(do func(i int)) {
 // driver's source has.
 func (m *matrix) observe() {
 	m.t.Helper()
-	needs := make([][]string, len(scenes))
+	needs := make([][]string, len(scenarios))
 	m.each(func(i int) {
-		for n := i; n < len(scenes); n += stages {
+		for n := i; n < len(scenarios); n += environmentCount {
 			var err error
-			if needs[n], err = scenes[n].operations(m.t.Context(), m.casts[i]); err != nil {
+			if needs[n], err = scenarios[n].operations(m.t.Context(), m.environments[i]); err != nil {
 				m.t.Error(err)
 			}
 		}
@@ -106,18 +107,18 @@ func (m *matrix) observe() {
 	for n, operations := range needs {
 		for _, operation := range operations {
 			seen[operation] = true
-			m.pairs = append(m.pairs, cell{operation: operation, scene: scenes[n]})
+			m.pairs = append(m.pairs, cell{operation: operation, scenario: scenarios[n]})
 		}
 	}
 	for _, operation := range driverOperations(m.t) {
 		if !seen[operation] {
-			m.t.Errorf("the driver's source asks for %s, and none of the scenes needs it; add one",
+			m.t.Errorf("the driver's source asks for %s, and none of the scenarios needs it; add one",
 				operation)
 		}
 		delete(seen, operation)
 	}
 	for operation := range seen {
-		m.t.Errorf("a scene needs %s, which the driver's source does not seem to ask for", operation)
+		m.t.Errorf("a scenario needs %s, which the driver's source does not seem to ask for", operation)
 	}
 	if m.t.Failed() {
 		m.t.FailNow()
@@ -141,7 +142,7 @@ func (m *matrix) choose() {
 					continue
 				}
 				m.all++
-				c := cell{pair.operation, ph, a, pair.scene}
+				c := cell{pair.operation, ph, a, pair.scenario}
 				kind := c.operation + "/" + c.answer.name
 				if len(calls[kind]) == 0 {
 					kinds = append(kinds, kind)
@@ -187,8 +188,9 @@ func some(random *rand.Rand, of []cell) []cell {
 	return chosen
 }
 
-// play runs the cells, and in the long form again and again in other orders until its time is up.
-func (m *matrix) play() {
+// runCells runs the cells, and in the long form again and again in other orders until its time is
+// up.
+func (m *matrix) runCells() {
 	m.round()
 	for !m.proof.Over() && m.proof.Long() && !m.t.Failed() {
 		m.proof.Rand().Shuffle(len(m.cells), func(i, j int) {
@@ -211,7 +213,7 @@ func (m *matrix) round() {
 				m.proof.Say("%d of %d cells", n, len(m.cells))
 			}
 			c := m.cells[n]
-			if err := c.play(m.t.Context(), m.casts[i]); err != nil {
+			if err := c.run(m.t.Context(), m.environments[i]); err != nil {
 				failed.Add(1)
 				m.t.Errorf("%s: %v\n%s", c, err, repetition(c))
 				continue

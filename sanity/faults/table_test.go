@@ -47,7 +47,7 @@ var doubt = map[string]map[string][]codes.Code{
 	},
 	"snapshot_view": {"ObjectNotFound": {codes.Aborted}},
 	// The list before the attach is empty and lacks nothing. In the one behind it the disk lacks its
-	// type, and as it is attached by then the CO has to come again.
+	// type, and as it is attached by then the orchestrator has to come again.
 	"instance_disk_list": {"other-release": {codes.Unavailable}},
 	// The parameter is wrong then (CV-6).
 	"image_view": {"ObjectNotFound": {codes.InvalidArgument}},
@@ -62,7 +62,7 @@ func (c cell) allowed() []codes.Code {
 		return []codes.Code{codes.Unavailable}
 	}
 	if c.open() {
-		return []codes.Code{codes.Unavailable, c.scene.want}
+		return []codes.Code{codes.Unavailable, c.scenario.want}
 	}
 	var all []codes.Code
 	if !c.answer.natural || c.answer.code != codes.OK {
@@ -70,9 +70,9 @@ func (c cell) allowed() []codes.Code {
 	}
 	more, doubtful := doubt[c.operation][c.answer.name]
 	if doubtful || c.answer.natural {
-		all = append(append(all, more...), c.scene.want)
+		all = append(append(all, more...), c.scenario.want)
 	}
-	if c.ownWord() {
+	if c.deniesObject() {
 		all = append(all, codes.OK)
 	}
 	if c.undoing() {
@@ -83,8 +83,8 @@ func (c cell) allowed() []codes.Code {
 
 // open are the answers that leave open whether a change was made. To a create, a snapshot or an
 // attach the driver looks in the same call, and what it finds decides; while nothing is found the
-// CO has to come again. No such call ends with INTERNAL, after which the CO would forget the
-// object.
+// orchestrator has to come again. No such call ends with INTERNAL, after which the orchestrator
+// would forget the object.
 var (
 	open = []string{"Internal", "ServiceNotAvailable", "proxy-408", "proxy-502", "proxy-504",
 		"proxy-520", "redirect", "other-object", "nulls", "other-release"}
@@ -95,17 +95,18 @@ func (c cell) open() bool {
 	return slices.Contains(making, c.operation) && slices.Contains(open, c.answer.name)
 }
 
-// undoing says that the operation may be one to take back what the call itself has made. Whatever
-// hinders that, the CO has to come again: with a final answer it would leave the disk behind.
+// undoing reports whether the operation may be one to take back what the call itself has made.
+// Whatever hinders that, the orchestrator has to come again: with a final answer it would leave the
+// disk behind.
 func (c cell) undoing() bool {
-	return c.scene.name == undone && (c.operation == "disk_delete" || c.operation == "disk_view")
+	return c.scenario.name == undoScenario && (c.operation == "disk_delete" || c.operation == "disk_view")
 }
 
-// ownWord are the cells in which the rack itself says of an object that it has none such, when it
-// was only asked to show it: nobody can tell that from the truth, and OX-6 makes it a success of a
-// call that takes something away, or an empty list.
-func (c cell) ownWord() bool {
-	takes := c.scene.name == undone || c.scene.name == "list-a-snapshot" ||
-		strings.HasPrefix(c.scene.name, "delete") || strings.HasPrefix(c.scene.name, "unpublish")
+// deniesObject are the cells in which the rack itself says of an object that it has none such, when
+// it was only asked to show it: nobody can tell that from the truth, and OX-6 makes it a success of
+// a call that takes something away, or an empty list.
+func (c cell) deniesObject() bool {
+	takes := c.scenario.name == undoScenario || c.scenario.name == "list-a-snapshot" ||
+		strings.HasPrefix(c.scenario.name, "delete") || strings.HasPrefix(c.scenario.name, "unpublish")
 	return takes && c.answer.name == "ObjectNotFound" && strings.HasSuffix(c.operation, "_view")
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// world is all that the rack has: disks and snapshots by the name that the CO gave them, or, when
-// no CO did, by their own.
-type world struct {
+// rackState is all that the rack has: disks and snapshots by the name that the orchestrator gave
+// them, or else by their own.
+type rackState struct {
 	Disks     map[string]disk
 	Snapshots map[string]snapshot
 	// Devices are how many loop devices carry a serial.
@@ -36,9 +36,10 @@ type snapshot struct {
 // fresh is the ID of what was not there when the cell began.
 const fresh = "new"
 
-// look reads the rack's state.
-func look(ctx context.Context, admin adminapi.Client) (world, error) {
-	w := world{Disks: map[string]disk{}, Snapshots: map[string]snapshot{}, Devices: map[string]int{}}
+// readState reads the rack's state.
+func readState(ctx context.Context, admin adminapi.Client) (rackState, error) {
+	w := rackState{Disks: map[string]disk{}, Snapshots: map[string]snapshot{},
+		Devices: map[string]int{}}
 	state, err := admin.State(ctx)
 	if err != nil {
 		return w, err
@@ -76,7 +77,7 @@ func insert[T any](table map[string]T, name string, object T) {
 	}
 }
 
-// nameOf is the CO's name for an object, which the driver keeps in its description.
+// nameOf is the orchestrator's name for an object, which the driver keeps in its description.
 func nameOf(name, description string) string {
 	var mark struct{ Name string }
 	_, text, ok := strings.Cut(description, "csi.oxide.computer ")
@@ -86,14 +87,14 @@ func nameOf(name, description string) string {
 	return name
 }
 
-func (w world) clone() world {
-	return world{Disks: maps.Clone(w.Disks), Snapshots: maps.Clone(w.Snapshots),
-		Devices: maps.Clone(w.Devices), Storage: w.Storage}
+func (state rackState) clone() rackState {
+	return rackState{Disks: maps.Clone(state.Disks), Snapshots: maps.Clone(state.Snapshots),
+		Devices: maps.Clone(state.Devices), Storage: state.Storage}
 }
 
-// since is the world with the IDs of what was not in an earlier one made equal.
-func (w world) since(earlier world) world {
-	now, known := w.clone(), map[string]bool{}
+// since is the state with the IDs of what was not in an earlier one made equal.
+func (state rackState) since(earlier rackState) rackState {
+	now, known := state.clone(), map[string]bool{}
 	for _, d := range earlier.Disks {
 		known[d.ID] = true
 	}
@@ -115,5 +116,5 @@ func (w world) since(earlier world) world {
 	return now
 }
 
-// differs says how the world is not another; "" when it is.
-func (w world) differs(from world) string { return cmp.Diff(from, w) }
+// differs describes how the state differs from another; "" when it does not.
+func (state rackState) differs(from rackState) string { return cmp.Diff(from, state) }
