@@ -13,12 +13,12 @@ import (
 
 // consistent demands that the rack's records, its files, the kernel's loop devices and the views of
 // the guests are of the same opinion. Nothing may be under way.
-func (s *site) consistent(ctx context.Context) error {
-	state, err := s.rack.Admin.State(ctx)
+func (env *environment) consistent(ctx context.Context) error {
+	state, err := env.Rack.Admin.State(ctx)
 	if err != nil {
 		return err
 	}
-	sim := filepath.Join(s.rack.Dir, "sim")
+	sim := filepath.Join(env.Rack.Dir, "sim")
 	var diskFiles, snapshotFiles, devices, seen []string
 	var storage int64
 	running := map[string]bool{}

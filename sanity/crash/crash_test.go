@@ -32,11 +32,11 @@ func TestWhateverIsKilledAtAnyPointConverges(t *testing.T) {
 	putGates(t, run)
 	t.Run("the driver", func(t *testing.T) {
 		t.Parallel()
-		newCampaign(t, run, "crash-points", driverKinds, shortTrials).conduct()
+		newCampaign(t, run, "crash-points", driverLifecycles, shortTrials).runProof()
 	})
 	t.Run("the rack", func(t *testing.T) {
 		t.Parallel()
-		newCampaign(t, run, "crash-points-rack", rackKinds, shortRackTrials).conduct()
+		newCampaign(t, run, "crash-points-rack", rackLifecycles, shortRackTrials).runProof()
 	})
 }
 
@@ -45,7 +45,7 @@ type campaign struct {
 	*proof.Proof
 	t     *testing.T
 	run   *harness.Run
-	site  *site
+	env   *environment
 	kinds []string
 	// short is how many trials its short form has.
 	short int
@@ -68,10 +68,10 @@ func newCampaign(t *testing.T, run *harness.Run, name string, kinds []string, sh
 		tried: map[string]bool{}, rpcs: map[string]bool{}, starts: map[string]int{}}
 }
 
-// conduct counts the points, tries them, and prints the figure.
-func (c *campaign) conduct() {
+// runProof counts the points, tries them, and prints the figure.
+func (c *campaign) runProof() {
 	ctx := c.t.Context()
-	c.open(ctx)
+	c.openEnvironment(ctx)
 	defer c.close()
 	c.count(ctx)
 	c.countStarts(ctx)
@@ -84,7 +84,7 @@ func (c *campaign) conduct() {
 		c.chosen(ctx, os.Getenv(only))
 	case c.Long():
 		for !c.Over() && !c.t.Failed() {
-			some := having(c.points, os.Getenv(only))
+			some := matching(c.points, os.Getenv(only))
 			c.round(ctx, sample(some, len(some), c.Rand()))
 		}
 	default:
@@ -100,7 +100,7 @@ func (c *campaign) conduct() {
 func (c *campaign) count(ctx context.Context) {
 	known := map[string]int{}
 	for range 2 {
-		points, err := rehearse(ctx, c.site, c.kinds, c.Seed)
+		points, err := countPoints(ctx, c.env, c.kinds, c.Seed)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -119,8 +119,8 @@ func (c *campaign) countStarts(ctx context.Context) {
 		if c.starts[p.process] > 0 {
 			continue
 		}
-		c.site.kill(p.process)
-		report, err := c.site.startWatched(ctx, p.process, nil)
+		c.env.kill(p.process)
+		report, err := c.env.startWatched(ctx, p.process, nil)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -128,18 +128,18 @@ func (c *campaign) countStarts(ctx context.Context) {
 	}
 }
 
-func (c *campaign) open(ctx context.Context) {
+func (c *campaign) openEnvironment(ctx context.Context) {
 	var err error
-	if c.site, err = openSite(ctx, c.run, c.Name); err != nil {
+	if c.env, err = newEnvironment(ctx, c.run, c.Name); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
 func (c *campaign) close() {
-	if c.site == nil {
+	if c.env == nil {
 		return
 	}
-	if err := c.site.close(); err != nil {
+	if err := c.env.close(); err != nil {
 		c.t.Error(err)
 	}
 }
@@ -159,8 +159,8 @@ func (c *campaign) round(ctx context.Context, points []point) {
 	}
 }
 
-// having are the points in whose names the text is.
-func having(points []point, text string) []point {
+// matching are the points in whose names the text is.
+func matching(points []point, text string) []point {
 	return slices.DeleteFunc(slices.Clone(points), func(p point) bool {
 		return !strings.Contains(p.String(), text)
 	})
@@ -196,13 +196,14 @@ func named(points []trace.Point, name string) *trace.Point {
 	return nil
 }
 
-// attempt makes a trial. After a failure the site is left as it is, and another one is opened.
+// attempt makes a trial. After a failure the environment is left as it is, and another one is
+// opened.
 func (c *campaign) attempt(ctx context.Context, tr trial) {
 	seed := c.Rand().Uint64()
-	kills, overlaps := c.site.kills, c.site.overlaps
-	err := c.site.try(ctx, tr, seed)
-	c.kills += c.site.kills - kills
-	c.overlaps += c.site.overlaps - overlaps
+	kills, overlaps := c.env.kills, c.env.overlaps
+	err := c.env.runTrial(ctx, tr, seed)
+	c.kills += c.env.kills - kills
+	c.overlaps += c.env.overlaps - overlaps
 	c.trials++
 	c.tried[tr.point.String()], c.rpcs[tr.rpc] = true, true
 	if err == nil {
@@ -211,8 +212,8 @@ func (c *campaign) attempt(ctx context.Context, tr trial) {
 	}
 	c.Say("%s failed", tr)
 	c.t.Errorf("%s\n  %v\n  the logs lie in %s; repeat it with\n  %s=%q PROOF_SEED=%d", tr, err,
-		c.site.rack.Dir, only, fmt.Sprint(tr), c.Seed)
-	c.site.abandon(ctx)
-	c.site = nil
-	c.open(ctx)
+		c.env.Rack.Dir, only, fmt.Sprint(tr), c.Seed)
+	c.env.abandon(ctx)
+	c.env = nil
+	c.openEnvironment(ctx)
 }

@@ -55,28 +55,28 @@ func putGates(t *testing.T, run *harness.Run) {
 }
 
 // start starts what was killed.
-func (s *site) start(ctx context.Context, name string) error {
-	if name == theRack {
-		return s.rack.Start(ctx)
+func (env *environment) start(ctx context.Context, name string) error {
+	if name == rackProcess {
+		return env.Rack.Start(ctx)
 	}
-	return s.plugins[name].Start(ctx)
+	return env.plugins[name].Start(ctx)
 }
 
 // startWatched starts what was killed while it is watched, and perhaps killed once more.
-func (s *site) startWatched(ctx context.Context, name string, kill *trace.Point) (
+func (env *environment) startWatched(ctx context.Context, name string, kill *trace.Point) (
 	report trace.Report, err error) {
-	dir := s.rack.Dir
-	if name != theRack {
-		dir = s.plugins[name].Dir
+	dir := env.Rack.Dir
+	if name != rackProcess {
+		dir = env.plugins[name].Dir
 	}
 	pipe, pidFile := filepath.Join(dir, "gate"), filepath.Join(dir, "gate.pid")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		return report, fmt.Errorf("make a gate: %w", err)
 	}
 	started := make(chan error, 1)
-	go func() { started <- s.start(ctx, name) }()
+	go func() { started <- env.start(ctx, name) }()
 	var pid int
-	err = eventually(ctx, func() error {
+	err = harness.Await(ctx, patience, func() error {
 		text, err := os.ReadFile(pidFile)
 		if err == nil {
 			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
@@ -86,20 +86,20 @@ func (s *site) startWatched(ctx context.Context, name string, kill *trace.Point)
 	if err != nil {
 		return report, fmt.Errorf("wait for what starts: %w", err)
 	}
-	order, err := s.order(name, kill)
+	order, err := env.order(name, kill)
 	if err != nil {
 		return report, err
 	}
 	order.PID = pid
-	if err := s.watcher.Watch(order); err != nil {
+	if err := env.watcher.Watch(order); err != nil {
 		return report, err
 	}
 	err = os.WriteFile(pipe, []byte("go\n"), 0)
 	failed := <-started
-	report, released := s.watcher.Release()
+	report, released := env.watcher.Release()
 	err = errors.Join(err, released, os.Remove(pipe), os.Remove(pidFile))
 	if report.Killed {
-		s.buried(pid)
+		env.noteKilled(pid)
 		return report, err
 	}
 	return report, errors.Join(err, failed)

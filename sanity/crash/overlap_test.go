@@ -14,25 +14,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// overlapTimeout is how long the CO waits for the second process, which may have to wait for the
-// first one.
+// overlapTimeout is how long the orchestrator waits for the second process, which may have to wait
+// for the first one.
 const overlapTimeout = 3 * time.Second
 
 // secondProcess is the key of a context whose calls go to the node driver beside the first one.
 type secondProcess struct{}
 
 // driver is the node driver that a call is for.
-func (s *site) driver(ctx context.Context, node string) *harness.Plugin {
+func (env *environment) driver(ctx context.Context, node string) *harness.Plugin {
 	if ctx.Value(secondProcess{}) != nil {
 		node = beside
 	}
-	return s.plugins[node]
+	return env.plugins[node]
 }
 
 // overlapped makes a step's call, and while its process stands still at the point, has a second
 // process of the driver do what the first one was asked for, and whatever follows on the node. What
 // that one acknowledges must outlive all that the first one still does.
-func (l *life) overlapped(ctx context.Context, t trial) (paused bool, told []string, err error) {
+func (l *lifecycle) overlapped(ctx context.Context, t trial) (paused bool, replies []string,
+	err error) {
 	st := l.steps[t.step]
 	order, err := l.order(st.watched, &t.trace)
 	if err != nil {
@@ -43,50 +44,50 @@ func (l *life) overlapped(ctx context.Context, t trial) (paused bool, told []str
 		return false, nil, err
 	}
 	var first, second error
-	report, err := l.watcher.ReleaseAtPause(func() { first = st.once(ctx) }, func() {
-		told, second = l.besides(context.WithValue(ctx, secondProcess{}, true), t.step)
+	report, err := l.watcher.ReleaseAtPause(func() { first = st.callOnce(ctx) }, func() {
+		replies, second = l.callSecondProcess(context.WithValue(ctx, secondProcess{}, true), t.step)
 	})
-	told = append(told, fmt.Sprintf("%s: %v (this is the first process)", st, first))
+	replies = append(replies, fmt.Sprintf("%s: %v (this is the first process)", st, first))
 	switch {
 	case err != nil:
-		return report.Paused, told, err
+		return report.Paused, replies, err
 	case second != nil:
-		return report.Paused, told, second
+		return report.Paused, replies, second
 	case !report.Paused:
 		l.effects = report.Effects
 	}
 	l.overlaps++
-	more, err := walk(ctx, l.steps[l.stageBefore(t.step):])
-	return report.Paused, append(told, more...), err
+	more, err := runSteps(ctx, l.steps[l.stageBefore(t.step):])
+	return report.Paused, append(replies, more...), err
 }
 
-// besides is what the CO hears from the second process. It stops at the first refusal.
-func (l *life) besides(ctx context.Context, from int) (told []string, err error) {
+// callSecondProcess makes the calls of a second process, up to the first refusal.
+func (l *lifecycle) callSecondProcess(ctx context.Context, from int) (replies []string, err error) {
 	for _, st := range l.steps[from:] {
 		if st.on != driverA || st.rpc == "ControllerUnpublishVolume" {
-			return told, nil
+			return replies, nil
 		}
 		short, cancel := context.WithTimeout(ctx, overlapTimeout)
 		answer := st.call(short)
 		cancel()
-		told = append(told, fmt.Sprintf("%s: %v (this is the second process)", st, answer))
+		replies = append(replies, fmt.Sprintf("%s: %v (this is the second process)", st, answer))
 		switch code := status.Code(answer); {
-		case code != codes.OK && !slices.Contains(passing, code):
-			return told, fmt.Errorf("%s: no CO would repeat after %s", st, code)
+		case code != codes.OK && !slices.Contains(retryable, code):
+			return replies, fmt.Errorf("%s: no orchestrator would repeat after %s", st, code)
 		case code != codes.OK:
-			return told, nil
+			return replies, nil
 		case st.then != nil:
 			if err := st.then(); err != nil {
-				return told, err
+				return replies, err
 			}
 		}
 	}
-	return told, nil
+	return replies, nil
 }
 
-// stageBefore is where the CO begins again: what the second process was asked for may have taken
-// down what the step needs.
-func (l *life) stageBefore(i int) int {
+// stageBefore is where the orchestrator begins again: what the second process was asked for may
+// have taken down what the step needs.
+func (l *lifecycle) stageBefore(i int) int {
 	if rpc := l.steps[i].rpc; rpc != "NodePublishVolume" {
 		return i
 	}

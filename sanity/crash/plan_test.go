@@ -11,12 +11,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
 )
 
-// point is a place in a life.
+// point is a place in a lifecycle.
 type point struct {
-	life string
+	lifecycle string
 	// process is whose point it is.
 	process string
-	// step is the number of the step in the life, rpc its name.
+	// step is the number of the step in the lifecycle, rpc its name.
 	step int
 	rpc  string
 	// kind is what the effect has in common with others.
@@ -24,16 +24,16 @@ type point struct {
 	trace trace.Point
 }
 
-// What the CO does after the process was killed and started again.
+// What the orchestrator does after the process was killed and started again.
 const (
-	again     = "the CO repeats the call"
-	giveUp    = "the CO gives up and takes everything back"
-	elsewhere = "the CO moves the volume to the other node"
+	again     = "the orchestrator repeats the call"
+	giveUp    = "the orchestrator gives up and takes everything back"
+	elsewhere = "the orchestrator moves the volume to the other node"
 	// This one kills nobody.
-	overlap = "the CO asks a second process while the first one stands still"
+	overlap = "the orchestrator asks a second process while the first one stands still"
 )
 
-// trial is a run: a point, whom to kill there, and what the CO does then.
+// trial is a run: a point, whom to kill there, and what the orchestrator does then.
 type trial struct {
 	point
 	then string
@@ -44,7 +44,7 @@ type trial struct {
 }
 
 func (p point) String() string {
-	return fmt.Sprintf("%s: %s (step %d): %s", p.life, p.rpc, p.step, p.trace)
+	return fmt.Sprintf("%s: %s (step %d): %s", p.lifecycle, p.rpc, p.step, p.trace)
 }
 
 // Between a trial's name and its second kill.
@@ -64,37 +64,38 @@ func (t trial) String() string {
 	return name
 }
 
-// rehearse lives every kind of life once, watched, and numbers its points.
-func rehearse(ctx context.Context, s *site, kinds []string, seed uint64) ([]point, error) {
+// countPoints runs every kind of lifecycle once, watched, and numbers its points.
+func countPoints(ctx context.Context, env *environment, kinds []string, seed uint64) ([]point,
+	error) {
 	var points []point
 	for _, kind := range kinds {
-		l, err := s.begin(kind, seed)
+		l, err := env.begin(kind, seed)
 		if err != nil {
 			return nil, err
 		}
 		for i, st := range l.steps {
-			more, err := l.rehearse(ctx, i, st)
+			more, err := l.countStepPoints(ctx, i, st)
 			if err != nil {
 				return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
 			}
 			points = append(points, more...)
 		}
-		if err := l.end(ctx); err != nil {
+		if err := l.finish(ctx); err != nil {
 			return nil, fmt.Errorf("the dry run of %s: %w", kind, err)
 		}
 	}
 	return points, nil
 }
 
-func (l *life) rehearse(ctx context.Context, i int, st step) ([]point, error) {
+func (l *lifecycle) countStepPoints(ctx context.Context, i int, st step) ([]point, error) {
 	if st.watched == "" {
-		told, err := st.repeat(ctx)
+		replies, err := st.callUntilOK(ctx)
 		if err != nil {
-			err = fmt.Errorf("%w\n    %s", err, inLines(told))
+			err = fmt.Errorf("%w\n    %s", err, formatErrors(replies))
 		}
 		return nil, err
 	}
-	report, failed, err := l.watched(st.watched, nil, func() error { return st.once(ctx) })
+	report, failed, err := l.watched(st.watched, nil, func() error { return st.callOnce(ctx) })
 	if err == nil {
 		err = failed
 	}
@@ -110,7 +111,7 @@ func (l *life) rehearse(ctx context.Context, i int, st step) ([]point, error) {
 			continue
 		}
 		for _, phase := range e.Phases() {
-			points = append(points, point{life: l.kind, process: st.watched, step: i, rpc: st.rpc,
+			points = append(points, point{lifecycle: l.kind, process: st.watched, step: i, rpc: st.rpc,
 				kind: e.Kind(), trace: trace.Point{Name: e.Name(), N: e.N, Phase: phase}})
 		}
 	}
@@ -123,7 +124,7 @@ func trials(p point) []trial {
 	if p.goingUp() {
 		then = append(then, giveUp)
 	}
-	if strings.HasPrefix(p.life, "plain") && p.rpc == "NodeStageVolume" {
+	if strings.HasPrefix(p.lifecycle, "plain") && p.rpc == "NodeStageVolume" {
 		then = append(then, elsewhere)
 	}
 	var all []trial
@@ -142,7 +143,7 @@ func trials(p point) []trial {
 	return all
 }
 
-// overlaps says that a second node driver can be asked for the same.
+// overlaps reports whether a second node driver can be asked for the same.
 func (p point) overlaps() bool {
 	switch p.rpc {
 	case "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume":
@@ -151,7 +152,8 @@ func (p point) overlaps() bool {
 	return false
 }
 
-// goingUp says that the CO has something to give up. On the way down it can only go on.
+// goingUp reports whether the orchestrator has something to give up. On the way down it can only go
+// on.
 func (p point) goingUp() bool {
 	switch p.rpc {
 	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
@@ -186,7 +188,7 @@ func choose(p point, points []point, starts int, rng *rand.Rand) trial {
 func inStepOf(p point, points []point) []trace.Point {
 	var more []trace.Point
 	for _, other := range points {
-		if other.life == p.life && other.step == p.step {
+		if other.lifecycle == p.lifecycle && other.step == p.step {
 			more = append(more, other.trace)
 		}
 	}
@@ -224,10 +226,10 @@ func rpcsOf(points []point) int {
 func census(points []point) string {
 	counts := map[string]int{}
 	for _, p := range points {
-		counts[fmt.Sprintf("%-16s %-26s %s", p.life, p.rpc, p.kind)]++
+		counts[fmt.Sprintf("%-16s %-26s %s", p.lifecycle, p.rpc, p.kind)]++
 	}
 	var table strings.Builder
-	table.WriteString("points by life, RPC and kind of effect:\n")
+	table.WriteString("points by lifecycle, RPC and kind of effect:\n")
 	for _, line := range sorted(counts) {
 		fmt.Fprintf(&table, "%5d %s\n", counts[line], line)
 	}

@@ -11,18 +11,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// rackKinds are the lives in which the rack is killed: a volume whose snapshots are taken in use
-// and at rest, and whose instance is stopped and started.
-var rackKinds = []string{"rack ext4", "rack block"}
+// rackLifecycles are the lifecycles in which the rack is killed: a volume whose snapshots are taken
+// in use and at rest, and whose instance is stopped and started.
+var rackLifecycles = []string{"rack ext4", "rack block"}
 
-func (l *life) onRack(v *volume) error {
+func (l *lifecycle) onRack(v *volume) error {
 	copied, err := l.volume(v.access, 2*gib, v.seed)
 	if err != nil {
 		return err
 	}
 	for _, name := range []string{"in-use", "at-rest"} {
 		l.snapshots = append(l.snapshots,
-			&snapshot{name: fmt.Sprintf("snapshot-%d-%s", l.lives, name)})
+			&snapshot{name: fmt.Sprintf("snapshot-%d-%s", l.lifecycles, name)})
 	}
 	inUse, atRest := l.snapshots[0], l.snapshots[1]
 	copied.source = atRest
@@ -56,22 +56,23 @@ func (l *life) onRack(v *volume) error {
 // byRack are the same steps with the rack's points.
 func byRack(steps ...step) []step {
 	for i := range steps {
-		steps[i].watched = theRack
+		steps[i].watched = rackProcess
 	}
 	return steps
 }
 
-// stopInstance and startInstance act as an administrator does, who asks again as a CO would.
-func (l *life) stopInstance(ctx context.Context) error {
+// stopInstance and startInstance act as an administrator does, who asks again as an orchestrator
+// would.
+func (l *lifecycle) stopInstance(ctx context.Context) error {
 	l.stopped = true
-	_, err := l.rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{
-		Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+	_, err := l.Rack.Client.InstanceStop(ctx, oxide.InstanceStopParams{
+		Instance: oxide.NameOrId(l.Rack.Instance(driverA).ID)})
 	return l.awaitInstance(ctx, err, oxide.InstanceStateStopped)
 }
 
-func (l *life) startInstance(ctx context.Context) error {
-	_, err := l.rack.Client.InstanceStart(ctx, oxide.InstanceStartParams{
-		Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+func (l *lifecycle) startInstance(ctx context.Context) error {
+	_, err := l.Rack.Client.InstanceStart(ctx, oxide.InstanceStartParams{
+		Instance: oxide.NameOrId(l.Rack.Instance(driverA).ID)})
 	err = l.awaitInstance(ctx, err, oxide.InstanceStateRunning)
 	if err == nil {
 		l.stopped = false
@@ -79,10 +80,10 @@ func (l *life) startInstance(ctx context.Context) error {
 	return err
 }
 
-func (l *life) awaitInstance(ctx context.Context, err error, want oxide.InstanceState) error {
+func (l *lifecycle) awaitInstance(ctx context.Context, err error, want oxide.InstanceState) error {
 	for err == nil {
-		instance, viewErr := l.rack.Client.InstanceView(ctx, oxide.InstanceViewParams{
-			Instance: oxide.NameOrId(l.rack.Instance(driverA).ID)})
+		instance, viewErr := l.Rack.Client.InstanceView(ctx, oxide.InstanceViewParams{
+			Instance: oxide.NameOrId(l.Rack.Instance(driverA).ID)})
 		if viewErr == nil && instance.RunState == want {
 			return nil
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // trialTimeout is far longer than any trial takes.
@@ -19,43 +20,43 @@ const trialTimeout = 5 * time.Minute
 // never reached is a failure.
 const tries = 3
 
-// try lives a life in which a process is killed at one point, and demands that it converges. A life
-// may have fewer effects of a name than the dry run had, where a disk's bytes lie in fewer pieces;
-// then the last one is the point.
-func (s *site) try(ctx context.Context, t trial, seed uint64) error {
+// runTrial runs a lifecycle in which a process is killed at one point, and demands that it
+// converges. A lifecycle may have fewer effects of a name than the dry run had, where a disk's
+// bytes lie in fewer pieces; then the last one is the point.
+func (env *environment) runTrial(ctx context.Context, t trial, seed uint64) error {
 	for range tries {
-		last, err := s.live(ctx, t, seed)
-		if err != nil || last == reached {
+		last, err := env.runOnce(ctx, t, seed)
+		if err != nil || last == pointReached {
 			return err
 		}
 		if last > 0 {
 			t.trace.N = min(t.trace.N, last)
 		}
 	}
-	return fmt.Errorf("the point was not reached in %d lives", tries)
+	return fmt.Errorf("the point was not reached in %d lifecycles", tries)
 }
 
-// reached is in place of the number of a last effect.
-const reached = -1
+// pointReached is in place of the number of a last effect.
+const pointReached = -1
 
-// live is one such life. Without the kill it is an ordinary one, and last is the number of the last
-// effect of the point's name.
-func (s *site) live(ctx context.Context, t trial, seed uint64) (last int, err error) {
+// runOnce is one such lifecycle. Without the kill it is an ordinary one, and last is the number of
+// the last effect of the point's name.
+func (env *environment) runOnce(ctx context.Context, t trial, seed uint64) (last int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trialTimeout)
 	defer cancel()
-	l, err := s.begin(t.life, seed)
+	l, err := env.begin(t.lifecycle, seed)
 	if err != nil {
 		return 0, err
 	}
-	killed, told, err := l.interrupted(ctx, t)
+	killed, replies, err := l.runInterrupted(ctx, t)
 	if err == nil {
-		err = l.end(ctx)
+		err = l.finish(ctx)
 	}
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("%w\n  the CO was told:\n    %s", err, inLines(told))
+		return 0, fmt.Errorf("%w\n  the orchestrator was told:\n    %s", err, formatErrors(replies))
 	case killed:
-		return reached, nil
+		return pointReached, nil
 	}
 	for _, e := range l.effects {
 		if e.Name() == t.trace.Name {
@@ -65,67 +66,70 @@ func (s *site) live(ctx context.Context, t trial, seed uint64) (last int, err er
 	return last, nil
 }
 
-// interrupted takes the steps of a life, in one of which the process is killed, or paused.
-func (l *life) interrupted(ctx context.Context, t trial) (killed bool, told []string, err error) {
-	told, err = walk(ctx, l.steps[:t.step])
+// runInterrupted takes the steps of a lifecycle, in one of which the process is killed, or paused.
+func (l *lifecycle) runInterrupted(ctx context.Context, t trial) (killed bool, replies []string,
+	err error) {
+	replies, err = runSteps(ctx, l.steps[:t.step])
 	if err != nil {
-		return false, told, fmt.Errorf("before the kill: %w", err)
+		return false, replies, fmt.Errorf("before the kill: %w", err)
 	}
 	st := l.steps[t.step]
 	if t.then == overlap {
 		paused, more, err := l.overlapped(ctx, t)
-		return paused, append(told, more...), err
+		return paused, append(replies, more...), err
 	}
-	killed, what, err := l.strike(ctx, st, t.trace)
-	told = append(told, what)
+	killed, what, err := l.killDuring(ctx, st, t.trace)
+	replies = append(replies, what)
 	switch {
 	case err != nil:
-		return killed, told, err
+		return killed, replies, err
 	case !killed:
 		t.then = again
 	default:
-		more, err := l.strikeAgain(ctx, st, t)
-		told = append(told, more...)
+		more, err := l.restartAndKillAgain(ctx, st, t)
+		replies = append(replies, more...)
 		if err != nil {
-			return killed, told, err
+			return killed, replies, err
 		}
 	}
-	more, err := l.goOn(ctx, t)
-	return killed, append(told, more...), err
+	more, err := l.resume(ctx, t)
+	return killed, append(replies, more...), err
 }
 
-// outliving are the tools that go on on purpose when their driver dies: to cut off a repair leaves
-// worse than it found. The rack has one too, which thaws what it left frozen. They must end,
-// though, and until then the CO must not be told that all is well.
-var outliving = []string{"e2fsck", "resize2fs"}
+// mayOutliveDriver are the tools that go on on purpose when their driver dies: to cut off a repair
+// leaves worse than it found. The rack has one too, which thaws what it left frozen. They must end,
+// though, and until then no call may succeed.
+var mayOutliveDriver = []string{"e2fsck", "resize2fs"}
 
-// mayOutlive says whether a program may go on when its driver was killed at a point. Right before
-// it runs its tool, the child that does so still bears the driver's name.
+// mayOutlive reports whether a program may go on when its driver was killed at a point. Right
+// before it runs its tool, the child that does so still bears the driver's name.
 func mayOutlive(program string, at trace.Point) bool {
 	const driver = "driver"
 	if program == driver && at.Phase == trace.Before {
 		_, program, _ = strings.Cut(at.Name, driver+": execve ")
 	}
-	return slices.Contains(outliving, program)
+	return slices.Contains(mayOutliveDriver, program)
 }
 
-// strikeAgain starts what was killed, and kills it again where the trial says so. What is left to
-// do may not have the point any more.
-func (l *life) strikeAgain(ctx context.Context, st step, t trial) (told []string, err error) {
+// restartAndKillAgain starts what was killed, and kills it again where the trial says so. What is
+// left to do may not have the point any more.
+func (l *lifecycle) restartAndKillAgain(ctx context.Context, st step, t trial) (replies []string,
+	err error) {
 	if err := l.startAgain(ctx, st.watched, t.starting); err != nil || t.second == nil {
 		return nil, err
 	}
-	killed, what, err := l.strike(ctx, st, *t.second)
+	killed, what, err := l.killDuring(ctx, st, *t.second)
 	if err == nil && killed {
 		err = l.startAgain(ctx, st.watched, nil)
 	}
 	return []string{what}, err
 }
 
-// strike makes a step's call while its process is to be killed.
-func (l *life) strike(ctx context.Context, st step, at trace.Point) (killed bool, told string,
+// killDuring makes a step's call while its process is to be killed.
+func (l *lifecycle) killDuring(ctx context.Context, st step, at trace.Point) (killed bool,
+	replies string,
 	err error) {
-	report, failed, err := l.watched(st.watched, &at, func() error { return st.once(ctx) })
+	report, failed, err := l.watched(st.watched, &at, func() error { return st.callOnce(ctx) })
 	switch {
 	case err != nil:
 		return false, "", err
@@ -134,20 +138,20 @@ func (l *life) strike(ctx context.Context, st step, at trace.Point) (killed bool
 		return false, fmt.Sprintf("%s: %v (%d effects, and no kill)", st, failed,
 			len(report.Effects)), nil
 	}
-	told = fmt.Sprintf("%s: %v (this is the kill)", st, failed)
-	if st.watched != theRack {
+	replies = fmt.Sprintf("%s: %v (this is the kill)", st, failed)
+	if st.watched != rackProcess {
 		for _, tool := range report.Orphans {
 			if !mayOutlive(tool, at) {
-				return true, told, fmt.Errorf("%s went on working after its driver was killed", tool)
+				return true, replies, fmt.Errorf("%s went on working after its driver was killed", tool)
 			}
 		}
 	}
 	l.kill(st.watched)
-	return true, told, nil
+	return true, replies, nil
 }
 
 // startAgain starts what was killed; where the trial says so, it is killed once more meanwhile.
-func (l *life) startAgain(ctx context.Context, name string, at *trace.Point) error {
+func (l *lifecycle) startAgain(ctx context.Context, name string, at *trace.Point) error {
 	if at != nil {
 		report, err := l.startWatched(ctx, name, at)
 		if err != nil || !report.Killed {
@@ -160,29 +164,29 @@ func (l *life) startAgain(ctx context.Context, name string, at *trace.Point) err
 	return nil
 }
 
-// goOn is what the CO does after the kill.
-func (l *life) goOn(ctx context.Context, t trial) (told []string, err error) {
+// resume is what the orchestrator does after the kill.
+func (l *lifecycle) resume(ctx context.Context, t trial) (replies []string, err error) {
 	switch t.then {
 	case giveUp:
-		return walk(ctx, l.undo())
+		return runSteps(ctx, l.undo())
 	case elsewhere:
-		return l.moved(ctx)
+		return l.moveVolume(ctx)
 	}
 	st := l.steps[t.step]
-	told, err = st.repeat(ctx)
-	if err == nil && st.watched == theRack {
-		err = eventually(ctx, func() error { return l.consistent(ctx) })
+	replies, err = st.callUntilOK(ctx)
+	if err == nil && st.watched == rackProcess {
+		err = harness.Await(ctx, patience, func() error { return l.consistent(ctx) })
 	}
 	if err != nil {
-		return told, err
+		return replies, err
 	}
-	more, err := walk(ctx, l.steps[t.step+1:])
-	return append(told, more...), err
+	more, err := runSteps(ctx, l.steps[t.step+1:])
+	return append(replies, more...), err
 }
 
-// moved is a CO that takes the volume away from the node where it was staged, has it on the other
-// node, and then on the first one again.
-func (l *life) moved(ctx context.Context) (told []string, err error) {
+// moveVolume is an orchestrator that takes the volume away from the node where it was staged, has
+// it on the other node, and then on the first one again.
+func (l *lifecycle) moveVolume(ctx context.Context) (replies []string, err error) {
 	v := l.volumes[0]
 	steps := v.undo(driverA)
 	steps = append(steps, v.undo(driverB)...)
@@ -190,5 +194,5 @@ func (l *life) moved(ctx context.Context) (told []string, err error) {
 		steps = append(steps, v.up(node)...)
 		steps = append(steps, v.down(node)...)
 	}
-	return walk(ctx, append(steps, step{rpc: "DeleteVolume", call: v.delete}))
+	return runSteps(ctx, append(steps, step{rpc: "DeleteVolume", call: v.delete}))
 }

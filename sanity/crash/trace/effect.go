@@ -24,9 +24,9 @@ type Effect struct {
 	Target string `json:"target"`
 	// N counts the effects of the same program, call and target from 1.
 	N int `json:"n"`
-	// Failed says that the kernel refused, so that nothing happened.
+	// Failed reports whether the kernel refused, so that nothing happened.
 	Failed bool `json:"failed,omitempty"`
-	// Request says that it has an answer, and so the phase Sent.
+	// Request reports whether it has an answer, and so the phase Sent.
 	Request bool `json:"request,omitempty"`
 }
 
@@ -72,14 +72,14 @@ func (p Point) String() string {
 // Report is what a watched process did between Watch and Release.
 type Report struct {
 	Effects []Effect `json:"effects"`
-	// Killed says that the point was reached, and the process killed there.
+	// Killed reports whether the point was reached, and the process killed there.
 	Killed bool `json:"killed"`
-	// Paused says that the point was reached, and the process stood still there.
+	// Paused reports whether the point was reached, and the process stood still there.
 	Paused bool `json:"paused,omitempty"`
 	// Orphans are programs that went on when the process they worked for was dead.
 	Orphans []string `json:"orphans,omitempty"`
 	Error   string   `json:"error,omitempty"`
-	// Over says that nothing follows: the process is released, or dead.
+	// Over reports whether nothing follows: the process is released, or dead.
 	Over bool `json:"over,omitempty"`
 }
 

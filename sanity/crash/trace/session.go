@@ -29,14 +29,14 @@ type session struct {
 	counts   map[string]int
 	sockets  map[string]socketKind
 
-	// answered says that an RPC, or a request, has been answered.
+	// answered reports whether an RPC, or a request, has been answered.
 	answered bool
 	// answers is the descriptor at which the answer will be read after which to kill, else -1.
 	answers int
 	// held are threads that were stopped when the process was killed; they do not go on before it
 	// is dead.
 	held []int
-	// dead says that the process has ended; its tools may not have.
+	// dead reports whether the process has ended; its tools may not have.
 	dead bool
 	// paused tells the watcher that the process stands still; goOn then ends that.
 	paused  func() error
@@ -227,7 +227,7 @@ func (s *session) leave(tid int, pass unix.Signal) error {
 	return gone(err)
 }
 
-// dying says that a stopped thread has been killed already and will not go on.
+// dying reports whether a stopped thread has been killed already and will not go on.
 func dying(tid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/crash/trace"
 )
 
-// step is one call of a life. The CO repeats it until it succeeds.
+// step is one call of a lifecycle. The orchestrator repeats it until it succeeds.
 type step struct {
 	// rpc is what is called, and on which node.
 	rpc, on string
@@ -23,30 +23,30 @@ type step struct {
 
 func (st step) String() string { return strings.TrimSpace(st.rpc + " " + st.on) }
 
-// life is the life of a volume, and of those made from it.
-type life struct {
-	*site
+// lifecycle is all that happens to a volume, and to those made from it.
+type lifecycle struct {
+	*environment
 	kind      string
 	volumes   []*volume
 	snapshots []*snapshot
 	steps     []step
 	// effects are those of a call in which no point was reached.
 	effects []trace.Effect
-	// stopped says that instance a may be stopped.
+	// stopped reports whether instance a may be stopped.
 	stopped bool
 }
 
-// The kinds of lives. A plain one moves a volume from one node to another; a restored one is that
-// of a volume made from a snapshot, and larger than it; a shared one ends with a reader.
-var driverKinds = []string{
+// The kinds of lifecycles. A plain one moves a volume from one node to another; a restored one is
+// that of a volume made from a snapshot, and larger than it; a shared one ends with a reader.
+var driverLifecycles = []string{
 	"plain ext4", "plain xfs", "plain btrfs", "plain block",
 	"restored ext4", "restored xfs", "restored btrfs", "shared block", "shared ext4",
 }
 
-// begin prepares a life; its data come from the seed.
-func (s *site) begin(kind string, seed uint64) (*life, error) {
-	s.lives++
-	l := &life{site: s, kind: kind}
+// begin prepares a lifecycle; its data come from the seed.
+func (env *environment) begin(kind string, seed uint64) (*lifecycle, error) {
+	env.lifecycles++
+	l := &lifecycle{environment: env, kind: kind}
 	shape, access, _ := strings.Cut(kind, " ")
 	v, err := l.volume(access, gib, seed)
 	if err != nil {
@@ -65,17 +65,17 @@ func (s *site) begin(kind string, seed uint64) (*life, error) {
 	return l, err
 }
 
-func (l *life) volume(access string, size int64, seed uint64) (*volume, error) {
-	name := fmt.Sprintf("%s-%d-%d", l.name, l.lives, len(l.volumes))
+func (l *lifecycle) volume(access string, size int64, seed uint64) (*volume, error) {
+	name := fmt.Sprintf("%s-%d-%d", l.name, l.lifecycles, len(l.volumes))
 	v, err := l.newVolume(name, access, size, seed)
 	l.volumes = append(l.volumes, v)
 	return v, err
 }
 
-func (l *life) add(steps ...step) { l.steps = append(l.steps, steps...) }
+func (l *lifecycle) add(steps ...step) { l.steps = append(l.steps, steps...) }
 
 // plain is a volume on one node, then on the other.
-func (l *life) plain(v *volume) {
+func (l *lifecycle) plain(v *volume) {
 	l.add(step{rpc: "CreateVolume", watched: driverA, call: v.create})
 	for _, node := range []string{driverA, driverB} {
 		l.add(v.up(node)...)
@@ -96,8 +96,8 @@ func (v *volume) up(node string) []step {
 		{rpc: "NodeStageVolume", on: node, watched: node,
 			call: func(ctx context.Context) error { return v.stage(ctx, node) }},
 		{rpc: "NodePublishVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.show(ctx, node) },
-			then: func() error { return v.use(node) }},
+			call: func(ctx context.Context) error { return v.publish(ctx, node) },
+			then: func() error { return v.writeAndVerify(node) }},
 	}
 }
 
@@ -105,7 +105,7 @@ func (v *volume) up(node string) []step {
 func (v *volume) down(node string) []step {
 	return []step{
 		{rpc: "NodeUnpublishVolume", on: node, watched: node,
-			call: func(ctx context.Context) error { return v.hide(ctx, node) }},
+			call: func(ctx context.Context) error { return v.unpublish(ctx, node) }},
 		{rpc: "NodeUnstageVolume", on: node, watched: node,
 			call: func(ctx context.Context) error { return v.unstage(ctx, node) }},
 		{rpc: "ControllerUnpublishVolume", on: node, watched: driverA,
@@ -115,10 +115,10 @@ func (v *volume) down(node string) []step {
 
 // shared is a volume that is written on one node and then read only, which for a device is a switch
 // of its own.
-func (l *life) shared(v *volume) {
+func (l *lifecycle) shared(v *volume) {
 	l.add(step{rpc: "CreateVolume", call: v.create})
 	l.add(unwatched(append(v.up(driverA), v.down(driverA)...))...)
-	v.at[driverB].readOnly = true
+	v.at[driverB].ReadOnly = true
 	up, down := v.up(driverB), v.down(driverB)
 	l.add(unwatched(up[:2])...)
 	l.add(up[2])
@@ -138,13 +138,13 @@ func unwatched(steps []step) []step {
 }
 
 // restored is a volume that is in use while a snapshot of it is taken, and a larger one made from
-// that. Only what differs from a plain life has points.
-func (l *life) restored(v *volume) error {
+// that. Only what differs from a plain lifecycle has points.
+func (l *lifecycle) restored(v *volume) error {
 	copied, err := l.volume(v.access, 2*gib, v.seed)
 	if err != nil {
 		return err
 	}
-	sn := &snapshot{name: fmt.Sprintf("snapshot-%d", l.lives)}
+	sn := &snapshot{name: fmt.Sprintf("snapshot-%d", l.lifecycles)}
 	l.snapshots = append(l.snapshots, sn)
 	copied.source = sn
 	l.add(step{rpc: "CreateVolume", call: v.create})
@@ -165,18 +165,18 @@ func (l *life) restored(v *volume) error {
 	return nil
 }
 
-// undo are the steps of a CO that gives up: it takes back what it has asked for, whether it was
-// answered or not. What it does not know the id of it has to ask for once more.
-func (l *life) undo() []step {
+// undo are the steps of an orchestrator that gives up: it takes back what it has asked for, whether
+// it was answered or not. To learn an unknown id it repeats the create.
+func (l *lifecycle) undo() []step {
 	var steps []step
 	if l.stopped {
 		steps = append(steps, step{rpc: "InstanceStart", call: l.startInstance})
 	}
 	for _, v := range l.volumes {
-		if !v.asked {
+		if !v.requested {
 			continue
 		}
-		if v.id == "" {
+		if v.created == nil {
 			steps = append(steps, step{rpc: "CreateVolume", call: v.create})
 		}
 		for _, node := range []string{driverA, driverB} {
@@ -184,19 +184,19 @@ func (l *life) undo() []step {
 		}
 	}
 	for _, sn := range l.snapshots {
-		if sn.asked && sn.id == "" {
+		if sn.requested && sn.id == "" {
 			v := l.volumes[0]
 			steps = append(steps, step{rpc: "CreateSnapshot",
 				call: func(ctx context.Context) error { return v.snapshot(ctx, sn) }})
 		}
 	}
 	for _, v := range l.volumes {
-		if v.asked {
+		if v.requested {
 			steps = append(steps, step{rpc: "DeleteVolume", call: v.delete})
 		}
 	}
 	for _, sn := range l.snapshots {
-		if sn.asked {
+		if sn.requested {
 			steps = append(steps, step{rpc: "DeleteSnapshot",
 				call: func(ctx context.Context) error { return l.deleteSnapshot(ctx, sn) }})
 		}
@@ -208,7 +208,7 @@ func (l *life) undo() []step {
 func (v *volume) undo(node string) []step {
 	p, down := v.at[node], unwatched(v.down(node))
 	switch {
-	case p.shown.Load():
+	case p.published.Load():
 		return down
 	case p.staged.Load():
 		return down[1:]
