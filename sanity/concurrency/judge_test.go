@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // tally counts what was done and what was seen.
@@ -38,64 +40,64 @@ func (a answers) and(more answers) answers {
 // busy is what everybody has to be ready for: another call for the object, or the rack's own work.
 var busy = answers{codes.Aborted: {"OperationPending", "DiskBusy"}}
 
-// givenUp is what a caller sees who did not wait; the driver or the caller's own side may say it.
-var givenUp = answers{
+// abandoned is what a caller sees who did not wait; the driver or the caller's own side may say it.
+var abandoned = answers{
 	codes.DeadlineExceeded: {"DeadlineExceeded", "context deadline exceeded", "stream terminated"},
 	codes.Canceled:         {"Canceled", "context canceled", "stream terminated"},
 }
 
 func codeOf(err error) codes.Code { return status.Code(err) }
 
-// wrong notes what must not be.
-func (s *site) wrong(format string, args ...any) {
-	s.tally.wrong.Add(1)
-	s.t.Errorf(format, args...)
+// fail reports a failure and counts it.
+func (env *environment) fail(format string, args ...any) {
+	env.tally.wrong.Add(1)
+	env.t.Errorf(format, args...)
 }
 
 // judge counts an answer and holds it to those that are allowed. It says whether it is OK.
-func (s *site) judge(what string, err error, allowed answers) bool {
-	s.tally.calls.Add(1)
+func (env *environment) judge(what string, err error, allowed answers) bool {
+	env.tally.calls.Add(1)
 	code := codeOf(err)
 	switch code {
 	case codes.OK:
 		return true
 	case codes.Aborted:
-		s.tally.aborted.Add(1)
+		env.tally.aborted.Add(1)
 	case codes.Canceled, codes.DeadlineExceeded:
-		s.tally.abandoned.Add(1)
+		env.tally.abandoned.Add(1)
 	}
 	message := status.Convert(err).Message()
-	if passing(message) {
+	if transient(message) {
 		return false
 	}
 	if !slices.ContainsFunc(allowed[code], func(reason string) bool {
 		return strings.HasPrefix(message, reason)
 	}) {
-		s.wrong("%s may not answer this: %v", what, err)
+		env.fail("%s may not answer this: %v", what, err)
 	}
 	return false
 }
 
-// passing is an attach that the rack refused for what was over when the driver looked for the
+// transient is an attach that the rack refused for what was over when the driver looked for the
 // reason: it was taking a snapshot of the disk, or another instance still had it. The driver can
 // only quote the rack then.
-func passing(message string) bool {
+func transient(message string) bool {
 	return strings.HasPrefix(message, "InstanceMustBeStopped: ") &&
 		(strings.Contains(message, "invalid state maintenance") ||
 			strings.Contains(message, "attached to another instance"))
 }
 
 // converge repeats a call until it is OK; meanwhile it gets none but the allowed answers.
-func (s *site) converge(ctx context.Context, what string, allowed answers,
+func (env *environment) converge(ctx context.Context, what string, allowed answers,
 	call func(context.Context) error) {
-	err := await(ctx, func() error {
+	err := harness.Await(ctx, patience, func() error {
 		err := call(ctx)
-		if !s.judge(what, err, allowed) {
+		if !env.judge(what, err, allowed) {
 			return err
 		}
 		return nil
 	})
 	if err != nil {
-		s.wrong("%s does not converge: %v", what, err)
+		env.fail("%s does not converge: %v", what, err)
 	}
 }

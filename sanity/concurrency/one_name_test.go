@@ -10,35 +10,36 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// crowd is how many ask for one name at the same moment.
-const crowd = 50
+// nameCallers is how many callers create one name at the same time.
+const nameCallers = 50
 
-// weather is what the rack does while everybody asks for one name.
-type weather struct {
+// condition is how the rack behaves while all callers create one name.
+type condition struct {
 	name    string
 	fault   *adminapi.Fault
 	hold    string
 	restore bool
-	// whole lets everybody do the rest of the volume's life too; the long form always does. It also
-	// has the weathers that are rare.
+	// whole lets everybody do the rest of the lifecycle too; the long form always does. It also
+	// runs the rare conditions.
 	whole, rare bool
-	// allowed is what the weather may make of an answer, besides busy.
+	// allowed is what the condition may make of an answer, besides busy.
 	allowed answers
 }
 
 var unavailable = answers{codes.Unavailable: {"RackUnavailable"}}
 
-func (s *site) weathers(seed uint64) []weather {
+func (env *environment) conditions(seed uint64) []condition {
 	unlucky := func(operation string, f adminapi.Fault) *adminapi.Fault {
 		f.Operation, f.Probability, f.Seed = operation, 0.4, seed
 		return &f
 	}
 	throttled := &adminapi.Response{Status: 429, ErrorCode: "TooManyRequests", Message: "slow down"}
 	down := &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable", Message: "not now"}
-	return []weather{
+	return []condition{
 		{name: "fair", whole: true},
 		{name: "restored", restore: true},
 		{name: "slow", rare: true, hold: "300ms"},
@@ -64,83 +65,83 @@ func (s *site) weathers(seed uint64) []weather {
 	}
 }
 
-// oneName lets a crowd ask two controllers for one name, in every weather, and then do the rest of
-// a volume's life at once too.
-func (s *site) oneName(round int) {
-	ctx := s.t.Context()
-	origin := s.origin(ctx, round)
-	for _, w := range s.weathers(s.proof.Seed + uint64(round)) {
-		if w.rare && !s.proof.Long() || s.proof.Over() {
+// oneName lets a crowd of callers ask two controllers for one name, in every condition, and then do
+// the rest of the lifecycle at once too.
+func (env *environment) oneName(round int) {
+	ctx := env.t.Context()
+	origin := env.origin(ctx, round)
+	for _, cond := range env.conditions(env.proof.Seed + uint64(round)) {
+		if cond.rare && !env.proof.Long() || env.proof.Over() {
 			continue
 		}
-		name := fmt.Sprintf("one-%s-%d", w.name, round)
-		volume := s.createdByAll(ctx, name, w, origin.GetSnapshotId())
+		name := fmt.Sprintf("one-%s-%d", cond.name, round)
+		volume := env.createdByAll(ctx, name, cond, origin.GetSnapshotId())
 		if volume == nil {
 			continue
 		}
-		if w.whole || s.proof.Long() {
-			s.attachedByAll(ctx, volume)
-			s.snapshotByAll(ctx, volume, "snapshot-of-"+name)
-			s.deletedByAll(ctx, volume)
+		if cond.whole || env.proof.Long() {
+			env.attachedByAll(ctx, volume)
+			env.snapshotByAll(ctx, volume, "snapshot-of-"+name)
+			env.deletedByAll(ctx, volume)
 		} else {
-			s.deleted(ctx, volume.GetVolumeId())
+			env.deleted(ctx, volume.GetVolumeId())
 		}
-		if s.t.Failed() {
-			s.proof.Say("the weather was %s", w.name)
+		if env.t.Failed() {
+			env.proof.Say("the condition was %s", cond.name)
 			return
 		}
 	}
-	s.twoSizes(ctx, fmt.Sprintf("two-sizes-%d", round))
-	s.bornAndBuried(ctx, fmt.Sprintf("born-and-buried-%d", round))
-	s.manyClusters(ctx, fmt.Sprintf("many-clusters-%d", round))
-	s.snapshotDeleted(ctx, origin.GetSnapshotId())
-	s.deleted(ctx, origin.GetSourceVolumeId())
+	env.twoSizes(ctx, fmt.Sprintf("two-sizes-%d", round))
+	env.createAndDelete(ctx, fmt.Sprintf("born-and-buried-%d", round))
+	env.manyClusters(ctx, fmt.Sprintf("many-clusters-%d", round))
+	env.snapshotDeleted(ctx, origin.GetSnapshotId())
+	env.deleted(ctx, origin.GetSourceVolumeId())
 }
 
 // origin is a snapshot to restore.
-func (s *site) origin(ctx context.Context, round int) *csi.Snapshot {
-	s.t.Helper()
+func (env *environment) origin(ctx context.Context, round int) *csi.Snapshot {
+	env.t.Helper()
 	name := fmt.Sprintf("origin-%d", round)
-	volume, err := s.client(0).CreateVolume(ctx, createRequest(name, gib))
-	must(s.t, err)
-	snapshot, err := s.client(1).CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-		Name: name, SourceVolumeId: volume.GetVolume().GetVolumeId()})
-	must(s.t, err)
+	volume, err := env.controller(0).CreateVolume(ctx, harness.CreateRequest(name))
+	must(env.t, err)
+	snapshot, err := env.controller(1).CreateSnapshot(ctx,
+		harness.SnapshotRequest(name, volume.GetVolume().GetVolumeId()))
+	must(env.t, err)
 	return snapshot.GetSnapshot()
 }
 
-// createdByAll has one name created by a crowd at two controllers: each asks until it has an
-// answer, all have the same, and the rack has one disk.
-func (s *site) createdByAll(ctx context.Context, name string, w weather, origin string,
+// createdByAll has one name created by a crowd of callers at two controllers: each asks until it
+// has an answer, all have the same, and the rack has one disk.
+func (env *environment) createdByAll(ctx context.Context, name string, cond condition,
+	origin string,
 ) *csi.Volume {
-	s.setWeather(ctx, w)
-	req := createRequest(name, gib)
-	if w.restore {
-		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: origin}}}
+	env.setCondition(ctx, cond)
+	req := harness.CreateRequest(name)
+	if cond.restore {
+		harness.FromSnapshot(req, origin)
 	}
-	volumes := make([]*csi.Volume, crowd)
-	atOnce(crowd, func(caller int) {
-		s.converge(ctx, "CreateVolume "+name, busy.and(w.allowed), func(ctx context.Context) error {
-			s.tally.creates.Add(1)
-			answer, err := s.client(caller).CreateVolume(ctx, req)
+	volumes := make([]*csi.Volume, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "CreateVolume "+name, busy.and(cond.allowed), func(ctx context.Context) error {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller).CreateVolume(ctx, req)
 			volumes[caller] = answer.GetVolume()
 			return err
 		})
 	})
-	s.setFair(ctx)
-	s.oneDisk(ctx, name, ids(volumes, (*csi.Volume).GetVolumeId))
+	env.clearCondition(ctx)
+	env.expectOneDisk(ctx, name, ids(volumes, (*csi.Volume).GetVolumeId))
 	return volumes[0]
 }
 
-// oneDisk demands that one name got one id and is one disk.
-func (s *site) oneDisk(ctx context.Context, name string, ids []string) {
-	disks := s.disksOf(ctx, name)
-	s.tally.names.Add(1)
-	s.tally.disks.Add(int64(len(disks)))
-	s.tally.ids.Add(int64(len(ids)))
+// expectOneDisk demands that one name got one id and is one disk.
+func (env *environment) expectOneDisk(ctx context.Context, name string, ids []string) {
+	disks := env.disksOf(ctx, name)
+	env.tally.names.Add(1)
+	env.tally.disks.Add(int64(len(disks)))
+	env.tally.ids.Add(int64(len(ids)))
 	if len(disks) != 1 || len(ids) != 1 || disks[0].Id != ids[0] {
-		s.wrong("%s is the disks %v and has the ids %q", name, disks, ids)
+		env.fail("%s is the disks %v and has the ids %q", name, disks, ids)
 	}
 }
 
@@ -154,118 +155,119 @@ func ids[T any](all []T, id func(T) string) []string {
 	return slices.Compact(found)
 }
 
-func (s *site) setWeather(ctx context.Context, w weather) {
-	s.t.Helper()
-	if w.hold != "" {
-		must(s.t, s.rack.Admin.Switch(ctx, map[string]any{"create_hold": w.hold}))
+func (env *environment) setCondition(ctx context.Context, cond condition) {
+	env.t.Helper()
+	if cond.hold != "" {
+		must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": cond.hold}))
 	}
-	if w.fault != nil {
-		_, err := s.rack.Admin.AddFault(ctx, *w.fault)
-		must(s.t, err)
+	if cond.fault != nil {
+		_, err := env.Rack.Admin.AddFault(ctx, *cond.fault)
+		must(env.t, err)
 	}
 }
 
-func (s *site) setFair(ctx context.Context) {
-	s.t.Helper()
-	must(s.t, s.rack.Admin.ClearFaults(ctx))
-	must(s.t, s.rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
+func (env *environment) clearCondition(ctx context.Context) {
+	env.t.Helper()
+	must(env.t, env.Rack.Admin.ClearFaults(ctx))
+	must(env.t, env.Rack.Admin.Switch(ctx, map[string]any{"create_hold": "0s"}))
 }
 
-// attachedByAll has the volume attached to either instance by a crowd: one instance has it, and
-// only who asked for that one was told that it is attached. Then everybody takes it away.
-func (s *site) attachedByAll(ctx context.Context, volume *csi.Volume) {
-	told := make([]string, crowd)
-	atOnce(crowd, func(caller int) {
-		node := s.nodes[caller/2%2].instance.ID
-		s.tally.attaches.Add(1)
-		_, err := s.client(caller).ControllerPublishVolume(ctx, publishRequest(volume, node))
-		if s.judge("ControllerPublishVolume", err, attaching) {
-			told[caller] = node
+// attachedByAll has the volume attached to either instance by a crowd of callers: one instance has
+// it, and only the callers that asked for that one got an OK. Then all callers detach it.
+func (env *environment) attachedByAll(ctx context.Context, volume *csi.Volume) {
+	answered := make([]string, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		node := env.nodes[caller/2%2].instance.ID
+		env.tally.attaches.Add(1)
+		_, err := env.controller(caller).ControllerPublishVolume(ctx, harness.PublishRequest(volume,
+			node))
+		if env.judge("ControllerPublishVolume", err, attaching) {
+			answered[caller] = node
 		}
 	})
-	told = slices.DeleteFunc(told, func(node string) bool { return node == "" })
-	holders := ids(told, func(node string) string { return node })
-	if holder := s.holderOf(ctx, volume.GetVolumeId()); len(holders) != 1 || holders[0] != holder {
-		s.wrong("the instance %s has the disk, and %q were told so", holder, holders)
+	answered = slices.DeleteFunc(answered, func(node string) bool { return node == "" })
+	holders := ids(answered, func(node string) string { return node })
+	if holder := env.holderOf(ctx, volume.GetVolumeId()); len(holders) != 1 || holders[0] != holder {
+		env.fail("the instance %s has the disk, and callers got an OK for %q", holder, holders)
 	}
-	atOnce(crowd, func(caller int) {
-		s.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
-			_, err := s.client(caller).ControllerUnpublishVolume(ctx,
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "ControllerUnpublishVolume", busy, func(ctx context.Context) error {
+			_, err := env.controller(caller).ControllerUnpublishVolume(ctx,
 				&csi.ControllerUnpublishVolumeRequest{VolumeId: volume.GetVolumeId()})
 			return err
 		})
 	})
-	if holder := s.holderOf(ctx, volume.GetVolumeId()); holder != "" {
-		s.wrong("everybody was told that nobody has the disk, and %s has it", holder)
+	if holder := env.holderOf(ctx, volume.GetVolumeId()); holder != "" {
+		env.fail("all detaches succeeded, and %s has the disk", holder)
 	}
 }
 
-// snapshotByAll takes one snapshot by a crowd, and takes it away by one.
-func (s *site) snapshotByAll(ctx context.Context, volume *csi.Volume, name string) {
-	taken := make([]*csi.Snapshot, crowd)
-	atOnce(crowd, func(caller int) {
-		s.converge(ctx, "CreateSnapshot", busy, func(ctx context.Context) error {
-			s.tally.snapshots.Add(1)
-			answer, err := s.client(caller).CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-				Name: name, SourceVolumeId: volume.GetVolumeId()})
+// snapshotByAll takes one snapshot by a crowd of callers, and takes it away by one.
+func (env *environment) snapshotByAll(ctx context.Context, volume *csi.Volume, name string) {
+	taken := make([]*csi.Snapshot, nameCallers)
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "CreateSnapshot", busy, func(ctx context.Context) error {
+			env.tally.snapshots.Add(1)
+			answer, err := env.controller(caller).CreateSnapshot(ctx,
+				harness.SnapshotRequest(name, volume.GetVolumeId()))
 			taken[caller] = answer.GetSnapshot()
 			return err
 		})
 	})
-	told := ids(taken, (*csi.Snapshot).GetSnapshotId)
-	if listed := s.snapshotsNamed(ctx, name); len(told) != 1 ||
-		!slices.Equal(listed, told) {
-		s.wrong("the snapshot %s has the ids %q, and the rack has %q", name, told, listed)
+	answered := ids(taken, (*csi.Snapshot).GetSnapshotId)
+	if listed := env.snapshotsNamed(ctx, name); len(answered) != 1 ||
+		!slices.Equal(listed, answered) {
+		env.fail("the snapshot %s has the ids %q, and the rack has %q", name, answered, listed)
 	}
-	atOnce(crowd, func(caller int) {
-		s.converge(ctx, "DeleteSnapshot",
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "DeleteSnapshot",
 			busy.and(answers{codes.Aborted: {"SnapshotNotReady"}}),
 			func(ctx context.Context) error {
-				_, err := s.client(caller).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
-					SnapshotId: told[0]})
+				_, err := env.controller(caller).DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
+					SnapshotId: answered[0]})
 				return err
 			})
 	})
-	if left := s.snapshotsNamed(ctx, name); len(left) > 0 {
-		s.wrong("the deleted snapshot %s is there as %q", name, left)
+	if left := env.snapshotsNamed(ctx, name); len(left) > 0 {
+		env.fail("the deleted snapshot %s is there as %q", name, left)
 	}
 }
 
-// deletedByAll has the volume deleted by a crowd.
-func (s *site) deletedByAll(ctx context.Context, volume *csi.Volume) {
-	atOnce(crowd, func(caller int) {
-		s.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
-			s.tally.deletes.Add(1)
-			_, err := s.client(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+// deletedByAll has the volume deleted by a crowd of callers.
+func (env *environment) deletedByAll(ctx context.Context, volume *csi.Volume) {
+	atOnce(nameCallers, func(caller int) {
+		env.converge(ctx, "DeleteVolume", busy, func(ctx context.Context) error {
+			env.tally.deletes.Add(1)
+			_, err := env.controller(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
 				VolumeId: volume.GetVolumeId()})
 			return err
 		})
 	})
-	disks, err := s.rack.Client.DiskListAllPages(ctx,
-		oxide.DiskListParams{Project: oxide.NameOrId(s.rack.Project)})
+	disks, err := env.Rack.Client.DiskListAllPages(ctx,
+		oxide.DiskListParams{Project: oxide.NameOrId(env.Rack.Project)})
 	if err != nil || slices.ContainsFunc(disks, func(d oxide.Disk) bool {
 		return d.Id == volume.GetVolumeId()
 	}) {
-		s.wrong("everybody was told that the disk %s is gone, but the rack lists it, or: %v",
+		env.fail("all deletes of the disk %s succeeded, but the rack lists it, or: %v",
 			volume.GetVolumeId(), err)
 	}
 }
 
 // twoSizes has one name asked for in two sizes: one of them is made, and who asked for the other
-// one is told that the name is taken.
-func (s *site) twoSizes(ctx context.Context, name string) {
+// one gets ALREADY_EXISTS.
+func (env *environment) twoSizes(ctx context.Context, name string) {
 	taken := answers{codes.AlreadyExists: {"VolumeExists"}}
 	var mu sync.Mutex
-	told := map[int64][]string{}
-	atOnce(crowd, func(caller int) {
+	answered := map[int64][]string{}
+	atOnce(nameCallers, func(caller int) {
 		size := int64(1+caller/2%2) * gib
-		err := await(ctx, func() error {
-			s.tally.creates.Add(1)
-			answer, err := s.client(caller).CreateVolume(ctx, exactly(name, size))
-			if s.judge("CreateVolume in two sizes", err, busy.and(taken)) {
+		err := harness.Await(ctx, patience, func() error {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller).CreateVolume(ctx, exactly(name, size))
+			if env.judge("CreateVolume in two sizes", err, busy.and(taken)) {
 				mu.Lock()
 				defer mu.Unlock()
-				told[size] = append(told[size], answer.GetVolume().GetVolumeId())
+				answered[size] = append(answered[size], answer.GetVolume().GetVolumeId())
 			}
 			if codeOf(err) == codes.AlreadyExists {
 				return nil
@@ -273,43 +275,43 @@ func (s *site) twoSizes(ctx context.Context, name string) {
 			return err
 		})
 		if err != nil {
-			s.wrong("CreateVolume in two sizes does not converge: %v", err)
+			env.fail("CreateVolume in two sizes does not converge: %v", err)
 		}
 	})
-	if len(told) != 1 {
-		s.wrong("%s was made in %d sizes: %v", name, len(told), told)
+	if len(answered) != 1 {
+		env.fail("%s was made in %d sizes: %v", name, len(answered), answered)
 	}
-	for _, same := range told {
+	for _, same := range answered {
 		id := ids(same, func(id string) string { return id })
-		s.oneDisk(ctx, name, id)
-		s.deletedByAll(ctx, &csi.Volume{VolumeId: id[0]})
+		env.expectOneDisk(ctx, name, id)
+		env.deletedByAll(ctx, &csi.Volume{VolumeId: id[0]})
 	}
 }
 
-// bornAndBuried has one name created and deleted at the same time, over and over: at the end one
+// createAndDelete has one name created and deleted at the same time, over and over: at the end one
 // more create gives the one disk there is.
-func (s *site) bornAndBuried(ctx context.Context, name string) {
-	req := createRequest(name, gib)
-	atOnce(crowd, func(caller int) {
+func (env *environment) createAndDelete(ctx context.Context, name string) {
+	req := harness.CreateRequest(name)
+	atOnce(nameCallers, func(caller int) {
 		for turn := range 4 {
-			s.tally.creates.Add(1)
-			answer, err := s.client(caller+turn).CreateVolume(ctx, req)
-			if !s.judge("CreateVolume among deletes", err, busy) {
+			env.tally.creates.Add(1)
+			answer, err := env.controller(caller+turn).CreateVolume(ctx, req)
+			if !env.judge("CreateVolume among deletes", err, busy) {
 				continue
 			}
-			s.tally.deletes.Add(1)
-			_, err = s.client(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
+			env.tally.deletes.Add(1)
+			_, err = env.controller(caller).DeleteVolume(ctx, &csi.DeleteVolumeRequest{
 				VolumeId: answer.GetVolume().GetVolumeId()})
-			s.judge("DeleteVolume among creates", err, busy)
+			env.judge("DeleteVolume among creates", err, busy)
 		}
 	})
 	var volume *csi.Volume
-	s.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
-		s.tally.creates.Add(1)
-		answer, err := s.client(0).CreateVolume(ctx, req)
+	env.converge(ctx, "CreateVolume", busy, func(ctx context.Context) error {
+		env.tally.creates.Add(1)
+		answer, err := env.controller(0).CreateVolume(ctx, req)
 		volume = answer.GetVolume()
 		return err
 	})
-	s.oneDisk(ctx, name, []string{volume.GetVolumeId()})
-	s.deletedByAll(ctx, volume)
+	env.expectOneDisk(ctx, name, []string{volume.GetVolumeId()})
+	env.deletedByAll(ctx, volume)
 }

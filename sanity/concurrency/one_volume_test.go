@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // callers is how many there are at once.
@@ -18,108 +20,108 @@ var (
 )
 
 // oneVolume lets everybody at one volume of one node.
-func (s *site) oneVolume(round int) {
-	ctx := s.t.Context()
+func (env *environment) oneVolume(round int) {
+	ctx := env.t.Context()
 	kinds := []string{"ext4", "xfs", "btrfs"}
-	volume := s.created(ctx, createRequest(fmt.Sprint("everybodys-", round), gib))
-	node := s.nodes[round%len(s.nodes)]
-	p := s.newPlace(node, volume, s.attached(ctx, volume, node),
-		mounted(kinds[round%len(kinds)], manyWriters))
+	volume := env.created(ctx, harness.CreateRequest(fmt.Sprint("everybodys-", round)))
+	node := env.nodes[round%len(env.nodes)]
+	p := env.newPlacement(node, volume, env.attached(ctx, volume, node),
+		harness.InMode(manyWriters, harness.Mounted(kinds[round%len(kinds)])))
 
-	formats := s.formatted()
-	atOnce(callers, func(int) { s.converge(ctx, "NodeStageVolume", busy, p.stage) })
-	s.tally.formats.Add(int64(s.formatted() - formats))
-	s.tally.mounts.Add(int64(s.mountsAt(p.staging)))
+	formats := env.formatted()
+	atOnce(callers, func(int) { env.converge(ctx, "NodeStageVolume", busy, p.stage) })
+	env.tally.formats.Add(int64(env.formatted() - formats))
+	env.tally.mounts.Add(int64(env.mountsAt(p.Staging)))
 	p.expect("staged by all", 1, 0)
 	p.publishedByAll(ctx)
-	p.keep(volume.GetVolumeId())
+	p.write(volume.GetVolumeId())
 	filesystem := p.uuid()
 	p.unpublishedByAll(ctx)
-	p.contradicted(ctx)
+	p.unstageAndPublish(ctx)
 	p.tossed(ctx)
-	atOnce(callers, func(int) { s.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
+	atOnce(callers, func(int) { env.converge(ctx, "NodeUnstageVolume", busy, p.unstage) })
 	p.expect("unstaged by all", 0, 0)
 
-	p.settle(ctx)
-	p.holds(volume.GetVolumeId())
+	p.stageAndPublish(ctx)
+	p.verify(volume.GetVolumeId())
 	if again := p.uuid(); again != filesystem {
-		s.wrong("the filesystem was %s and is %s", filesystem, again)
+		env.fail("the filesystem was %s and is %s", filesystem, again)
 	}
-	p.leave(ctx, 1)
-	if n := s.formatted() - formats; n != 1 {
-		s.wrong("one volume was formatted %d times", n)
+	p.remove(ctx, 1)
+	if n := env.formatted() - formats; n != 1 {
+		env.fail("one volume was formatted %d times", n)
 	}
-	s.detached(ctx, volume.GetVolumeId())
-	s.deleted(ctx, volume.GetVolumeId())
+	env.detached(ctx, volume.GetVolumeId())
+	env.deleted(ctx, volume.GetVolumeId())
 }
 
 // publishedByAll shows the volume at one target for half of the callers, and at one of their own
 // for the others.
-func (p *place) publishedByAll(ctx context.Context) {
+func (p *placement) publishedByAll(ctx context.Context) {
 	atOnce(callers, func(caller int) {
-		p.s.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
+		p.env.converge(ctx, "NodePublishVolume", busy, func(ctx context.Context) error {
 			return p.publish(ctx, p.target(caller/2*(caller%2)))
 		})
 	})
 	for i := range callers / 2 {
-		if got := p.s.mountsAt(p.target(i)); got != 1 {
-			p.s.wrong("%d mounts at the target %s, want 1", got, p.target(i))
+		if got := p.env.mountsAt(p.target(i)); got != 1 {
+			p.env.fail("%d mounts at the target %s, want 1", got, p.target(i))
 		}
 	}
-	p.s.tally.mounts.Add(int64(p.s.mountsAt(p.target(0))))
+	p.env.tally.mounts.Add(int64(p.env.mountsAt(p.target(0))))
 }
 
-func (p *place) unpublishedByAll(ctx context.Context) {
+func (p *placement) unpublishedByAll(ctx context.Context) {
 	atOnce(callers, func(caller int) {
-		p.s.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
 			return p.unpublish(ctx, p.target(caller/2))
 		})
 	})
 	for i := range callers / 2 {
-		if got := p.s.mountsAt(p.target(i)); got != 0 {
-			p.s.wrong("%d mounts at the target %s after it was unpublished", got, p.target(i))
+		if got := p.env.mountsAt(p.target(i)); got != 0 {
+			p.env.fail("%d mounts at the target %s after it was unpublished", got, p.target(i))
 		}
 	}
 }
 
-// contradicted has half of the callers unstage the volume while the other half publish it: either
-// may come first, but then the others must not be told that theirs is done too.
-func (p *place) contradicted(ctx context.Context) {
+// unstageAndPublish has half of the callers unstage the volume while the other half publish it:
+// either may come first, but then the others must not succeed.
+func (p *placement) unstageAndPublish(ctx context.Context) {
 	for range 8 {
-		p.s.converge(ctx, "NodeStageVolume", busy, p.stage)
+		p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 		p.expect("before unstage and publish", 1, 0)
 		var unstaged, published atomic.Int64
 		atOnce(callers, func(caller int) {
 			if caller%2 == 0 {
-				if p.s.judge("NodeUnstageVolume", p.unstage(ctx), busy.and(stillUsed)) {
+				if p.env.judge("NodeUnstageVolume", p.unstage(ctx), busy.and(stillUsed)) {
 					unstaged.Add(1)
 				}
-			} else if p.s.judge("NodePublishVolume", p.publish(ctx, p.target(0)),
+			} else if p.env.judge("NodePublishVolume", p.publish(ctx, p.target(0)),
 				busy.and(notStaged)) {
 				published.Add(1)
 			}
 		})
 		switch {
 		case unstaged.Load() > 0 && published.Load() > 0:
-			p.s.wrong("%d callers were told that the volume is unstaged, and %d that it is "+
+			p.env.fail("%d callers unstaged the volume, and %d "+
 				"published", unstaged.Load(), published.Load())
 		case unstaged.Load() > 0:
 			p.expect("unstaged before it was published", 0, 0)
 		case published.Load() > 0:
 			p.expect("published before it was unstaged", 1, 1)
 		default:
-			p.s.wrong("of all the callers none came first")
+			p.env.fail("of all the callers none came first")
 		}
-		p.s.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+		p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
 			return p.unpublish(ctx, p.target(0))
 		})
 	}
-	p.s.converge(ctx, "NodeStageVolume", busy, p.stage)
+	p.env.converge(ctx, "NodeStageVolume", busy, p.stage)
 }
 
 // tossed has all four calls made at once: whatever came last, there is at most one mount at each
 // path, and none at the target without one at the staging path.
-func (p *place) tossed(ctx context.Context) {
+func (p *placement) tossed(ctx context.Context) {
 	allowed := busy.and(notStaged).and(stillUsed)
 	for range 8 {
 		atOnce(callers, func(caller int) {
@@ -128,14 +130,14 @@ func (p *place) tossed(ctx context.Context) {
 				func(ctx context.Context) error { return p.publish(ctx, p.target(0)) },
 				func(ctx context.Context) error { return p.unpublish(ctx, p.target(0)) },
 			}[caller%4]
-			p.s.judge("a node's call among others", call(ctx), allowed)
+			p.env.judge("a node's call among others", call(ctx), allowed)
 		})
-		staged, shown := p.s.mountsAt(p.staging), p.s.mountsAt(p.target(0))
+		staged, shown := p.env.mountsAt(p.Staging), p.env.mountsAt(p.target(0))
 		if staged > 1 || shown > staged {
-			p.s.wrong("%d mounts at the staging path and %d at the target", staged, shown)
+			p.env.fail("%d mounts at the staging path and %d at the target", staged, shown)
 		}
 	}
-	p.s.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+	p.env.converge(ctx, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
 		return p.unpublish(ctx, p.target(0))
 	})
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // What the calls may be answered besides OK while others are at the same volume.
@@ -26,122 +28,122 @@ var (
 )
 
 // call makes one call, which the caller now and then does not wait for.
-func (l *life) call(ctx context.Context, r *rand.Rand, what string, allowed answers,
+func (lc *lifecycle) call(ctx context.Context, r *rand.Rand, what string, allowed answers,
 	call func(context.Context) error) bool {
 	if r.IntN(8) == 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.IntN(20))*time.Millisecond)
 		defer cancel()
-		allowed = allowed.and(givenUp)
+		allowed = allowed.and(abandoned)
 	}
-	return l.s.judge(what, call(ctx), allowed)
+	return lc.env.judge(what, call(ctx), allowed)
 }
 
 // publishRequest asks for the volume as what it was created for.
-func (l *life) publishRequest(volume *csi.Volume, node string) *csi.ControllerPublishVolumeRequest {
-	req := publishRequest(volume, node)
-	req.VolumeCapability = l.capability
+func (lc *lifecycle) publishRequest(volume *csi.Volume,
+	node string) *csi.ControllerPublishVolumeRequest {
+	req := harness.PublishRequest(volume, node)
+	req.VolumeCapability = lc.capability
 	return req
 }
 
-// rackWhim is one call of a caller who is at the volume on the rack.
-func (l *life) rackWhim(ctx context.Context, r *rand.Rand) {
-	ctl := l.s.client(r.IntN(2))
-	volume, snapshot := l.told()
+// callController is one call of a caller who is at the volume on the rack.
+func (lc *lifecycle) callController(ctx context.Context, r *rand.Rand) {
+	ctl := lc.env.controller(r.IntN(2))
+	volume, snapshot := lc.current()
 	id := volume.GetVolumeId()
-	whim := r.IntN(10)
+	choice := r.IntN(10)
 	if volume == nil {
-		whim = 0
+		choice = 0
 	}
-	switch whim {
+	switch choice {
 	case 0, 1:
-		l.call(ctx, r, "CreateVolume", busy, func(ctx context.Context) error {
-			answer, err := ctl.CreateVolume(ctx, l.order())
+		lc.call(ctx, r, "CreateVolume", busy, func(ctx context.Context) error {
+			answer, err := ctl.CreateVolume(ctx, lc.createRequest())
 			if err == nil {
-				l.said(answer.GetVolume())
+				lc.setVolume(answer.GetVolume())
 			}
 			return err
 		})
 	case 2:
-		l.call(ctx, r, "DeleteVolume", deleting, func(ctx context.Context) error {
+		lc.call(ctx, r, "DeleteVolume", deleting, func(ctx context.Context) error {
 			_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 			return err
 		})
 	case 3, 4:
-		node := l.s.nodes[r.IntN(len(l.s.nodes))].instance.ID
-		l.call(ctx, r, "ControllerPublishVolume", attaching, func(ctx context.Context) error {
-			_, err := ctl.ControllerPublishVolume(ctx, l.publishRequest(volume, node))
+		node := lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID
+		lc.call(ctx, r, "ControllerPublishVolume", attaching, func(ctx context.Context) error {
+			_, err := ctl.ControllerPublishVolume(ctx, lc.publishRequest(volume, node))
 			return err
 		})
 	case 5:
 		// Nobody gives up a detach: one that the rack comes to late would take the disk from the
 		// node that has it then.
 		_, err := ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: id, NodeId: l.s.nodes[r.IntN(len(l.s.nodes))].instance.ID})
-		l.s.judge("ControllerUnpublishVolume", err, busy)
+			VolumeId: id, NodeId: lc.env.nodes[r.IntN(len(lc.env.nodes))].instance.ID})
+		lc.env.judge("ControllerUnpublishVolume", err, busy)
 	case 6, 7:
-		l.snapshotWhim(ctx, r, ctl, id, snapshot)
+		lc.callSnapshot(ctx, r, ctl, id, snapshot)
 	default:
-		l.look(ctx, r, ctl, volume)
+		lc.look(ctx, r, ctl, volume)
 	}
 }
 
-// snapshotWhim takes or deletes the life's snapshot, which has one name whatever it is of.
-func (l *life) snapshotWhim(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
+// callSnapshot takes or deletes the lifecycle's snapshot, which has one name whatever it is of.
+func (lc *lifecycle) callSnapshot(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
 	id, snapshot string) {
 	if snapshot == "" || r.IntN(2) == 0 {
-		l.call(ctx, r, "CreateSnapshot", snapshotting, func(ctx context.Context) error {
-			answer, err := ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-				Name: l.name, SourceVolumeId: id})
+		lc.call(ctx, r, "CreateSnapshot", snapshotting, func(ctx context.Context) error {
+			answer, err := ctl.CreateSnapshot(ctx, harness.SnapshotRequest(lc.name, id))
 			if err == nil {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				l.snapshot = answer.GetSnapshot().GetSnapshotId()
+				lc.mu.Lock()
+				defer lc.mu.Unlock()
+				lc.snapshot = answer.GetSnapshot().GetSnapshotId()
 			}
 			return err
 		})
 		return
 	}
-	l.call(ctx, r, "DeleteSnapshot", forgetting, func(ctx context.Context) error {
+	lc.call(ctx, r, "DeleteSnapshot", forgetting, func(ctx context.Context) error {
 		_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot})
 		return err
 	})
 }
 
 // look asks a question that changes nothing.
-func (l *life) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
+func (lc *lifecycle) look(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient,
 	volume *csi.Volume) {
 	switch r.IntN(4) {
 	case 0:
-		l.listed(ctx, r, ctl)
+		lc.listed(ctx, r, ctl)
 	case 1:
-		l.call(ctx, r, "ListSnapshots", nil, func(ctx context.Context) error {
+		lc.call(ctx, r, "ListSnapshots", nil, func(ctx context.Context) error {
 			_, err := ctl.ListSnapshots(ctx, &csi.ListSnapshotsRequest{
 				SourceVolumeId: volume.GetVolumeId()})
 			return err
 		})
 	case 2:
-		l.call(ctx, r, "ControllerGetVolume", looking, func(ctx context.Context) error {
+		lc.call(ctx, r, "ControllerGetVolume", looking, func(ctx context.Context) error {
 			_, err := ctl.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{
 				VolumeId: volume.GetVolumeId()})
 			return err
 		})
 	default:
-		l.call(ctx, r, "ValidateVolumeCapabilities", looking, func(ctx context.Context) error {
+		lc.call(ctx, r, "ValidateVolumeCapabilities", looking, func(ctx context.Context) error {
 			_, err := ctl.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 				VolumeId: volume.GetVolumeId(), VolumeContext: volume.GetVolumeContext(),
-				VolumeCapabilities: []*csi.VolumeCapability{l.capability}})
+				VolumeCapabilities: []*csi.VolumeCapability{lc.capability}})
 			return err
 		})
 	}
 }
 
 // listed walks through all pages; no volume may be on two of them, whatever comes and goes.
-func (l *life) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient) {
+func (lc *lifecycle) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClient) {
 	seen := map[string]bool{}
 	for token := ""; ; {
 		var answer *csi.ListVolumesResponse
-		ok := l.call(ctx, r, "ListVolumes", nil, func(ctx context.Context) (err error) {
+		ok := lc.call(ctx, r, "ListVolumes", nil, func(ctx context.Context) (err error) {
 			answer, err = ctl.ListVolumes(ctx, &csi.ListVolumesRequest{
 				MaxEntries: 4, StartingToken: token})
 			return err
@@ -149,7 +151,7 @@ func (l *life) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClien
 		for _, entry := range answer.GetEntries() {
 			id := entry.GetVolume().GetVolumeId()
 			if seen[id] {
-				l.s.wrong("ListVolumes shows %s on two pages", id)
+				lc.env.fail("ListVolumes shows %s on two pages", id)
 			}
 			seen[id] = true
 		}
@@ -159,27 +161,25 @@ func (l *life) listed(ctx context.Context, r *rand.Rand, ctl csi.ControllerClien
 	}
 }
 
-// nodeWhim is one call of a caller who is at the volume on its node.
-func (l *life) nodeWhim(ctx context.Context, r *rand.Rand, p *place) {
-	target := p.target(r.IntN(pods))
+// callNode is one call of a caller who is at the volume on its node.
+func (lc *lifecycle) callNode(ctx context.Context, r *rand.Rand, p *placement) {
+	target := p.target(r.IntN(targets))
 	switch r.IntN(9) {
 	case 0, 1:
-		l.call(ctx, r, "NodeStageVolume", busy, p.stage)
+		lc.call(ctx, r, "NodeStageVolume", busy, p.stage)
 	case 2:
-		l.call(ctx, r, "NodeUnstageVolume", unstaging, p.unstage)
+		lc.call(ctx, r, "NodeUnstageVolume", unstaging, p.unstage)
 	case 3, 4, 5:
-		l.call(ctx, r, "NodePublishVolume", publishing, func(ctx context.Context) error {
+		lc.call(ctx, r, "NodePublishVolume", publishing, func(ctx context.Context) error {
 			return p.publish(ctx, target)
 		})
 	case 6, 7:
-		l.call(ctx, r, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
+		lc.call(ctx, r, "NodeUnpublishVolume", busy, func(ctx context.Context) error {
 			return p.unpublish(ctx, target)
 		})
 	default:
-		l.call(ctx, r, "NodeGetVolumeStats", measuring, func(ctx context.Context) error {
-			_, err := p.node.Node().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
-				VolumeId: p.volume.GetVolumeId(), VolumePath: target,
-				StagingTargetPath: p.staging})
+		lc.call(ctx, r, "NodeGetVolumeStats", measuring, func(ctx context.Context) error {
+			_, err := p.at(target).Stats(ctx, p.node.Node())
 			return err
 		})
 	}

@@ -1,0 +1,138 @@
+package concurrency
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+// patience bounds what has to come true; no call takes nearly as long on a machine that is busy
+// with other things.
+const patience = 2 * time.Minute
+
+// environment is a rack with two controllers and a node in each of its two instances, all of them
+// built with the race detector when this binary is.
+type environment struct {
+	*harness.Environment
+	t     *testing.T
+	proof *proof.Proof
+	run   *harness.Run
+
+	controllers []*harness.Plugin
+	nodes       []*node
+	// formats is the file in which every mkfs leaves a line.
+	formats string
+	tally   tally
+}
+
+// node is the driver's node service in one instance.
+type node struct {
+	*harness.Plugin
+	instance harness.Instance
+	// dir is where the orchestrator's paths on this node lie.
+	dir string
+}
+
+// newEnvironment starts everything and takes the baseline when it idles.
+func newEnvironment(t *testing.T, p *proof.Proof) *environment {
+	t.Helper()
+	run := harness.RunFor(t)
+	env := &environment{t: t, proof: p, run: run, formats: filepath.Join(run.Dir, "formats")}
+	var err error
+	env.Environment, err = run.StartEnvironment(t.Context(), harness.RackOptions{})
+	must(t, err)
+	path := env.watchedTools()
+	for range 2 {
+		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeController})
+		must(t, err)
+		env.controllers = append(env.controllers, p)
+	}
+	for _, instance := range env.Rack.Instances {
+		p, err := env.StartPlugin(t.Context(), harness.PluginOptions{Mode: harness.ModeNode,
+			Instance: instance.Name, Env: map[string]string{"PATH": path}})
+		must(t, err)
+		env.nodes = append(env.nodes, &node{p, instance, filepath.Join(p.Dir, "kubelet")})
+	}
+	must(t, env.TakeBaseline(t.Context()))
+	return env
+}
+
+// watchedTools is a PATH on which every mkfs leaves a line before it does its work.
+func (env *environment) watchedTools() string {
+	env.t.Helper()
+	dir := filepath.Join(env.run.Dir, "tools")
+	must(env.t, os.Mkdir(dir, 0o755))
+	must(env.t, os.WriteFile(env.formats, nil, 0o644))
+	for _, tool := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
+		real, err := exec.LookPath(tool)
+		must(env.t, err)
+		script := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", tool, env.formats,
+			real)
+		must(env.t, os.WriteFile(filepath.Join(dir, tool), []byte(script), 0o755))
+	}
+	return dir + ":" + os.Getenv("PATH")
+}
+
+// formatted says how many filesystems have been made so far.
+func (env *environment) formatted() int {
+	env.t.Helper()
+	text, err := os.ReadFile(env.formats)
+	must(env.t, err)
+	return strings.Count(string(text), "\n")
+}
+
+// close demands that nothing is left of what was done, and that every process ends well: one in
+// which the race detector found something ends with status 66.
+func (env *environment) close() {
+	env.t.Helper()
+	if err := env.Balance(context.Background()); err != nil {
+		env.t.Errorf("the ledger does not balance: %v", err)
+		env.tally.leaked.Add(int64(strings.Count(err.Error(), "goroutine of")))
+	}
+	if err := env.Close(); err != nil {
+		env.t.Error(err)
+	}
+	for _, p := range env.Plugins {
+		env.tally.races.Add(races(env.t, p.LogFile))
+	}
+	env.tally.races.Add(races(env.t, env.Rack.LogFile()))
+}
+
+// races counts what the race detector wrote into a log.
+func races(t *testing.T, log string) int64 {
+	t.Helper()
+	text, err := os.ReadFile(log)
+	must(t, err)
+	return int64(strings.Count(string(text), "WARNING: DATA RACE"))
+}
+
+// must ends the test on an error. It is for the test's own goroutine.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// atOnce lets n callers go at the same moment and waits for all of them.
+func atOnce(n int, call func(caller int)) {
+	start := make(chan struct{})
+	var callers sync.WaitGroup
+	for i := range n {
+		callers.Go(func() {
+			<-start
+			call(i)
+		})
+	}
+	close(start)
+	callers.Wait()
+}
