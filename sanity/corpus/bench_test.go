@@ -19,7 +19,7 @@ type bench struct {
 	bases  *bases
 	// bin comes first in the driver's PATH. A trial may put a program there.
 	bin string
-	// evidence says that the disks of which something is wrong are to be kept; kept, that some are.
+	// evidence keeps the disks of which something is wrong; kept is set when there are some.
 	evidence, kept bool
 }
 

@@ -32,7 +32,7 @@
 // the guard must then come out wrong. A guard whose text is not in the source any more fails the
 // check, and so does one whose absence nothing notices. Where two guards stand one behind the
 // other, they are taken away together. Races that only a guard decides are won on purpose: a
-// program in the driver's PATH stops before it begins, and the world is changed meanwhile.
+// program in the driver's PATH stops before it begins, and something is changed meanwhile.
 //
 // # What it does not prove
 //

@@ -18,7 +18,7 @@ type kind struct {
 	// copies are the offsets of further superblocks on a disk of that size. Each has its mark in the
 	// first pageBytes there.
 	copies func(size int64) []int64
-	// unmountable says that this kernel need not know it.
+	// unmountable marks one that this kernel need not know.
 	unmountable bool
 }
 
@@ -130,7 +130,7 @@ func (k kind) of(t *trial) {
 	}
 }
 
-// volume says whether the driver mounts it: a volume can have this filesystem.
+// volume reports whether the driver mounts it: a volume can have this filesystem.
 func (k kind) volume() bool { return slices.Contains(ours, k.fs) && !k.unmountable }
 
 // filesystems are disks with one, and with what is left of one.
@@ -160,8 +160,8 @@ func (k kind) whole() []generator {
 			t.Want.Outcome = mounted
 		}}, generator{k.name + ", healthy, its size not told", func(t *trial) {
 			k.of(t)
-			t.Set = func(s *scene) error {
-				delete(s.Publish, "sizeBytes")
+			t.Set = func(f *fixture) error {
+				delete(f.Publish, "sizeBytes")
 				return nil
 			}
 			t.Want.Outcome = mounted
@@ -188,9 +188,9 @@ func (k kind) cut() []generator {
 		}},
 		{k.name + " whose end cannot be read", func(t *trial) {
 			k.of(t)
-			t.Set = func(s *scene) error {
-				s.image.cut(fsBytes - mib*(1+t.Rand.Int64N(1000)))
-				return s.image.err
+			t.Set = func(f *fixture) error {
+				f.image.cut(fsBytes - mib*(1+t.Rand.Int64N(1000)))
+				return f.image.err
 			}
 			t.Want = refuse(unreadable, notBlank)
 			t.Want.Names = []string{k.fs}

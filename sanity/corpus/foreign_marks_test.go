@@ -8,17 +8,17 @@ import (
 )
 
 // marksThen is a disk that has the marks of this volume's format, and then something else.
-func marksThen(name string, w want, set func(s *scene, mark []piece) error) generator {
+func marksThen(name string, w want, set func(f *fixture, mark []piece) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
 		t.Size += gib // so that all copies of labels have room
 		t.Want = w
-		t.Set = func(s *scene) error {
-			mark, err := s.learnMark()
+		t.Set = func(f *fixture) error {
+			mark, err := f.learnMark()
 			if err != nil {
 				return err
 			}
-			return set(s, mark)
+			return set(f, mark)
 		}
 	}}
 }
@@ -26,36 +26,36 @@ func marksThen(name string, w want, set func(s *scene, mark []piece) error) gene
 // foreignFormats are marks that are not this volume's, or not to be believed.
 func foreignFormats() []generator {
 	var all []generator
-	no := func(name string, set func(s *scene, mark []piece) error) {
+	no := func(name string, set func(f *fixture, mark []piece) error) {
 		all = append(all, marksThen("an unfinished format "+name, foreign("unfinished", "mark"), set))
 	}
-	no("of another volume", func(s *scene, _ []piece) error {
-		s.VolumeID = randomUUID(s.trial)
+	no("of another volume", func(f *fixture, _ []piece) error {
+		f.VolumeID = randomUUID(f.trial)
 		return nil
 	})
-	no("of another disk", func(s *scene, _ []piece) error {
-		s.DiskName = fmt.Sprintf("csi-%016x", s.Rand.Uint64())
-		s.Publish["diskName"] = s.DiskName
-		return s.bench.guest.tell(s.Device, "device/serial", s.DiskName+"\n")
+	no("of another disk", func(f *fixture, _ []piece) error {
+		f.DiskName = fmt.Sprintf("csi-%016x", f.Rand.Uint64())
+		f.Publish["diskName"] = f.DiskName
+		return f.bench.guest.setAttribute(f.Device, "device/serial", f.DiskName+"\n")
 	})
 	for i := range 4 {
 		no(fmt.Sprintf("whose marks are damaged %d", i+1),
-			func(s *scene, mark []piece) error {
+			func(f *fixture, mark []piece) error {
 				used := len(bytes.TrimRight(mark[0].bytes, "\x00"))
-				at := s.Rand.IntN(used)
+				at := f.Rand.IntN(used)
 				for n := range mark {
-					mark[n].bytes[at] ^= byte(1 << s.Rand.IntN(8))
+					mark[n].bytes[at] ^= byte(1 << f.Rand.IntN(8))
 				}
-				return s.pokeAll(mark)
+				return f.pokeAll(mark)
 			})
 	}
-	for _, f := range forgeries {
-		no("whose marks "+f.name,
-			func(s *scene, mark []piece) error {
+	for _, forgery := range forgeries {
+		no("whose marks "+forgery.name,
+			func(f *fixture, mark []piece) error {
 				for _, p := range mark {
-					f.forge(p.bytes)
+					forgery.forge(p.bytes)
 				}
-				return s.pokeAll(mark)
+				return f.pokeAll(mark)
 			})
 	}
 	return all
@@ -88,44 +88,44 @@ func sumUp(b []byte) {
 // takenFormats are own unfinished formats on disks that something has happened to since.
 func takenFormats() []generator {
 	var all []generator
-	no := func(name string, w want, set func(s *scene, mark []piece) error) {
+	no := func(name string, w want, set func(f *fixture, mark []piece) error) {
 		all = append(all, marksThen("an unfinished format "+name, w, set))
 	}
 	no("on a disk where Ceph has put a label", foreign("ceph"),
-		func(s *scene, _ []piece) error {
+		func(f *fixture, _ []piece) error {
 			// The copy that only the driver knows: blkid looks at the first alone.
-			return s.poke(gib, []byte("bluestore block device\n")...)
+			return f.poke(gib, []byte("bluestore block device\n")...)
 		})
 	no("on a disk on which blkid finds something", foreign("somebodys_volume"),
-		func(s *scene, _ []piece) error {
-			_, err := s.wrap("blkid", "echo TYPE=somebodys_volume")
-			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
+		func(f *fixture, _ []piece) error {
+			_, err := f.wrap("blkid", "echo TYPE=somebodys_volume")
+			return errors.Join(err, f.poke(8*kib, []byte("what only blkid understands")...))
 		})
 	no("on a disk on which blkid finds a table", foreign("sometable"),
-		func(s *scene, _ []piece) error {
-			_, err := s.wrap("blkid", "echo PTTYPE=sometable")
-			return errors.Join(err, s.poke(8*kib, []byte("what only blkid understands")...))
+		func(f *fixture, _ []piece) error {
+			_, err := f.wrap("blkid", "echo PTTYPE=sometable")
+			return errors.Join(err, f.poke(8*kib, []byte("what only blkid understands")...))
 		})
 	no("on a disk that is read-only now", refuse(readOnly),
-		func(s *scene, _ []piece) error { return s.replaceLoop(true) })
+		func(f *fixture, _ []piece) error { return f.replaceLoop(true) })
 	no("on a disk that somebody has", refuse(held),
-		func(s *scene, _ []piece) error { return s.hold() })
+		func(f *fixture, _ []piece) error { return f.hold() })
 	no("whose volume's size nobody tells", refuse(sizeMissing),
-		func(s *scene, _ []piece) error {
-			delete(s.Publish, "sizeBytes")
+		func(f *fixture, _ []piece) error {
+			delete(f.Publish, "sizeBytes")
 			return nil
 		})
-	no("under a LUKS header", foreign("luks"), func(s *scene, _ []piece) error {
-		return s.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
+	no("under a LUKS header", foreign("luks"), func(f *fixture, _ []piece) error {
+		return f.poke(0, []byte("LUKS\xba\xbe\x00\x02")...)
 	})
-	no("under a GPT", foreign("gpt"), func(s *scene, _ []piece) error {
-		s.image.gpt(512, true, true, true)
-		return s.image.err
+	no("under a GPT", foreign("gpt"), func(f *fixture, _ []piece) error {
+		f.image.gpt(512, true, true, true)
+		return f.image.err
 	})
 	no("that cannot be read to its end", refuse(unreadable),
-		func(s *scene, _ []piece) error {
-			s.image.cut(s.image.Size - mib)
-			return s.image.err
+		func(f *fixture, _ []piece) error {
+			f.image.cut(f.image.Size - mib)
+			return f.image.err
 		})
 	return all
 }

@@ -56,15 +56,15 @@ func (g guest) plug(name, diskName string, loop loopdev.Device) error {
 		return fmt.Errorf("show %s to the guest: %w", name, err)
 	}
 	return errors.Join(
-		g.tell(name, "dev", fmt.Sprintf("%d:%d\n", loop.Major, loop.Minor)),
-		g.tell(name, "size", fmt.Sprintf("%d\n", loop.SizeBytes/512)),
-		g.tell(name, "diskseq", fmt.Sprintf("%d\n", loop.Sequence)),
-		g.tell(name, "queue/logical_block_size", fmt.Sprintf("%d\n", loop.BlockSize)),
-		g.tell(name, "device/serial", string(serial)+"\n"))
+		g.setAttribute(name, "dev", fmt.Sprintf("%d:%d\n", loop.Major, loop.Minor)),
+		g.setAttribute(name, "size", fmt.Sprintf("%d\n", loop.SizeBytes/512)),
+		g.setAttribute(name, "diskseq", fmt.Sprintf("%d\n", loop.Sequence)),
+		g.setAttribute(name, "queue/logical_block_size", fmt.Sprintf("%d\n", loop.BlockSize)),
+		g.setAttribute(name, "device/serial", string(serial)+"\n"))
 }
 
-// tell lets the guest's sysfs say something of a disk, true or not.
-func (g guest) tell(name, attribute, value string) error {
+// setAttribute sets an attribute of a disk in the guest's sysfs, true or not.
+func (g guest) setAttribute(name, attribute, value string) error {
 	path := g.sys("block/" + name + "/" + attribute)
 	if err := os.RemoveAll(path); err != nil {
 		return err

@@ -52,16 +52,16 @@ func grown() []generator {
 		}}, generator{"an own format on a disk " + h.name, func(t *trial) {
 			h.of(t)
 			t.FS = ours[t.Rand.IntN(len(ours))]
-			t.Set = (*scene).someOfIt
+			t.Set = (*fixture).someOfIt
 			t.Want.Outcome = formatted
-			t.Check = (*scene).markGone
+			t.Check = (*fixture).markGone
 		}}, generator{"data anywhere, under an own mark, on a disk " + h.name, func(t *trial) {
 			h.of(t)
 			b := randomBytes(t.Rand, 512)
 			at := t.Rand.Int64N(t.Size/512) * 512
-			t.Set = func(s *scene) error {
-				err := s.cutOff(`"$real" "$@"; exit 1`)
-				return errors.Join(err, s.poke(at, b...))
+			t.Set = func(f *fixture) error {
+				err := f.cutOff(`"$real" "$@"; exit 1`)
+				return errors.Join(err, f.poke(at, b...))
 			}
 			t.Want = foreign()
 		}})
@@ -86,32 +86,32 @@ func (t *trial) anywhere(n int64) {
 func uses() []generator {
 	locked := refuse("DeviceLocked")
 	locked.Code = "Aborted"
-	writing := func(s *scene) error {
-		f, err := os.OpenFile(s.loop.Path, os.O_RDWR, 0)
+	writing := func(f *fixture) error {
+		device, err := os.OpenFile(f.loop.Path, os.O_RDWR, 0)
 		if err == nil {
-			s.atEnd(f.Close)
+			f.atEnd(device.Close)
 		}
 		return err
 	}
-	blocks := func(s *scene) error {
-		s.Publish["blockSize"] = fmt.Sprint(s.BlockSize * 8)
+	blocks := func(f *fixture) error {
+		f.Publish["blockSize"] = fmt.Sprint(f.BlockSize * 8)
 		return nil
 	}
 	return []generator{
 		situation("a blank disk that a program has open for writing", refuse(held), writing),
 		onHealthy("a healthy disk that a program has open for writing", refuse(held), writing),
-		situation("a blank disk that another driver works on", locked, (*scene).lock),
-		onHealthy("a healthy disk that another driver works on", locked, (*scene).lock),
+		situation("a blank disk that another driver works on", locked, (*fixture).lock),
+		onHealthy("a healthy disk that another driver works on", locked, (*fixture).lock),
 		situation("a blank disk with blocks of another size", refuse("DeviceDiffers"), blocks),
 		onHealthy("a healthy disk with blocks of another size", refuse("DeviceDiffers"), blocks),
-		situation("a blank disk for raw use", refuse("UseDiffers"), func(s *scene) error {
-			s.Publish["use"] = "block"
+		situation("a blank disk for raw use", refuse("UseDiffers"), func(f *fixture) error {
+			f.Publish["use"] = "block"
 			return nil
 		}),
 		{"boot code over an own format", func(t *trial) {
-			t.Set = func(s *scene) error {
-				err := s.cutOff(`"$real" "$@"; exit 1`)
-				return errors.Join(err, s.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
+			t.Set = func(f *fixture) error {
+				err := f.cutOff(`"$real" "$@"; exit 1`)
+				return errors.Join(err, f.poke(0, slices.Repeat([]byte{0xEB}, 440)...))
 			}
 			t.Want = foreign()
 		}},
@@ -119,11 +119,11 @@ func uses() []generator {
 }
 
 // lock locks the disk as a driver does that is at work on it.
-func (s *scene) lock() error {
-	f, err := os.Open(s.bench.guest.node(s.Device))
+func (f *fixture) lock() error {
+	device, err := os.Open(f.bench.guest.node(f.Device))
 	if err != nil {
 		return err
 	}
-	s.atEnd(f.Close)
-	return unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	f.atEnd(device.Close)
+	return unix.Flock(int(device.Fd()), unix.LOCK_EX)
 }

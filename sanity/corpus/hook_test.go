@@ -11,24 +11,24 @@ import (
 )
 
 // wrap puts a shell script in the place of a program that the driver runs; "$real" in it is the
-// program. It is gone at the end of the scene, or when the returned function is called.
-func (s *scene) wrap(program, script string) (unwrap func() error, err error) {
+// program. It is gone at the end of the fixture, or when the returned function is called.
+func (f *fixture) wrap(program, script string) (unwrap func() error, err error) {
 	real, err := exec.LookPath(program)
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(s.bench.bin, program)
+	path := filepath.Join(f.bench.bin, program)
 	text := fmt.Sprintf("#!/bin/sh\nreal='%s'\n%s\n", real, script)
 	unwrap = func() error { return os.RemoveAll(path) }
-	s.atEnd(unwrap)
+	f.atEnd(unwrap)
 	return unwrap, os.WriteFile(path, []byte(text), 0o755)
 }
 
 // hook lets something happen when the driver starts the program for the first time, and before the
 // program does anything: the race that a driver can lose, won on purpose. What it leads to is told
 // by the answer; that it happened at all is checked.
-func (s *scene) hook(program string, do func() error) error {
-	ask, answer := filepath.Join(s.dir, program+".ask"), filepath.Join(s.dir, program+".answer")
+func (f *fixture) hook(program string, do func() error) error {
+	ask, answer := filepath.Join(f.dir, program+".ask"), filepath.Join(f.dir, program+".answer")
 	if err := errors.Join(unix.Mkfifo(ask, 0o600), unix.Mkfifo(answer, 0o600)); err != nil {
 		return err
 	}
@@ -53,8 +53,8 @@ func (s *scene) hook(program string, do func() error) error {
 			}
 		}
 	}()
-	s.atEnd(func() error { return errors.Join(questions.Close(), answers.Close()) })
-	s.happened = func() error {
+	f.atEnd(func() error { return errors.Join(questions.Close(), answers.Close()) })
+	f.happened = func() error {
 		select {
 		case err := <-happened:
 			return err
@@ -62,7 +62,7 @@ func (s *scene) hook(program string, do func() error) error {
 			return fmt.Errorf("the driver did not run %s, so what was to happen then did not", program)
 		}
 	}
-	_, err := s.wrap(program, fmt.Sprintf(
+	_, err := f.wrap(program, fmt.Sprintf(
 		"printf . >'%s'\nhead -c 1 <'%s' >/dev/null\nexec \"$real\" \"$@\"", ask, answer))
 	return err
 }

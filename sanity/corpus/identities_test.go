@@ -18,28 +18,28 @@ func (im *image) uuid(fs string) (string, error) {
 }
 
 // expect lets the controller tell the UUID of the volume's filesystem.
-func (s *scene) expect(uuid string) error {
-	s.Publish["filesystemUUID"] = uuid
+func (f *fixture) expect(uuid string) error {
+	f.Publish["filesystemUUID"] = uuid
 	return nil
 }
 
 // expectFound makes the filesystem on the disk the volume's own.
-func (s *scene) expectFound() error {
-	uuid, err := s.image.uuid(s.FS)
-	return errors.Join(err, s.expect(uuid))
+func (f *fixture) expectFound() error {
+	uuid, err := f.image.uuid(f.FS)
+	return errors.Join(err, f.expect(uuid))
 }
 
 // expectOther makes it somebody else's.
-func (s *scene) expectOther() error { return s.expect(randomUUID(s.trial)) }
+func (f *fixture) expectOther() error { return f.expect(randomUUID(f.trial)) }
 
 // hasExpected demands that the filesystem has got the UUID that was expected.
-func (s *scene) hasExpected() error {
-	if err := s.loop.Sync(); err != nil {
+func (f *fixture) hasExpected() error {
+	if err := f.loop.Sync(); err != nil {
 		return err
 	}
-	got, err := s.image.uuid(s.FS)
-	if err == nil && got != s.Publish["filesystemUUID"] {
-		err = fmt.Errorf("the filesystem has the UUID %s, not %s", got, s.Publish["filesystemUUID"])
+	got, err := f.image.uuid(f.FS)
+	if err == nil && got != f.Publish["filesystemUUID"] {
+		err = fmt.Errorf("the filesystem has the UUID %s, not %s", got, f.Publish["filesystemUUID"])
 	}
 	return err
 }
@@ -51,24 +51,24 @@ func identities() []generator {
 	for _, fs := range ours {
 		all = append(all, generator{fs + " of another volume", func(t *trial) {
 			kindOf(fs).of(t)
-			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}}, generator{fs + " of another volume, on a larger disk", func(t *trial) {
 			kindOf(fs).of(t)
 			t.Size += gib
-			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}}, generator{fs + " of this volume", func(t *trial) {
 			kindOf(fs).of(t)
-			t.Set, t.Want.Outcome = (*scene).expectFound, mounted
+			t.Set, t.Want.Outcome = (*fixture).expectFound, mounted
 		}}, generator{"blank for " + fs + " of a UUID", func(t *trial) {
 			t.FS = fs
-			t.Set, t.Want.Outcome, t.Check = (*scene).expectOther, formatted, (*scene).hasExpected
+			t.Set, t.Want.Outcome, t.Check = (*fixture).expectOther, formatted, (*fixture).hasExpected
 		}}, generator{"an own format for " + fs + " that had ended, and then another UUID is wanted",
 			func(t *trial) {
 				t.FS = fs
-				t.Set = func(s *scene) error {
-					return errors.Join(s.cutOff(`"$real" "$@"; exit 1`), s.expectOther())
+				t.Set = func(f *fixture) error {
+					return errors.Join(f.cutOff(`"$real" "$@"; exit 1`), f.expectOther())
 				}
-				t.Want.Outcome, t.Check = formatted, (*scene).hasExpected
+				t.Want.Outcome, t.Check = formatted, (*fixture).hasExpected
 			}})
 	}
 	return slices.Concat(all, unclean(), disputed())
@@ -83,12 +83,12 @@ func unclean() []generator {
 				im.filesystem(kindOf("ext4 without checksums"))
 				im.write(1024+0x3A, 2, 0) // its state: errors
 			}
-			t.Set, t.Want = (*scene).expectOther, refuse(wrongFilesystem)
+			t.Set, t.Want = (*fixture).expectOther, refuse(wrongFilesystem)
 		}},
 		{"a mkfs that makes another UUID", func(t *trial) {
-			t.Set = func(s *scene) error {
-				_, err := s.wrap("mke2fs", `exec "$real" "$@" -U random`)
-				return errors.Join(err, s.expectOther())
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("mke2fs", `exec "$real" "$@" -U random`)
+				return errors.Join(err, f.expectOther())
 			}
 			t.Want = refuse(wrongFilesystem)
 			t.Want.Begun = true
@@ -99,9 +99,9 @@ func unclean() []generator {
 				im.filesystem(kindOf(ext4))
 				im.write(1024+0x88, []byte("/not what was summed up")...)
 			}
-			t.Set = func(s *scene) error {
-				b := s.image.read(1024+0x68, 16)
-				return errors.Join(s.image.err, s.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
+			t.Set = func(f *fixture) error {
+				b := f.image.read(1024+0x68, 16)
+				return errors.Join(f.image.err, f.expect(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6],
 					b[6:8], b[8:10], b[10:])))
 			}
 			t.Want = foreign("ext4")
@@ -119,7 +119,7 @@ func disputed() []generator {
 				fill(im)
 			}
 			if own {
-				t.Set = (*scene).expectFound
+				t.Set = (*fixture).expectFound
 			}
 			t.Want = w
 		}}
@@ -156,6 +156,6 @@ func disputed() []generator {
 			im.filesystem(kindOf(ext4))
 			im.write(-512, gptHeader(uint64(im.Size/512-1), 1, uint64(im.Size/512), 2, gptArray())...)
 		}
-		t.Set, t.Want = (*scene).expectFound, foreign("gpt")
+		t.Set, t.Want = (*fixture).expectFound, foreign("gpt")
 	}})
 }

@@ -22,63 +22,63 @@ type verdict struct {
 	Answer  error
 	// Wrong says what should not have been; nil when all is well.
 	Wrong error
-	// Overwritten says that the disk was not blank and is not what it was.
+	// Overwritten is set when the disk was not blank and is not what it was.
 	Overwritten bool
 }
 
-// misdeed is what the driver did wrong while a trial was prepared.
-type misdeed string
+// setupViolation is what the driver did wrong while a trial was prepared.
+type setupViolation string
 
-func (m misdeed) Error() string { return string(m) }
+func (m setupViolation) Error() string { return string(m) }
 
 // try runs a trial to its end. The error is about the trial itself: it could not be made.
 func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
-	s, err := b.newScene(ctx, t)
-	if s != nil {
+	f, err := b.newFixture(ctx, t)
+	if f != nil {
 		defer func() {
-			s.kept = b.evidence && (err != nil || v.Wrong != nil)
-			b.kept = b.kept || s.kept
-			if s.kept {
-				v.Wrong = errors.Join(v.Wrong, fmt.Errorf("see %s", s.dir))
+			f.keep = b.evidence && (err != nil || v.Wrong != nil)
+			b.kept = b.kept || f.keep
+			if f.keep {
+				v.Wrong = errors.Join(v.Wrong, fmt.Errorf("see %s", f.dir))
 			}
-			err = errors.Join(err, s.end())
+			err = errors.Join(err, f.end())
 		}()
 	}
-	if errors.As(err, new(misdeed)) {
+	if errors.As(err, new(setupViolation)) {
 		return verdict{Wrong: err}, nil
 	}
 	if err != nil {
 		return v, err
 	}
-	if err := s.loop.Sync(); err != nil {
+	if err := f.loop.Sync(); err != nil {
 		return v, err
 	}
-	before, err := digest(s.image.Path, t.KernelWrites)
+	before, err := digest(f.image.Path, t.KernelWrites)
 	if err != nil {
 		return v, err
 	}
-	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == s.image.blank() {
+	if slices.Equal(t.Want.Reasons, []string{notBlank}) && t.Set == nil && before == f.image.blank() {
 		return v, errors.New("the disk is to be refused for what it holds, and it is blank")
 	}
-	v.Answer = s.stage(ctx)
-	if s.happened != nil {
-		if err := s.happened(); err != nil {
+	v.Answer = f.stage(ctx)
+	if f.happened != nil {
+		if err := f.happened(); err != nil {
 			return v, fmt.Errorf("%w (%w)", err, v.Answer)
 		}
 	}
-	v.Outcome, v.Wrong = s.judge(before, v.Answer)
+	v.Outcome, v.Wrong = f.judge(before, v.Answer)
 	if v.Outcome == formatted {
 		v.Overwritten = t.Want.Outcome != formatted
 	}
-	if decoyErr := s.untouchedDecoy(); decoyErr != nil {
+	if decoyErr := f.untouchedDecoy(); decoyErr != nil {
 		v.Wrong = errors.Join(v.Wrong, decoyErr)
 		v.Overwritten = true
 	}
 	if t.Check != nil {
-		v.Wrong = errors.Join(v.Wrong, t.Check(s))
+		v.Wrong = errors.Join(v.Wrong, t.Check(f))
 	}
 	if v.Answer == nil {
-		if err := s.unstage(ctx); err != nil {
+		if err := f.unstage(ctx); err != nil {
 			v.Wrong = errors.Join(v.Wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
 		}
 	}
@@ -86,52 +86,52 @@ func (b *bench) try(ctx context.Context, t *trial) (v verdict, err error) {
 }
 
 // judge finds out what the call did, and compares it with what was wanted.
-func (s *scene) judge(before string, answer error) (outcome, error) {
-	if err := s.loop.Sync(); err != nil {
+func (f *fixture) judge(before string, answer error) (outcome, error) {
+	if err := f.loop.Sync(); err != nil {
 		return "", err
 	}
 	if answer != nil {
-		after, err := digest(s.image.Path, s.KernelWrites)
+		after, err := digest(f.image.Path, f.KernelWrites)
 		switch {
 		case err != nil:
 			return "", err
-		case after != before && !s.Want.Begun:
+		case after != before && !f.Want.Begun:
 			return formatted, fmt.Errorf("the disk was written (%s, now %s), and the answer is %w",
 				before, after, answer)
-		case s.Want.Outcome != refused:
-			return refused, fmt.Errorf("want it %s, got %w", s.Want.Outcome, answer)
+		case f.Want.Outcome != refused:
+			return refused, fmt.Errorf("want it %s, got %w", f.Want.Outcome, answer)
 		}
-		return refused, s.judgeRefusal(status.Convert(answer))
+		return refused, f.judgeRefusal(status.Convert(answer))
 	}
-	got, err := s.judgeMount()
-	if err == nil && got != s.Want.Outcome {
-		err = fmt.Errorf("want it %s, got it %s", s.Want.Outcome, got)
+	got, err := f.judgeMount()
+	if err == nil && got != f.Want.Outcome {
+		err = fmt.Errorf("want it %s, got it %s", f.Want.Outcome, got)
 	}
 	return got, err
 }
 
 // judgeMount looks at what the call has mounted. The payload tells an old filesystem from a new
 // one.
-func (s *scene) judgeMount() (outcome, error) {
-	m, err := s.staged()
+func (f *fixture) judgeMount() (outcome, error) {
+	m, err := f.staged()
 	switch {
 	case err != nil:
 		return "", err
 	case m == nil:
 		return "", errors.New("the answer was OK, and nothing is mounted")
-	case !shows(m, s.loop):
+	case !shows(m, f.loop):
 		return mounted, fmt.Errorf("%s (%d:%d) is mounted, another disk than %s", m.Source, m.Major,
-			m.Minor, s.loop.Path)
-	case m.FSType != s.FS:
-		return mounted, fmt.Errorf("a %s is mounted, not a %s", m.FSType, s.FS)
+			m.Minor, f.loop.Path)
+	case m.FSType != f.FS:
+		return mounted, fmt.Errorf("a %s is mounted, not a %s", m.FSType, f.FS)
 	}
-	names, err := entries(s.Staging)
+	names, err := entries(f.Staging)
 	if err != nil {
 		return "", err
 	}
 	if slices.Contains(names, payloadName) {
-		got, err := os.ReadFile(filepath.Join(s.Staging, payloadName))
-		if err == nil && !bytes.Equal(got, s.bench.bases.payload) {
+		got, err := os.ReadFile(filepath.Join(f.Staging, payloadName))
+		if err == nil && !bytes.Equal(got, f.bench.bases.payload) {
 			err = errors.New("the filesystem's file has other bytes than it had")
 		}
 		return mounted, err
@@ -139,7 +139,7 @@ func (s *scene) judgeMount() (outcome, error) {
 	if len(names) > 0 {
 		return formatted, fmt.Errorf("the new filesystem holds %q", names)
 	}
-	return formatted, os.WriteFile(filepath.Join(s.Staging, "new"), []byte("first words"), 0o600)
+	return formatted, os.WriteFile(filepath.Join(f.Staging, "new"), []byte("first words"), 0o600)
 }
 
 // entries lists a directory without what mkfs puts there.
@@ -155,8 +155,8 @@ func entries(dir string) ([]string, error) {
 }
 
 // judgeRefusal demands code, reason and evidence.
-func (s *scene) judgeRefusal(answer *status.Status) error {
-	w, message := s.Want, answer.Message()
+func (f *fixture) judgeRefusal(answer *status.Status) error {
+	w, message := f.Want, answer.Message()
 	code := codes.FailedPrecondition.String()
 	if w.Code != "" {
 		code = w.Code
@@ -179,7 +179,7 @@ func (s *scene) judgeRefusal(answer *status.Status) error {
 	named := slices.ContainsFunc(w.Names, func(name string) bool {
 		return strings.Contains(strings.ToLower(sentence), strings.ToLower(name))
 	})
-	place, err := s.judgePlaces(sentence)
+	place, err := f.judgePlaces(sentence)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %q", err, message)
@@ -192,17 +192,17 @@ func (s *scene) judgeRefusal(answer *status.Status) error {
 var place = regexp.MustCompile(`offset (\d+)`)
 
 // judgePlaces looks at the places that the evidence names: what it says of the disk must be true.
-func (s *scene) judgePlaces(sentence string) (named bool, err error) {
+func (f *fixture) judgePlaces(sentence string) (named bool, err error) {
 	for _, m := range place.FindAllStringSubmatch(sentence, -1) {
 		offset, err := strconv.ParseInt(m[1], 10, 64)
-		if err != nil || offset >= s.image.Size {
+		if err != nil || offset >= f.image.Size {
 			return false, fmt.Errorf("the evidence names offset %s of a disk of %d bytes", m[1],
-				s.image.Size)
+				f.image.Size)
 		}
 		at := offset &^ (512 - 1)
-		sector := s.image.read(at, min(512, s.image.Size-at))
-		if s.image.err != nil {
-			return false, s.image.err
+		sector := f.image.read(at, min(512, f.image.Size-at))
+		if f.image.err != nil {
+			return false, f.image.err
 		}
 		if bytes.Equal(sector, zeroPage[:len(sector)]) {
 			return false, fmt.Errorf("the evidence names offset %d, where all is zero", offset)
@@ -213,8 +213,8 @@ func (s *scene) judgePlaces(sentence string) (named bool, err error) {
 }
 
 // untouchedDecoy demands that the other disk is as it was: blank.
-func (s *scene) untouchedDecoy() error {
-	return eachData(s.decoy.Path, func(at int64, b []byte) error {
+func (f *fixture) untouchedDecoy() error {
+	return eachData(f.decoy.Path, func(at int64, b []byte) error {
 		if i := slices.IndexFunc(b, func(c byte) bool { return c != 0 }); i >= 0 {
 			return fmt.Errorf("another disk was written, at offset %d", at+int64(i))
 		}

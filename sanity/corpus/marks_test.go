@@ -27,49 +27,49 @@ func mkfs(fs string) string {
 
 // cutOff lets the driver begin a format whose mkfs comes to no good end: the script decides how far
 // it gets. What is then on the disk is an unfinished format of this volume.
-func (s *scene) cutOff(script string) error {
-	unwrap, err := s.wrap(mkfs(s.FS), script)
+func (f *fixture) cutOff(script string) error {
+	unwrap, err := f.wrap(mkfs(f.FS), script)
 	if err != nil {
 		return err
 	}
-	if err := s.stage(context.Background()); err == nil {
-		return misdeed("the driver took a mkfs that failed for a good one")
+	if err := f.stage(context.Background()); err == nil {
+		return setupViolation("the driver took a mkfs that failed for a good one")
 	}
-	return errors.Join(unwrap(), s.loop.Sync())
+	return errors.Join(unwrap(), f.loop.Sync())
 }
 
 // learnMark is the mark that the driver leaves on this disk when its mkfs does nothing: the disk
 // was blank, so whatever is not zero then is the mark.
-func (s *scene) learnMark() ([]piece, error) {
-	if err := s.cutOff("exit 1"); err != nil {
+func (f *fixture) learnMark() ([]piece, error) {
+	if err := f.cutOff("exit 1"); err != nil {
 		return nil, err
 	}
 	var pieces []piece
-	err := eachPage(s.image.Path, func(at int64, page []byte) error {
+	err := eachPage(f.image.Path, func(at int64, page []byte) error {
 		pieces = append(pieces, piece{at, bytes.Clone(page)})
 		return nil
 	})
 	if err == nil && len(pieces) == 0 {
-		err = misdeed("the driver left no mark on the disk before it ran mkfs")
+		err = setupViolation("the driver left no mark on the disk before it ran mkfs")
 	}
-	s.mark = pieces
+	f.mark = pieces
 	return pieces, err
 }
 
 // poke writes to the disk through its device, as a program on the node would.
-func (s *scene) poke(offset int64, b ...byte) error {
-	f, err := os.OpenFile(s.loop.Path, os.O_RDWR, 0)
+func (f *fixture) poke(offset int64, b ...byte) error {
+	device, err := os.OpenFile(f.loop.Path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(b, offset)
-	return errors.Join(err, f.Sync(), f.Close())
+	_, err = device.WriteAt(b, offset)
+	return errors.Join(err, device.Sync(), device.Close())
 }
 
-func (s *scene) pokeAll(pieces []piece) error {
+func (f *fixture) pokeAll(pieces []piece) error {
 	var errs []error
 	for _, p := range pieces {
-		errs = append(errs, s.poke(p.offset, p.bytes...))
+		errs = append(errs, f.poke(p.offset, p.bytes...))
 	}
 	return errors.Join(errs...)
 }
@@ -83,44 +83,44 @@ func formats() []generator {
 // ownFormats are formats of this volume that did not end: they are done again.
 func ownFormats() []generator {
 	var all []generator
-	again := func(name, fs string, set func(s *scene) error) {
+	again := func(name, fs string, set func(f *fixture) error) {
 		all = append(all, generator{name, func(t *trial) {
 			t.FS, t.Set = fs, set
 			t.Want.Outcome = formatted
-			t.Check = (*scene).markGone
+			t.Check = (*fixture).markGone
 		}})
 	}
 	for _, fs := range ours {
-		again("an own format for "+fs+" that had not begun", fs, func(s *scene) error {
-			_, err := s.learnMark()
+		again("an own format for "+fs+" that had not begun", fs, func(f *fixture) error {
+			_, err := f.learnMark()
 			return err
 		})
 		again("an own format for "+fs+" that had ended, but nobody said so", fs,
-			func(s *scene) error { return s.cutOff(`"$real" "$@"; exit 1`) })
+			func(f *fixture) error { return f.cutOff(`"$real" "$@"; exit 1`) })
 		for i := range 3 {
 			again(fmt.Sprintf("an own format for %s of which some is written %d", fs, i+1), fs,
-				(*scene).someOfIt)
+				(*fixture).someOfIt)
 		}
 	}
 	again("an own format for btrfs of which little but the superblock is written", btrfs,
-		(*scene).superblocksOfIt)
-	again("an own format for xfs whose log is not written", xfs, (*scene).logOfItLost)
-	again("an own format for ext4, which is to be xfs now", ext4, func(s *scene) error {
-		err := s.cutOff(`"$real" "$@"; exit 1`)
-		s.FS = xfs
+		(*fixture).superblocksOfIt)
+	again("an own format for xfs whose log is not written", xfs, (*fixture).logOfItLost)
+	again("an own format for ext4, which is to be xfs now", ext4, func(f *fixture) error {
+		err := f.cutOff(`"$real" "$@"; exit 1`)
+		f.FS = xfs
 		return err
 	})
-	again("an own format of which only one mark is whole", ext4, func(s *scene) error {
-		pieces, err := s.learnMark()
+	again("an own format of which only one mark is whole", ext4, func(f *fixture) error {
+		pieces, err := f.learnMark()
 		for _, p := range pieces[1:] {
-			err = errors.Join(err, s.poke(p.offset+8+s.Rand.Int64N(16), 0xFF))
+			err = errors.Join(err, f.poke(p.offset+8+f.Rand.Int64N(16), 0xFF))
 		}
 		return err
 	})
-	again("an own format of which only one mark is left", xfs, func(s *scene) error {
-		pieces, err := s.learnMark()
+	again("an own format of which only one mark is left", xfs, func(f *fixture) error {
+		pieces, err := f.learnMark()
 		for _, p := range pieces[:len(pieces)-1] {
-			err = errors.Join(err, s.poke(p.offset, make([]byte, len(p.bytes))...))
+			err = errors.Join(err, f.poke(p.offset, make([]byte, len(p.bytes))...))
 		}
 		return err
 	})
@@ -132,8 +132,8 @@ func oddPrograms() []generator {
 	used := []byte("a mkfs of tomorrow may write where the mark was")
 	return []generator{
 		{"a mkfs that fails at its end", func(t *trial) {
-			t.Set = func(s *scene) error {
-				_, err := s.wrap("mke2fs", `"$real" "$@"; exit 1`)
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("mke2fs", `"$real" "$@"; exit 1`)
 				return err
 			}
 			t.Want = refuse(toolFailed)
@@ -141,23 +141,23 @@ func oddPrograms() []generator {
 		}},
 		{"a mkfs that writes where a mark was", func(t *trial) {
 			var slot int64
-			t.Set = func(s *scene) error {
-				mark, err := s.learnMark()
+			t.Set = func(f *fixture) error {
+				mark, err := f.learnMark()
 				if err != nil {
 					return err
 				}
-				s.mark, slot = nil, mark[0].offset
-				file := filepath.Join(s.dir, "used")
-				_, err = s.wrap("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
+				f.mark, slot = nil, mark[0].offset
+				file := filepath.Join(f.dir, "used")
+				_, err = f.wrap("mke2fs", fmt.Sprintf(`"$real" "$@" && for disk; do :; done
 exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file, slot/4096))
 				return errors.Join(err, os.WriteFile(file, used, 0o600))
 			}
 			t.Want.Outcome = formatted
-			t.Check = func(s *scene) error {
-				if now := s.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
+			t.Check = func(f *fixture) error {
+				if now := f.image.read(slot, int64(len(used))); !bytes.Equal(now, used) {
 					return errors.New("the driver has erased what mkfs wrote, in place of its mark")
 				}
-				return s.image.err
+				return f.image.err
 			}
 		}},
 	}
@@ -168,67 +168,67 @@ exec dd if='%s' of="$disk" bs=4096 seek=%d conv=notrunc,fsync status=none`, file
 // the driver mounts a finished btrfs as it is when it is whole (see superblocksOfIt); and its
 // blocks are lost whole, each is one write: of the rest of one whose head is lost nobody can tell
 // whose it is.
-func (s *scene) someOfIt() error {
-	pieces, err := s.learnMark()
+func (f *fixture) someOfIt() error {
+	pieces, err := f.learnMark()
 	if err != nil {
 		return err
 	}
-	if err := s.cutOff(`"$real" "$@"; exit 1`); err != nil {
+	if err := f.cutOff(`"$real" "$@"; exit 1`); err != nil {
 		return err
 	}
-	lost, unit := s.Rand.IntN(100), int64(pageBytes)
-	if s.FS == btrfs {
+	lost, unit := f.Rand.IntN(100), int64(pageBytes)
+	if f.FS == btrfs {
 		unit = 16 * kib
 	}
 	last, gone := int64(-1), false
-	return eachPage(s.image.Path, func(at int64, page []byte) error {
+	return eachPage(f.image.Path, func(at int64, page []byte) error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
-		finished := s.FS == btrfs && at == 64*kib
+		finished := f.FS == btrfs && at == 64*kib
 		if at/unit != last {
-			last, gone = at/unit, s.Rand.IntN(100) < lost
+			last, gone = at/unit, f.Rand.IntN(100) < lost
 		}
 		if isMark || (!gone && !finished) {
 			return nil
 		}
-		return s.poke(at, make([]byte, len(page))...)
+		return f.poke(at, make([]byte, len(page))...)
 	})
 }
 
 // superblocksOfIt lets the format of a btrfs come to its end and takes back all but its
 // superblocks.
-func (s *scene) superblocksOfIt() error {
-	pieces, err := s.learnMark()
+func (f *fixture) superblocksOfIt() error {
+	pieces, err := f.learnMark()
 	if err != nil {
 		return err
 	}
-	if err := s.cutOff(`"$real" "$@"; exit 1`); err != nil {
+	if err := f.cutOff(`"$real" "$@"; exit 1`); err != nil {
 		return err
 	}
-	return eachPage(s.image.Path, func(at int64, page []byte) error {
+	return eachPage(f.image.Path, func(at int64, page []byte) error {
 		isMark := slices.ContainsFunc(pieces, func(p piece) bool { return p.offset == at })
 		if isMark || at == 64*kib || at == 64<<20 {
 			return nil
 		}
-		return s.poke(at, make([]byte, len(page))...)
+		return f.poke(at, make([]byte, len(page))...)
 	})
 }
 
 // logOfItLost lets the format of an xfs come to its end and takes back what it wrote to the log.
-func (s *scene) logOfItLost() error {
-	_, err := s.learnMark()
+func (f *fixture) logOfItLost() error {
+	_, err := f.learnMark()
 	if err == nil {
-		err = s.cutOff(`"$real" "$@"; exit 1`)
+		err = f.cutOff(`"$real" "$@"; exit 1`)
 	}
 	if err != nil {
 		return err
 	}
 	lost := 0
-	err = eachPage(s.image.Path, func(at int64, page []byte) error {
+	err = eachPage(f.image.Path, func(at int64, page []byte) error {
 		if !bytes.HasPrefix(page, []byte{0xFE, 0xED, 0xBA, 0xBE}) {
 			return nil
 		}
 		lost++
-		return s.poke(at, make([]byte, len(page))...)
+		return f.poke(at, make([]byte, len(page))...)
 	})
 	if err == nil && lost == 0 {
 		err = errors.New("there is no log to lose")
@@ -237,11 +237,11 @@ func (s *scene) logOfItLost() error {
 }
 
 // markGone demands that a finished format leaves no mark.
-func (s *scene) markGone() error {
-	for _, p := range s.mark {
-		now := s.image.read(p.offset, 16)
-		if s.image.err != nil {
-			return s.image.err
+func (f *fixture) markGone() error {
+	for _, p := range f.mark {
+		now := f.image.read(p.offset, 16)
+		if f.image.err != nil {
+			return f.image.err
 		}
 		if bytes.Equal(now, p.bytes[:16]) {
 			return fmt.Errorf("the mark at offset %d is still there", p.offset)
@@ -265,15 +265,15 @@ func growths() []generator {
 				func(t *trial) {
 					kindOf(fs).of(t)
 					t.Size += gib
-					t.Set = func(s *scene) error {
-						unwrap, err := s.wrap(script[0], script[1])
+					t.Set = func(f *fixture) error {
+						unwrap, err := f.wrap(script[0], script[1])
 						if err != nil {
 							return err
 						}
-						if err := s.stage(context.Background()); err == nil {
-							return misdeed("the driver took a growth that failed for a good one")
+						if err := f.stage(context.Background()); err == nil {
+							return setupViolation("the driver took a growth that failed for a good one")
 						}
-						return errors.Join(unwrap(), s.loop.Sync())
+						return errors.Join(unwrap(), f.loop.Sync())
 					}
 					t.Want.Outcome = mounted
 				}})
@@ -291,35 +291,35 @@ func copiedMarks() []generator {
 		all = append(all, generator{name,
 			func(t *trial) {
 				t.FS = fs
-				t.Set = func(s *scene) error {
-					mark, err := s.learnMark()
+				t.Set = func(f *fixture) error {
+					mark, err := f.learnMark()
 					if err != nil {
 						return err
 					}
-					return errors.Join(s.work(s.bench.bases.payload), s.pokeAll(mark))
+					return errors.Join(f.work(f.bench.bases.payload), f.pokeAll(mark))
 				}
 				t.Want.Outcome = mounted
 			}}, generator{"a filesystem of " + fs + " with the mark in a file", func(t *trial) {
 			t.FS = fs
-			t.Set = func(s *scene) error {
-				mark, err := s.learnMark()
+			t.Set = func(f *fixture) error {
+				mark, err := f.learnMark()
 				if err != nil {
 					return err
 				}
 				copies := bytes.Repeat(mark[0].bytes, 4096)
-				return s.work(s.bench.bases.payload, copies)
+				return f.work(f.bench.bases.payload, copies)
 			}
 			t.Want.Outcome = mounted
 		}}, generator{"a filesystem of " + fs + " with an image of another in a file", func(t *trial) {
 			t.FS = fs
-			t.Set = func(s *scene) error {
-				other := newImage(filepath.Join(s.dir, "other"), 8*mib)
+			t.Set = func(f *fixture) error {
+				other := newImage(filepath.Join(f.dir, "other"), 8*mib)
 				other.tool("mke2fs", "-q", "-t", ext4)
 				all := other.read(0, other.Size)
 				if other.err != nil {
 					return other.err
 				}
-				return s.work(s.bench.bases.payload, all)
+				return f.work(f.bench.bases.payload, all)
 			}
 			t.Want.Outcome = mounted
 		}})
@@ -328,14 +328,14 @@ func copiedMarks() []generator {
 }
 
 // work is a workload's day: the volume is staged, files are written, the volume is unstaged.
-func (s *scene) work(payload []byte, others ...[]byte) error {
-	if err := s.stage(context.Background()); err != nil {
+func (f *fixture) work(payload []byte, others ...[]byte) error {
+	if err := f.stage(context.Background()); err != nil {
 		return err
 	}
-	err := os.WriteFile(filepath.Join(s.Staging, payloadName), payload, 0o600)
+	err := os.WriteFile(filepath.Join(f.Staging, payloadName), payload, 0o600)
 	for i, b := range others {
-		err = errors.Join(err, os.WriteFile(filepath.Join(s.Staging, fmt.Sprint("other", i)), b,
+		err = errors.Join(err, os.WriteFile(filepath.Join(f.Staging, fmt.Sprint("other", i)), b,
 			0o600))
 	}
-	return errors.Join(err, s.unstage(context.Background()), s.loop.Sync())
+	return errors.Join(err, f.unstage(context.Background()), f.loop.Sync())
 }

@@ -46,7 +46,7 @@ func owners() []generator {
 			im.write(64*kib, from.read(64*kib, 4*kib)...)
 		}, "ext4", "btrfs"),
 		{"a disk that the kernel remembers as blank", func(t *trial) {
-			t.Set = (*scene).remembered
+			t.Set = (*fixture).remembered
 			t.Want = foreign("luks")
 		}},
 	}
@@ -56,30 +56,30 @@ func owners() []generator {
 func oddities() []generator {
 	return []generator{
 		{"a blank disk on which blkid finds something", func(t *trial) {
-			t.Set = func(s *scene) error {
-				_, err := s.wrap("blkid", "echo TYPE=somebodys_volume")
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("blkid", "echo TYPE=somebodys_volume")
 				return err
 			}
 			t.Want = foreign("somebodys_volume")
 		}},
 		{"a blank disk about which blkid is of two minds", func(t *trial) {
-			t.Set = func(s *scene) error {
-				_, err := s.wrap("blkid", "exit 8")
+			t.Set = func(f *fixture) error {
+				_, err := f.wrap("blkid", "exit 8")
 				return err
 			}
 			t.Want = foreign("several")
 		}},
 		{"a healthy disk with a hidden leg of multipath", func(t *trial) {
 			kindOf(ext4).of(t)
-			t.Set = func(s *scene) error {
-				return errors.Join(s.bench.guest.plug("nvme2c0n1", s.DiskName, s.loop),
-					os.Remove(s.bench.guest.node("nvme2c0n1")))
+			t.Set = func(f *fixture) error {
+				return errors.Join(f.bench.guest.plug("nvme2c0n1", f.DiskName, f.loop),
+					os.Remove(f.bench.guest.node("nvme2c0n1")))
 			}
 			t.Want.Outcome = mounted
 		}},
 		{"a blank disk that the rack calls read-only", func(t *trial) {
-			t.Set = func(s *scene) error {
-				s.Publish["readOnly"] = "true"
+			t.Set = func(f *fixture) error {
+				f.Publish["readOnly"] = "true"
 				return nil
 			}
 			t.Want = refuse(readOnly)

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 )
 
-// situations are blank or healthy disks in a world where they must not be used.
+// situations are blank or healthy disks in a situation in which they must not be used.
 func situations() []generator {
 	var all []generator
 	all = append(all, sizes()...)
@@ -25,7 +25,7 @@ func situations() []generator {
 }
 
 // situation is a blank disk that is refused.
-func situation(name string, w want, set func(s *scene) error) generator {
+func situation(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		t.FS = ours[t.Rand.IntN(len(ours))]
 		t.Set, t.Want = set, w
@@ -33,7 +33,7 @@ func situation(name string, w want, set func(s *scene) error) generator {
 }
 
 // onHealthy is the same with an ext4 that could be mounted.
-func onHealthy(name string, w want, set func(s *scene) error) generator {
+func onHealthy(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		kindOf(ext4).of(t)
 		t.Set, t.Want = set, w
@@ -41,7 +41,7 @@ func onHealthy(name string, w want, set func(s *scene) error) generator {
 }
 
 // onProbed is the same with an ext3, whose superblock has no checksum: blkid is asked about it.
-func onProbed(name string, w want, set func(s *scene) error) generator {
+func onProbed(name string, w want, set func(f *fixture) error) generator {
 	return generator{name, func(t *trial) {
 		kindOf(ext3).of(t)
 		t.Set, t.Want = set, w
@@ -50,35 +50,35 @@ func onProbed(name string, w want, set func(s *scene) error) generator {
 
 // sizes are disks that are not as large as somebody says.
 func sizes() []generator {
-	off := func(s *scene) int64 { return 512 * (1 + s.Rand.Int64N(4096)) }
-	publish := func(add func(s *scene) int64) func(s *scene) error {
-		return func(s *scene) error {
-			s.Publish["sizeBytes"] = fmt.Sprint(s.image.Size + add(s))
+	off := func(f *fixture) int64 { return 512 * (1 + f.Rand.Int64N(4096)) }
+	publish := func(add func(f *fixture) int64) func(f *fixture) error {
+		return func(f *fixture) error {
+			f.Publish["sizeBytes"] = fmt.Sprint(f.image.Size + add(f))
 			return nil
 		}
 	}
-	smaller := publish(func(s *scene) int64 { return -off(s) })
+	smaller := publish(func(f *fixture) int64 { return -off(f) })
 	larger := publish(off)
 	return []generator{
 		situation("a blank disk that is larger than its volume", refuse(wrongSize), smaller),
 		situation("a blank disk that is smaller than its volume", refuse(wrongSize), larger),
 		onHealthy("a healthy disk that is larger than its volume", refuse(wrongSize), smaller),
 		onHealthy("a healthy disk that is smaller than its volume", refuse(wrongSize), larger),
-		situation("a blank disk whose size nobody tells", refuse(sizeMissing), func(s *scene) error {
-			delete(s.Publish, "sizeBytes")
+		situation("a blank disk whose size nobody tells", refuse(sizeMissing), func(f *fixture) error {
+			delete(f.Publish, "sizeBytes")
 			return nil
 		}),
 		situation("a blank disk of which sysfs tells another size", refuse(wrongSize, changed),
-			func(s *scene) error {
-				size := s.image.Size - off(s)*8
-				s.Publish["sizeBytes"] = fmt.Sprint(size)
-				return s.bench.guest.tell(s.Device, "size", fmt.Sprintf("%d\n", size/512))
+			func(f *fixture) error {
+				size := f.image.Size - off(f)*8
+				f.Publish["sizeBytes"] = fmt.Sprint(size)
+				return f.bench.guest.setAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
 		onHealthy("a healthy disk of which sysfs tells another size", refuse(wrongSize, changed),
-			func(s *scene) error {
-				size := s.image.Size + off(s)
-				delete(s.Publish, "sizeBytes")
-				return s.bench.guest.tell(s.Device, "size", fmt.Sprintf("%d\n", size/512))
+			func(f *fixture) error {
+				size := f.image.Size + off(f)
+				delete(f.Publish, "sizeBytes")
+				return f.bench.guest.setAttribute(f.Device, "size", fmt.Sprintf("%d\n", size/512))
 			}),
 	}
 }
@@ -89,28 +89,28 @@ func holders() []generator {
 	aside := refuse(held)
 	aside.Says = []string{"/aside"} // where it is mounted
 	return []generator{
-		situation("a blank disk that a program has exclusively", refuse(held), (*scene).hold),
-		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*scene).hold),
-		onHealthy("a disk that is mounted elsewhere", aside, func(s *scene) error {
-			return s.mountAside(s.loop.Path, ext4)
+		situation("a blank disk that a program has exclusively", refuse(held), (*fixture).hold),
+		onHealthy("a healthy disk that a program has exclusively", refuse(held), (*fixture).hold),
+		onHealthy("a disk that is mounted elsewhere", aside, func(f *fixture) error {
+			return f.mountAside(f.loop.Path, ext4)
 		}),
 		onHealthy("a disk that is mounted in another mount namespace", refuse(held),
-			(*scene).mountOutOfSight),
-		situation("a blank disk that is read-only", refuse(readOnly), func(s *scene) error {
-			return s.replaceLoop(true)
+			(*fixture).mountOutOfSight),
+		situation("a blank disk that is read-only", refuse(readOnly), func(f *fixture) error {
+			return f.replaceLoop(true)
 		}),
-		onHealthy("a healthy disk that is read-only", refuse(readOnly), func(s *scene) error {
-			return s.replaceLoop(true)
+		onHealthy("a healthy disk that is read-only", refuse(readOnly), func(f *fixture) error {
+			return f.replaceLoop(true)
 		}),
 		onHealthy("a healthy disk that somebody has switched read-only", refuse(readOnly),
-			func(s *scene) error { return runTool("blockdev", "--setro", s.loop.Path) }),
+			func(f *fixture) error { return runTool("blockdev", "--setro", f.loop.Path) }),
 		{"a swap that is in use", func(t *trial) {
 			t.Fill = func(im *image) { im.tool("mkswap", "--quiet") }
 			// Behind its head lie pages of whoever runs, when memory is short.
 			t.KernelWrites = int64(os.Getpagesize())
-			t.Set = func(s *scene) error {
-				s.atEnd(func() error { return runTool("swapoff", s.loop.Path) })
-				return runTool("swapon", s.loop.Path)
+			t.Set = func(f *fixture) error {
+				f.atEnd(func() error { return runTool("swapoff", f.loop.Path) })
+				return runTool("swapon", f.loop.Path)
 			}
 			t.Want = refuse(anyReason...)
 			t.Want.Names = []string{"swap"}
@@ -119,17 +119,17 @@ func holders() []generator {
 }
 
 // hold opens the disk exclusively, as device mapper and md do.
-func (s *scene) hold() error {
-	f, err := os.OpenFile(s.loop.Path, os.O_RDONLY|os.O_EXCL, 0)
+func (f *fixture) hold() error {
+	device, err := os.OpenFile(f.loop.Path, os.O_RDONLY|os.O_EXCL, 0)
 	if err == nil {
-		s.atEnd(f.Close)
+		f.atEnd(device.Close)
 	}
 	return err
 }
 
 // mountAside mounts the disk where the driver did not.
-func (s *scene) mountAside(device, fs string) error {
-	at := filepath.Join(s.dir, "aside")
+func (f *fixture) mountAside(device, fs string) error {
+	at := filepath.Join(f.dir, "aside")
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
@@ -140,8 +140,8 @@ func (s *scene) mountAside(device, fs string) error {
 }
 
 // mountOutOfSight mounts the disk in a mount namespace that only one process has.
-func (s *scene) mountOutOfSight() error {
-	at := filepath.Join(s.dir, "aside")
+func (f *fixture) mountOutOfSight() error {
+	at := filepath.Join(f.dir, "aside")
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ while read -r _ _ _ _ point _; do
 done </proc/self/mountinfo
 mount -t ext4 "$0" "$1"
 echo mounted
-read -r _`, s.loop.Path, at, s.bench.run.Dir)
+read -r _`, f.loop.Path, at, f.bench.run.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS,
 		Pdeathsig: syscall.SIGKILL}
 	in, err1 := cmd.StdinPipe()
@@ -161,7 +161,7 @@ read -r _`, s.loop.Path, at, s.bench.run.Dir)
 	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
 		return err
 	}
-	s.atEnd(func() error { return errors.Join(in.Close(), ignoreExit(cmd.Wait())) })
+	f.atEnd(func() error { return errors.Join(in.Close(), ignoreExit(cmd.Wait())) })
 	_, err := out.Read(make([]byte, 1))
 	return err
 }
@@ -177,56 +177,56 @@ func ignoreExit(err error) error {
 
 // remembered lets the kernel read the disk while it is blank and keep that, and then writes to it
 // from elsewhere.
-func (s *scene) remembered() error {
-	f, err := os.Open(s.loop.Path)
+func (f *fixture) remembered() error {
+	device, err := os.Open(f.loop.Path)
 	if err != nil {
 		return err
 	}
-	s.atEnd(f.Close)
-	_, err = f.ReadAt(make([]byte, 2*mib), 0)
-	s.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
-	return errors.Join(err, s.image.err)
+	f.atEnd(device.Close)
+	_, err = device.ReadAt(make([]byte, 2*mib), 0)
+	f.image.write(0, []byte("LUKS\xba\xbe\x00\x02")...)
+	return errors.Join(err, f.image.err)
 }
 
 // replaceLoop attaches the disk anew, and shows it in place of the other.
-func (s *scene) replaceLoop(readOnly bool) error {
-	loop, err := s.attach(context.Background(), s.image, readOnly)
+func (f *fixture) replaceLoop(readOnly bool) error {
+	loop, err := f.attach(context.Background(), f.image, readOnly)
 	if err != nil {
 		return err
 	}
-	s.loop = loop
-	return s.show(s.Device, s.DiskName, loop)
+	f.loop = loop
+	return f.show(f.Device, f.DiskName, loop)
 }
 
 // show lets the guest see a loop device under a name that it may have given to another.
-func (s *scene) show(device, diskName string, loop loopdev.Device) error {
-	return errors.Join(os.RemoveAll(s.bench.guest.sys("block/"+device)),
-		os.RemoveAll(s.bench.guest.node(device)), s.bench.guest.plug(device, diskName, loop))
+func (f *fixture) show(device, diskName string, loop loopdev.Device) error {
+	return errors.Join(os.RemoveAll(f.bench.guest.sys("block/"+device)),
+		os.RemoveAll(f.bench.guest.node(device)), f.bench.guest.plug(device, diskName, loop))
 }
 
 // another is one more blank disk of the same size, shown as a device under a serial.
-func (s *scene) another(device, diskName string) (*image, error) {
-	im := newImage(filepath.Join(s.dir, device), s.image.Size)
-	loop, err := s.attach(context.Background(), im, false)
+func (f *fixture) another(device, diskName string) (*image, error) {
+	im := newImage(filepath.Join(f.dir, device), f.image.Size)
+	loop, err := f.attach(context.Background(), im, false)
 	if err != nil {
 		return nil, err
 	}
-	return im, s.show(device, diskName, loop)
+	return im, f.show(device, diskName, loop)
 }
 
 // names are disks that are not, or not for certain, the one that is asked for.
 func names() []generator {
-	twin := func(device string) func(s *scene) error {
-		return func(s *scene) error {
-			_, err := s.another(device, s.DiskName)
+	twin := func(device string) func(f *fixture) error {
+		return func(f *fixture) error {
+			_, err := f.another(device, f.DiskName)
 			return err
 		}
 	}
 	both := refuse(notUnique)
 	both.Says = []string{diskDevice}
 	// As the decoy, but the wanted disk is not there at all.
-	without := func(serial func(s *scene) string) func(s *scene) error {
-		return func(s *scene) error { return s.bench.guest.tell(s.Device, "device/serial", serial(s)) }
+	without := func(serial func(f *fixture) string) func(f *fixture) error {
+		return func(f *fixture) error { return f.bench.guest.setAttribute(f.Device, "device/serial", serial(f)) }
 	}
 	lost := refuse(notFound)
 	lost.Code = "NotFound"
@@ -235,30 +235,30 @@ func names() []generator {
 		situation("two disks with one serial, the other before this", both, twin("nvme0n1")),
 		onHealthy("two disks with one serial, one of them healthy", both, twin("nvme3n1")),
 		situation("a disk whose serial differs in the last byte", lost,
-			without(func(s *scene) string { return s.DiskName[:19] + "z\n" })),
+			without(func(f *fixture) string { return f.DiskName[:19] + "z\n" })),
 		situation("a disk whose serial is a part of the name", lost,
-			without(func(s *scene) string { return s.DiskName[:19] + "\x00\n" })),
+			without(func(f *fixture) string { return f.DiskName[:19] + "\x00\n" })),
 		situation("a disk whose serial differs in case", lost,
-			without(func(s *scene) string { return "CSI" + s.DiskName[3:] + "\n" })),
+			without(func(f *fixture) string { return "CSI" + f.DiskName[3:] + "\n" })),
 		situation("a disk whose serial has more", lost,
-			without(func(s *scene) string { return s.DiskName + "0\n" })),
-		situation("a disk without a serial", lost, without(func(*scene) string { return "\n" })),
+			without(func(f *fixture) string { return f.DiskName + "0\n" })),
+		situation("a disk without a serial", lost, without(func(*fixture) string { return "\n" })),
 		{"a disk whose name is longer than a serial", func(t *trial) {
-			t.Set = func(s *scene) error {
-				s.Publish["diskName"] = s.DiskName + "-by-hand"
+			t.Set = func(f *fixture) error {
+				f.Publish["diskName"] = f.DiskName + "-by-hand"
 				return nil
 			}
 			t.Want.Outcome = formatted
 		}},
-		situation("a disk whose node is another's", refuse(changed), func(s *scene) error {
-			return s.swapNode()
+		situation("a disk whose node is another's", refuse(changed), func(f *fixture) error {
+			return f.swapNode()
 		}),
-		situation("a disk whose number is another's", refuse(changed), func(s *scene) error {
-			b, err := os.ReadFile(s.bench.guest.sys("block/" + decoyDevice + "/dev"))
+		situation("a disk whose number is another's", refuse(changed), func(f *fixture) error {
+			b, err := os.ReadFile(f.bench.guest.sys("block/" + decoyDevice + "/dev"))
 			if err != nil {
 				return err
 			}
-			return s.bench.guest.tell(s.Device, "dev", string(b))
+			return f.bench.guest.setAttribute(f.Device, "dev", string(b))
 		}),
 		situation("a disk of which sysfs tells another birth", refuse(changed), bornAgain),
 		onHealthy("a healthy disk of which sysfs tells another birth", refuse(changed), bornAgain),
@@ -266,13 +266,13 @@ func names() []generator {
 }
 
 // swapNode puts a node of the decoy in the place of the disk's.
-func (s *scene) swapNode() error {
-	return errors.Join(os.Remove(s.bench.guest.node(s.Device)),
-		os.Link(s.bench.guest.node(decoyDevice), s.bench.guest.node(s.Device)))
+func (f *fixture) swapNode() error {
+	return errors.Join(os.Remove(f.bench.guest.node(f.Device)),
+		os.Link(f.bench.guest.node(decoyDevice), f.bench.guest.node(f.Device)))
 }
 
-func bornAgain(s *scene) error {
-	return s.bench.guest.tell(s.Device, "diskseq", strconv.FormatUint(s.loop.Sequence+1, 10)+"\n")
+func bornAgain(f *fixture) error {
+	return f.bench.guest.setAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1, 10)+"\n")
 }
 
 // unreadableBlanks are blank as far as they can be read.
@@ -280,9 +280,9 @@ func unreadableBlanks() []generator {
 	cutAt := func(name string, at func(t *trial) int64) generator {
 		return generator{"a blank disk that cannot be read " + name, func(t *trial) {
 			offset := at(t)
-			t.Set = func(s *scene) error {
-				s.image.cut(offset)
-				return s.image.err
+			t.Set = func(f *fixture) error {
+				f.image.cut(offset)
+				return f.image.err
 			}
 			t.Want = refuse(unreadable)
 			t.Want.Says = []string{"offset "}

@@ -34,7 +34,7 @@ func tails() []generator {
 			func(t *trial, im *image) { im.write(-1-t.Rand.Int64N(mib), 1) },
 			restoredFrom("snapshot", "filesystem", fsBytes)),
 		tail("ext4 whose growth another volume had begun", ext4, func(*trial, *image) {},
-			(*scene).growthOfAnother))
+			(*fixture).growthOfAnother))
 }
 
 // anywhere puts a byte somewhere behind the filesystem.
@@ -43,16 +43,16 @@ func anywhere(t *trial, im *image) {
 }
 
 // restoredFrom is what the controller tells of a disk's history.
-func restoredFrom(origin, use string, sourceBytes int64) func(s *scene) error {
-	return func(s *scene) error {
-		s.Publish["origin"], s.Publish["use"] = origin, use
-		s.Publish["sourceBytes"] = fmt.Sprint(sourceBytes)
+func restoredFrom(origin, use string, sourceBytes int64) func(f *fixture) error {
+	return func(f *fixture) error {
+		f.Publish["origin"], f.Publish["use"] = origin, use
+		f.Publish["sourceBytes"] = fmt.Sprint(sourceBytes)
 		return nil
 	}
 }
 
 // tail is a filesystem with something behind it.
-func tail(name, fs string, fill func(*trial, *image), set func(*scene) error) generator {
+func tail(name, fs string, fill func(*trial, *image), set func(*fixture) error) generator {
 	return generator{name, func(t *trial) {
 		var before string
 		kindOf(fs).of(t)
@@ -61,35 +61,35 @@ func tail(name, fs string, fill func(*trial, *image), set func(*scene) error) ge
 			im.filesystem(kindOf(fs))
 			fill(t, im)
 		}
-		t.Set = func(s *scene) error {
+		t.Set = func(f *fixture) error {
 			var err error
 			if set != nil {
-				err = set(s)
+				err = set(f)
 			}
-			before = s.image.behind(fsBytes)
-			return errors.Join(err, s.image.err)
+			before = f.image.behind(fsBytes)
+			return errors.Join(err, f.image.err)
 		}
 		t.Want.Outcome = mounted
-		t.Check = func(s *scene) error {
-			if err := s.loop.Sync(); err != nil {
+		t.Check = func(f *fixture) error {
+			if err := f.loop.Sync(); err != nil {
 				return err
 			}
-			if now := s.image.behind(fsBytes); now != before {
+			if now := f.image.behind(fsBytes); now != before {
 				return fmt.Errorf("what lies behind the filesystem was %s and is %s", before, now)
 			}
-			return s.image.err
+			return f.image.err
 		}
 	}}
 }
 
 // nothingBehind is a filesystem that grows: without it a driver that grows none would pass.
-func nothingBehind(name, fs string, set func(*scene) error) generator {
+func nothingBehind(name, fs string, set func(*fixture) error) generator {
 	g := tail(name, fs, func(*trial, *image) {}, set)
 	return generator{name, func(t *trial) {
 		g.make(t)
 		same := t.Check
-		t.Check = func(s *scene) error {
-			if same(s) == nil {
+		t.Check = func(f *fixture) error {
+			if same(f) == nil {
 				return errors.New("nothing has grown over what lies behind the filesystem")
 			}
 			return nil
@@ -99,18 +99,18 @@ func nothingBehind(name, fs string, set func(*scene) error) generator {
 
 // growthOfAnother lets the driver begin to grow the filesystem for another volume, and then writes
 // a byte behind it.
-func (s *scene) growthOfAnother() error {
-	volume := s.VolumeID
-	s.VolumeID = randomUUID(s.trial)
-	unwrap, err := s.wrap("resize2fs", "exit 1")
+func (f *fixture) growthOfAnother() error {
+	volume := f.VolumeID
+	f.VolumeID = randomUUID(f.trial)
+	unwrap, err := f.wrap("resize2fs", "exit 1")
 	if err != nil {
 		return err
 	}
-	if err := s.stage(context.Background()); err == nil {
-		return misdeed("the driver took a growth that failed for a good one")
+	if err := f.stage(context.Background()); err == nil {
+		return setupViolation("the driver took a growth that failed for a good one")
 	}
-	s.VolumeID = volume
-	return errors.Join(unwrap(), s.poke(fsBytes+s.Rand.Int64N(gib/2), 1), s.loop.Sync())
+	f.VolumeID = volume
+	return errors.Join(unwrap(), f.poke(fsBytes+f.Rand.Int64N(gib/2), 1), f.loop.Sync())
 }
 
 // behind is a picture of an image's bytes from an offset on.

@@ -20,13 +20,13 @@ type trial struct {
 	Rand *rand.Rand
 	// Fill writes the disk.
 	Fill func(*image)
-	// KernelWrites is from where on the kernel writes to the disk at its own will, so that only what
-	// lies before tells what the driver did; 0 is nowhere.
+	// KernelWrites is the offset from which on the kernel writes to the disk by itself, so that only
+	// what lies before shows what the driver did; 0 is nowhere.
 	KernelWrites int64
-	// Set arranges the rest of the world, when the disk is in the guest already.
-	Set func(*scene) error
+	// Set arranges everything else, when the disk is in the guest already.
+	Set func(*fixture) error
 	// Check looks at what came out, besides the rules that hold for every trial.
-	Check func(*scene) error
+	Check func(*fixture) error
 	Want  want
 }
 
@@ -91,7 +91,7 @@ type generator struct {
 // corpus are all generators, in the order of the families.
 func corpus() []generator {
 	return slices.Concat(blanks(), filesystems(), tables(), headers(), noise(),
-		situations(), races(), formats(), spots(),
+		situations(), races(), formats(), regions(),
 		owners(), oddities(), identities(), grown(), tails())
 }
 

@@ -42,6 +42,11 @@ func (e *Environment) Balance(ctx context.Context) error {
 	return e.Rack.Balance(ctx, e.Baseline, e.Plugins...)
 }
 
+// Compare is Balance without waiting. It leaves every process as it is.
+func (e *Environment) Compare(ctx context.Context) error {
+	return e.Rack.compare(ctx, e.Baseline, e.Plugins...)
+}
+
 // Close stops the drivers and the rack, and demands that they end well and leave nothing behind.
 func (e *Environment) Close() error {
 	var errs []error

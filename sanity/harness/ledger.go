@@ -57,7 +57,7 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 		return nil, err
 	}
 	maps.Copy(ledger, kernel)
-	for _, s := range r.stocks(plugins) {
+	for _, s := range r.watched(plugins) {
 		if err := s.add(ctx, ledger); err != nil {
 			return nil, err
 		}
@@ -65,43 +65,46 @@ func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 	return ledger, nil
 }
 
-// stocks are the processes that a ledger looks into.
-func (r *Rack) stocks(plugins []*Plugin) []stock {
+// watched are the processes that a ledger looks into.
+func (r *Rack) watched(plugins []*Plugin) []watchedProcess {
 	port := netPort(r.URL)
-	stocks := []stock{
+	all := []watchedProcess{
 		{name: "the simulator", proc: r.proc, port: port, peers: max(1, len(plugins)),
-			goroutines: r.goroutines},
+			goroutines: r.Admin.Goroutines},
 	}
 	for _, p := range plugins {
-		stocks = append(stocks, stock{name: "the driver in mode " + p.options.Mode, proc: p.proc,
-			port: port, peers: 1, goroutines: p.Goroutines})
+		all = append(all, watchedProcess{name: "the driver in mode " + p.options.Mode, proc: p.proc,
+			port: port, peers: 1, goroutines: p.GoroutineProfile})
 	}
-	return stocks
+	return all
 }
 
 // Balance waits until nothing is there that was not at the start, and otherwise names it. A process
 // that then has too many goroutines is ended, so that their stacks are in its log.
 func (r *Rack) Balance(ctx context.Context, start Ledger, plugins ...*Plugin) error {
-	err := Await(ctx, settleTimeout, func() error {
-		now, err := r.Ledger(ctx, plugins...)
-		if err != nil {
-			return err
-		}
-		if more := now.More(start); len(more) > 0 {
-			return fmt.Errorf("more than at the start:\n  %s", strings.Join(more, "\n  "))
-		}
-		return nil
-	})
+	err := Await(ctx, settleTimeout, func() error { return r.compare(ctx, start, plugins...) })
 	if err == nil {
 		return nil
 	}
-	for _, s := range r.stocks(plugins) {
+	for _, s := range r.watched(plugins) {
 		if strings.Contains(err.Error(), s.goroutineEntry()) {
 			s.proc.quit()
 			err = fmt.Errorf("%w\nthe stacks of %s are at the end of %s", err, s.name, s.proc.log)
 		}
 	}
 	return err
+}
+
+// compare returns an error that names what is there and was not at the start.
+func (r *Rack) compare(ctx context.Context, start Ledger, plugins ...*Plugin) error {
+	now, err := r.Ledger(ctx, plugins...)
+	if err != nil {
+		return err
+	}
+	if more := now.More(start); len(more) > 0 {
+		return fmt.Errorf("more than at the start:\n  %s", strings.Join(more, "\n  "))
+	}
+	return nil
 }
 
 // addState counts the rack's own records, each by what it is.

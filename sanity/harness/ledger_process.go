@@ -7,9 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -22,20 +20,24 @@ import (
 // idleConnections is how many connections to the rack a driver may keep for its next calls.
 const idleConnections = 32
 
-// stock is a process whose files and goroutines are counted. A connection between driver and rack
+// watchedProcess is a process whose files and goroutines are counted. A connection between driver and rack
 // is no leak while they are few; it is counted apart, and without its goroutines.
-type stock struct {
+type watchedProcess struct {
 	name string
 	proc *process
 	port uint16
 	// peers is how many processes have connections with it.
 	peers int
-	// goroutines lists what its goroutines do.
-	goroutines func(context.Context) ([]string, error)
+	// goroutines reads the stacks of its goroutines, as text.
+	goroutines func(context.Context) ([]byte, error)
 }
 
-func (s stock) add(ctx context.Context, ledger Ledger) error {
-	routines, err := s.goroutines(ctx)
+func (s watchedProcess) add(ctx context.Context, ledger Ledger) error {
+	profile, err := s.goroutines(ctx)
+	if err != nil {
+		return fmt.Errorf("read the goroutines of %s: %w", s.name, err)
+	}
+	routines, err := goroutinesIn(string(profile))
 	if err != nil {
 		return fmt.Errorf("list the goroutines of %s: %w", s.name, err)
 	}
@@ -51,7 +53,7 @@ func (s stock) add(ctx context.Context, ledger Ledger) error {
 	return nil
 }
 
-func (s stock) goroutineEntry() string { return "goroutine of " + s.name + ":" }
+func (s watchedProcess) goroutineEntry() string { return "goroutine of " + s.name + ":" }
 
 // openFiles lists what a process has open, and apart from it how many connections between driver
 // and rack.
@@ -182,46 +184,6 @@ func netPort(address string) uint16 {
 		return 0
 	}
 	return uint16(port)
-}
-
-// goroutines lists what the goroutines of a program do, from the profile that it serves.
-func goroutines(ctx context.Context, client *http.Client, address string) ([]string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		address+"/debug/pprof/goroutine?debug=1", nil)
-	if err != nil {
-		return nil, err
-	}
-	profile, err := fetch(client, req)
-	if err != nil {
-		return nil, err
-	}
-	return goroutinesIn(string(profile))
-}
-
-// fetch sends a request and reads the whole answer, which must be a success.
-func fetch(client *http.Client, req *http.Request) ([]byte, error) {
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", req.Method, req.URL, err)
-	}
-	if resp.StatusCode/100 != 2 {
-		return nil, fmt.Errorf("%s %s: %s: %s", req.Method, req.URL, resp.Status, body)
-	}
-	return body, nil
-}
-
-// goroutines lists what the simulator's goroutines do.
-func (r *Rack) goroutines(ctx context.Context) ([]string, error) {
-	profile, err := r.Admin.Goroutines(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return goroutinesIn(string(profile))
 }
 
 // goroutinesIn reads a profile: a heading, then for each stack how many goroutines have it and its

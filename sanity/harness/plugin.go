@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -244,9 +245,23 @@ func (p *Plugin) AwaitReady(ctx context.Context) error {
 	})
 }
 
-// Goroutines lists what the plugin's goroutines do.
-func (p *Plugin) Goroutines(ctx context.Context) ([]string, error) {
-	return goroutines(ctx, p.metrics, "http://plugin")
+// GoroutineProfile reads the stacks of the plugin's goroutines, as text.
+func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://plugin/debug/pprof/goroutine?debug=1", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := p.metrics.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	profile, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", req.URL, resp.Status, profile)
+	}
+	return profile, err
 }
 
 // unixClient is an HTTP client for a server on a socket that keeps no connection.

@@ -43,7 +43,7 @@ func (h *history) write(s step) (string, error) {
 	}
 	h.value++
 	synced := s.op == writeSynced
-	if err := put(h.site.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
+	if err := put(h.env.target(s.vol, s.node, s.pod), s.vol, s.block, h.value, synced); err != nil {
 		return "", fmt.Errorf("a pod cannot write: %w", err)
 	}
 	content.wrote(s.block, h.value, synced)
@@ -55,7 +55,7 @@ func (h *history) write(s step) (string, error) {
 
 // wait lets everything that was given up come to its end, after which nothing is in doubt.
 func (h *history) wait(ctx context.Context) error {
-	if err := h.site.quiet(ctx, h.world.rackDown); err != nil {
+	if err := h.env.awaitIdle(ctx, h.world.rackDown); err != nil {
 		return err
 	}
 	if h.world.rackDown {
@@ -76,7 +76,7 @@ func (h *history) addFault(ctx context.Context, name string) (string, error) {
 	if h.world.rackDown || len(h.world.faults) >= 4 {
 		return impossible, nil
 	}
-	id, err := h.site.rack.Admin.AddFault(ctx, faults[name].Fault)
+	id, err := h.env.Rack.Admin.AddFault(ctx, faults[name].Fault)
 	if err != nil {
 		return "", err
 	}
@@ -91,9 +91,9 @@ func (h *history) replace(ctx context.Context, s step) (string, error) {
 	if onNode && h.world.down[s.node] {
 		return impossible, nil
 	}
-	p := h.site.nodes[s.node]
+	p := h.env.nodes[s.node]
 	if !onNode {
-		p = h.site.controllers[s.ctl-1]
+		p = h.env.controllers[s.ctl-1]
 	}
 	if s.op == killNode || s.op == killController {
 		p.Kill()
@@ -111,9 +111,9 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 	h.count.restarts++
 	if !stop {
 		h.world.down[s.node] = false
-		return "", h.site.boot(ctx, s.node)
+		return "", h.env.startNode(ctx, s.node)
 	}
-	if err := h.site.halt(ctx, s.node); err != nil {
+	if err := h.env.stopNode(ctx, s.node); err != nil {
 		return "", err
 	}
 	h.world.down[s.node] = true
@@ -138,11 +138,11 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	}
 	switch o {
 	case killRack:
-		h.site.rack.Kill()
+		h.env.Rack.Kill()
 		h.world.rackDown = true
 		return "", nil
 	case restartRack:
-		err := h.site.rack.Terminate()
+		err := h.env.Rack.Terminate()
 		if err != nil && !strings.Contains(err.Error(), "still held") {
 			return "", err
 		}
@@ -158,5 +158,5 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 	h.count.restarts++
 	h.world.rackDown = false
 	h.world.faults = nil // they live in its memory
-	return "", h.site.rack.Start(ctx)
+	return "", h.env.Rack.Start(ctx)
 }

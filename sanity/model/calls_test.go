@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// book is what the CO knows: what answers have told it, whatever is true by now.
-type book struct {
+// orchestrator is what the orchestrator knows from the answers, whatever is true by now.
+type orchestrator struct {
 	// volumes and snapshots are what creates have returned, by number; nil before.
 	volumes   map[int]*csi.Volume
 	snapshots map[int]string
@@ -21,15 +23,15 @@ type book struct {
 	given     map[field]bool
 }
 
-func newBook() book {
-	return book{volumes: map[int]*csi.Volume{}, snapshots: map[int]string{},
+func newOrchestrator() orchestrator {
+	return orchestrator{volumes: map[int]*csi.Volume{}, snapshots: map[int]string{},
 		published: map[string]map[string]string{}, staged: map[string]bool{},
 		given: map[field]bool{}}
 }
 
-// identify adds what the CO sends with a call. It says false for a call that it cannot make, for
-// want of an ID or of what an earlier call has to return.
-func (b book) identify(s *step) bool {
+// identify adds what the orchestrator sends with a call. It returns false for a call that it cannot
+// make, for want of an ID or of what an earlier call has to return.
+func (b orchestrator) identify(s *step) bool {
 	volume := b.volumes[s.vol]
 	switch s.op {
 	case createVolume:
@@ -63,8 +65,8 @@ func (b book) identify(s *step) bool {
 	return volume != nil
 }
 
-// note takes an answer into the book. What is deleted keeps its ID, for calls that come too late.
-func (b book) note(s *step, reply reply) {
+// note keeps an answer. What is deleted keeps its ID, for calls that come too late.
+func (b orchestrator) note(s *step, reply reply) {
 	switch s.op {
 	case createVolume:
 		if b.volumes[s.vol].GetVolumeId() != reply.volume.GetVolumeId() {
@@ -85,7 +87,7 @@ func (b book) note(s *step, reply reply) {
 }
 
 // try notes a call before its answer is known.
-func (b book) try(s step) {
+func (b orchestrator) try(s step) {
 	switch s.op {
 	case stage:
 		b.staged[at(s.vol, s.node)] = true
@@ -109,22 +111,18 @@ func accessOf(v int, fsType string) *csi.VolumeCapability {
 	if kinds[v].shared {
 		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	}
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
 	if fsType == "" {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{
-			Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
+		return harness.InMode(mode, harness.Raw())
 	}
-	return c
+	return harness.InMode(mode, harness.Mounted(fsType))
 }
 
-// call makes a call as the CO does.
+// call makes a call as the orchestrator does.
 func (h *history) call(ctx context.Context, s step) (reply, error) {
 	if s.op.onNode() {
 		return reply{}, h.callNode(ctx, s)
 	}
-	ctl := h.site.controllers[s.ctl-1].Controller()
+	ctl := h.env.controllers[s.ctl-1].Controller()
 	switch s.op {
 	case createVolume:
 		resp, err := ctl.CreateVolume(ctx, createRequest(s))
@@ -133,21 +131,20 @@ func (h *history) call(ctx context.Context, s step) (reply, error) {
 		_, err := ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
 		return reply{}, err
 	case attach:
-		resp, err := ctl.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: s.id, NodeId: h.site.rack.Instance(s.node).ID,
-			VolumeCapability: capabilityOf(s.vol),
-			VolumeContext:    h.book.volumes[s.vol].GetVolumeContext()})
+		req := harness.PublishRequest(h.orchestrator.volumes[s.vol], h.env.Rack.Instance(s.node).ID)
+		req.VolumeId, req.VolumeCapability = s.id, capabilityOf(s.vol)
+		resp, err := ctl.ControllerPublishVolume(ctx, req)
 		return reply{context: resp.GetPublishContext()}, err
 	case detach, detachAll:
 		req := &csi.ControllerUnpublishVolumeRequest{VolumeId: s.id}
 		if s.op == detach {
-			req.NodeId = h.site.rack.Instance(s.node).ID
+			req.NodeId = h.env.Rack.Instance(s.node).ID
 		}
 		_, err := ctl.ControllerUnpublishVolume(ctx, req)
 		return reply{}, err
 	case createSnapshot:
-		resp, err := ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-			Name: snapshotNames[s.snap], SourceVolumeId: s.source})
+		resp, err := ctl.CreateSnapshot(ctx,
+			harness.SnapshotRequest(snapshotNames[s.snap], s.source))
 		return reply{snapshot: resp.GetSnapshot().GetSnapshotId()}, err
 	}
 	_, err := ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: s.id})
@@ -155,80 +152,64 @@ func (h *history) call(ctx context.Context, s step) (reply, error) {
 }
 
 func createRequest(s step) *csi.CreateVolumeRequest {
-	req := &csi.CreateVolumeRequest{
-		Name:               volumeNames[s.vol],
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: gib},
-		VolumeCapabilities: []*csi.VolumeCapability{capabilityOf(s.vol)},
-	}
+	req := harness.CreateRequest(volumeNames[s.vol], capabilityOf(s.vol))
 	if s.source != "" {
-		req.VolumeContentSource = &csi.VolumeContentSource{
-			Type: &csi.VolumeContentSource_Snapshot{
-				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.source}}}
+		harness.FromSnapshot(req, s.source)
 	}
 	return req
 }
 
 func (h *history) callNode(ctx context.Context, s step) error {
-	node := h.site.nodes[s.node].Node()
-	staging, target := h.site.staging(s.vol, s.node), h.site.target(s.vol, s.node, s.pod)
-	volumeContext := h.book.volumes[s.vol].GetVolumeContext()
-	var err error
+	node := h.env.nodes[s.node].Node()
+	volume := h.orchestrator.volumes[s.vol]
+	p := &harness.Placement{
+		Volume:         &csi.Volume{VolumeId: s.id, VolumeContext: volume.GetVolumeContext()},
+		Capability:     capabilityOf(s.vol),
+		PublishContext: h.orchestrator.published[at(s.vol, s.node)],
+		Staging:        h.env.staging(s.vol, s.node), Target: h.env.target(s.vol, s.node, s.pod),
+	}
 	switch s.op {
-	case stage:
-		if err := os.MkdirAll(staging, 0o750); err != nil {
-			return err
-		}
-		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: capabilityOf(s.vol),
-			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
 	case stageOther:
 		fsType := "xfs"
 		if kinds[s.vol].fsType == fsType {
 			fsType = "ext4"
 		}
-		other := accessOf(s.vol, fsType)
-		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: other,
-			PublishContext: h.book.published[at(s.vol, s.node)], VolumeContext: volumeContext})
+		p.Capability = accessOf(s.vol, fsType)
 	case stageAstray:
-		_, err = node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging, VolumeCapability: capabilityOf(s.vol),
-			PublishContext: h.book.published[at(s.other, s.node)]})
-	case unstage:
-		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging})
-	case unstageAstray:
-		_, err = node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: h.site.staging(s.other, s.node)})
-	case publish:
-		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
-			return err
-		}
-		_, err = node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging, TargetPath: target,
-			VolumeCapability: capabilityOf(s.vol), VolumeContext: volumeContext,
-			PublishContext: h.book.published[at(s.vol, s.node)]})
+		p.PublishContext = h.orchestrator.published[at(s.other, s.node)]
+		p.Volume.VolumeContext = nil
 	case publishOther:
-		if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
-			return err
-		}
 		fsType := "ext4"
 		if !kinds[s.vol].block() {
 			fsType = ""
 		}
-		_, err = node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: staging, TargetPath: target,
-			VolumeCapability: accessOf(s.vol, fsType), VolumeContext: volumeContext,
-			PublishContext: h.book.published[at(s.vol, s.node)]})
+		p.Capability = accessOf(s.vol, fsType)
+	case unstageAstray:
+		p.Staging = h.env.staging(s.other, s.node)
 	case unpublishAstray:
-		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-			VolumeId: s.id, TargetPath: h.site.target(s.other, s.node, s.pod)})
-	case unpublish:
-		_, err = node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-			VolumeId: s.id, TargetPath: target})
-	case stats:
-		_, err = node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
-			VolumeId: s.id, VolumePath: target})
+		p.Target = h.env.target(s.other, s.node, s.pod)
 	}
-	return err
+	switch s.op {
+	case stage:
+		if err := os.MkdirAll(p.Staging, 0o750); err != nil {
+			return err
+		}
+		return p.Stage(ctx, node)
+	case stageOther, stageAstray:
+		return p.Stage(ctx, node)
+	case unstage, unstageAstray:
+		return p.Unstage(ctx, node)
+	case publish, publishOther:
+		if err := os.MkdirAll(filepath.Dir(p.Target), 0o750); err != nil {
+			return err
+		}
+		return p.Publish(ctx, node)
+	case unpublish, unpublishAstray:
+		return p.Unpublish(ctx, node)
+	case stats:
+		p.Staging = ""
+		_, err := p.Stats(ctx, node)
+		return err
+	}
+	return nil
 }

@@ -30,7 +30,7 @@ func (h *history) check(j *joint, calls []ended) error {
 func (h *history) checkFields(j *joint, calls []ended) error {
 	for _, f := range allFields {
 		value, allowed := j.facts[f], h.world.allowed(f, calls)
-		if !possible(value, allowed) {
+		if !isAllowed(value, allowed) {
 			return fmt.Errorf("%q is %q, the model says %q", f, value, allowed)
 		}
 	}
@@ -118,7 +118,7 @@ func (h *history) kept(p promise, f facts) bool {
 	return (f[p.field] == p.value) != p.not
 }
 
-// mayTouch says whether any of the calls, or one given up before, can change the field.
+// mayTouch reports whether any of the calls, or one given up before, can change the field.
 func (h *history) mayTouch(f field, calls []ended) bool {
 	touches := func(a assign) bool { return a.field == f }
 	return slices.ContainsFunc(h.world.doubts, touches) ||
@@ -156,7 +156,7 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 			return fmt.Errorf("v%d is held by %q, and its device is seen by %q", v, holder, where)
 		}
 		if id := j.facts[diskField(v)]; id != "" {
-			if devices := j.loops[h.site.backing(id)]; len(devices) > 1 {
+			if devices := j.loops[h.env.backing(id)]; len(devices) > 1 {
 				return fmt.Errorf("the bytes of v%d are reached through %q at once", v, devices)
 			}
 		}
@@ -164,7 +164,7 @@ func (h *history) checkHolders(j *joint, calls []ended) error {
 	return nil
 }
 
-// checkReleased demands that nobody was told that a volume is released while a pod has it. A dead
+// checkReleased demands that no call released a volume while a pod has it. A dead
 // device node is nobody's.
 func (h *history) checkReleased(j *joint, calls []ended) error {
 	for _, c := range calls {
@@ -182,14 +182,15 @@ func (h *history) checkReleased(j *joint, calls []ended) error {
 	return nil
 }
 
-// checkMounts demands that each mount is one that the CO asked for, once, and of the right device.
+// checkMounts demands that each mount is one that the orchestrator asked for, once, and of the
+// right device.
 func (h *history) checkMounts(j *joint, _ []ended) error {
 	known := map[string]bool{}
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
-			paths := []string{h.site.staging(v, n)}
+			paths := []string{h.env.staging(v, n)}
 			for _, p := range pods {
-				paths = append(paths, h.site.target(v, n, p))
+				paths = append(paths, h.env.target(v, n, p))
 			}
 			for _, path := range paths {
 				known[path] = true
@@ -238,8 +239,8 @@ func (h *history) unplugged(j *joint, calls []ended) {
 	}
 }
 
-// lostBy says that what the node has mounted of the volume is dead: the disk was taken away from it
-// at some time since it was mounted.
+// lostBy reports whether what the node has mounted of the volume is dead: the disk was taken away
+// from it at some time since it was mounted.
 func (h *history) lostBy(j *joint, v int, n string) bool {
 	return h.world.lost[at(v, n)] ||
 		j.facts.mounted(v, n) && j.facts[holderField(v)] != n
@@ -247,7 +248,7 @@ func (h *history) lostBy(j *joint, v int, n string) bool {
 
 // checkForeign demands that the disks of others are as they were.
 func (h *history) checkForeign(j *joint, _ []ended) error {
-	for _, d := range h.site.foreign {
+	for _, d := range h.env.foreign {
 		if err := d.untouched(false); err != nil {
 			return err
 		}
@@ -256,7 +257,7 @@ func (h *history) checkForeign(j *joint, _ []ended) error {
 			return fmt.Errorf("the foreign disk %s is gone", d.name)
 		}
 		if ok && (disk.Name != d.name || disk.Description != "made by hand" ||
-			h.site.nodeOf(disk.State.Instance) != d.node) {
+			h.env.nodeOf(disk.State.Instance) != d.node) {
 			return fmt.Errorf("the foreign disk %s has become %+v", d.name, disk)
 		}
 	}
@@ -310,7 +311,7 @@ func (h *history) checkData(j *joint, calls []ended) error {
 				if j.facts[f] == "" || h.mayTouch(f, moving) {
 					continue
 				}
-				data, err := contents(h.site.target(v, n, p), v)
+				data, err := contents(h.env.target(v, n, p), v)
 				if err == nil {
 					err = c.read(v, data)
 				}

@@ -167,8 +167,8 @@ func namesakeCodes(s step, f facts, list []codes.Code) []codes.Code {
 	return list
 }
 
-// shadowed says that the node has a dead publication of another block volume: its device number may
-// have gone to this volume's device, which then seems to be in use.
+// shadowed reports whether the node has a dead publication of another block volume: its device
+// number may have gone to this volume's device, which then seems to be in use.
 func (w *world) shadowed(v int, n string) bool {
 	for other := range kinds {
 		if other != v && kinds[other].block() && w.lost[at(other, n)] {

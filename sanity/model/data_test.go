@@ -19,9 +19,10 @@ const (
 type content struct {
 	acked map[int]uint64
 	later map[int][]uint64
-	// torn says that the volume lost its node: of what was not acknowledged, any part may be there.
+	// torn reports whether the volume lost its node: of what was not acknowledged, any part may be
+	// there.
 	torn bool
-	// formatted says that the volume holds a filesystem, or what a pod wrote to its edges.
+	// formatted reports whether the volume holds a filesystem, or what a pod wrote to its edges.
 	formatted bool
 }
 

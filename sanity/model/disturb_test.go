@@ -27,7 +27,7 @@ func (h *history) freeze(s step) (string, error) {
 	if s.op == freeze {
 		request = ioctlFreeze
 	}
-	if err := onRoot(h.site.target(s.vol, s.node, s.pod), request); err != nil {
+	if err := onRoot(h.env.target(s.vol, s.node, s.pod), request); err != nil {
 		return "", fmt.Errorf("%s: %w", s, err)
 	}
 	h.world.frozen[key] = s.op == freeze
@@ -61,11 +61,11 @@ func (h *history) hold(s step) (string, error) {
 		h.world.lost[key] || h.world.held[key] || h.world.namesakes[key] {
 		return impossible, nil
 	}
-	for _, d := range h.site.mustDevices(s.node) {
+	for _, d := range h.env.mustDevices(s.node) {
 		if d.serial != h.serials[s.vol] {
 			continue
 		}
-		path := filepath.Join(h.site.rack.Instance(s.node).Guest, "dev", d.name)
+		path := filepath.Join(h.env.Rack.Instance(s.node).Guest, "dev", d.name)
 		file, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
 			return "", err
@@ -107,7 +107,7 @@ func (h *history) dropAll() error {
 	return errors.Join(errs...)
 }
 
-// sensible says whether a mistaken call is one whose answer the model knows: what it takes for
+// sensible reports whether a mistaken call is one whose answer the model knows: what it takes for
 // something else is there, and nothing else is at work on it.
 func (h *history) sensible(s step) bool {
 	w, here, there := h.world, at(s.vol, s.node), at(s.other, s.node)

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
 // foreignDisk is a disk that an administrator made by hand. Nothing of it may ever change.
@@ -27,13 +25,13 @@ type foreignDisk struct {
 
 // makeForeign makes disks with content beside the driver's: a filesystem that nobody has attached,
 // under a name like the driver's own, another one in use by node a, and random bytes at node b.
-func (s *site) makeForeign(ctx context.Context) error {
+func (env *environment) makeForeign(ctx context.Context) error {
 	for _, d := range []*foreignDisk{
 		{name: "csi-0123456789abcdef", gib: 1},
 		{name: "database", node: "a", gib: 1},
 		{name: "csi-random", node: "b", gib: 1},
 	} {
-		if err := s.makeForeignDisk(ctx, d); err != nil {
+		if err := env.makeForeignDisk(ctx, d); err != nil {
 			return fmt.Errorf("make the foreign disk %s: %w", d.name, err)
 		}
 	}
@@ -54,7 +52,7 @@ func (h *history) makeNamesake(ctx context.Context, s step) (string, error) {
 		d.name, d.gib = h.serials[s.vol]+"-restore", 2
 	}
 	h.world.namesakes[at(s.vol, s.node)] = true
-	return "", h.site.makeForeignDisk(ctx, d)
+	return "", h.env.makeForeignDisk(ctx, d)
 }
 
 func (h *history) takeNamesake(ctx context.Context, s step) (string, error) {
@@ -63,11 +61,11 @@ func (h *history) takeNamesake(ctx context.Context, s step) (string, error) {
 		return impossible, nil
 	}
 	delete(h.world.namesakes, at(s.vol, d.node))
-	return "", h.site.takeForeign(ctx, d)
+	return "", h.env.takeForeign(ctx, d)
 }
 
 func (h *history) namesake(v int) *foreignDisk {
-	for _, d := range h.site.foreign {
+	for _, d := range h.env.foreign {
 		if v != 0 && d.of == v {
 			return d
 		}
@@ -76,30 +74,24 @@ func (h *history) namesake(v int) *foreignDisk {
 }
 
 // takeForeign holds a foreign disk to what it was, and removes it.
-func (s *site) takeForeign(ctx context.Context, d *foreignDisk) error {
+func (env *environment) takeForeign(ctx context.Context, d *foreignDisk) error {
 	if err := d.untouched(true); err != nil {
 		return err
 	}
-	s.foreign = slices.DeleteFunc(s.foreign, func(f *foreignDisk) bool { return f == d })
-	if err := s.attachRaw(ctx, d.id, d.node, false); err != nil {
+	env.foreign = slices.DeleteFunc(env.foreign, func(f *foreignDisk) bool { return f == d })
+	if err := env.detachDisk(ctx, d.id, d.node); err != nil {
 		return err
 	}
-	return s.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(d.id)})
+	return env.Rack.DeleteDisk(ctx, d.id)
 }
 
 // makeForeignDisk makes a disk with random bytes, with a filesystem, or a blank one for restores.
-func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
-	disk, err := s.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{
-		Project: oxide.NameOrId(s.rack.Project),
-		Body: &oxide.DiskCreate{Name: oxide.Name(d.name), Description: "made by hand",
-			Size: oxide.ByteCount(d.gib * gib),
-			DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}},
-	})
+func (env *environment) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
+	disk, err := env.Rack.CreateDisk(ctx, env.Rack.Project, d.name, d.gib*gib)
 	if err != nil {
 		return err
 	}
-	d.id, d.path = disk.Id, s.backing(disk.Id)
+	d.id, d.path = disk.Id, env.backing(disk.Id)
 	switch {
 	case d.name == "csi-random":
 		err = os.WriteFile(d.path, pattern(1, 1, 1), 0o600)
@@ -110,9 +102,7 @@ func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 		err = exec.CommandContext(ctx, "mke2fs", "-q", "-t", "ext4", d.path).Run()
 	}
 	if err == nil && d.node != "" {
-		_, err = s.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
-			Instance: oxide.NameOrId(s.rack.Instance(d.node).ID),
-			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(d.id)}})
+		err = env.Rack.AttachDisk(ctx, d.id, env.Rack.Instance(d.node).ID)
 	}
 	if err != nil {
 		return err
@@ -121,13 +111,13 @@ func (s *site) makeForeignDisk(ctx context.Context, d *foreignDisk) error {
 		return err
 	}
 	d.modified, err = modified(d.path)
-	s.foreign = append(s.foreign, d)
+	env.foreign = append(env.foreign, d)
 	return err
 }
 
 // backing is the file that holds a disk's bytes.
-func (s *site) backing(id string) string {
-	return filepath.Join(s.rack.Dir, "sim", "disks", id+".img")
+func (env *environment) backing(id string) string {
+	return filepath.Join(env.Rack.Dir, "sim", "disks", id+".img")
 }
 
 func modified(path string) (time.Time, error) {
@@ -160,7 +150,7 @@ func sumOf(path string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(h.Sum(nil)), nil
 }
 
-// untouched says what has changed of a disk's bytes.
+// untouched demands that a disk's bytes have not changed.
 func (d *foreignDisk) untouched(thorough bool) error {
 	now, err := modified(d.path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// wish is a step before the world in which it happens is known: what the CO wants, or what goes
-// wrong. A history is drawn as wishes, so that a shorter one makes sense, too.
+// wish is a step before the state in which it happens is known: what the orchestrator wants, or
+// what goes wrong. A history is drawn as wishes, so that a shorter one makes sense, too.
 type wish struct {
 	kind, vol, node, pod, block, ctl, fault, op int
 	other                                       int

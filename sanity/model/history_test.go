@@ -16,11 +16,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// history is one history under way: a model, a CO's book, and what was done so far.
+// history is one history under way: a model, an orchestrator, and what was done so far.
 type history struct {
-	site  *site
-	world *world
-	book  book
+	env          *environment
+	world        *world
+	orchestrator orchestrator
 	// contents are the volumes' by number, snapshots those of snapshots by ID.
 	contents  map[int]*content
 	snapshots map[string]*content
@@ -28,10 +28,10 @@ type history struct {
 	open      map[string]*os.File // the devices that are kept open, by "v4 a"
 	// lines are the steps as they were carried out, with their answers.
 	lines []string
-	// lies change what the CO hears or what is so, to try the model itself; nil for an honest site.
-	lies lies
+	// tampers change answers or the state, to test the model itself; nil leaves both as they are.
+	tampers tampers
 
-	// goals are the nodes where the CO wants the volumes.
+	// goals are the nodes where the orchestrator wants the volumes.
 	goals map[int]string
 	// staged are the volumes whose last stage on a node answered OK.
 	staged     map[string]bool
@@ -49,8 +49,9 @@ type counts struct {
 	bytes, lost int64
 }
 
-func newHistory(s *site) *history {
-	return &history{site: s, world: newWorld(), book: newBook(), contents: map[int]*content{},
+func newHistory(env *environment) *history {
+	return &history{env: env, world: newWorld(), orchestrator: newOrchestrator(),
+		contents: map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
 		open: map[string]*os.File{}, faultNames: map[string]string{}, goals: map[int]string{},
 		staged: map[string]bool{}}
@@ -78,11 +79,11 @@ func (h *history) step(ctx context.Context, s step) error {
 		if said == impossible {
 			return nil
 		}
-		h.say("%s%s", s, said)
+		h.log("%s%s", s, said)
 	default:
 		calls, err = h.make(ctx, s)
 		if err == nil && calls == nil {
-			return nil // the CO cannot make it now
+			return nil // the orchestrator cannot make it now
 		}
 	}
 	if err == nil {
@@ -94,8 +95,8 @@ func (h *history) step(ctx context.Context, s step) error {
 	return nil
 }
 
-// follow carries out steps, one after the other.
-func (h *history) follow(ctx context.Context, steps []step) error {
+// runSteps carries out steps, one after the other.
+func (h *history) runSteps(ctx context.Context, steps []step) error {
 	for _, s := range steps {
 		if err := h.do(ctx, s); err != nil {
 			return err
@@ -106,7 +107,7 @@ func (h *history) follow(ctx context.Context, steps []step) error {
 
 // look observes, checks, and forgets doubts that are settled.
 func (h *history) look(ctx context.Context, calls []ended) error {
-	if err := h.lies.happen(ctx, h); err != nil {
+	if err := h.tampers.apply(ctx, h); err != nil {
 		return err
 	}
 	j, err := h.observe(ctx, calls)
@@ -126,17 +127,18 @@ func (h *history) look(ctx context.Context, calls []ended) error {
 	if h.world.rackDown {
 		return nil
 	}
-	left, err := h.site.activeFaults(ctx, h.faultNames)
+	left, err := h.env.activeFaults(ctx, h.faultNames)
 	h.count.faults += len(h.world.faults) - len(left)
 	h.world.faults = left
 	return err
 }
 
-func (h *history) say(format string, args ...any) {
+func (h *history) log(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-// make makes the calls of a step, and says how each ended. None means that the CO cannot make them.
+// make makes the calls of a step, and returns how each ended. It returns none if the orchestrator
+// cannot make them.
 func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 	steps := []*step{&s}
 	if s.with != nil {
@@ -145,14 +147,14 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		steps = append(steps, &other)
 	}
 	for _, one := range steps {
-		if !h.book.identify(one) || one.op.onNode() && h.world.down[one.node] ||
+		if !h.orchestrator.identify(one) || one.op.onNode() && h.world.down[one.node] ||
 			one.op == stageOther && (h.contents[one.vol] == nil || !h.contents[one.vol].formatted) ||
 			one.op.astray() && (len(steps) > 1 || !h.sensible(*one)) {
 			return nil, nil
 		}
 	}
 	for _, one := range steps {
-		h.book.try(*one)
+		h.orchestrator.try(*one)
 	}
 	before := h.world.seen
 	answers := h.send(ctx, steps)
@@ -184,7 +186,7 @@ func (h *history) make(ctx context.Context, s step) ([]ended, error) {
 		h.learn(one, &c, answers[i])
 		calls = append(calls, c)
 	}
-	h.say("%s", strings.Join(words, " || "))
+	h.log("%s", strings.Join(words, " || "))
 	return calls, errors.Join(errs...)
 }
 
@@ -211,7 +213,7 @@ func shown(err error) string {
 	return fmt.Sprintf("%s (%.300s)", status.Code(err), status.Convert(err).Message())
 }
 
-// outcome says what the CO may conclude from an answer.
+// outcome says what the orchestrator may conclude from an answer.
 func (h *history) outcome(s step, a answer) outcome {
 	switch {
 	case a.err == nil:
@@ -224,7 +226,7 @@ func (h *history) outcome(s step, a answer) outcome {
 	return refusedCall
 }
 
-// learn takes a success into the book and the model.
+// learn takes a success into the orchestrator and the model.
 func (h *history) learn(s *step, c *ended, a answer) {
 	key := at(s.vol, s.node)
 	if s.op == attach && slices.Contains(h.world.faults, "slow device") {
@@ -259,7 +261,7 @@ func (h *history) learn(s *step, c *ended, a answer) {
 	if s.op == createVolume {
 		h.serials[s.vol] = a.reply.volume.GetVolumeContext()["diskName"]
 	}
-	h.book.note(s, a.reply)
+	h.orchestrator.note(s, a.reply)
 	c.step = *s
 }
 
@@ -280,11 +282,11 @@ func (h *history) send(ctx context.Context, steps []*step) []answer {
 			if s.mishap == abandoned {
 				defer time.AfterFunc(s.after, cancel).Stop()
 			}
-			answers[i].reply, answers[i].err = h.lies.call(ctx, h, *s)
+			answers[i].reply, answers[i].err = h.tampers.call(ctx, h, *s)
 		})
 	}
 	if s := *steps[0]; s.mishap == killed || s.mishap == rackDies {
-		h.strike(ctx, s)
+		h.killLater(ctx, s)
 	}
 	calls.Wait()
 	return answers
@@ -296,25 +298,25 @@ func (h *history) revive(ctx context.Context, s step) error {
 	case s.mishap != killed:
 		return nil
 	case s.op.onNode():
-		return h.restart(ctx, h.site.nodes[s.node])
+		return h.restart(ctx, h.env.nodes[s.node])
 	}
-	return h.restart(ctx, h.site.controllers[s.ctl-1])
+	return h.restart(ctx, h.env.controllers[s.ctl-1])
 }
 
-// strike kills, a moment after a call was made, what works on it.
-func (h *history) strike(ctx context.Context, s step) {
+// killLater kills, a moment after a call was made, what works on it.
+func (h *history) killLater(ctx context.Context, s step) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(s.after):
 	}
 	switch {
 	case s.mishap == rackDies:
-		h.site.rack.Kill()
+		h.env.Rack.Kill()
 		h.world.rackDown = true
 	case s.op.onNode():
-		h.site.nodes[s.node].Kill()
+		h.env.nodes[s.node].Kill()
 	default:
-		h.site.controllers[s.ctl-1].Kill()
+		h.env.controllers[s.ctl-1].Kill()
 	}
 }
 

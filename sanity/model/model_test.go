@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,69 +23,60 @@ const (
 	longest        = 50
 )
 
-// ground is where histories run: a site that is made when one is needed, and again when a history
-// has failed on it.
-type ground struct {
-	t    testing.TB
-	run  *harness.Run
-	site *site
+// runner is where histories run: an environment that is made when one is needed, and again when a
+// history has failed on it.
+type runner struct {
+	t   testing.TB
+	run *harness.Run
+	env *environment
 }
 
-func newGround(t testing.TB) *ground {
+func newRunner(t testing.TB) *runner {
 	t.Helper()
-	run, err := harness.NewRun(os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &ground{t: t, run: run}
+	r := &runner{t: t, run: harness.RunFor(t)}
 	t.Cleanup(func() {
-		if g.site != nil {
-			if err := g.site.close(); err != nil {
-				t.Errorf("end the site: %v", err)
+		if r.env != nil {
+			if err := r.env.Close(); err != nil {
+				t.Errorf("end the environment: %v", err)
 			}
 		}
-		if t.Failed() {
-			run.Failed()
-		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
 	})
-	return g
+	return r
 }
 
-// play runs a history from its beginning to its clean end.
-func (g *ground) play(ctx context.Context, l lies, steps func(*history) error) (*history, error) {
-	if g.site == nil {
-		s, err := newSite(ctx, g.run)
+// runHistory runs a history from its beginning to its clean end.
+func (r *runner) runHistory(ctx context.Context, l tampers, steps func(*history) error) (*history,
+	error) {
+	if r.env == nil {
+		env, err := newEnvironment(ctx, r.run)
 		if err != nil {
-			return nil, fmt.Errorf("make a site: %w", err)
+			return nil, fmt.Errorf("make an environment: %w", err)
 		}
-		g.site = s
+		r.env = env
 	}
-	h := newHistory(g.site)
-	h.lies = l
+	h := newHistory(r.env)
+	h.tampers = l
 	err := steps(h)
 	if err == nil {
 		err = h.tearDown(ctx)
 	}
 	if err != nil {
-		_ = h.dropAll() // the history's failure is told already
+		_ = h.dropAll() // the history's failure is reported already
 	}
-	if err != nil && (l == nil || g.site.scrub(ctx) != nil) {
-		g.site.abandon()
-		g.site = nil
+	if err != nil && (l == nil || r.env.cleanUp(ctx) != nil) {
+		r.env.abandon()
+		r.env = nil
 	}
 	return h, err
 }
 
-// told is a history as people read it, and as a file may have it.
-func (h *history) told() string { return "  " + strings.Join(h.lines, "\n  ") }
+// transcript is a history as people read it, and as a file may have it.
+func (h *history) transcript() string { return "  " + strings.Join(h.lines, "\n  ") }
 
 // TestNothingThatTheModelForbidsHappens is the proof.
 func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 	p := proof.New(t, "model")
-	g := newGround(t)
+	r := newRunner(t)
 	var sum counts
 	histories := 0
 	var failed []string
@@ -102,9 +92,9 @@ func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 		setFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
 			volumes, wishes := drawHistory(rt, longest)
-			h, err := g.play(t.Context(), nil, func(h *history) error {
+			h, err := r.runHistory(t.Context(), nil, func(h *history) error {
 				for _, w := range wishes {
-					if err := h.follow(t.Context(), h.resolve(w, volumes)); err != nil {
+					if err := h.runSteps(t.Context(), h.resolve(w, volumes)); err != nil {
 						return err
 					}
 				}
@@ -114,9 +104,9 @@ func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 				rt.Fatal(err)
 			}
 			if err != nil {
-				failed = append(failed, h.told())
+				failed = append(failed, h.transcript())
 				rt.Fatalf("repeat with PROOF_SEED=%d; this history ends with an error:\n%s\n%v",
-					seed, h.told(), err)
+					seed, h.transcript(), err)
 			}
 			sum.add(h.count)
 		})

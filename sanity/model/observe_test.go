@@ -42,10 +42,10 @@ func (h *history) observe(ctx context.Context, calls []ended) (*joint, error) {
 	j := &joint{facts: facts{}, serials: h.serials, shown: map[string]bool{}}
 	if h.world.rackDown {
 		j.facts = h.remembered(calls)
-	} else if err := h.site.observeRack(ctx, j); err != nil {
+	} else if err := h.env.observeRack(ctx, j); err != nil {
 		return nil, fmt.Errorf("look at the rack: %w", err)
 	}
-	if err := h.site.observeNodes(j); err != nil {
+	if err := h.env.observeNodes(j); err != nil {
 		return nil, fmt.Errorf("look at the nodes: %w", err)
 	}
 	return j, nil
@@ -70,8 +70,8 @@ func (h *history) remembered(calls []ended) facts {
 	return f
 }
 
-func (s *site) observeRack(ctx context.Context, j *joint) error {
-	state, err := s.rack.Admin.State(ctx)
+func (env *environment) observeRack(ctx context.Context, j *joint) error {
+	state, err := env.Rack.Admin.State(ctx)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (s *site) observeRack(ctx context.Context, j *joint) error {
 			return named(d.Description, name)
 		})
 		switch {
-		case v < 0 && !slices.ContainsFunc(s.foreign, func(f *foreignDisk) bool {
+		case v < 0 && !slices.ContainsFunc(env.foreign, func(f *foreignDisk) bool {
 			return f.id == d.ID
 		}):
 			return fmt.Errorf("nobody asked for the disk %s (%s)", d.Name, d.Description)
@@ -92,7 +92,7 @@ func (s *site) observeRack(ctx context.Context, j *joint) error {
 			return fmt.Errorf("v%d has two disks, %s and %s", v, j.facts[diskField(v)], d.ID)
 		}
 		j.serials[v] = d.Name
-		j.facts[diskField(v)], j.facts[holderField(v)] = d.ID, s.nodeOf(d.State.Instance)
+		j.facts[diskField(v)], j.facts[holderField(v)] = d.ID, env.nodeOf(d.State.Instance)
 		if d.SnapshotID != nil {
 			j.facts[sourceField(v)] = *d.SnapshotID
 		}
@@ -109,7 +109,7 @@ func (s *site) observeRack(ctx context.Context, j *joint) error {
 	return nil
 }
 
-// volumeNames and snapshotNames are the CO's names by number; number 0 is nobody's.
+// volumeNames and snapshotNames are the orchestrator's names by number; number 0 is nobody's.
 var (
 	volumeNames   = namesOf("v", len(kinds))
 	snapshotNames = namesOf("s", len(snapOf))
@@ -124,24 +124,24 @@ func namesOf(kind string, n int) []string {
 }
 
 // nodeOf is the node of an instance's ID.
-func (s *site) nodeOf(instance string) string {
+func (env *environment) nodeOf(instance string) string {
 	for _, n := range nodes {
-		if s.rack.Instance(n).ID == instance {
+		if env.Rack.Instance(n).ID == instance {
 			return n
 		}
 	}
 	return instance
 }
 
-func (s *site) observeNodes(j *joint) error {
+func (env *environment) observeNodes(j *joint) error {
 	j.devices, j.mounts = map[string][]guestDevice{}, map[string][]*mountinfo.Info{}
 	for _, n := range nodes {
 		var err error
-		if j.devices[n], err = devicesOf(s.rack.Instance(n).Guest); err != nil {
+		if j.devices[n], err = devicesOf(env.Rack.Instance(n).Guest); err != nil {
 			return err
 		}
 	}
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.rack.Dir))
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(env.Rack.Dir))
 	if err != nil {
 		return err
 	}
@@ -150,18 +150,18 @@ func (s *site) observeNodes(j *joint) error {
 	}
 	for v := range kinds {
 		for _, n := range nodes {
-			if v > 0 && len(j.mounts[s.staging(v, n)]) > 0 {
+			if v > 0 && len(j.mounts[env.staging(v, n)]) > 0 {
 				j.facts[stagedField(v, n)] = yes
 			}
 			for _, p := range pods {
-				if v > 0 && len(j.mounts[s.target(v, n, p)]) > 0 {
+				if v > 0 && len(j.mounts[env.target(v, n, p)]) > 0 {
 					j.facts[publishedField(v, n, p)] = yes
 				}
 			}
 		}
 	}
-	j.loops, err = livingLoops(filepath.Join(s.rack.Dir, "sim"))
-	j.leaveNamesakes(s.foreign)
+	j.loops, err = livingLoops(filepath.Join(env.Rack.Dir, "sim"))
+	j.leaveNamesakes(env.foreign)
 	return err
 }
 

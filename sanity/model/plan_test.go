@@ -1,6 +1,6 @@
 package model
 
-// towards is the CO's next call on the way to a pod that uses the volume on a node.
+// towards is the orchestrator's next call on the way to a pod that uses the volume on a node.
 func (h *history) towards(v int, n string) step {
 	f, ctl := h.world.seen, 1+int(h.value+uint64(len(h.lines)))%2
 	holder := f[holderField(v)]
@@ -8,13 +8,13 @@ func (h *history) towards(v int, n string) step {
 	case h.world.rackDown:
 		return step{op: startRack}
 	case h.world.namesakes[at(v, n)] && len(h.lines)%3 == 0:
-		return step{op: takeNamesake, vol: v} // once the CO was refused for a while
-	case f[diskField(v)] == "" || h.book.volumes[v].GetVolumeId() != f[diskField(v)]:
+		return step{op: takeNamesake, vol: v} // once the orchestrator was refused for a while
+	case f[diskField(v)] == "" || h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return h.towardsDisk(v, ctl)
 	case holder != "" && holder != n:
 		s, _ := h.away(v)
 		return s
-	case holder == "" || h.book.published[at(v, n)] == nil:
+	case holder == "" || h.orchestrator.published[at(v, n)] == nil:
 		return step{op: attach, ctl: ctl, vol: v, node: n}
 	case h.world.down[n]:
 		return step{op: startInstance, node: n}
@@ -39,16 +39,17 @@ func (h *history) towards(v int, n string) step {
 func (h *history) towardsDisk(v, ctl int) step {
 	snap := kinds[v].snap
 	switch {
-	case snap == 0 || h.book.snapshots[snap] != "" &&
-		h.world.seen[snapField(snap)] == h.book.snapshots[snap]:
+	case snap == 0 || h.orchestrator.snapshots[snap] != "" &&
+		h.world.seen[snapField(snap)] == h.orchestrator.snapshots[snap]:
 		return step{op: createVolume, ctl: ctl, vol: v}
-	case h.book.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
+	case h.orchestrator.volumes[snapOf[snap]] == nil || h.world.seen[diskField(snapOf[snap])] == "":
 		return h.towardsDisk(snapOf[snap], ctl)
 	}
 	return step{op: createSnapshot, ctl: ctl, snap: snap}
 }
 
-// away is the CO's next call on the way to a volume that is no more; false when it is there.
+// away is the orchestrator's next call on the way to a volume that is no more; false when it is
+// there.
 func (h *history) away(v int) (step, bool) {
 	f, ctl := h.world.seen, 1+len(h.lines)%2
 	for _, n := range nodes {
@@ -56,14 +57,14 @@ func (h *history) away(v int) (step, bool) {
 			continue // nothing is mounted there, and nobody to ask
 		}
 		for _, p := range pods {
-			if f[publishedField(v, n, p)] != "" || h.book.given[publishedField(v, n, p)] {
+			if f[publishedField(v, n, p)] != "" || h.orchestrator.given[publishedField(v, n, p)] {
 				return step{op: unpublish, vol: v, node: n, pod: p}, true
 			}
 		}
 		if h.world.held[at(v, n)] {
 			return step{op: letGo, vol: v, node: n, pod: 1}, true
 		}
-		if f[stagedField(v, n)] != "" || h.book.staged[at(v, n)] {
+		if f[stagedField(v, n)] != "" || h.orchestrator.staged[at(v, n)] {
 			return step{op: unstage, vol: v, node: n}, true
 		}
 	}
@@ -72,7 +73,7 @@ func (h *history) away(v int) (step, bool) {
 		return step{op: detach, ctl: ctl, vol: v, node: f[holderField(v)]}, true
 	case f[diskField(v)] == "":
 		return step{}, false
-	case h.book.volumes[v].GetVolumeId() != f[diskField(v)]:
+	case h.orchestrator.volumes[v].GetVolumeId() != f[diskField(v)]:
 		return step{op: createVolume, ctl: ctl, vol: v}, true
 	}
 	return step{op: deleteVolume, ctl: ctl, vol: v}, true

@@ -225,18 +225,18 @@ var regressions = []struct{ name, steps string }{
 }
 
 func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
-	g := newGround(t)
-	for _, r := range regressions {
-		t.Run(r.name, func(t *testing.T) {
-			steps, err := parseHistory(r.steps)
+	runner := newRunner(t)
+	for _, past := range regressions {
+		t.Run(past.name, func(t *testing.T) {
+			steps, err := parseHistory(past.steps)
 			if err != nil {
 				t.Fatal(err)
 			}
-			h, err := g.play(t.Context(), nil, func(h *history) error {
-				return h.follow(t.Context(), steps)
+			h, err := runner.runHistory(t.Context(), nil, func(h *history) error {
+				return h.runSteps(t.Context(), steps)
 			})
 			if err != nil {
-				t.Errorf("%v\n%s", err, h.told())
+				t.Errorf("%v\n%s", err, h.transcript())
 			}
 		})
 	}
@@ -245,7 +245,7 @@ func TestHistoriesThatOnceEndedBadlyEndWell(t *testing.T) {
 // A device's name says nothing about which disk it is. The mount of a btrfs shows no number, only
 // the name that its device had.
 func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
-	g := newGround(t)
+	runner := newRunner(t)
 	steps, err := parseHistory(`
 		controller 1: CreateVolume v3
 		controller 1: ControllerPublish v3 → node a
@@ -255,14 +255,14 @@ func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := g.play(t.Context(), nil, func(h *history) error {
-		if err := h.follow(t.Context(), steps); err != nil {
+	h, err := runner.runHistory(t.Context(), nil, func(h *history) error {
+		if err := h.runSteps(t.Context(), steps); err != nil {
 			return err
 		}
 		if err := h.plugUntilNamedAsBefore(t.Context()); err != nil {
 			return err
 		}
-		return h.follow(t.Context(), []step{
+		return h.runSteps(t.Context(), []step{
 			{op: publish, vol: 3, node: "a", pod: 1},
 			{op: stage, vol: 3, node: "a"},
 			{op: unpublish, vol: 3, node: "a", pod: 1},
@@ -270,7 +270,7 @@ func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 		})
 	})
 	if err != nil {
-		t.Errorf("%v\n%s", err, h.told())
+		t.Errorf("%v\n%s", err, h.transcript())
 	}
 }
 
@@ -278,7 +278,7 @@ func TestADeadMountIsNotTakenForTheDiskThatHasItsDevicesNameNow(t *testing.T) {
 // again that it had.
 func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	nameOf := func() string {
-		for _, d := range h.site.mustDevices("a") {
+		for _, d := range h.env.mustDevices("a") {
 			if d.serial == h.serials[3] {
 				return d.name
 			}
@@ -287,7 +287,7 @@ func (h *history) plugUntilNamedAsBefore(ctx context.Context) error {
 	}
 	before := nameOf()
 	for range 300 {
-		err := h.follow(ctx, []step{{op: detach, ctl: 1, vol: 3, node: "a"},
+		err := h.runSteps(ctx, []step{{op: detach, ctl: 1, vol: 3, node: "a"},
 			{op: attach, ctl: 1, vol: 3, node: "a"}})
 		if err != nil || nameOf() == before {
 			return err

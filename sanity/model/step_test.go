@@ -91,11 +91,12 @@ var forms = map[op]string{
 	wait:            "wait until all is quiet",
 }
 
-// onNode says that the call goes to a node's driver, and isCall that it goes to a driver at all.
+// onNode reports whether the call goes to a node's driver, and isCall that it goes to a driver at
+// all.
 func (o op) onNode() bool { return o >= stage && o <= stats }
 func (o op) isCall() bool { return o <= stats }
 
-// astray says that a call is mistaken: it takes one volume, or access type, for another.
+// astray reports whether a call is mistaken: it takes one volume, or access type, for another.
 func (o op) astray() bool {
 	return o == stageAstray || o == unstageAstray || o == publishOther || o == unpublishAstray
 }

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// tearDown is the patient CO at the end of a history: it undoes everything, call after call, until
-// it is done.
+// tearDown is the patient orchestrator at the end of a history: it undoes everything, call after
+// call, until it is done.
 func (h *history) tearDown(ctx context.Context) error {
 	if err := h.calm(ctx); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (h *history) tearDown(ctx context.Context) error {
 			return h.clean(ctx)
 		}
 	}
-	return errors.New("the patient CO does not come to an end")
+	return errors.New("the patient orchestrator does not come to an end")
 }
 
 // readAll brings every volume once more to a pod, which reads it: whatever happened, what was
@@ -101,7 +101,7 @@ func (h *history) calm(ctx context.Context) error {
 	if err := h.dropAll(); err != nil {
 		return err
 	}
-	if err := h.site.rack.Admin.ClearFaults(ctx); err != nil {
+	if err := h.env.Rack.Admin.ClearFaults(ctx); err != nil {
 		return err
 	}
 	for v := range kinds {
@@ -122,17 +122,17 @@ func (h *history) clean(ctx context.Context) error {
 	for v := 1; v < len(kinds); v++ {
 		for _, n := range nodes {
 			for _, p := range pods {
-				path := h.site.target(v, n, p)
+				path := h.env.target(v, n, p)
 				if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 					return fmt.Errorf("the pod's path %s is still there", path)
 				}
 			}
 		}
 	}
-	for _, d := range h.site.foreign {
+	for _, d := range h.env.foreign {
 		if err := d.untouched(true); err != nil {
 			return err
 		}
 	}
-	return h.site.balance(ctx)
+	return h.env.balance(ctx)
 }

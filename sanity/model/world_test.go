@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// The cast: volumes v1…, snapshots s1…, nodes a, b, c, each with two pods that may use a volume.
+// What there is: volumes v1…, snapshots s1…, nodes a, b, c, each with two pods that may use a
+// volume.
 type volumeKind struct {
 	// fsType is the filesystem, "" for a raw block volume.
 	fsType string
@@ -62,7 +63,7 @@ func (f facts) published(v int, n string) bool {
 	return slices.ContainsFunc(pods, func(p int) bool { return f[publishedField(v, n, p)] != "" })
 }
 
-// mounted says that anything of the volume is mounted on the node.
+// mounted reports whether anything of the volume is mounted on the node.
 func (f facts) mounted(v int, n string) bool {
 	return f[stagedField(v, n)] != "" || f.published(v, n)
 }
@@ -163,7 +164,7 @@ type world struct {
 	slow map[string]bool
 	// down are the instances that are stopped.
 	down map[string]bool
-	// rackDown says that the rack's API is away, though the disks are not.
+	// rackDown reports whether the rack's API is away, though the disks are not.
 	rackDown bool
 	// faults are the rules that may still strike.
 	faults []string
@@ -177,14 +178,14 @@ func newWorld() *world {
 
 func at(v int, n string) string { return fmt.Sprintf("v%d %s", v, n) }
 
-// doubtful says whether anything of the volume or snapshot that the call is about may change by
+// doubtful reports whether anything of the volume or snapshot that the call is about may change by
 // itself.
 func (w *world) doubtful(s step) bool {
 	return slices.ContainsFunc(w.doubts, func(d assign) bool { return about(d.field, s) })
 }
 
-// about says that a call depends on a field: its volume's, its snapshot's, or its source's. And
-// while a snapshot is taken, the simulator holds the volume's filesystem open on its node.
+// about reports whether a call depends on a field: its volume's, its snapshot's, or its source's.
+// And while a snapshot is taken, the simulator holds the volume's filesystem open on its node.
 func about(f field, s step) bool {
 	var kind byte
 	var number int
@@ -206,7 +207,7 @@ const (
 	succeeded outcome = iota
 	// refused: it answered an error, and nothing has changed.
 	refusedCall
-	// unclear: it answered an error after the rack misbehaved; the effect may be there or not.
+	// unclear: it answered an error after a fault; the effect may be there or not.
 	unclear
 	// openCall: nobody waited for the answer. The effect may be there now, later, or never.
 	openCall
@@ -245,7 +246,7 @@ func (w *world) allowed(f field, calls []ended) []string {
 	return append([]string{before}, perhaps...)
 }
 
-// possible says whether a value is among the allowed ones. A disk that is gone has no holder.
-func possible(value string, allowed []string) bool {
+// isAllowed reports whether a value is among the allowed ones. A disk that is gone has no holder.
+func isAllowed(value string, allowed []string) bool {
 	return slices.Contains(allowed, value) || value != "" && slices.Contains(allowed, anyID)
 }

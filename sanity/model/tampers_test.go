@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -45,9 +44,9 @@ const (
 		node b: NodePublish v4 to pod 1`
 )
 
-// swallow answers OK and does nothing, and pretend does it and answers something else.
-func swallow(o op) lie {
-	return lie{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+// skipCall answers OK and does nothing, and pretend does it and answers something else.
+func skipCall(o op) tamper {
+	return tamper{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
 		if s.op == o {
 			return reply{context: map[string]string{}}, nil
 		}
@@ -55,8 +54,8 @@ func swallow(o op) lie {
 	}}
 }
 
-func pretend(o op, err error) lie {
-	return lie{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+func pretend(o op, err error) tamper {
+	return tamper{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
 		r, truth := real()
 		if s.op == o {
 			return r, err
@@ -66,9 +65,9 @@ func pretend(o op, err error) lie {
 }
 
 // onBacking changes the bytes of a volume's disk behind everybody's back.
-func onBacking(when string, v int, change func(path string) error) lie {
-	return lie{when: when, deed: func(_ context.Context, h *history) error {
-		return change(h.site.backing(h.book.volumes[v].GetVolumeId()))
+func onBacking(when string, v int, change func(path string) error) tamper {
+	return tamper{when: when, action: func(_ context.Context, h *history) error {
+		return change(h.env.backing(h.orchestrator.volumes[v].GetVolumeId()))
 	}}
 }
 
@@ -84,30 +83,30 @@ func overwrite(path string, offset int64, data []byte) error {
 
 const detached = "controller 1: ControllerUnpublish v4"
 
-// untruths are what must not pass: a history, what is not as it should be, and how that is told.
-var untruths = []struct {
+// tamperCases are what the model must notice: a history, what is wrong in it, and the error.
+var tamperCases = []struct {
 	name, steps string
-	lie         lie
+	tamper      tamper
 	want        string
 }{
 	{"an unmount is swallowed", inUse + `
 		node a: NodeUnpublish v1 from pod 1
 		node a: NodeUnstage v1`,
-		swallow(unstage), `NodeUnstage v1 answered OK, but "v1 staged a" is "yes"`},
+		skipCall(unstage), `NodeUnstage v1 answered OK, but "v1 staged a" is "yes"`},
 	{"the end of a publication is swallowed", inUse + `
 		node a: NodeUnpublish v1 from pod 1`,
-		swallow(unpublish), `answered OK, but "v1 published a/1" is "yes"`},
+		skipCall(unpublish), `answered OK, but "v1 published a/1" is "yes"`},
 	{"a publication is made up", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
 		node a: NodeStage v1
 		node a: NodePublish v1 to pod 1`,
-		swallow(publish), `answered OK, but "v1 published a/1" is ""`},
+		skipCall(publish), `answered OK, but "v1 published a/1" is ""`},
 	{"a stage is made up", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a
 		node a: NodeStage v1`,
-		swallow(stage), `answered OK, but "v1 staged a" is ""`},
+		skipCall(stage), `answered OK, but "v1 staged a" is ""`},
 	{"a device that a pod has is called released", deviceInUse + `
 		node a: NodeUnstage v4`,
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
@@ -118,9 +117,9 @@ var untruths = []struct {
 		pretend(unstage, nil), "answered OK, the model allows [Internal]"},
 	{"another volume's publication is taken down", inUse + deviceInUse + `
 		node a: NodeUnpublish v1 from pod 1 at the path of v4`,
-		lie{answer: func(h *history, s step, real func() (reply, error)) (reply, error) {
+		tamper{answer: func(h *history, s step, real func() (reply, error)) (reply, error) {
 			if s.op == unpublishAstray {
-				return reply{}, unix.Unmount(h.site.target(s.other, s.node, s.pod), 0)
+				return reply{}, unix.Unmount(h.env.target(s.other, s.node, s.pod), 0)
 			}
 			return real()
 		}}, `"v4 published a/1" is "", the model says ["yes"]`},
@@ -138,22 +137,22 @@ var untruths = []struct {
 		controller 1: ControllerUnpublish v2 → node a
 		administrator: attach a namesake of v2 → node a
 		node a: NodeStage v2`,
-		lie{when: "node a: NodeStage", deed: func(_ context.Context, h *history) error {
+		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
 			return overwrite(h.namesake(2).path, gib/2, []byte{1})
 		}}, "-restore was written to"},
 	{"an attach is made up", `
 		controller 1: CreateVolume v1
 		controller 1: ControllerPublish v1 → node a`,
-		swallow(attach), `answered OK, but "v1 holder" is ""`},
+		skipCall(attach), `answered OK, but "v1 holder" is ""`},
 	{"a detach is swallowed", deviceInUse + released,
-		swallow(detach), `answered OK, but "v4 holder" is "a"`},
+		skipCall(detach), `answered OK, but "v4 holder" is "a"`},
 	{"a delete is swallowed", `
 		controller 1: CreateVolume v1
 		controller 1: DeleteVolume v1`,
-		swallow(deleteVolume), `DeleteVolume v1 answered OK, but "v1 disk"`},
+		skipCall(deleteVolume), `DeleteVolume v1 answered OK, but "v1 disk"`},
 	{"a create answers with another's ID", `
 		controller 1: CreateVolume v1`,
-		lie{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
+		tamper{answer: func(_ *history, s step, real func() (reply, error)) (reply, error) {
 			r, err := real()
 			r.volume = &csi.Volume{VolumeId: "00000000-0000-4000-8000-000000000000"}
 			return r, err
@@ -201,23 +200,23 @@ var untruths = []struct {
 		onBacking("node a: NodePublish v4", 4, func(path string) error {
 			return exec.Command("losetup", "--find", path).Run()
 		}), "the bytes of v4 are reached through"},
-	{"a disk is attached behind the CO's back", `
+	{"a disk is attached behind the orchestrator's back", `
 		controller 1: CreateVolume v1`,
-		rackDeed("controller 1: CreateVolume v1", 1, "b", true), `"v1 holder" is "b"`},
-	{"a disk is detached behind the CO's back", inUse,
-		rackDeed("pod 1 on a", 1, "a", false), `"v1 holder" is "", the model says ["a"]`},
+		rackAction("controller 1: CreateVolume v1", 1, "b", true), `"v1 holder" is "b"`},
+	{"a disk is detached behind the orchestrator's back", inUse,
+		rackAction("pod 1 on a", 1, "a", false), `"v1 holder" is "", the model says ["a"]`},
 	{"a device shows in a second guest", deviceInUse,
-		lie{when: "node a: NodePublish v4", deed: showInB}, `its device is seen by ["a" "b"]`},
+		tamper{when: "node a: NodePublish v4", action: showInB}, `its device is seen by ["a" "b"]`},
 	{"a neighbour is unmounted, too", inUse + `
 		node a: NodePublish v1 to pod 2
 		node a: NodeUnpublish v1 from pod 2`,
-		mountDeed("node a: NodeUnpublish v1", func(h *history) error {
-			return unix.Unmount(h.site.target(1, "a", 1), 0)
+		mountAction("node a: NodeUnpublish v1", func(h *history) error {
+			return unix.Unmount(h.env.target(1, "a", 1), 0)
 		}), `"v1 published a/1" is "", the model says ["yes"]`},
 	{"a pod gets another volume", inUse + deviceInUse + `
 		node a: NodePublish v4 to pod 2`,
-		mountDeed("node a: NodePublish v4 to pod 2", func(h *history) error {
-			from, to := h.site.target(4, "a", 1), h.site.target(4, "a", 2)
+		mountAction("node a: NodePublish v4 to pod 2", func(h *history) error {
+			from, to := h.env.target(4, "a", 1), h.env.target(4, "a", 2)
 			if err := unix.Unmount(to, 0); err != nil {
 				return err
 			}
@@ -228,57 +227,51 @@ var untruths = []struct {
 			return unix.Mount(from, to, "", unix.MS_BIND, "")
 		}), "is mounted, not that of v4"},
 	{"a mount lies upon another", inUse,
-		mountDeed("node a: NodePublish v1", func(h *history) error {
-			path := h.site.target(1, "a", 1)
+		mountAction("node a: NodePublish v1", func(h *history) error {
+			path := h.env.target(1, "a", 1)
 			return unix.Mount(path, path, "", unix.MS_BIND, "")
 		}), "2 mounts lie upon each other"},
 	{"a mount lies where nobody asked for it", inUse,
-		mountDeed("node a: NodePublish v1", func(h *history) error {
-			path := filepath.Join(h.site.nodes["b"].Dir, "kubelet", "stray")
+		mountAction("node a: NodePublish v1", func(h *history) error {
+			path := filepath.Join(h.env.nodes["b"].Dir, "kubelet", "stray")
 			return errors.Join(os.MkdirAll(path, 0o750),
-				unix.Mount(h.site.staging(1, "a"), path, "", unix.MS_BIND, ""))
+				unix.Mount(h.env.staging(1, "a"), path, "", unix.MS_BIND, ""))
 		}), "nobody asked for the mount"},
 	{"a path is left behind", inUse,
-		mountDeed("node a: NodeUnpublish v1", func(h *history) error {
-			return os.Mkdir(h.site.target(1, "a", 1), 0o750)
+		mountAction("node a: NodeUnpublish v1", func(h *history) error {
+			return os.Mkdir(h.env.target(1, "a", 1), 0o750)
 		}), "is still there"},
 	{"a foreign disk is written to", inUse,
-		lie{when: "node a: NodeStage", deed: func(_ context.Context, h *history) error {
-			return overwrite(h.site.foreign[0].path, gib/2, []byte{1})
+		tamper{when: "node a: NodeStage", action: func(_ context.Context, h *history) error {
+			return overwrite(h.env.foreign[0].path, gib/2, []byte{1})
 		}}, "the foreign disk csi-0123456789abcdef was written to"},
 	{"a foreign disk is detached", inUse,
-		lie{when: "node a: NodeStage", deed: func(ctx context.Context, h *history) error {
-			return h.site.attachRaw(ctx, h.site.foreign[1].id, "a", false)
+		tamper{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+			return h.env.detachDisk(ctx, h.env.foreign[1].id, "a")
 		}}, "the foreign disk database has become"},
 	{"a foreign disk is deleted", inUse,
-		lie{when: "node a: NodeStage", deed: func(ctx context.Context, h *history) error {
-			return h.site.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{
-				Disk: oxide.NameOrId(h.site.foreign[0].id)})
+		tamper{when: "node a: NodeStage", action: func(ctx context.Context, h *history) error {
+			return h.env.Rack.DeleteDisk(ctx, h.env.foreign[0].id)
 		}}, "the foreign disk csi-0123456789abcdef"},
 }
 
-// rackDeed attaches or detaches a volume's disk past the driver.
-func rackDeed(when string, v int, n string, on bool) lie {
-	return lie{when: when, deed: func(ctx context.Context, h *history) error {
-		return h.site.attachRaw(ctx, h.book.volumes[v].GetVolumeId(), n, on)
+// rackAction attaches or detaches a volume's disk past the driver.
+func rackAction(when string, v int, n string, on bool) tamper {
+	return tamper{when: when, action: func(ctx context.Context, h *history) error {
+		disk, instance := h.orchestrator.volumes[v].GetVolumeId(), h.env.Rack.Instance(n).ID
+		if on {
+			return h.env.Rack.AttachDisk(ctx, disk, instance)
+		}
+		return h.env.Rack.DetachDisk(ctx, disk, instance)
 	}}
 }
 
-func mountDeed(when string, deed func(*history) error) lie {
-	return lie{when: when, deed: func(_ context.Context, h *history) error { return deed(h) }}
+func mountAction(when string, action func(*history) error) tamper {
+	return tamper{when: when, action: func(_ context.Context, h *history) error { return action(h) }}
 }
 
-func (s *site) attachRaw(ctx context.Context, id, n string, on bool) error {
-	instance, body := oxide.NameOrId(s.rack.Instance(n).ID), &oxide.DiskPath{Disk: oxide.NameOrId(id)}
-	var err error
-	if on {
-		_, err = s.rack.Client.InstanceDiskAttach(ctx,
-			oxide.InstanceDiskAttachParams{Instance: instance, Body: body})
-	} else {
-		_, err = s.rack.Client.InstanceDiskDetach(ctx,
-			oxide.InstanceDiskDetachParams{Instance: instance, Body: body})
-	}
-	return err
+func (env *environment) detachDisk(ctx context.Context, disk, node string) error {
+	return env.Rack.DetachDisk(ctx, disk, env.Rack.Instance(node).ID)
 }
 
 // fakeDevice is a device that is there only to be shown where it should not be.
@@ -286,19 +279,19 @@ const fakeDevice = "nvme99n1"
 
 // showInB shows v4's device in the guest of b, too.
 func showInB(_ context.Context, h *history) error {
-	for _, d := range h.site.mustDevices("a") {
+	for _, d := range h.env.mustDevices("a") {
 		if d.serial != h.serials[4] {
 			continue
 		}
-		from := filepath.Join(h.site.rack.Instance("a").Guest, "sys/block", d.name)
-		to := filepath.Join(h.site.rack.Instance("b").Guest, "sys/block", fakeDevice)
+		from := filepath.Join(h.env.Rack.Instance("a").Guest, "sys/block", d.name)
+		to := filepath.Join(h.env.Rack.Instance("b").Guest, "sys/block", fakeDevice)
 		return os.CopyFS(to, os.DirFS(from))
 	}
 	return errors.New("a has no device of v4")
 }
 
-func (s *site) mustDevices(n string) []guestDevice {
-	devices, err := devicesOf(s.rack.Instance(n).Guest)
+func (env *environment) mustDevices(n string) []guestDevice {
+	devices, err := devicesOf(env.Rack.Instance(n).Guest)
 	if err != nil {
 		panic(err) // the guest's tree is there as long as the rack is
 	}
@@ -307,34 +300,34 @@ func (s *site) mustDevices(n string) []guestDevice {
 
 // otherDevice is the node of another device of a's than the one at path.
 func otherDevice(h *history, path string) (string, error) {
-	for _, d := range h.site.mustDevices("a") {
+	for _, d := range h.env.mustDevices("a") {
 		if d.serial != h.serials[4] {
-			return filepath.Join(h.site.rack.Instance("a").Guest, "dev", d.name), nil
+			return filepath.Join(h.env.Rack.Instance("a").Guest, "dev", d.name), nil
 		}
 	}
 	return "", fmt.Errorf("a has no device but the one at %s", path)
 }
 
-// TestEveryLieIsNoticed tries the model itself: a test that cannot fail proves nothing.
-func TestEveryLieIsNoticed(t *testing.T) {
+// TestEveryTamperingIsNoticed tries the model itself: a test that cannot fail proves nothing.
+func TestEveryTamperingIsNoticed(t *testing.T) {
 	p := proof.New(t, "model-lies")
-	g := newGround(t)
+	r := newRunner(t)
 	noticed := 0
-	for _, u := range untruths {
+	for _, u := range tamperCases {
 		t.Run(u.name, func(t *testing.T) {
 			steps, err := parseHistory(u.steps)
 			if err != nil {
 				t.Fatal(err)
 			}
-			h, err := g.play(t.Context(), lies{u.lie}, func(h *history) error {
-				return h.follow(t.Context(), steps)
+			h, err := r.runHistory(t.Context(), tampers{u.tamper}, func(h *history) error {
+				return h.runSteps(t.Context(), steps)
 			})
 			if err == nil || !strings.Contains(err.Error(), u.want) {
 				t.Fatalf("the history ended with %v, want an error with %q:\n%s", err, u.want,
-					h.told())
+					h.transcript())
 			}
 			noticed++
 		})
 	}
-	p.Figure("lies", len(untruths), "noticed", noticed)
+	p.Figure("lies", len(tamperCases), "noticed", noticed)
 }

@@ -2,25 +2,25 @@ package corpus_test
 
 import "slices"
 
-// spots are disks that are blank but for one place far from both ends, where something keeps a mark
-// or a copy of one.
-func spots() []generator {
+// regions are disks that are blank but for one region far from both ends, where something keeps a
+// mark or a copy of one.
+func regions() []generator {
 	all := []generator{
-		lonely("where LUKS2, VMFS and bcachefs have headers", mib+8*kib),
-		lonely("where Oracle ASM has its second header", mib+254*4*kib),
-		lonely("where VMFS begins", 2*mib+16*kib),
-		lonely("where ZFS begins", 4*mib+32*kib),
-		lonely("where the data of LUKS2 begin", 16*mib),
-		lonely("where VMFS has its heartbeats", 18*mib),
-		lonely("where btrfs has its second superblock", 64*mib),
-		lonely("where btrfs has its third superblock", 256*gib),
-		lonely("where NTFS has its file table", 3*gib),
-		lonely("where Ceph has its second label", gib),
-		lonely("where Ceph has its third label", 10*gib),
-		lonely("where Ceph has its fourth label", 100*gib),
-		lonely("where Ceph has its fifth label", 1000*gib),
-		lonely("where a large xfs has its second group", 1024*gib),
-		lonely("where ext4 has its first copy", 128*mib),
+		singleByte("where LUKS2, VMFS and bcachefs have headers", mib+8*kib),
+		singleByte("where Oracle ASM has its second header", mib+254*4*kib),
+		singleByte("where VMFS begins", 2*mib+16*kib),
+		singleByte("where ZFS begins", 4*mib+32*kib),
+		singleByte("where the data of LUKS2 begin", 16*mib),
+		singleByte("where VMFS has its heartbeats", 18*mib),
+		singleByte("where btrfs has its second superblock", 64*mib),
+		singleByte("where btrfs has its third superblock", 256*gib),
+		singleByte("where NTFS has its file table", 3*gib),
+		singleByte("where Ceph has its second label", gib),
+		singleByte("where Ceph has its third label", 10*gib),
+		singleByte("where Ceph has its fourth label", 100*gib),
+		singleByte("where Ceph has its fifth label", 1000*gib),
+		singleByte("where a large xfs has its second group", 1024*gib),
+		singleByte("where ext4 has its first copy", 128*mib),
 		{"one byte where an xfs of 8 groups has its third", func(t *trial) {
 			t.Size = 3*gib + 8*mib
 			fillByte(t, 2*(t.Size/8))
@@ -69,9 +69,9 @@ func inAHundredth(t *trial) {
 	t.Want = foreign()
 }
 
-// lonely is a disk with one byte there, of a size at which nothing else that is known keeps a mark
-// in the same place.
-func lonely(where string, at int64) generator {
+// singleByte is a disk with one byte there, of a size at which nothing else that is known keeps a
+// mark in the same place.
+func singleByte(where string, at int64) generator {
 	return generator{"one byte " + where, func(t *trial) {
 		t.Size = max(3*gib, at/gib*gib+gib) + 8*mib
 		fillByte(t, at)
