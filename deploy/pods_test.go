@@ -128,7 +128,7 @@ func TestTheRackIsNamedByTheSecret(t *testing.T) { // D-45, D-63, E-31
 	}
 }
 
-func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-46, D-47, D-48, D-49, B-46
+func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-47, D-48, D-49, B-46
 	pod := find[appsv1.Deployment](t, objects(t, everything()...), "Deployment",
 		controllerName).Spec.Template.Spec
 	if volume(t, pod, "socket-dir").EmptyDir == nil {

@@ -47,13 +47,13 @@ func saysWhyNot(ctx SpecContext) {
 }
 
 // cloneOf claims a copy of another claim.
-func (s *scene) cloneOf(ctx context.Context, source, class string) string {
+func (f *fixture) cloneOf(ctx context.Context, source, class string) string {
 	GinkgoHelper()
 	c := Claim{Class: class}
 	object := c.object()
 	object.Spec.DataSource = &corev1.TypedLocalObjectReference{
 		Kind: "PersistentVolumeClaim", Name: source}
-	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, object, metav1.CreateOptions{})
+	_, err := api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, object, metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	return c.Name
 }

@@ -86,14 +86,14 @@ func rightSecret(ctx context.Context) map[string][]byte {
 func (w wrongSecret) secretName() string { return "oxide-secret-" + w.name }
 
 // secret makes a wrong Secret of the right one.
-func (s *scene) secret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+func (f *fixture) secret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	data := maps.Clone(right)
 	data[wrong.key] = []byte(wrong.value)
 	if wrong.missing {
 		delete(data, wrong.key)
 	}
-	_, err := api.CoreV1().Secrets(s.ns).Create(ctx, &corev1.Secret{
+	_, err := api.CoreV1().Secrets(f.ns).Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: wrong.secretName()}, Data: data},
 		metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
@@ -101,7 +101,7 @@ func (s *scene) secret(ctx context.Context, wrong wrongSecret, right map[string]
 
 // controllerOf runs the controller as it is installed, once more beside the installed one, with
 // another Secret and without the sidecars that would do something in the cluster.
-func (s *scene) controllerOf(ctx context.Context, name string) {
+func (f *fixture) controllerOf(ctx context.Context, name string) {
 	GinkgoHelper()
 	d := installedController()
 	labels := map[string]string{"secret": name}
@@ -130,7 +130,7 @@ func (s *scene) controllerOf(ctx context.Context, name string) {
 			v.Secret.SecretName = "oxide-secret-" + name
 		}
 	}
-	_, err := api.AppsV1().Deployments(s.ns).Create(ctx, d, metav1.CreateOptions{})
+	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, d, metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
 }
 
@@ -156,9 +156,9 @@ func findInstalled(kind, name string) *unstructured.Unstructured {
 }
 
 // podOfSecret is the pod of the controller with a Secret, or nil as long as there is none.
-func (s *scene) podOfSecret(ctx context.Context, name string) *corev1.Pod {
+func (f *fixture) podOfSecret(ctx context.Context, name string) *corev1.Pod {
 	GinkgoHelper()
-	list, err := api.CoreV1().Pods(s.ns).List(ctx,
+	list, err := api.CoreV1().Pods(f.ns).List(ctx,
 		metav1.ListOptions{LabelSelector: "secret=" + name})
 	Expect(err).NotTo(HaveOccurred())
 	for _, p := range list.Items {
@@ -170,10 +170,10 @@ func (s *scene) podOfSecret(ctx context.Context, name string) *corev1.Pod {
 }
 
 // complains waits until the pod says what is wrong.
-func (s *scene) complains(ctx context.Context, wrong wrongSecret) {
+func (f *fixture) complains(ctx context.Context, wrong wrongSecret) {
 	GinkgoHelper()
 	Eventually(func() []string {
-		p := s.podOfSecret(ctx, wrong.name)
+		p := f.podOfSecret(ctx, wrong.name)
 		if p == nil {
 			return nil
 		}
@@ -184,17 +184,17 @@ func (s *scene) complains(ctx context.Context, wrong wrongSecret) {
 			}
 			return []string{waiting.Message}
 		}
-		return s.linesOf(ctx, p)
+		return f.linesOf(ctx, p)
 	}).WithContext(ctx).Should(ContainElement(containsEach(wrong.says)),
 		"what the pod of the Secret %s says", wrong.name)
-	if status := containerStatus(*s.podOfSecret(ctx, wrong.name), "oxide-plugin"); status.Ready {
+	if status := containerStatus(*f.podOfSecret(ctx, wrong.name), "oxide-plugin"); status.Ready {
 		Fail("the controller with the Secret " + wrong.name + " should not be ready")
 	}
 }
 
 // linesOf is the log of the driver in a pod, of its last life that has one.
-func (s *scene) linesOf(ctx context.Context, p *corev1.Pod) []string {
-	text, err := api.CoreV1().Pods(s.ns).GetLogs(p.Name,
+func (f *fixture) linesOf(ctx context.Context, p *corev1.Pod) []string {
+	text, err := api.CoreV1().Pods(f.ns).GetLogs(p.Name,
 		&corev1.PodLogOptions{Container: "oxide-plugin"}).DoRaw(ctx)
 	if err != nil || len(text) == 0 {
 		return nil // Not started yet.
@@ -212,15 +212,15 @@ func containsEach(texts []string) OmegaMatcher {
 }
 
 // keepsSecret looks for the value that is wrong, and for the right token, in all that is told.
-func (s *scene) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
-	p := s.podOfSecret(ctx, wrong.name)
-	events, err := api.CoreV1().Events(s.ns).List(ctx,
+	p := f.podOfSecret(ctx, wrong.name)
+	events, err := api.CoreV1().Events(f.ns).List(ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name})
 	Expect(err).NotTo(HaveOccurred())
 	told, err := yaml.Marshal([]any{p.Status, events.Items})
 	Expect(err).NotTo(HaveOccurred())
-	log := strings.Join(s.linesOf(ctx, p), "\n")
+	log := strings.Join(f.linesOf(ctx, p), "\n")
 	for _, secret := range []string{canary, string(right["token"])} {
 		Expect(log).NotTo(ContainSubstring(secret), "the log of the pod of %s", wrong.name)
 		Expect(string(told)).NotTo(ContainSubstring(secret), "status and events of %s", wrong.name)
@@ -232,21 +232,21 @@ func (s *scene) keepsSecret(ctx context.Context, wrong wrongSecret, right map[st
 }
 
 // mend makes a Secret right. A pod that has taken its variables already is started anew.
-func (s *scene) mend(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
+func (f *fixture) mend(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
-	secrets := api.CoreV1().Secrets(s.ns)
+	secrets := api.CoreV1().Secrets(f.ns)
 	secret, err := secrets.Get(ctx, wrong.secretName(), metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	secret.Data = right
 	_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	p := s.podOfSecret(ctx, wrong.name)
+	p := f.podOfSecret(ctx, wrong.name)
 	if wrong.name == "unknown-project" {
-		Expect(api.CoreV1().Pods(s.ns).Delete(ctx, p.Name, metav1.DeleteOptions{})).To(Succeed())
+		Expect(api.CoreV1().Pods(f.ns).Delete(ctx, p.Name, metav1.DeleteOptions{})).To(Succeed())
 		return
 	}
 	// A kubelet looks at a pod that was changed at once, and at what it mounts as well.
-	_, err = api.CoreV1().Pods(s.ns).Patch(ctx, p.Name, types.MergePatchType,
+	_, err = api.CoreV1().Pods(f.ns).Patch(ctx, p.Name, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"secret":"mended"}}}`), metav1.PatchOptions{})
 	Expect(err).NotTo(HaveOccurred())
 }

@@ -47,19 +47,19 @@ var _ = Describe("an audit", func() {
 })
 
 // orphan makes a volume and lets everybody forget it: its disk is left, until the spec ends.
-func (s *scene) orphan(ctx context.Context) (disk string) {
+func (f *fixture) orphan(ctx context.Context) (disk string) {
 	GinkgoHelper()
-	claim := s.Claim(ctx, Claim{})
-	user := s.Pod(ctx, Pod{Claims: []string{claim}}).Running(ctx)
-	pv := s.Bound(ctx, claim)
+	claim := f.Claim(ctx, Claim{})
+	user := f.Pod(ctx, Pod{Claims: []string{claim}}).Running(ctx)
+	pv := f.Bound(ctx, claim)
 	disk = pv.Spec.CSI.VolumeHandle
 	user.Delete(ctx)
-	s.AttachedTo(ctx, disk, "")
+	f.AttachedTo(ctx, disk, "")
 	_, err := api.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType,
 		[]byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`), metav1.PatchOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	s.DeleteClaim(ctx, claim)
-	s.DeleteVolume(ctx, pv.Name)
+	f.DeleteClaim(ctx, claim)
+	f.DeleteVolume(ctx, pv.Name)
 	Expect(theRack.hasDisk(ctx, disk)).To(BeTrue())
 	DeferCleanup(func(ctx SpecContext) {
 		Expect(theRack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})).

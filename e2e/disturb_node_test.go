@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// outOfService says that a node is off for certain, so that its volumes may be taken from it.
+// outOfService reports whether a node is off for certain, so that its volumes may be taken from it.
 var outOfService = corev1.Taint{
 	Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
 }
@@ -103,10 +103,10 @@ func onlyOn(ctx context.Context, worker string) {
 }
 
 // budget lets at most one pod of a set be away, and waits until that holds.
-func (s *scene) budget(ctx context.Context, set string) {
+func (f *fixture) budget(ctx context.Context, set string) {
 	GinkgoHelper()
 	one := intstr.FromInt32(1)
-	budgets := api.PolicyV1().PodDisruptionBudgets(s.ns)
+	budgets := api.PolicyV1().PodDisruptionBudgets(f.ns)
 	_, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: set},
 		Spec: policyv1.PodDisruptionBudgetSpec{
@@ -147,7 +147,7 @@ func drain(ctx context.Context, node string) (refusals int) {
 	return refusals
 }
 
-// stays says that a drain leaves a pod where it is: a DaemonSet's, and one of the node's own.
+// stays reports whether a drain leaves a pod where it is: a DaemonSet's, and one of the node's own.
 func stays(p corev1.Pod) bool {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	owner := metav1.GetControllerOf(&p)
@@ -166,7 +166,7 @@ func spreadControllers(ctx context.Context) {
 	}
 }
 
-// taint says that a node is off for certain, or no longer.
+// taint reports whether a node is off for certain, or no longer.
 func taint(ctx context.Context, name string, off bool) {
 	GinkgoHelper()
 	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {

@@ -55,7 +55,7 @@ var _ = Describe("a rack", func() {
 		leaving := s.Claim(ctx, Claim{})
 		runners := []*pod{s.Beating(ctx, workers[0], claims[0], leaving),
 			s.Beating(ctx, workers[1], claims[1])}
-		lives := driverLives(ctx)
+		lives := driverRestarts(ctx)
 		more := func() *pod {
 			claims = append(claims, s.Claim(ctx, Claim{}))
 			return s.Pod(ctx, Pod{Claims: claims[len(claims)-1:]})
@@ -93,7 +93,7 @@ var _ = Describe("a rack", func() {
 		s.AttachedTo(ctx, s.Bound(ctx, claims[0]).Spec.CSI.VolumeHandle, "")
 		runners[1].Beats(ctx)
 		Expect(runners[1].Sum(ctx)).To(Equal(sum))
-		Expect(driverLives(ctx)).To(Equal(lives))
+		Expect(driverRestarts(ctx)).To(Equal(lives))
 		taken.Delete(ctx)
 	}, NodeTimeout(6*time.Minute))
 
@@ -101,7 +101,7 @@ var _ = Describe("a rack", func() {
 		"one snapshot each, and none in the end", func(ctx SpecContext) {
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
-		lives := driverLives(ctx)
+		lives := driverRestarts(ctx)
 		changes := []string{"disk_create", "instance_disk_attach", "instance_disk_detach",
 			"snapshot_create", "disk_delete", "snapshot_delete"}
 		rules := faults(ctx, append(throttled(append(changes, "disk_view", "snapshot_view")...),
@@ -140,7 +140,7 @@ var _ = Describe("a rack", func() {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(fired).To(BeNumerically(">", 0), "the fault %d should have struck", i)
 		}
-		Expect(driverLives(ctx)).To(Equal(lives))
+		Expect(driverRestarts(ctx)).To(Equal(lives))
 	}, NodeTimeout(6*time.Minute))
 })
 
@@ -175,7 +175,7 @@ func throttled(operations ...string) []adminapi.Fault {
 // staysSo says until a moment that no container of the driver is restarted or stops being ready.
 func staysSo(ctx context.Context, lives []string, until time.Time) {
 	GinkgoHelper()
-	Consistently(func() []string { return driverLives(ctx) }).WithContext(ctx).
+	Consistently(func() []string { return driverRestarts(ctx) }).WithContext(ctx).
 		WithTimeout(time.Until(until)).WithPolling(time.Second).
 		Should(Equal(lives), "an outage of the rack should restart nothing")
 }
@@ -199,9 +199,9 @@ func askedSeldom(ctx context.Context, operation, disk string, since int) {
 }
 
 // volumeOf is the name of a claim's volume.
-func (s *scene) volumeOf(ctx context.Context, claim string) string {
+func (f *fixture) volumeOf(ctx context.Context, claim string) string {
 	GinkgoHelper()
-	return s.Bound(ctx, claim).Name
+	return f.Bound(ctx, claim).Name
 }
 
 // detachError is why a volume is not detached, as its VolumeAttachment tells.

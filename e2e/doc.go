@@ -16,16 +16,16 @@
 // # Writing a spec
 //
 // The suite needs the build tag e2e, since it needs a cluster. Every spec gets a namespace of its
-// own (scene), which is gone when the spec ends, and then the ledger: rack, loop devices, mounts
+// own (fixture), which is gone when the spec ends, and then the ledger: rack, loop devices, mounts
 // and state of every node have to be as they were when it began.
 //
 //	It("CU-1 a volume keeps its data when its pod moves", func(ctx SpecContext) {
-//		claim := s.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
-//		writer := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
+//		claim := f.Claim(ctx, Claim{})                               // 1 GiB, oxide-disk
+//		writer := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[0]})
 //		writer.Running(ctx)
 //		writer.Sh(ctx, "echo kept > /data/0/file && sync")
 //		writer.Delete(ctx)
-//		reader := s.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
+//		reader := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
 //		Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
 //	})
 package e2e

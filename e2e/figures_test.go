@@ -66,16 +66,16 @@ func takeFigures(ctx SpecContext) {
 }
 
 // timeToRunning makes a claim and a pod, and measures until the API says that the pod runs.
-func (s *scene) timeToRunning(ctx context.Context) (claim string, wait time.Duration) {
+func (f *fixture) timeToRunning(ctx context.Context) (claim string, wait time.Duration) {
 	GinkgoHelper()
 	name := fmt.Sprintf("timed-%d", pods.Add(1))
-	watcher, err := api.CoreV1().Pods(s.ns).Watch(ctx,
+	watcher, err := api.CoreV1().Pods(f.ns).Watch(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	Expect(err).NotTo(HaveOccurred())
 	defer watcher.Stop()
 	start := time.Now()
-	claim = s.Claim(ctx, Claim{})
-	s.Pod(ctx, Pod{Name: name, Claims: []string{claim}})
+	claim = f.Claim(ctx, Claim{})
+	f.Pod(ctx, Pod{Name: name, Claims: []string{claim}})
 	limit := time.NewTimer(2 * time.Minute)
 	defer limit.Stop()
 	for {
@@ -94,34 +94,34 @@ func (s *scene) timeToRunning(ctx context.Context) (claim string, wait time.Dura
 
 // wave makes as many pods with a volume each as the nodes take, waits until all have written to
 // it, and deletes all.
-func (s *scene) wave(ctx context.Context, number int) {
+func (f *fixture) wave(ctx context.Context, number int) {
 	GinkgoHelper()
 	By(fmt.Sprintf("wave %d", number+1))
 	made := make([]*pod, atOnce)
 	all := make([]string, atOnce)
 	for i := range made {
-		all[i] = s.Claim(ctx, Claim{Name: fmt.Sprintf("wave-%d-%d", number, i)})
-		made[i] = s.Pod(ctx, Pod{Claims: all[i : i+1], Script: "echo written > /data/0/file"})
+		all[i] = f.Claim(ctx, Claim{Name: fmt.Sprintf("wave-%d-%d", number, i)})
+		made[i] = f.Pod(ctx, Pod{Claims: all[i : i+1], Script: "echo written > /data/0/file"})
 	}
 	for _, p := range made {
 		p.Running(ctx)
 	}
-	s.ebb(ctx)
+	f.ebb(ctx)
 }
 
 // ebb deletes all pods and claims of the scene, and waits until their volumes are gone.
-func (s *scene) ebb(ctx context.Context) {
+func (f *fixture) ebb(ctx context.Context) {
 	GinkgoHelper()
 	now := metav1.DeleteOptions{}
-	Expect(api.CoreV1().Pods(s.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
-	Expect(api.CoreV1().PersistentVolumeClaims(s.ns).DeleteCollection(ctx, now,
+	Expect(api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, metav1.ListOptions{})).To(Succeed())
+	Expect(api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now,
 		metav1.ListOptions{})).To(Succeed())
 	Eventually(func(g Gomega) {
 		left, err := api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		var ours []string
 		for _, pv := range left.Items {
-			if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == s.ns {
+			if pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.Namespace == f.ns {
 				ours = append(ours, pv.Name)
 			}
 		}

@@ -142,5 +142,5 @@ func (k *kube) list(ctx context.Context, gvk schema.GroupVersionKind) (
 	return list.Items, nil
 }
 
-// errNotYet says that something is on its way.
+// errNotYet reports whether something is on its way.
 var errNotYet = errors.New("not yet")

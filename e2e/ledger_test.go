@@ -42,9 +42,9 @@ var clusterKinds = []schema.GroupVersionKind{
 	{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"},
 }
 
-// takeStock counts what there is: the rack's disks, snapshots and attachments, this machine's loop
+// takeLedger counts what there is: the rack's disks, snapshots and attachments, this machine's loop
 // devices, the mounts, directories, devices and records of every worker, the cluster's volumes.
-func takeStock(ctx context.Context) (harness.Ledger, error) {
+func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	ledger := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
 	if err != nil {
@@ -80,10 +80,10 @@ func takeStock(ctx context.Context) (harness.Ledger, error) {
 			ledger[kind.Kind+" "+o.GetName()]++
 		}
 	}
-	return ledger, stockOfWorkers(ctx, ledger)
+	return ledger, addWorkers(ctx, ledger)
 }
 
-func stockOfWorkers(ctx context.Context, ledger harness.Ledger) error {
+func addWorkers(ctx context.Context, ledger harness.Ledger) error {
 	var reports [len(workers)]string
 	group, ctx := errgroup.WithContext(ctx)
 	for i, worker := range workers {
@@ -106,7 +106,7 @@ func stockOfWorkers(ctx context.Context, ledger harness.Ledger) error {
 // balanced waits until there is what there was at the start, no more and no less.
 func balanced(ctx context.Context, start harness.Ledger) error {
 	err := poll(ctx, settleTimeout, func(ctx context.Context) error {
-		now, err := takeStock(ctx)
+		now, err := takeLedger(ctx)
 		if err != nil {
 			return err
 		}

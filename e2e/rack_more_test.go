@@ -13,13 +13,13 @@ import (
 // What an operator does on the rack by hand.
 
 // diskByHand makes a blank disk of 1 GiB, gone when the spec ends, and returns its UUID.
-func (s *scene) diskByHand(ctx context.Context, name string) string {
+func (f *fixture) diskByHand(ctx context.Context, name string) string {
 	GinkgoHelper()
-	return s.diskByHandOf(ctx, name, 1)
+	return f.diskByHandOf(ctx, name, 1)
 }
 
 // diskByHandOf is diskByHand for a disk of another size.
-func (s *scene) diskByHandOf(ctx context.Context, name string, giB int) string {
+func (f *fixture) diskByHandOf(ctx context.Context, name string, giB int) string {
 	GinkgoHelper()
 	disk, err := theRack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: rackProject,
@@ -32,13 +32,13 @@ func (s *scene) diskByHandOf(ctx context.Context, name string, giB int) string {
 		},
 	})
 	Expect(err).NotTo(HaveOccurred())
-	s.diskRemovedLater(disk.Id)
+	f.diskRemovedLater(disk.Id)
 	return disk.Id
 }
 
 // diskRemovedLater sees to it that a disk is gone when the spec ends.
-func (s *scene) diskRemovedLater(id string) {
-	s.atEnd(func(ctx context.Context) {
+func (f *fixture) diskRemovedLater(id string) {
+	f.atEnd(func(ctx context.Context) {
 		worker, err := theRack.attachedTo(ctx, id)
 		Expect(err).NotTo(HaveOccurred())
 		if worker != "" {
@@ -51,7 +51,7 @@ func (s *scene) diskRemovedLater(id string) {
 	})
 }
 
-// hasDisk says whether there is a disk of that UUID.
+// hasDisk reports whether there is a disk of that UUID.
 func (r *rack) hasDisk(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)
@@ -64,7 +64,7 @@ func (r *rack) hasDisk(ctx context.Context, id string) bool {
 	return false
 }
 
-// hasSnapshot says whether there is a snapshot of that UUID.
+// hasSnapshot reports whether there is a snapshot of that UUID.
 func (r *rack) hasSnapshot(ctx context.Context, id string) bool {
 	GinkgoHelper()
 	state, err := r.Admin.State(ctx)

@@ -151,7 +151,7 @@ func (r right) reduced() *unstructured.Unstructured {
 
 // without takes the right away, restarts who has it, lets a volume and a snapshot live their lives,
 // and says who missed it; "" is nobody.
-func (s *scene) without(ctx context.Context, r right, number int) (seen string) {
+func (f *fixture) without(ctx context.Context, r right, number int) (seen string) {
 	GinkgoHelper()
 	Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
@@ -159,7 +159,7 @@ func (s *scene) without(ctx context.Context, r right, number int) (seen string) 
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- (&flow{ns: s.ns, name: fmt.Sprintf("flow-%d", number)}).run(limited) }()
+	go func() { done <- (&flow{ns: f.ns, name: fmt.Sprintf("flow-%d", number)}).run(limited) }()
 	err := poll(limited, flowTimeout, func(ctx context.Context) error {
 		select {
 		case err := <-done:

@@ -26,7 +26,7 @@ var (
 	// installed is what users install, as it was applied.
 	installed []*unstructured.Unstructured
 	// s is the spec's own namespace.
-	s *scene
+	s *fixture
 )
 
 func TestE2E(t *testing.T) {
@@ -116,10 +116,10 @@ func takeDown(kubeconfig string) {
 }
 
 var _ = BeforeEach(func(ctx SpecContext) {
-	start, err := takeStock(ctx)
+	start, err := takeLedger(ctx)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func(ctx SpecContext) { settle(ctx, start) }, NodeTimeout(settleTimeout*2))
-	s = newScene(ctx)
+	s = newFixture(ctx)
 }, NodeTimeout(time.Minute))
 
 // settle is the end of every spec.

@@ -37,7 +37,7 @@ func callsOfLife(rpc string) []string {
 
 // The budget: what each RPC may ask of the rack.
 var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *fixture) {
-	It("is create, list, attach, list, detach, look, delete for the life of a volume",
+	It("D-27 is create, list, attach, list, detach, look, delete for the life of a volume",
 		func(ctx SpecContext) {
 			node := f.rack.Instance("a").ID
 			req := harness.CreateRequest(fresh("frugal"))

@@ -133,7 +133,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 		Expect(slices.Compact(versions)).To(HaveLen(1), "%v", versions)
 	})
 
-	It("B-20 serves all its services at one address, and identity in every mode",
+	It("D-5 B-20 serves all its services at one address, and identity in every mode",
 		func(ctx SpecContext) {
 			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 			expectServices(ctx, all, true, true)
@@ -162,7 +162,7 @@ func describeUnimplemented(plugin func() *harness.Plugin) {
 		func(ctx SpecContext, call func(context.Context, *harness.Plugin) error) {
 			expectRefusal(call(ctx, plugin()), codes.Unimplemented)
 		},
-		Entry("EX-1 expanding a volume", func(ctx context.Context, p *harness.Plugin) error {
+		Entry("D-68 EX-1 expanding a volume", func(ctx context.Context, p *harness.Plugin) error {
 			_, err := p.Controller().ControllerExpandVolume(ctx,
 				&csi.ControllerExpandVolumeRequest{VolumeId: "v"})
 			return err

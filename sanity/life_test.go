@@ -42,7 +42,7 @@ var _ = describeNodes("the life of a volume", func(f *nodeFixture) {
 })
 
 func describeMoves(f *nodeFixture) {
-	DescribeTable("B-38 what a workload wrote is there wherever the volume moves",
+	DescribeTable("D-12 B-38 what a workload wrote is there wherever the volume moves",
 		func(ctx SpecContext, name string) {
 			volume := f.volume(ctx, harness.Access(name))
 			first := f.inUse(ctx, volume, f.a, harness.Access(name))

@@ -245,7 +245,7 @@ var _ = describeController("the limits of every field", fixtureOptions{}, func(f
 			}
 		})
 
-	It("B-39 the node's ID is the instance's UUID, by which volumes are published to it",
+	It("D-4 B-39 the node's ID is the instance's UUID, by which volumes are published to it",
 		func(ctx SpecContext) {
 			resp, err := all.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 			Expect(err).NotTo(HaveOccurred())

@@ -187,7 +187,7 @@ var _ = describeController("ListVolumes", fixtureOptions{}, func(f *fixture) {
 			}
 		})
 
-	It("B-6 a volume's context is the same wherever it is told", func(ctx SpecContext) {
+	It("D-25 B-6 a volume's context is the same wherever it is returned", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("context"))
 		req.Parameters = map[string]string{
 			"blockSize": "4096", "mkfsOptions": "bytesPerInode=16384,reservedPercent=0",

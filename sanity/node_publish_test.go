@@ -60,7 +60,7 @@ func describeRefusedTargets(f *nodeFixture) {
 		}), codes.NotFound, "csi-0000000000000000"),
 	)
 
-	It("NP-5 a volume that is attached but not staged does not become a directory of the node",
+	It("D-29 NP-5 a volume that is attached but not staged does not become a directory of the node",
 		func(ctx SpecContext) {
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
 			expectRefusal(p.publish(ctx), codes.FailedPrecondition, p.Staging)
@@ -112,7 +112,7 @@ func describeSecondTargets(f *nodeFixture) {
 		Entry("NP-7 a raw volume read-only", harness.Raw(), func(p *placement) { p.ReadOnly = true }),
 	)
 
-	DescribeTable("NP-8 whether a second pod may have it is for the access mode to say",
+	DescribeTable("D-31 NP-8 whether a second pod may have it is for the access mode to say",
 		func(ctx SpecContext, mode csi.VolumeCapability_AccessMode_Mode, want codes.Code) {
 			for _, capability := range []*csi.VolumeCapability{harness.Mounted(""), harness.Raw()} {
 				p := f.inUse(ctx, f.volume(ctx, capability), f.a, harness.InMode(mode, capability))
@@ -199,7 +199,7 @@ func describeTakenTargets(f *nodeFixture) {
 		expectRefusal(err, codes.InvalidArgument, "absolute")
 	})
 
-	DescribeTable("UP-3 UP-2 removes what publishing made, and has then nothing left to do",
+	DescribeTable("D-36 D-37 UP-3 UP-2 removes what publishing made, and has then nothing left to do",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			info, err := os.Stat(p.Target)

@@ -224,7 +224,7 @@ func describeStagesOfUsedDisks(f *nodeFixture) {
 
 // describeStageOptions registers what a caller can choose, and what must not leak of it.
 func describeStageOptions(f *nodeFixture) {
-	It("NS-15 mount flags apply and are never logged", func(ctx SpecContext) {
+	It("D-30 NS-15 mount flags apply and are never logged", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a,
 			harness.Mounted("ext4", "noatime", "nosuid", "stripe=4711", "x-canary-flag"))
 		for _, path := range []string{p.Staging, p.Target} {

@@ -104,7 +104,7 @@ func describeNodeInfo(f *nodeFixture) {
 		return resp
 	}
 
-	It("NI-1 B-39 it is its instance, after a restart too", func(ctx SpecContext) {
+	It("D-28 NI-1 B-39 it is its instance, after a restart too", func(ctx SpecContext) {
 		n := f.node(ctx, "b", harness.PluginOptions{})
 		Expect(info(ctx, n).GetNodeId()).To(Equal(f.rack.Instance("b").ID))
 		Expect(info(ctx, f.a).GetNodeId()).To(Equal(f.rack.Instance("a").ID))
@@ -185,7 +185,7 @@ func describeNodeInfo(f *nodeFixture) {
 		Expect(storage.GetBackendHealth()).To(BeEmpty())
 	})
 
-	It("B-41 the node service is not in the controller's process", func(ctx SpecContext) {
+	It("D-6 B-41 the node service is not in the controller's process", func(ctx SpecContext) {
 		_, err := f.plugin.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 		expectRefusal(err, codes.Unimplemented)
 		_, err = f.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{})

@@ -24,8 +24,13 @@ import (
 var citing = []string{"It", "FIt", "Entry", "Describe", "DescribeTable", "Context", "Run",
 	"describeController", "describeNodes", "describeLost", "wrong"}
 
-// citation is the start of a test's name: one or several IDs, then words.
-var citation = regexp.MustCompile(`^((?:[A-Z]{1,3}-\d+ )+)\S`)
+// citation is the start of a test's name: one or several IDs, then words. A function has its ID in
+// its name, or several in a comment behind its head.
+var (
+	citation        = regexp.MustCompile(`^((?:[A-Z]{1,3}-\d+ )+)\S`)
+	functionID      = regexp.MustCompile(`^Test([A-Z])(\d+)[A-Z]`)
+	functionComment = regexp.MustCompile(`^// ([A-Z]{1,3}-\d+(?:, [A-Z]{1,3}-\d+)*)$`)
+)
 
 // cited lists the IDs that the names of the module's tests begin with, each with a place.
 func cited(root string) (map[string]string, error) {
@@ -47,9 +52,31 @@ func cited(root string) (map[string]string, error) {
 
 func citedIn(path string, found map[string]string) error {
 	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution|parser.ParseComments)
 	if err != nil {
 		return fmt.Errorf("read the names of the tests: %w", err)
+	}
+	heads := map[int]bool{} // the lines on which a test function begins
+	for _, declaration := range file.Decls {
+		function, ok := declaration.(*ast.FuncDecl)
+		if !ok || !strings.HasPrefix(function.Name.Name, "Test") {
+			continue
+		}
+		position := files.Position(function.Pos())
+		heads[position.Line] = true
+		if match := functionID.FindStringSubmatch(function.Name.Name); match != nil {
+			found[match[1]+"-"+match[2]] = position.String()
+		}
+	}
+	for _, group := range file.Comments {
+		position := files.Position(group.Pos())
+		match := functionComment.FindStringSubmatch(group.List[0].Text)
+		if match == nil || !heads[position.Line] {
+			continue
+		}
+		for _, id := range strings.Split(match[1], ", ") {
+			found[id] = position.String()
+		}
 	}
 	ast.Inspect(file, func(node ast.Node) bool {
 		for _, expression := range named(node) {
@@ -156,7 +183,7 @@ func checkRows(rows []row, found map[string]string, csiSanity string) (own, by, 
 		}
 	}
 	sections := regexp.MustCompile(`^(CAP|OX|OF|GI|GC|PR|CV|DV|CP|CU|VC|LV|VH|CG|CC|CS|DS|LS|EX|` +
-		`GV|MV|NS|NU|NP|UP|VS|NH|NE|NC|NI|GR|SM|B)-`)
+		`GV|MV|NS|NU|NP|UP|VS|NH|NE|NC|NI|GR|SM|B|D)-`)
 	for id, place := range found {
 		if sections.MatchString(id) && !listed[id] {
 			faults = append(faults, fmt.Sprintf("%s cites %s, which is no requirement", place, id))
@@ -164,6 +191,23 @@ func checkRows(rows []row, found map[string]string, csiSanity string) (own, by, 
 	}
 	slices.Sort(faults)
 	return own, by, none, faults
+}
+
+// checkCarriers demands that the row that carries an older one is checked.
+func checkCarriers(carriers []string, rows []row) []string {
+	checked := map[string]bool{}
+	for _, row := range rows {
+		checked[row.id] = row.notApplicable == ""
+	}
+	var faults []string
+	for i, ids := range carriers {
+		for _, id := range strings.Fields(ids) {
+			if !checked[id] {
+				faults = append(faults, fmt.Sprintf("C-%d: its carrier %s is not checked", i+1, id))
+			}
+		}
+	}
+	return faults
 }
 
 func TestEveryRequirementIsChecked(t *testing.T) {
@@ -176,8 +220,9 @@ func TestEveryRequirementIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, by, none, faults := checkRows(rows, found, cases)
+	faults = append(faults, checkCarriers(carriers, rows)...)
 	if err := proof.Print(proof.Line("requirements", "rows", len(rows), "own", own,
-		"csi_sanity", by, "not_applicable", none)); err != nil {
+		"csi_sanity", by, "not_applicable", none, "carried", len(carriers))); err != nil {
 		t.Error(err)
 	}
 	for _, fault := range faults {

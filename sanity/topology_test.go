@@ -100,7 +100,7 @@ var _ = describeController("topology", fixtureOptions{plugin: harness.PluginOpti
 				requirement(nil, []*csi.Topology{here})),
 		)
 
-		DescribeTable("CV-10 a volume is in no place where its rack is not",
+		DescribeTable("D-14 CV-10 a volume is in no place where its rack is not",
 			func(ctx SpecContext, wanted *csi.TopologyRequirement) {
 				req := harness.CreateRequest(fresh("elsewhere"))
 				req.AccessibilityRequirements = wanted

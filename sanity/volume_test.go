@@ -182,11 +182,13 @@ func describeGoodCreates(f *fixture) {
 			csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
 	)
 
-	DescribeTable("CV-6 the block size is the disk's", func(ctx SpecContext, size string, want int) {
+	DescribeTable("D-20 CV-6 a disk without a source is blank, and has the block size", func(ctx SpecContext, size string, want int) {
 		req := harness.CreateRequest(fresh("blocks"))
 		withParameter("blockSize", size)(req)
 		volume := f.created(ctx, req)
-		Expect(int(f.disk(ctx, volume.GetVolumeId()).BlockSize)).To(Equal(want))
+		disk := f.disk(ctx, volume.GetVolumeId())
+		Expect(int(disk.BlockSize)).To(Equal(want))
+		Expect(disk.SnapshotId + disk.ImageId).To(BeEmpty())
 		Expect(volume.GetVolumeContext()).To(HaveKeyWithValue("blockSize", size))
 	},
 		Entry("CV-6 512", "512", 512),
@@ -202,7 +204,7 @@ func describeGoodCreates(f *fixture) {
 		f.created(ctx, req)
 	})
 
-	DescribeTable("CV-12 the size is a whole number of GiB within the range",
+	DescribeTable("D-21 CV-12 the size is a whole number of GiB within the range",
 		func(ctx SpecContext, required, limit, want int64) {
 			req := harness.CreateRequest(fresh("size"))
 			withRange(required, limit)(req)
@@ -258,7 +260,7 @@ func describeGoodCreates(f *fixture) {
 
 // describeRepeatedCreates registers what a second create of a name gets.
 func describeRepeatedCreates(f *fixture) {
-	It("CV-18 a repeated create finds the volume, whatever compatible range it names",
+	It("D-13 CV-18 a repeated create finds the volume, whatever compatible range it names",
 		func(ctx SpecContext) {
 			req := harness.CreateRequest(fresh("again"))
 			withRange(2*harness.GiB, 4*harness.GiB)(req)

@@ -212,7 +212,7 @@ func livingPID(pidFile, ours string) int {
 	return pid
 }
 
-// names says whether the process's command line has the path in it. A process that has ended and
+// names reports whether the process's command line has the path in it. A process that has ended and
 // was not waited for has an empty one.
 func names(pid int, path string) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

@@ -130,7 +130,7 @@ func (e *Engine) answers(ctx context.Context) bool {
 	return err == nil && version != ""
 }
 
-// Own says whether the engine is one that we run.
+// Own reports whether the engine is one that we run.
 func (e *Engine) Own() bool { return e.daemon != nil }
 
 // Environment is what a child needs to reach the engine, beside what we have.

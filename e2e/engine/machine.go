@@ -17,7 +17,7 @@ import (
 // capSysResource is the number of CAP_SYS_RESOURCE.
 const capSysResource = 24
 
-// WithoutSysResource says whether this machine cannot lend CAP_SYS_RESOURCE to a container.
+// WithoutSysResource reports whether this machine cannot lend CAP_SYS_RESOURCE to a container.
 func WithoutSysResource() (bool, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

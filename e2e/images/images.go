@@ -72,7 +72,7 @@ func (b *Builder) step(what string, do func() error) error {
 	return nil
 }
 
-// has says whether the engine has an image.
+// has reports whether the engine has an image.
 func (b *Builder) has(ctx context.Context, image string) bool {
 	_, err := b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Id}}", image)
 	return err == nil

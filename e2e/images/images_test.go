@@ -183,7 +183,7 @@ func versionOf(t *testing.T, name string) string {
 // imageName finds the images in a manifest.
 var imageName = regexp.MustCompile(`(?m)^\s*(?:- )?image:\s*"?([^\s"]+)`)
 
-func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) {
+func TestEveryImageOfTheManifestsIsBuilt(t *testing.T) { // D-7, B-36
 	built := map[string]bool{}
 	for _, s := range singles() {
 		built[s.image] = true

@@ -24,7 +24,7 @@ const (
 // machine is what there is to know of a machine before anything is built on it.
 type machine struct {
 	root bool
-	// docker says that an engine answers; dockerProblem is why a named one does not.
+	// docker reports whether an engine answers; dockerProblem is why a named one does not.
 	docker        bool
 	dockerProblem error
 	// dockerHost is what DOCKER_HOST says.

@@ -51,7 +51,7 @@ type counts struct {
 
 func newHistory(env *environment) *history {
 	return &history{env: env, world: newWorld(), orchestrator: newOrchestrator(),
-		contents: map[int]*content{},
+		contents:  map[int]*content{},
 		snapshots: map[string]*content{}, serials: map[int]string{},
 		open: map[string]*os.File{}, faultNames: map[string]string{}, goals: map[int]string{},
 		staged: map[string]bool{}}

@@ -42,9 +42,9 @@ const beating = `
 ) &`
 
 // Beating makes a pod that writes to its first volume as long as it lives, and waits until it does.
-func (s *scene) Beating(ctx context.Context, node string, claims ...string) *pod {
+func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *pod {
 	GinkgoHelper()
-	p := s.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
+	p := f.Pod(ctx, Pod{Claims: claims, Node: node, Script: beating}).Running(ctx)
 	p.Beats(ctx)
 	return p
 }
@@ -82,17 +82,17 @@ func (p *pod) Sum(ctx context.Context) string {
 
 // Staging makes a pod with a new volume on a node, and waits until the rack has attached it there:
 // now the node's driver is at work on it, or about to be.
-func (s *scene) Staging(ctx context.Context, node string) *pod {
+func (f *fixture) Staging(ctx context.Context, node string) *pod {
 	GinkgoHelper()
-	claim := s.Claim(ctx, Claim{})
-	p := s.Pod(ctx, Pod{Claims: []string{claim}, Node: node})
-	pv := s.Bound(ctx, claim)
-	s.AttachedTo(ctx, pv.Spec.CSI.VolumeHandle, node)
+	claim := f.Claim(ctx, Claim{})
+	p := f.Pod(ctx, Pod{Claims: []string{claim}, Node: node})
+	pv := f.Bound(ctx, claim)
+	f.AttachedTo(ctx, pv.Spec.CSI.VolumeHandle, node)
 	return p
 }
 
 // AttachedTo waits until the rack has attached a disk to a node, or with "" to none.
-func (s *scene) AttachedTo(ctx context.Context, disk, node string) {
+func (f *fixture) AttachedTo(ctx context.Context, disk, node string) {
 	GinkgoHelper()
 	Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).WithContext(ctx).
 		Should(Equal(node), "where the disk %s is attached", disk)
@@ -108,13 +108,13 @@ func (p *pod) beat(ctx context.Context) int {
 
 // Keepers makes a StatefulSet of pods that beat, each with a volume of its own, and waits until
 // they do.
-func (s *scene) Keepers(ctx context.Context, name string, replicas int32) []*pod {
+func (f *fixture) Keepers(ctx context.Context, name string, replicas int32) []*pod {
 	GinkgoHelper()
-	template := s.podObject(ctx, &Pod{Script: beating}).Spec
+	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
 		{Name: "data", MountPath: "/data/0"}}
 	labels := map[string]string{"set": name}
-	_, err := api.AppsV1().StatefulSets(s.ns).Create(ctx, &appsv1.StatefulSet{
+	_, err := api.AppsV1().StatefulSets(f.ns).Create(ctx, &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: &replicas, PodManagementPolicy: appsv1.ParallelPodManagement,
@@ -128,7 +128,7 @@ func (s *scene) Keepers(ctx context.Context, name string, replicas int32) []*pod
 	Expect(err).NotTo(HaveOccurred())
 	keepers := make([]*pod, replicas)
 	for i := range keepers {
-		keepers[i] = &pod{s: s, name: fmt.Sprintf("%s-%d", name, i)}
+		keepers[i] = &pod{s: f, name: fmt.Sprintf("%s-%d", name, i)}
 	}
 	for _, p := range keepers {
 		p.Present(ctx).Running(ctx).Beats(ctx)
@@ -170,8 +170,8 @@ func installedPod(ctx context.Context, selector, node string) corev1.Pod {
 	return all[0]
 }
 
-// driverLives says of every container of the driver which life it is in.
-func driverLives(ctx context.Context) []string {
+// driverRestarts says of every container of the driver which life it is in.
+func driverRestarts(ctx context.Context) []string {
 	GinkgoHelper()
 	var lives []string
 	for _, p := range installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "") {
@@ -314,12 +314,12 @@ func newDisks(ctx context.Context, before adminapi.State) []string {
 	return ids
 }
 
-// OneDiskEach says that the rack has exactly one disk more than before for each of the claims.
-func (s *scene) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
+// OneDiskEach reports whether the rack has exactly one disk more than before for each of the claims.
+func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	GinkgoHelper()
 	handles := make([]string, len(claims))
 	for i, claim := range claims {
-		handles[i] = s.Bound(ctx, claim).Spec.CSI.VolumeHandle
+		handles[i] = f.Bound(ctx, claim).Spec.CSI.VolumeHandle
 	}
 	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
 }

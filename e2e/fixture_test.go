@@ -27,31 +27,31 @@ const (
 // workload is the image of the pods that only run a shell.
 const workload = "busybox:1.37"
 
-// scene is the namespace of one spec. What a spec makes there goes with it.
-type scene struct{ ns string }
+// fixture is the namespace of one spec. What a spec makes there goes with it.
+type fixture struct{ ns string }
 
-func newScene(ctx context.Context) *scene {
+func newFixture(ctx context.Context) *fixture {
 	GinkgoHelper()
 	// A run that was ended early may have left others.
 	namespace, err := api.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}},
 		metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	made := &scene{ns: namespace.Name}
+	made := &fixture{ns: namespace.Name}
 	DeferCleanup(made.close, NodeTimeout(settleTimeout))
 	return made
 }
 
 // close deletes the namespace and, as its controller takes some seconds to come to them, pods and
 // claims itself. The ledger waits until the volumes are gone; nothing waits for the namespace.
-func (s *scene) close(ctx SpecContext) {
+func (f *fixture) close(ctx SpecContext) {
 	now, all := metav1.DeleteOptions{}, metav1.ListOptions{}
-	err := api.CoreV1().Namespaces().Delete(ctx, s.ns, now)
+	err := api.CoreV1().Namespaces().Delete(ctx, f.ns, now)
 	if apierrors.IsNotFound(err) {
 		return
 	}
-	Expect(errors.Join(err, api.CoreV1().Pods(s.ns).DeleteCollection(ctx, now, all),
-		api.CoreV1().PersistentVolumeClaims(s.ns).DeleteCollection(ctx, now, all))).To(Succeed())
+	Expect(errors.Join(err, api.CoreV1().Pods(f.ns).DeleteCollection(ctx, now, all),
+		api.CoreV1().PersistentVolumeClaims(f.ns).DeleteCollection(ctx, now, all))).To(Succeed())
 }
 
 // Claim says what to claim. The zero value is 1 GiB of the class oxide-disk, ReadWriteOnce, with a
@@ -69,9 +69,9 @@ type Claim struct {
 var claims atomic.Int64
 
 // Claim makes a PersistentVolumeClaim and returns its name.
-func (s *scene) Claim(ctx context.Context, c Claim) string {
+func (f *fixture) Claim(ctx context.Context, c Claim) string {
 	GinkgoHelper()
-	_, err := api.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, c.object(),
+	_, err := api.CoreV1().PersistentVolumeClaims(f.ns).Create(ctx, c.object(),
 		metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	return c.Name
@@ -121,11 +121,11 @@ func (c *Claim) object() *corev1.PersistentVolumeClaim {
 func gib(n int) resource.Quantity { return *resource.NewQuantity(int64(n)<<30, resource.BinarySI) }
 
 // Bound waits until a claim is bound and returns its volume.
-func (s *scene) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
+func (f *fixture) Bound(ctx context.Context, claim string) *corev1.PersistentVolume {
 	GinkgoHelper()
 	var volume string
 	Eventually(func(g Gomega) {
-		c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+		c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(c.Status.Phase).To(Equal(corev1.ClaimBound))
 		volume = c.Spec.VolumeName
@@ -135,18 +135,18 @@ func (s *scene) Bound(ctx context.Context, claim string) *corev1.PersistentVolum
 	return pv
 }
 
-// Unbound says that a claim is not bound now.
-func (s *scene) Unbound(ctx context.Context, claim string) {
+// Unbound reports whether a claim is not bound now.
+func (f *fixture) Unbound(ctx context.Context, claim string) {
 	GinkgoHelper()
-	c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+	c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	Expect(c.Status.Phase).To(Equal(corev1.ClaimPending))
 }
 
 // DeleteClaim deletes a claim and waits until it is gone.
-func (s *scene) DeleteClaim(ctx context.Context, claim string) {
+func (f *fixture) DeleteClaim(ctx context.Context, claim string) {
 	GinkgoHelper()
-	all := api.CoreV1().PersistentVolumeClaims(s.ns)
+	all := api.CoreV1().PersistentVolumeClaims(f.ns)
 	Expect(all.Delete(ctx, claim, metav1.DeleteOptions{})).To(Succeed())
 	Eventually(func() bool {
 		_, err := all.Get(ctx, claim, metav1.GetOptions{})
@@ -156,11 +156,11 @@ func (s *scene) DeleteClaim(ctx context.Context, claim string) {
 
 // Event waits for an event about an object of the spec, such as "Pod", "PersistentVolumeClaim" or
 // "VolumeSnapshot", whose message contains all of the texts, and returns the message.
-func (s *scene) Event(ctx context.Context, kind, name string, texts ...string) string {
+func (f *fixture) Event(ctx context.Context, kind, name string, texts ...string) string {
 	GinkgoHelper()
 	var message string
 	Eventually(func() []string {
-		list, err := api.CoreV1().Events(s.ns).List(ctx, metav1.ListOptions{})
+		list, err := api.CoreV1().Events(f.ns).List(ctx, metav1.ListOptions{})
 		Expect(err).NotTo(HaveOccurred())
 		var seen []string
 		for _, e := range list.Items {
@@ -211,21 +211,21 @@ type Pod struct {
 
 // pod is one that was made.
 type pod struct {
-	s    *scene
+	s    *fixture
 	name string
 }
 
 var pods atomic.Int64
 
 // Pod makes a pod with the claims and does not wait for it.
-func (s *scene) Pod(ctx context.Context, p Pod) *pod {
+func (f *fixture) Pod(ctx context.Context, p Pod) *pod {
 	GinkgoHelper()
-	_, err := api.CoreV1().Pods(s.ns).Create(ctx, s.podObject(ctx, &p), metav1.CreateOptions{})
+	_, err := api.CoreV1().Pods(f.ns).Create(ctx, f.podObject(ctx, &p), metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	return &pod{s: s, name: p.Name}
+	return &pod{s: f, name: p.Name}
 }
 
-func (s *scene) podObject(ctx context.Context, p *Pod) *corev1.Pod {
+func (f *fixture) podObject(ctx context.Context, p *Pod) *corev1.Pod {
 	GinkgoHelper()
 	if p.Name == "" {
 		p.Name = fmt.Sprintf("pod-%d", pods.Add(1))
@@ -247,7 +247,7 @@ func (s *scene) podObject(ctx context.Context, p *Pod) *corev1.Pod {
 		object.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.Node}
 	}
 	for i, claim := range p.Claims {
-		s.addVolume(ctx, &object.Spec, i, claim, p.ReadOnly)
+		f.addVolume(ctx, &object.Spec, i, claim, p.ReadOnly)
 	}
 	if p.Edit != nil {
 		p.Edit(object)
@@ -255,11 +255,11 @@ func (s *scene) podObject(ctx context.Context, p *Pod) *corev1.Pod {
 	return object
 }
 
-func (s *scene) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, claim string,
+func (f *fixture) addVolume(ctx context.Context, spec *corev1.PodSpec, i int, claim string,
 	readOnly bool) {
 	GinkgoHelper()
 	name, main := fmt.Sprintf("data-%d", i), &spec.Containers[0]
-	c, err := api.CoreV1().PersistentVolumeClaims(s.ns).Get(ctx, claim, metav1.GetOptions{})
+	c, err := api.CoreV1().PersistentVolumeClaims(f.ns).Get(ctx, claim, metav1.GetOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name,
 		VolumeSource: corev1.VolumeSource{

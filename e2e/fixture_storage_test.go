@@ -35,10 +35,10 @@ const fsTypeKey = "csi.storage.k8s.io/fstype"
 var classes atomic.Int64
 
 // Class makes a StorageClass, gone when the spec ends, and returns its name.
-func (s *scene) Class(ctx context.Context, c Class) string {
+func (f *fixture) Class(ctx context.Context, c Class) string {
 	GinkgoHelper()
 	class := &storagev1.StorageClass{
-		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", s.ns, classes.Add(1))},
+		ObjectMeta:   metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", f.ns, classes.Add(1))},
 		Provisioner:  driverName,
 		Parameters:   c.Parameters,
 		MountOptions: c.MountOptions,
@@ -54,7 +54,7 @@ func (s *scene) Class(ctx context.Context, c Class) string {
 	class.VolumeBindingMode, class.ReclaimPolicy = &binding, &reclaim
 	_, err := api.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	s.atEnd(func(ctx context.Context) {
+	f.atEnd(func(ctx context.Context) {
 		err := api.StorageV1().StorageClasses().Delete(ctx, class.Name, metav1.DeleteOptions{})
 		Expect(err).NotTo(HaveOccurred())
 	})
@@ -62,25 +62,25 @@ func (s *scene) Class(ctx context.Context, c Class) string {
 }
 
 // atEnd does something when all that is in the spec's namespace is gone, also when the spec failed.
-func (s *scene) atEnd(do func(context.Context)) {
+func (f *fixture) atEnd(do func(context.Context)) {
 	DeferCleanup(func(ctx SpecContext) {
-		s.close(ctx)
+		f.close(ctx)
 		do(ctx)
 	}, NodeTimeout(settleTimeout+time.Minute))
 }
 
 // Volume makes a PersistentVolume of a disk that somebody made by hand, known by its UUID alone,
 // for the claim of that name. When the spec ends, the PersistentVolume is gone, the disk is not.
-func (s *scene) Volume(ctx context.Context, disk, claim string, giB int,
+func (f *fixture) Volume(ctx context.Context, disk, claim string, giB int,
 	edit func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 	GinkgoHelper()
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: s.ns + "-" + claim},
+		ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-" + claim},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: gib(giB)},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef:                      &corev1.ObjectReference{Namespace: s.ns, Name: claim},
+			ClaimRef:                      &corev1.ObjectReference{Namespace: f.ns, Name: claim},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
 				CSI: &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: disk},
 			},
@@ -91,15 +91,15 @@ func (s *scene) Volume(ctx context.Context, disk, claim string, giB int,
 	}
 	made, err := api.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	s.atEnd(func(ctx context.Context) { s.DeleteVolume(ctx, pv.Name) })
+	f.atEnd(func(ctx context.Context) { f.DeleteVolume(ctx, pv.Name) })
 	return made
 }
 
 // Hurry waits until a claim is bound to the volume that it names. Kubernetes trips over itself when
 // it binds the two, and would look again after 15 seconds, or when the claim changes.
-func (s *scene) Hurry(ctx context.Context, claim string) {
+func (f *fixture) Hurry(ctx context.Context, claim string) {
 	GinkgoHelper()
-	all := api.CoreV1().PersistentVolumeClaims(s.ns)
+	all := api.CoreV1().PersistentVolumeClaims(f.ns)
 	tries := 0
 	Eventually(func(g Gomega) {
 		tries++
@@ -112,7 +112,7 @@ func (s *scene) Hurry(ctx context.Context, claim string) {
 
 // DeleteVolume deletes a PersistentVolume, as an operator does who wants to keep the disk: with the
 // policy Retain. One that is gone is a success.
-func (s *scene) DeleteVolume(ctx context.Context, name string) {
+func (f *fixture) DeleteVolume(ctx context.Context, name string) {
 	GinkgoHelper()
 	all := api.CoreV1().PersistentVolumes()
 	_, err := all.Patch(ctx, name, types.MergePatchType,
@@ -131,9 +131,9 @@ func (s *scene) DeleteVolume(ctx context.Context, name string) {
 }
 
 // VolumeEvent is Event for a PersistentVolume, which is in no namespace.
-func (s *scene) VolumeEvent(ctx context.Context, name string, texts ...string) string {
+func (f *fixture) VolumeEvent(ctx context.Context, name string, texts ...string) string {
 	GinkgoHelper()
-	everywhere := scene{ns: metav1.NamespaceDefault}
+	everywhere := fixture{ns: metav1.NamespaceDefault}
 	return everywhere.Event(ctx, "PersistentVolume", name, texts...)
 }
 
@@ -154,11 +154,11 @@ type snapshot struct {
 var snapshots atomic.Int64
 
 // Snapshot orders a snapshot of a claim. It is taken when Ready returns.
-func (s *scene) Snapshot(ctx context.Context, claim string) *snapshot {
+func (f *fixture) Snapshot(ctx context.Context, claim string) *snapshot {
 	GinkgoHelper()
 	made := &snapshot{name: fmt.Sprintf("snapshot-%d", snapshots.Add(1))}
 	made.object = &unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"name": made.name, "namespace": s.ns},
+		"metadata": map[string]any{"name": made.name, "namespace": f.ns},
 		"spec": map[string]any{
 			"volumeSnapshotClassName": snapshotClass,
 			"source":                  map[string]any{"persistentVolumeClaimName": claim},
@@ -201,7 +201,7 @@ func (n *snapshot) Delete(ctx context.Context) {
 
 // applyExample applies an example of package deploy in the spec's namespace, as it is but for what
 // edit changes.
-func (s *scene) applyExample(ctx context.Context, name string,
+func (f *fixture) applyExample(ctx context.Context, name string,
 	edit func(*unstructured.Unstructured)) {
 	GinkgoHelper()
 	text, err := deploy.Files.ReadFile("examples/" + name)
@@ -209,7 +209,7 @@ func (s *scene) applyExample(ctx context.Context, name string,
 	objects, err := parseObjects(text)
 	Expect(err).NotTo(HaveOccurred())
 	for _, object := range objects {
-		object.SetNamespace(s.ns)
+		object.SetNamespace(f.ns)
 		if edit != nil {
 			edit(object)
 		}
