@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -49,7 +51,7 @@ func describeAuditReports(f *fixture) {
 			})
 			f.deletedLater(lost)
 			report := f.audit(ctx, nil,
-				"--volumes="+kubernetes(auditFiles()+"/told", []*csi.Volume{wanted}))
+				"--volumes="+kubernetes(auditFiles()+"/wanted", []*csi.Volume{wanted}))
 			Expect(report.status).To(Equal(2), report.log)
 			Expect(report.orphans()).To(ConsistOf(lost))
 			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
@@ -58,29 +60,30 @@ func describeAuditReports(f *fixture) {
 			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
 		})
 
-	It("D-69 tells missing from static, and leaves another cluster's alone", func(ctx SpecContext) {
-		other := f.controller(ctx,
-			harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
-		resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
-		Expect(err).NotTo(HaveOccurred())
-		f.removedLater(resp.GetVolume().GetVolumeId())
-		wanted := f.volume(ctx)
-		byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
-		told := auditFiles() + "/told"
-		Expect(os.WriteFile(told, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
-		report := f.audit(ctx, nil, "--volumes="+told)
-		Expect(report.status).To(BeZero(), report.log)
-		Expect(report.Owned).To(Equal(1))
+	It("D-69 distinguishes missing from static, and leaves another cluster's alone",
+		func(ctx SpecContext) {
+			other := f.controller(ctx,
+				harness.PluginOptions{Env: map[string]string{"OXIDE_CLUSTER_ID": "two"}})
+			resp, err := other.Controller().CreateVolume(ctx, harness.CreateRequest(fresh("of-two")))
+			Expect(err).NotTo(HaveOccurred())
+			f.removedLater(resp.GetVolume().GetVolumeId())
+			wanted := f.volume(ctx)
+			byHand := f.rackDisk(ctx, fresh("static"), f.rack.Project)
+			wantedFile := auditFiles() + "/wanted"
+			Expect(os.WriteFile(wantedFile, []byte(wanted.GetVolumeId()+"\n"), 0o600)).To(Succeed())
+			report := f.audit(ctx, nil, "--volumes="+wantedFile)
+			Expect(report.status).To(BeZero(), report.log)
+			Expect(report.Owned).To(Equal(1))
 
-		kubernetes(told, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
-			{VolumeId: "by-name"}})
-		report = f.audit(ctx, nil, "--volumes="+told)
-		Expect(report.status).To(Equal(2), report.log)
-		Expect(report.orphans()).To(BeEmpty())
-		Expect(report.Missing).To(HaveLen(2))
-		Expect(report.Static).To(HaveLen(1))
-		Expect(report.Static[0].ID).To(Equal(byHand.Id))
-	})
+			kubernetes(wantedFile, []*csi.Volume{wanted, {VolumeId: byHand.Id}, {VolumeId: someUUID},
+				{VolumeId: "by-name"}})
+			report = f.audit(ctx, nil, "--volumes="+wantedFile)
+			Expect(report.status).To(Equal(2), report.log)
+			Expect(report.orphans()).To(BeEmpty())
+			Expect(report.Missing).To(HaveLen(2))
+			Expect(report.Static).To(HaveLen(1))
+			Expect(report.Static[0].ID).To(Equal(byHand.Id))
+		})
 
 	It("B-42 prints a table for people", func(ctx SpecContext) {
 		lost := f.orphan(ctx)
@@ -107,8 +110,8 @@ func describeAuditDeletions(f *fixture) {
 		f.published(ctx, &csi.Volume{VolumeId: used}, "a")
 		byHand := f.rackDisk(ctx, fresh("by-hand"), f.rack.Project)
 		dir := auditFiles()
-		told := kubernetes(dir+"/told", []*csi.Volume{wanted}, kept)
-		args := []string{"--delete", "--volumes=" + told, "--state-file=" + dir + "/seen"}
+		wantedFile := kubernetes(dir+"/wanted", []*csi.Volume{wanted}, kept)
+		args := []string{"--delete", "--volumes=" + wantedFile, "--state-file=" + dir + "/state"}
 		f.showAged(ctx)
 		for range 2 {
 			report := f.audit(ctx, nil, args...)
@@ -116,7 +119,7 @@ func describeAuditDeletions(f *fixture) {
 			Expect(report.orphans()).To(ConsistOf(lost, used, lostSnapshot.GetSnapshotId()))
 			Expect(report.Deleted).To(BeZero())
 		}
-		ageFirstSeen(dir + "/seen")
+		ageFirstSeen(dir + "/state")
 		report := f.audit(ctx, nil, args...)
 		f.clearFaults(ctx)
 		Expect(report.status).To(Equal(2), "the one in use is left: %s", report.log)
@@ -134,11 +137,11 @@ func describeAuditDeletions(f *fixture) {
 		wanted := f.volume(ctx)
 		lost := []string{f.orphan(ctx), f.orphan(ctx), f.orphan(ctx)}
 		dir := auditFiles()
-		args := []string{"--delete", "--state-file=" + dir + "/seen",
-			"--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})}
+		args := []string{"--delete", "--state-file=" + dir + "/state",
+			"--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})}
 		f.showAged(ctx)
 		Expect(f.audit(ctx, nil, args...).orphans()).To(ConsistOf(lost))
-		ageFirstSeen(dir + "/seen")
+		ageFirstSeen(dir + "/state")
 		f.fault(ctx, adminapi.Fault{Operation: "disk_delete", Skip: 1, Phase: adminapi.Before,
 			Hang: adminapi.Duration(30 * time.Second)})
 		cmd := f.auditCommand(ctx, nil, args...)
@@ -172,13 +175,13 @@ func describeAuditRefusals(f *fixture) {
 	) {
 		wanted, lost := f.volume(ctx), f.orphan(ctx)
 		dir := auditFiles()
-		sightings := "--state-file=" + dir + "/seen"
-		told := "--volumes=" + kubernetes(dir+"/told", []*csi.Volume{wanted})
+		stateFile := "--state-file=" + dir + "/state"
+		wantedFile := "--volumes=" + kubernetes(dir+"/wanted", []*csi.Volume{wanted})
 		f.showAged(ctx)
-		Expect(f.audit(ctx, nil, told, sightings).orphans()).To(ConsistOf(lost))
-		ageFirstSeen(dir + "/seen")
+		Expect(f.audit(ctx, nil, wantedFile, stateFile).orphans()).To(ConsistOf(lost))
+		ageFirstSeen(dir + "/state")
 		env, args := spoil(ctx, dir)
-		report := f.audit(ctx, env, append([]string{"--delete", sightings}, args...)...)
+		report := f.audit(ctx, env, append([]string{"--delete", stateFile}, args...)...)
 		f.clearFaults(ctx)
 		Expect(report.status).To(Equal(status), "%+v", report)
 		Expect(report.Deleted).To(BeZero())
@@ -191,22 +194,22 @@ func describeAuditRefusals(f *fixture) {
 		Entry("D-69 an old list", 2, func(_ context.Context, dir string) (map[string]string,
 			[]string) {
 			old := time.Now().Add(-71 * time.Hour)
-			Expect(os.Chtimes(dir+"/told", old, old)).To(Succeed())
-			return nil, []string{"--volumes=" + dir + "/told"}
+			Expect(os.Chtimes(dir+"/wanted", old, old)).To(Succeed())
+			return nil, []string{"--volumes=" + dir + "/wanted"}
 		}),
 		Entry("D-69 a word that there is none, against the list", 2, func(_ context.Context,
 			dir string) (map[string]string, []string) {
-			return nil, []string{"--assume-none=volumes", "--volumes=" + dir + "/told"}
+			return nil, []string{"--assume-none=volumes", "--volumes=" + dir + "/wanted"}
 		}),
 		Entry("D-69 a rack that fails at the second page", 1, func(ctx context.Context, dir string) (
 			map[string]string, []string) {
 			f.clearFaults(ctx)
 			f.fault(ctx, adminapi.Fault{Operation: "disk_list", Skip: 1, Phase: adminapi.Instead,
 				Response: &adminapi.Response{Status: http.StatusServiceUnavailable}})
-			return nil, []string{"--volumes=" + dir + "/told"}
+			return nil, []string{"--volumes=" + dir + "/wanted"}
 		}),
-		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.told"; exit 1`)),
-		Entry("D-69 a kubectl that prints half", 1, withKubectl(`head -c 40 "$0.told"`)),
+		Entry("D-69 a kubectl that prints all and fails", 1, withKubectl(`cat "$0.wanted"; exit 1`)),
+		Entry("D-69 a kubectl that prints half", 1, withKubectl(`head -c 40 "$0.wanted"`)),
 		Entry("D-69 a kubectl that prints nothing", 1, withKubectl(`true`)),
 		Entry("D-69 a kubectl that is not there", 1, func(context.Context, string) (
 			map[string]string, []string) {
@@ -214,7 +217,7 @@ func describeAuditRefusals(f *fixture) {
 		}),
 		Entry("D-69 no cluster's id", 1, func(_ context.Context, dir string) (map[string]string,
 			[]string) {
-			return map[string]string{"OXIDE_CLUSTER_ID": ""}, []string{"--volumes=" + dir + "/told"}
+			return map[string]string{"OXIDE_CLUSTER_ID": ""}, []string{"--volumes=" + dir + "/wanted"}
 		}),
 	)
 

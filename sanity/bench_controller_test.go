@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -190,7 +192,7 @@ func (bn *bench) listDisks(ctx context.Context, want int) error {
 }
 
 // BenchmarkProcess measures the programs themselves: how soon they serve, how much memory they hold
-// when nobody asks for anything, how large their files are.
+// when idle, how large their files are.
 func BenchmarkProcess(b *testing.B) {
 	bn := openBench(b)
 	for _, mode := range []string{harness.ModeController, harness.ModeNode, harness.ModeAll} {

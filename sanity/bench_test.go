@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -106,7 +108,7 @@ func (d *duel) report() {
 	fmt.Println()
 }
 
-// reached says whether a figure reaches its aim.
+// reached reports whether a figure reaches its aim.
 func reached(figure, aim float64) string {
 	if figure > aim {
 		return "missed"
@@ -159,7 +161,7 @@ func (bn *bench) deleteByHand(ctx context.Context, disk string) error {
 	return bn.sdk.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk)})
 }
 
-// awaitDevice waits for a disk to appear, so that nobody's time holds that.
+// awaitDevice waits for a disk to appear, so that no measured time contains that.
 func (bn *bench) awaitDevice(ctx context.Context, serial string) (device string, err error) {
 	err = harness.Await(ctx, time.Minute, func() error {
 		paths, err := devicesWith(bn.rack.Instance(""), serial)

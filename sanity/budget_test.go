@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -86,7 +88,7 @@ var _ = describeController("the budget of API calls", fixtureOptions{}, func(f *
 			})).To(Equal([]string{"disk_view", "project_view"}))
 		})
 
-	It("is one look more for a static volume, whose name no context tells",
+	It("is one look more for a static volume, whose name is in no context",
 		func(ctx SpecContext) {
 			disk := f.rackDisk(ctx, fresh("static"), f.rack.Project)
 			volume := &csi.Volume{VolumeId: disk.Id}

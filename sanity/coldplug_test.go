@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -16,8 +18,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// device finds the block device of a disk in a guest's view, by its serial, or says that it is not
-// there.
+// device finds the block device of a disk in a guest's view, by its serial, or reports that it is
+// not there.
 func (f *rackFixture) device(instance, diskName string) (string, error) {
 	serial := diskName[:min(len(diskName), 20)]
 	paths, err := devicesWith(f.rack.Instance(instance), serial)

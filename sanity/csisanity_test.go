@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -43,7 +45,7 @@ func describeCSISanity() {
 	}
 }
 
-// startPlugins starts the driver as the combination wants it and tells csi-sanity where.
+// startPlugins starts the driver as the combination wants it and sets its address for csi-sanity.
 func (c combination) startPlugins(
 	ctx context.Context, rack *harness.Rack, config *csisanity.TestConfig,
 ) []*harness.Plugin {

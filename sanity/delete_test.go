@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -208,7 +210,7 @@ var _ = describeController("ValidateVolumeCapabilities", fixtureOptions{}, func(
 		}
 	}
 
-	It("VC-2 an ID that is no UUID is nobody's, without a call to the rack",
+	It("VC-2 an ID that is no UUID is unknown, without a call to the rack",
 		func(ctx SpecContext) {
 			Expect(f.calls(ctx, func() {
 				_, err := f.ctl.ValidateVolumeCapabilities(ctx,

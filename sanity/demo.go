@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
@@ -255,17 +254,18 @@ func (d *demo) remove(instance string) step {
 	}
 }
 
-func (d *demo) write(context.Context) (string, error) {
-	path := filepath.Join(d.placements["a"].Target, "greeting")
+func (d *demo) write(ctx context.Context) (string, error) {
+	p := d.placements["a"]
+	path := filepath.Join(p.Target, "greeting")
 	if err := os.WriteFile(path, []byte(greeting), 0o640); err != nil {
 		return "", err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
+	stats, err := p.Stats(ctx, d.nodes["a"])
+	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%q into %s, which has %d MiB left", strings.TrimSpace(greeting), path,
-		int64(st.Bavail)*st.Bsize/harness.MiB), nil
+		stats.GetUsage()[0].GetAvailable()/harness.MiB), nil
 }
 
 func (d *demo) read(context.Context) (string, error) {

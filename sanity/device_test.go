@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -28,7 +30,7 @@ func (f *nodeFixture) impatientNode(ctx context.Context) *node {
 	})
 }
 
-// shows says whether the instance sees a device for the disk of that name.
+// shows reports whether the instance sees a device for the disk of that name.
 func (n *node) shows(diskName string) error {
 	serial := diskName[:min(len(diskName), 20)]
 	paths, err := devicesWith(n.instance, serial)
@@ -77,7 +79,7 @@ func describeAppearance(f *nodeFixture) {
 		Expect(p.write(0)).To(Succeed())
 	})
 
-	It("NS-5 is not found when it never appears, and the serials that are there are told",
+	It("NS-5 is not found when it never appears, and the error names the serials that are there",
 		func(ctx SpecContext) {
 			bystander := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
 			Expect(bystander.stage(ctx)).To(Succeed())

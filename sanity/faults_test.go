@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -54,9 +56,9 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		Entry("OX-10 no capacity left",
 			answered(http.StatusInsufficientStorage, "InsufficientCapacity", "Not enough storage"),
 			codes.ResourceExhausted),
-		Entry("OX-12 a code that nobody knows",
+		Entry("OX-12 an unknown code",
 			answered(http.StatusTeapot, "Teapot", "short and stout"), codes.Internal),
-		Entry("OX-9 a success that is not the rack's, after which nobody knows what was done",
+		Entry("OX-9 a success that is not the rack's, after which the outcome is unknown",
 			adminapi.Fault{Response: &adminapi.Response{Status: http.StatusCreated, ContentType: "text/html",
 				Body: "<html>hello</html>"}}, codes.Unavailable),
 	)
@@ -100,7 +102,7 @@ var _ = describeController("a rack that answers with an error", fixtureOptions{}
 		expectRefusal(err, codes.Unavailable, someUUID)
 	})
 
-	It("OX-11 a caller that gives up, or whose time is over, is told that", func(ctx SpecContext) {
+	It("OX-11 a caller that gives up, or whose time is over, gets that code", func(ctx SpecContext) {
 		f.fault(ctx, adminapi.Fault{Operation: "disk_view", Phase: adminapi.Before,
 			Hang: adminapi.Duration(20 * time.Second)})
 		req := &csi.ControllerGetVolumeRequest{VolumeId: someUUID}
@@ -162,7 +164,7 @@ var lostAnswers = []struct {
 	{"a proxy's page in its place", adminapi.Fault{Response: &adminapi.Response{
 		Status: http.StatusBadGateway, ContentType: "text/html", Body: "<html>bad</html>"}}},
 	{"the connection cut", adminapi.Fault{Cut: true}},
-	{"the answer torn", adminapi.Fault{TruncateBody: 20}},
+	{"the answer truncated", adminapi.Fault{TruncateBody: 20}},
 }
 
 // decided are the operations whose lost answers are found out in the same call, where there is an

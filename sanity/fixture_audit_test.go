@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -16,7 +18,7 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// auditCluster is the cluster whose controller the audit's scene has.
+// auditCluster is the cluster whose controller the audit's fixture has.
 const auditCluster = "one"
 
 // auditReport is what an audit says as JSON, and how it ended.
@@ -68,7 +70,7 @@ func (f *fixture) audit(ctx context.Context, env map[string]string, args ...stri
 	return report
 }
 
-// auditFiles is a directory for the lists and sightings of one spec.
+// auditFiles is a directory for the lists and state files of one spec.
 func auditFiles() string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "audit-")
@@ -119,22 +121,22 @@ func (f *faultFixture) clearFaults(ctx context.Context) {
 	Expect(f.rack.Admin.ClearFaults(ctx)).To(Succeed())
 }
 
-// ageFirstSeen makes every sighting in a file one of two hours ago, as waiting would.
+// ageFirstSeen moves every first-seen time in a state file two hours back, as waiting would.
 func ageFirstSeen(path string) {
 	GinkgoHelper()
 	data, err := os.ReadFile(path)
 	Expect(err).NotTo(HaveOccurred())
-	var sightings map[string]any
-	Expect(json.Unmarshal(data, &sightings)).To(Succeed())
-	for _, object := range sightings["objects"].(map[string]any) {
+	var state map[string]any
+	Expect(json.Unmarshal(data, &state)).To(Succeed())
+	for _, object := range state["objects"].(map[string]any) {
 		object.(map[string]any)["first"] = time.Now().Add(-2 * time.Hour).UTC()
 	}
-	data, err = json.Marshal(sightings)
+	data, err = json.Marshal(state)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(os.WriteFile(path, data, 0o600)).To(Succeed())
 }
 
-// orphan makes a volume that nobody knows of, and which is gone when the spec ends.
+// orphan makes a volume that no list contains; it is deleted when the spec ends.
 func (f *fixture) orphan(ctx context.Context) string {
 	return f.volume(ctx).GetVolumeId()
 }
@@ -180,11 +182,11 @@ func withList(list string) spoiler {
 	}
 }
 
-// withKubectl gives it a kubectl that has the list at hand as "$0.told", and says that there are no
-// snapshots.
+// withKubectl gives it a kubectl that has the list at hand as "$0.wanted", and says that there are
+// no snapshots.
 func withKubectl(script string) spoiler {
 	return func(_ context.Context, dir string) (map[string]string, []string) {
-		Expect(os.Rename(dir+"/told", dir+"/kubectl.told")).To(Succeed())
+		Expect(os.Rename(dir+"/wanted", dir+"/kubectl.wanted")).To(Succeed())
 		return fakeKubectl(dir, `case "$*" in *customresourcedefinitions*) exit 0;; esac
 `+script), []string{"--kubectl"}
 	}

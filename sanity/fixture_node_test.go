@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -18,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// nodeFixture is a scene with nodes: the driver's node service in the instances a and b.
+// nodeFixture is a fixture with nodes: the driver's node service in the instances a and b.
 type nodeFixture struct {
 	*fixture
 	a, b *node
@@ -29,11 +31,11 @@ type node struct {
 	*harness.Plugin
 	rack     *harness.Rack
 	instance harness.Instance
-	// dir is where the CO's paths on this node lie.
+	// dir is where the orchestrator's paths on this node lie.
 	dir string
 }
 
-// describeNodes registers a container whose specs share a scene with nodes.
+// describeNodes registers a container whose specs share a fixture with nodes.
 func describeNodes(text string, specs func(f *nodeFixture)) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
@@ -109,7 +111,7 @@ func (f *nodeFixture) attachedTo(
 	return p
 }
 
-// placement prepares the paths for a volume on this node, as a CO does.
+// placement prepares the paths for a volume on this node, as an orchestrator does.
 func (n *node) placement(volume *csi.Volume, capability *csi.VolumeCapability) *placement {
 	GinkgoHelper()
 	name := fresh("volume")
@@ -227,7 +229,7 @@ func edges(device string) string {
 	return string(both)
 }
 
-// blank says whether the edges hold nothing.
+// blank reports whether the edges hold nothing.
 func blank(edges string) bool { return strings.Trim(edges, "\x00") == "" }
 
 // writer is a pod that writes a line, has it on the disk, and writes the next one.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -46,8 +48,8 @@ func atOnce(n int, call func(ctx context.Context) error) []error {
 	return errs
 }
 
-// expectOneAborted demands that of two calls at the same time one succeeded, and that the other was
-// told that it is under way.
+// expectOneAborted demands that of two calls at the same time one succeeded and the other got
+// ABORTED.
 func expectOneAborted(errs []error) {
 	GinkgoHelper()
 	Expect([]codes.Code{codeOf(errs[0]), codeOf(errs[1])}).
@@ -166,7 +168,7 @@ func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id st
 	})
 	Expect(i).To(BeNumerically(">=", 0), "%s does not list %s", path, id)
 	items[i] = object
-	// The last page, so that nobody asks for the next one and gets this one again.
+	// The last page, so that no request for the next one gets this one again.
 	page["next_page"] = nil
 	f.answer(ctx, operation, "", page)
 }

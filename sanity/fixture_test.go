@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -25,7 +27,7 @@ const callTimeout = time.Minute
 // rackFixture is a rack, with what an administrator does and sees there.
 type rackFixture struct{ rack *harness.Rack }
 
-// faultFixture is a rack that misbehaves for as long as a spec wants.
+// faultFixture is a rack into which a spec injects faults.
 type faultFixture struct{ rackFixture }
 
 // fixture is what the specs of a container share: a rack and the driver's controller. Each spec
@@ -61,8 +63,8 @@ func (f *fixture) open(ctx context.Context, options fixtureOptions) {
 	mustBalance(ctx, f.rack, f.plugin)
 }
 
-// controller starts another controller on the scene's rack, which ends with the spec. It is ready:
-// it has asked the rack what it needs to know, and idles.
+// controller starts another controller on the fixture's rack, which ends with the spec. It is
+// ready: it has asked the rack what it needs to know, and idles.
 func (f *fixture) controller(ctx context.Context, options harness.PluginOptions) *harness.Plugin {
 	GinkgoHelper()
 	options.Mode = harness.ModeController
@@ -179,7 +181,7 @@ func (f *rackFixture) rackDisk(ctx context.Context, name, project string) *oxide
 	return disk
 }
 
-// fault makes the rack misbehave until the spec ends, and returns the rule's ID.
+// fault injects a fault until the spec ends, and returns its ID.
 func (f *faultFixture) fault(ctx context.Context, fault adminapi.Fault) (id string) {
 	GinkgoHelper()
 	id, err := f.rack.Admin.AddFault(ctx, fault)

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -59,18 +61,18 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 			"controller CREATE_DELETE_VOLUME", "controller PUBLISH_UNPUBLISH_VOLUME"),
 		Entry("CAP-8 volumes are listed with the nodes they are published to",
 			"controller LIST_VOLUMES", "controller LIST_VOLUMES_PUBLISHED_NODES"),
-		Entry("CAP-9 the capacity is told", "controller GET_CAPACITY"),
+		Entry("CAP-9 the capacity is reported", "controller GET_CAPACITY"),
 		Entry("CAP-10 snapshots are created and listed",
 			"controller CREATE_DELETE_SNAPSHOT", "controller LIST_SNAPSHOTS"),
 		Entry("CAP-15 one volume and one snapshot can be looked at",
 			"controller GET_VOLUME", "controller GET_SNAPSHOT"),
 		Entry("CAP-16 several pods of a node may share a volume, on both services",
 			"controller SINGLE_NODE_MULTI_WRITER", "node SINGLE_NODE_MULTI_WRITER"),
-		Entry("CAP-18 the health of volumes is told, one by one and as a list",
+		Entry("CAP-18 the health of volumes is reported, one by one and as a list",
 			"controller GET_VOLUME_HEALTH", "controller LIST_VOLUME_HEALTH"),
 		Entry("CAP-19 volumes are staged", "node STAGE_UNSTAGE_VOLUME"),
 		Entry("CAP-20 nodes measure volumes", "node GET_VOLUME_STATS"),
-		Entry("CAP-24 nodes tell the health of volumes and of the storage",
+		Entry("CAP-24 nodes report the health of volumes and of the storage",
 			"node GET_VOLUME_HEALTH", "node GET_STORAGE_HEALTH"),
 	)
 
@@ -120,7 +122,7 @@ var _ = describeController("what the driver declares", fixtureOptions{}, func(f 
 		Expect(answers[2]).To(Equal(answers[0]))
 	})
 
-	It("GI-2 tells one version in every mode", func(ctx SpecContext) {
+	It("GI-2 reports one version in every mode", func(ctx SpecContext) {
 		node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode})
 		var versions []string
 		for _, p := range []*harness.Plugin{f.plugin, node, all} {

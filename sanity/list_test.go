@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -198,9 +200,9 @@ var _ = describeController("ListVolumes", fixtureOptions{}, func(f *fixture) {
 		got, err := f.ctl.ControllerGetVolume(ctx,
 			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
 		Expect(err).NotTo(HaveOccurred())
-		for _, told := range []*csi.Volume{again.GetVolume(), got.GetVolume(),
+		for _, shown := range []*csi.Volume{again.GetVolume(), got.GetVolume(),
 			f.listed(ctx, f.ctl)[volume.GetVolumeId()].GetVolume()} {
-			Expect(told).To(BeComparableTo(volume, protoCmp))
+			Expect(shown).To(BeComparableTo(volume, protoCmp))
 		}
 	})
 })
@@ -239,7 +241,7 @@ var _ = describeController("one volume, its health, and the capacity", fixtureOp
 			Entry("GV-2 with an ID that is none", "volume"),
 		)
 
-		It("GV-3 a volume is told as it was created, with its node", func(ctx SpecContext) {
+		It("GV-3 a volume is returned as it was created, with its node", func(ctx SpecContext) {
 			volume := f.volume(ctx)
 			f.published(ctx, volume, "a")
 			resp, err := f.ctl.ControllerGetVolume(ctx,
@@ -335,7 +337,7 @@ var _ = describeController("one volume, its health, and the capacity", fixtureOp
 				&csi.GetCapacityRequest{Parameters: map[string]string{"blockSize": "1024"}}),
 		)
 
-		It("CG-3 tells the smallest and the largest disk", func(ctx SpecContext) {
+		It("CG-3 reports the smallest and the largest disk", func(ctx SpecContext) {
 			resp, err := f.ctl.GetCapacity(ctx, &csi.GetCapacityRequest{})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(resp.GetMinimumVolumeSize().GetValue()).To(Equal(harness.GiB))

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -169,7 +171,7 @@ func describeReadOnlyTargets(f *nodeFixture) {
 			Expect(p.verify(0)).To(Succeed())
 		},
 		Entry("NP-9 ext4", "ext4"), Entry("NP-9 xfs", "xfs"), Entry("NP-9 btrfs", "btrfs"),
-		Entry("NP-9 block, where a read-only mount of a node would stop nobody", "block"))
+		Entry("NP-9 block, where a read-only mount of a node would prevent nothing", "block"))
 
 	It("NP-9 a read-only pod and one that writes share a filesystem", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.InMode(multiWriter, harness.Mounted("")))
@@ -208,11 +210,11 @@ func describeTakenTargets(f *nodeFixture) {
 			Expect(p.unpublish(ctx)).To(Succeed())
 			expectGone(p.Target)
 			Expect(p.unpublish(ctx)).To(Succeed())
-			Expect(os.Stat(filepath.Dir(p.Target))).NotTo(BeNil(), "the CO's directory stays")
+			Expect(os.Stat(filepath.Dir(p.Target))).NotTo(BeNil(), "the orchestrator's directory stays")
 		},
 		Entry("UP-3 ext4", "ext4"), Entry("UP-3 block", "block"))
 
-	It("UP-4 has nothing to do for a volume that nobody knows", func(ctx SpecContext) {
+	It("UP-4 has nothing to do for an unknown volume", func(ctx SpecContext) {
 		p := f.a.placement(&csi.Volume{VolumeId: someUUID}, harness.Mounted(""))
 		Expect(p.unpublish(ctx)).To(Succeed())
 		p.Volume = &csi.Volume{VolumeId: "no-uuid"}

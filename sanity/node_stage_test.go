@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -21,7 +23,7 @@ func longPath(dir string) string {
 		strings.Repeat(strings.Repeat("d", 249)+"/", 4), "/")...)...)
 }
 
-// The specs of the node service share one scene: a rack and four processes take their time.
+// The specs of the node service share one fixture: a rack and four processes take their time.
 var _ = describeNodes("the node service", func(f *nodeFixture) {
 	Describe("NodeStageVolume", func() {
 		describeBadStages(f)
@@ -149,7 +151,7 @@ func describeRepeatedStages(f *nodeFixture) {
 			Expect(tools.runs()).To(Equal(1))
 		})
 
-	It("B-12 a format goes on when its caller has gone, and nobody formats beside it",
+	It("B-12 a format goes on when its caller has gone, and no second format runs beside it",
 		func(ctx SpecContext) {
 			p, tools := f.heldFormat(ctx)
 			impatient, leave := context.WithCancel(ctx)
@@ -207,8 +209,8 @@ func describeStagesOfUsedDisks(f *nodeFixture) {
 		Entry("NS-10 the copy of a GPT at the end", "ext4", at(-512, "EFI PART")),
 		Entry("NS-10 a LUKS header", "xfs", at(0, "LUKS\xba\xbe\x00\x02")),
 		Entry("NS-10 a logical volume", "ext4", at(512, "LABELONE")),
-		Entry("NS-10 a byte of nobody knows what at the start", "ext4", at(700_000, "x")),
-		Entry("NS-10 a byte of nobody knows what at the end", "btrfs", at(-700_000, "x")),
+		Entry("NS-10 an unknown byte at the start", "ext4", at(700_000, "x")),
+		Entry("NS-10 an unknown byte at the end", "btrfs", at(-700_000, "x")),
 	)
 
 	It("E-1 a filesystem that an administrator made by hand, with the volume's UUID, is used", func(
@@ -237,7 +239,7 @@ func describeStageOptions(f *nodeFixture) {
 		Expect(f.a.logged()).NotTo(ContainSubstring("canary-flag"))
 	})
 
-	It("NS-11 B-16 a mount that the kernel refuses leaves nothing and tells no flag",
+	It("NS-11 B-16 a mount that the kernel refuses leaves nothing and shows no flag",
 		func(ctx SpecContext) {
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4", "canaryoption=4711"))
 			err := p.stage(ctx)
@@ -260,7 +262,7 @@ func describeStageOptions(f *nodeFixture) {
 			p.stageAndPublish(ctx)
 		})
 
-	It("B-14 B-15 B-16 secrets that nobody asked for are ignored and never logged",
+	It("B-14 B-15 B-16 secrets that are not needed are ignored and never logged",
 		func(ctx SpecContext) {
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
 			p.Secrets = map[string]string{"password": "canary-secret"}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -48,7 +50,7 @@ func describeStats(f *nodeFixture) {
 		}
 	})
 
-	DescribeTable("VS-3 tells how full a filesystem is", func(ctx SpecContext, name string) {
+	DescribeTable("VS-3 reports how full a filesystem is", func(ctx SpecContext, name string) {
 		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 		before, err := p.stats(ctx, p.Target)
 		Expect(err).NotTo(HaveOccurred())
@@ -73,7 +75,7 @@ func describeStats(f *nodeFixture) {
 		}
 	}, Entry("VS-3 ext4", "ext4"), Entry("VS-3 xfs", "xfs"), Entry("VS-3 btrfs", "btrfs"))
 
-	It("VS-4 tells how large a raw volume is", func(ctx SpecContext) {
+	It("VS-4 reports how large a raw volume is", func(ctx SpecContext) {
 		req := harness.CreateRequest(fresh("raw"))
 		req.CapacityRange.RequiredBytes = 2 * harness.GiB
 		req.VolumeCapabilities[0] = harness.Raw()
@@ -129,7 +131,7 @@ func describeNodeInfo(f *nodeFixture) {
 		eventually(ctx, func() error { return f.a.shows(string(byHand.Name)) })
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before - 1))
 
-		// Staged as a static volume it is one of those that the CO counts.
+		// Staged as a static volume it is one of those that the orchestrator counts.
 		p := f.attachedTo(ctx, &csi.Volume{VolumeId: byHand.Id}, f.a, harness.Mounted(""))
 		p.stageAndPublish(ctx)
 		Expect(info(ctx, f.a).GetMaxVolumesPerNode()).To(Equal(before))
@@ -173,7 +175,7 @@ func describeNodeInfo(f *nodeFixture) {
 		expectRefusal(err, codes.Unimplemented)
 	})
 
-	It("NH-2 NH-3 a volume that is in order has no complaints, and one that nobody knows none to "+
+	It("NH-2 NH-3 a volume that is in order has no complaints, and an unknown one none to "+
 		"be asked for", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted(""))
 		Expect(p.complaints(ctx)).To(BeEmpty())

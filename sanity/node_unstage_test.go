@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -27,11 +29,11 @@ func describeUnstage(f *nodeFixture) {
 		Expect(p.stage(ctx)).To(Succeed())
 		Expect(p.unstage(ctx)).To(Succeed())
 		Expect(p.unstage(ctx)).To(Succeed())
-		Expect(os.Remove(p.Staging)).To(Succeed(), "the directory is the CO's")
+		Expect(os.Remove(p.Staging)).To(Succeed(), "the directory is the orchestrator's")
 		Expect(p.unstage(ctx)).To(Succeed())
 	})
 
-	It("NU-3 has nothing to do for a volume that nobody knows", func(ctx SpecContext) {
+	It("NU-3 has nothing to do for an unknown volume", func(ctx SpecContext) {
 		p := f.a.placement(&csi.Volume{VolumeId: someUUID}, harness.Mounted(""))
 		Expect(p.unstage(ctx)).To(Succeed())
 		p.Volume = &csi.Volume{VolumeId: "no-uuid"}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -48,7 +50,7 @@ func parts() []part {
 	return all
 }
 
-// inNamespace tells this binary that it has been started again to run specs.
+// inNamespace is set when this binary has been started again to run specs.
 const inNamespace = "OXIDE_SANITY_PART"
 
 // again is this binary, started again in a mount namespace of its own.

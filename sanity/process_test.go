@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -32,7 +34,7 @@ func failFast() time.Duration {
 	return time.Second
 }
 
-// controllerEnv and nodeEnv are complete configurations for a rack that nobody asks.
+// controllerEnv and nodeEnv are complete configurations for a rack that is never called.
 func controllerEnv(dir string) map[string]string {
 	return map[string]string{
 		"OXIDE_MODE": harness.ModeController, "CSI_ENDPOINT": "unix://" + filepath.Join(dir, "csi.sock"),
@@ -45,7 +47,7 @@ func nodeEnv(dir string) map[string]string {
 	return map[string]string{
 		"OXIDE_MODE": harness.ModeNode, "CSI_ENDPOINT": "unix://" + filepath.Join(dir, "csi.sock"),
 		"OXIDE_INSTANCE_ID": someUUID,
-		// An empty directory, so that the machine that runs this is nobody's instance.
+		// An empty directory, so that the machine that runs this is no instance.
 		"OXIDE_SYSFS_ROOT": sysfsOf(dir),
 		"OXIDE_STATE_DIR":  stateDirOf(dir),
 	}
@@ -73,7 +75,7 @@ func driverCommand(ctx context.Context, env map[string]string, args ...string) *
 	path, err := theRun.Binary(ctx, "oxide-csi-plugin")
 	Expect(err).NotTo(HaveOccurred())
 	cmd := exec.CommandContext(ctx, path, args...)
-	// The race detector waits a second before it ends a process, unless it is told not to.
+	// The race detector waits a second before it ends a process, unless it is configured not to.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
 	for key, value := range env {
 		cmd.Env = append(cmd.Env, key+"="+value)
@@ -251,7 +253,7 @@ func started(ctx context.Context, dir string, env map[string]string) *exec.Cmd {
 	return cmd
 }
 
-// answers says whether a driver answers at the socket.
+// answers reports whether a driver answers at the socket.
 func answers(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -344,7 +346,7 @@ var _ = Describe("the driver's process", func() {
 		Expect(os.ReadFile(path)).To(BeEquivalentTo("precious"))
 	})
 
-	It("B-22 lets nobody but its owner and group use the socket", func(ctx SpecContext) {
+	It("B-22 lets only its owner and group use the socket", func(ctx SpecContext) {
 		dir := workDir()
 		started(ctx, dir, nodeEnv(dir))
 		info, err := os.Stat(filepath.Join(dir, "csi.sock"))

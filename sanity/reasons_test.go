@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -144,12 +146,13 @@ var _ = describeNodes("a reason that the node's devices cause", func(f *nodeFixt
 		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceReadOnly")
 	})
 
-	It("NS-10 DiskSizeUnknown: nobody has told how large the blank disk is", func(ctx SpecContext) {
-		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
-		delete(p.PublishContext, "sizeBytes")
-		expectReason(p.stage(ctx), codes.FailedPrecondition, "DiskSizeUnknown")
-		Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
-	})
+	It("NS-10 DiskSizeUnknown: the size of the blank disk is not in the request",
+		func(ctx SpecContext) {
+			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))
+			delete(p.PublishContext, "sizeBytes")
+			expectReason(p.stage(ctx), codes.FailedPrecondition, "DiskSizeUnknown")
+			Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+		})
 
 	It("NS-10 DeviceUnreadable: the disk answers reads with errors", func(ctx SpecContext) {
 		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted(""))

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 // A row is a requirement of the requirements matrix: of CSI v1.13 and the driver's own where the

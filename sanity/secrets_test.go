@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -21,7 +23,7 @@ func secrets() map[string]string {
 	return map[string]string{"user.name_1-x": "me", "password": "pass-" + harness.Canary}
 }
 
-// secretMount is a capability whose mount flags are nobody's business.
+// secretMount is a capability whose mount flags are secret.
 func secretMount() *csi.VolumeCapability {
 	capability := harness.Mounted("")
 	capability.GetMount().MountFlags = []string{"x-" + harness.Canary}

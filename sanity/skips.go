@@ -144,8 +144,8 @@ func (a *audit) unused() []string {
 	return faults
 }
 
-// leftOut says that the caller chose not to run a spec, which is not a skip: only those that were
-// entered and left, or were held back by their author, count as skipped.
+// leftOut reports whether the caller chose not to run a spec, which is not a skip: only those that
+// were entered and left, or were held back by their author, count as skipped.
 func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	if spec.State.Is(types.SpecStatePending) {
 		filter, err := types.ParseLabelFilter(config.LabelFilter)
@@ -154,7 +154,7 @@ func leftOut(spec types.SpecReport, config types.SuiteConfig) bool {
 	return spec.State.Is(types.SpecStateSkipped) && spec.Failure.IsZero()
 }
 
-// barred says that a spec could not run because the preparation of its container failed.
+// barred reports whether a spec could not run because the preparation of its container failed.
 func barred(spec types.SpecReport) bool {
 	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
 }
@@ -165,7 +165,7 @@ func (f figures) figureLine(suite string) string {
 		suite, f.specs, f.passed, f.failed, f.explained, f.seconds)
 }
 
-// fullRun says whether a configuration leaves no spec out.
+// fullRun reports whether a configuration leaves no spec out.
 func fullRun(config types.SuiteConfig) bool {
 	return config.LabelFilter == "" && len(config.FocusStrings) == 0 &&
 		len(config.SkipStrings) == 0 && len(config.FocusFiles) == 0 && len(config.SkipFiles) == 0

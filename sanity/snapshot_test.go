@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -230,7 +232,7 @@ func snapshotSpecs(f *fixture) {
 		expectRefusal(err, codes.AlreadyExists)
 	})
 
-	It("CS-7 meets another of its name under way and is told so", func(ctx SpecContext) {
+	It("CS-7 meets another of its name under way and is aborted", func(ctx SpecContext) {
 		volume := f.volume(ctx)
 		f.switched(ctx, "snapshot_hold", "1s", "0s")
 		req := create(volume.GetVolumeId(), fresh("flight"))

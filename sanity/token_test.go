@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -119,32 +121,33 @@ var _ = describeController("a token that comes back", fixtureOptions{}, func(f *
 })
 
 var _ = describeController("a token file that blocks", fixtureOptions{}, func(f *fixture) {
-	It("D-63 holds no call up, and is told by Probe until it is a file again", func(ctx SpecContext) {
-		file := filepath.Join(workDir(), "token")
-		rotated(file, f.rack.Token)
-		p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{
-			"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file}})
-		list := func() error {
-			short, cancel := context.WithTimeout(ctx, 10*time.Second)
-			defer cancel()
-			_, err := p.Controller().ListVolumes(short, &csi.ListVolumesRequest{})
-			return err
-		}
-		Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
-		Expect(os.Rename(file+".new", file)).To(Succeed())
-		// Somebody has it open and writes nothing.
-		writer, err := os.OpenFile(file, os.O_RDWR, 0)
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(writer.Close)
-		for range 3 {
-			Expect(list()).To(Succeed(), "the last token serves on")
-		}
-		_, err = p.Identity().Probe(ctx, &csi.ProbeRequest{})
-		expectReason(err, codes.FailedPrecondition, "TokenFileUnreadable")
-		rotated(file, f.rack.Token)
-		Expect(list()).To(Succeed())
-		Expect(p.AwaitReady(ctx)).To(Succeed())
-	})
+	It("D-63 holds no call up, and is reported by Probe until it is a file again",
+		func(ctx SpecContext) {
+			file := filepath.Join(workDir(), "token")
+			rotated(file, f.rack.Token)
+			p := f.controller(ctx, harness.PluginOptions{Env: map[string]string{
+				"OXIDE_TOKEN": "", "OXIDE_TOKEN_FILE": file}})
+			list := func() error {
+				short, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				_, err := p.Controller().ListVolumes(short, &csi.ListVolumesRequest{})
+				return err
+			}
+			Expect(unix.Mkfifo(file+".new", 0o600)).To(Succeed())
+			Expect(os.Rename(file+".new", file)).To(Succeed())
+			// Somebody has it open and writes nothing.
+			writer, err := os.OpenFile(file, os.O_RDWR, 0)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(writer.Close)
+			for range 3 {
+				Expect(list()).To(Succeed(), "the last token serves on")
+			}
+			_, err = p.Identity().Probe(ctx, &csi.ProbeRequest{})
+			expectReason(err, codes.FailedPrecondition, "TokenFileUnreadable")
+			rotated(file, f.rack.Token)
+			Expect(list()).To(Succeed())
+			Expect(p.AwaitReady(ctx)).To(Succeed())
+		})
 })
 
 // rotated puts a token into a file in the way of a kubelet: a new file in the old one's place.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -96,7 +98,7 @@ func describeBadCreates(f *fixture) {
 		Entry("CV-5 one node that only reads",
 			withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY), refused,
 			"SINGLE_NODE_READER_ONLY"),
-		Entry("CV-5 a mode that nobody knows yet", withMode(99), refused, "99"),
+		Entry("CV-5 an unknown mode", withMode(99), refused, "99"),
 		Entry("CV-5 a filesystem that the driver does not make",
 			withMount(&csi.VolumeCapability_MountVolume{FsType: "ntfs"}), refused, "ntfs"),
 		Entry("CV-5 a mount flag that every node refuses",
@@ -154,7 +156,7 @@ func describeBadCreates(f *fixture) {
 	)
 }
 
-// someUUID is nobody's.
+// someUUID is the ID of nothing.
 const someUUID = "0e5be1f8-5f0f-4d3c-9a52-2c1f1d4bd20e"
 
 // describeGoodCreates registers what a new volume is like.
@@ -182,15 +184,16 @@ func describeGoodCreates(f *fixture) {
 			csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
 	)
 
-	DescribeTable("D-20 CV-6 a disk without a source is blank, and has the block size", func(ctx SpecContext, size string, want int) {
-		req := harness.CreateRequest(fresh("blocks"))
-		withParameter("blockSize", size)(req)
-		volume := f.created(ctx, req)
-		disk := f.disk(ctx, volume.GetVolumeId())
-		Expect(int(disk.BlockSize)).To(Equal(want))
-		Expect(disk.SnapshotId + disk.ImageId).To(BeEmpty())
-		Expect(volume.GetVolumeContext()).To(HaveKeyWithValue("blockSize", size))
-	},
+	DescribeTable("D-20 CV-6 a disk without a source is blank, and has the block size",
+		func(ctx SpecContext, size string, want int) {
+			req := harness.CreateRequest(fresh("blocks"))
+			withParameter("blockSize", size)(req)
+			volume := f.created(ctx, req)
+			disk := f.disk(ctx, volume.GetVolumeId())
+			Expect(int(disk.BlockSize)).To(Equal(want))
+			Expect(disk.SnapshotId + disk.ImageId).To(BeEmpty())
+			Expect(volume.GetVolumeContext()).To(HaveKeyWithValue("blockSize", size))
+		},
 		Entry("CV-6 512", "512", 512),
 		Entry("CV-6 2048", "2048", 2048),
 		Entry("CV-6 4096", "4096", 4096),
@@ -318,7 +321,7 @@ func describeRepeatedCreates(f *fixture) {
 			expectRefusal(err, codes.AlreadyExists, diskName)
 		})
 
-	It("CV-20 a create that meets another of its name under way is told so",
+	It("CV-20 a create that meets another of its name under way is aborted",
 		func(ctx SpecContext) {
 			f.switched(ctx, "create_hold", "1s", "0s")
 			req := harness.CreateRequest(fresh("flight"))

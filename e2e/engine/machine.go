@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 // capSysResource is the number of CAP_SYS_RESOURCE.
@@ -92,7 +93,7 @@ func unmountBelow(ctx context.Context, dir string) error {
 
 func unmount(ctx context.Context, path string) error {
 	for {
-		err := syscall.Unmount(path, 0)
+		err := unix.Unmount(path, 0)
 		switch {
 		case err == nil:
 			return nil

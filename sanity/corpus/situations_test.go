@@ -1,3 +1,5 @@
+//go:build linux
+
 package corpus_test
 
 import (
@@ -226,7 +228,8 @@ func names() []generator {
 	both.Says = []string{diskDevice}
 	// As the decoy, but the wanted disk is not there at all.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
-		return func(f *fixture) error { return f.bench.guest.setAttribute(f.Device, "device/serial", serial(f)) }
+		return func(f *fixture) error { return f.bench.guest.setAttribute(f.Device, "device/serial",
+			serial(f)) }
 	}
 	lost := refuse(notFound)
 	lost.Code = "NotFound"
@@ -272,7 +275,8 @@ func (f *fixture) swapNode() error {
 }
 
 func bornAgain(f *fixture) error {
-	return f.bench.guest.setAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1, 10)+"\n")
+	return f.bench.guest.setAttribute(f.Device, "diskseq", strconv.FormatUint(f.loop.Sequence+1,
+		10)+"\n")
 }
 
 // unreadableBlanks are blank as far as they can be read.

@@ -95,7 +95,8 @@ func page(name string, status int, code codes.Code) answer {
 }
 
 // success is an answer with the operation's own status and that body.
-func success(name string, code codes.Code, body func(env *environment, operation string) string) answer {
+func success(name string, code codes.Code, body func(env *environment,
+	operation string) string) answer {
 	return answer{name: name, code: code, success: true,
 		set: func(f *adminapi.Fault, env *environment, _ phase) {
 			f.Response = &adminapi.Response{Status: statusOf(f.Operation),

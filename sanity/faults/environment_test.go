@@ -105,7 +105,8 @@ func (env *environment) createObjects(s *setup) {
 	s.attach(env.byHand.Id, env.down)
 	s.attach(env.boot.Id, env.down)
 	for i := range diskLimit {
-		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject, harness.BlankBackend()).Id, env.full)
+		s.attach(s.handmade(fmt.Sprintf("filler-%d", i), rackProject, harness.BlankBackend()).Id,
+			env.full)
 	}
 	s.stop(env.down)
 	s.stop(env.full)

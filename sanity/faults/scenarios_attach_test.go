@@ -43,7 +43,8 @@ var attachScenarios = []scenario{
 	}},
 	{"publish-beside-its-serial", codes.FailedPrecondition, func(s *setup) effect {
 		volume := s.volume(s.name("publish"))
-		backup := s.handmade(volume.GetVolumeContext()["diskName"]+"-backup", rackProject, harness.BlankBackend())
+		backup := s.handmade(volume.GetVolumeContext()["diskName"]+"-backup", rackProject,
+			harness.BlankBackend())
 		s.attach(backup.Id, s.down)
 		return effect{call: callOf(s.ctl.ControllerPublishVolume, harness.PublishRequest(volume, s.down))}
 	}},

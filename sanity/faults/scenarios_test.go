@@ -29,7 +29,8 @@ type scenario struct {
 }
 
 // scenarios are the calls, with what they do and what they find out.
-var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...), readScenarios...)
+var scenarios = append(append(append([]scenario{}, volumeScenarios...), attachScenarios...),
+	readScenarios...)
 
 // callOf is a call of the controller with its request.
 func callOf[Req, Resp any, Message interface {
@@ -156,7 +157,8 @@ var volumeScenarios = []scenario{
 			harness.SnapshotRequest(s.name("snapshot"), s.foreignDisk.Id))}
 	}},
 	{"snapshot-of-nothing", codes.NotFound, func(s *setup) effect {
-		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(s.name("snapshot"), nobody))}
+		return effect{call: callOf(s.ctl.CreateSnapshot, harness.SnapshotRequest(s.name("snapshot"),
+			nobody))}
 	}},
 	{"delete-snapshot", codes.OK, func(s *setup) effect {
 		name := s.name("snapshot")

@@ -112,8 +112,8 @@ func (f fuzzer) fuzz(ctx context.Context, one target, share time.Duration) (int,
 	return executions, nil
 }
 
-// onlyLate says that the fuzzer found nothing and calls it a failure that its time was over while
-// a worker was busy, as it does now and then.
+// onlyLate reports whether the fuzzer found nothing and calls it a failure that its time was over
+// while a worker was busy, as it does now and then.
 func onlyLate(out []byte) bool {
 	return late.Match(out) && !bytes.Contains(out, []byte("Failing input"))
 }

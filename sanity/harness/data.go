@@ -20,7 +20,7 @@ type Data struct {
 	// Target is where the volume is published, and Raw whether it is a device.
 	Target string
 	Raw    bool
-	// Seed tells the pieces of one volume from those of another.
+	// Seed makes the pieces of one volume differ from those of another.
 	Seed uint64
 	// PieceBytes is the size of a piece.
 	PieceBytes int64

@@ -45,8 +45,8 @@ func (l Ledger) add(kind string, names ...string) {
 	}
 }
 
-// Ledger takes stock of the rack, of this machine below the rack's directory, and of the rack's
-// and the plugins' processes.
+// Ledger counts what there is of the rack, of this machine below the rack's directory, and of the
+// rack's and the plugins' processes.
 func (r *Rack) Ledger(ctx context.Context, plugins ...*Plugin) (Ledger, error) {
 	ledger := Ledger{}
 	if err := r.addState(ctx, ledger); err != nil {

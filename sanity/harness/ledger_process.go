@@ -20,8 +20,8 @@ import (
 // idleConnections is how many connections to the rack a driver may keep for its next calls.
 const idleConnections = 32
 
-// watchedProcess is a process whose files and goroutines are counted. A connection between driver and rack
-// is no leak while they are few; it is counted apart, and without its goroutines.
+// watchedProcess is a process whose files and goroutines are counted. A connection between driver
+// and rack is no leak while they are few; it is counted apart, and without its goroutines.
 type watchedProcess struct {
 	name string
 	proc *process
@@ -226,8 +226,8 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofConnection says that a goroutine comes and goes with an HTTP connection, which is counted as
-// an open file.
+// ofConnection reports whether a goroutine comes and goes with an HTTP connection, which is counted
+// as an open file.
 func ofConnection(name string) bool {
 	for _, prefix := range []string{"net/http.(*conn).serve", "net/http.(*connReader).",
 		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2."} {
@@ -239,7 +239,7 @@ func ofConnection(name string) bool {
 }
 
 // noneLeft demands that no process of this one's group runs any more: a mkfs or a mount that
-// outlived the driver would work on a disk that nobody watches.
+// outlived the driver would go on writing to a disk.
 func (p *process) noneLeft() error {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {

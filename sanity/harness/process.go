@@ -45,9 +45,7 @@ func startProcess(name, path, log string, args, env []string) (*process, error) 
 	cmd := exec.Command(path, args...)
 	cmd.Env = append(Environ(), env...)
 	cmd.Stderr = file
-	// In a group of its own an interrupt at the terminal reaches this process only, which then
-	// stops the others in order; and none outlives it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = programAttr()
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -103,7 +101,7 @@ func (p *process) firstLine(ctx context.Context) (string, error) {
 	}
 }
 
-// ended describes an end that nobody asked for.
+// ended describes an unexpected end.
 func (p *process) ended() error {
 	return fmt.Errorf("%s ended by itself (%s); the end of %s:\n%s",
 		p.name, p.cmd.ProcessState, p.log, p.tail())
@@ -111,7 +109,7 @@ func (p *process) ended() error {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// running says whether the process has not ended yet.
+// running reports whether the process has not ended yet.
 func (p *process) running() bool {
 	select {
 	case <-p.done:

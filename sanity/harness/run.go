@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 )
 
 // Run is one run of the suite: a directory of its own, in which everything lives that the run
@@ -31,6 +29,9 @@ const maxSocketPath = 107
 
 // NewRun makes the directory of a run, in OXIDE_SANITY_DIR or where temporary files go.
 func NewRun(progress io.Writer) (*Run, error) {
+	if err := checkSystem(); err != nil {
+		return nil, err
+	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the suite makes loop devices and mounts them, which takes root: " +
 			"run it as root")
@@ -97,11 +98,11 @@ func fitForRun(dir string) error {
 	if len(dir) > maxSocketPath-60 {
 		return fmt.Errorf("%s: the path is too long for sockets below it", dir)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
+	nodev, err := mountedNodev(dir)
+	if err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
-	if fs.Flags&unix.ST_NODEV != 0 {
+	if nodev {
 		return fmt.Errorf("%s: mounted nodev", dir)
 	}
 	return nil

@@ -1,3 +1,5 @@
+//go:build linux
+
 package model
 
 // towards is the orchestrator's next call on the way to a pod that uses the volume on a node.

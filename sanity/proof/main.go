@@ -6,16 +6,11 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 )
 
-// inside tells this binary that it has been started again.
+// inside is set when this binary has been started again.
 const inside = "PROOF_INSIDE"
 
 // Main runs a package's tests in this binary, started again in a mount namespace of its own: a
@@ -29,6 +24,10 @@ func Main(m *testing.M) {
 		}
 		os.Exit(m.Run())
 	}
+	if runtime.GOOS != "linux" {
+		fmt.Fprintln(os.Stderr, "the proofs make loop devices and mount them: run them on Linux")
+		os.Exit(1)
+	}
 	if os.Geteuid() != 0 {
 		fmt.Fprintln(os.Stderr, "the proofs make loop devices and mount them: run them as root")
 		os.Exit(1)
@@ -36,9 +35,7 @@ func Main(m *testing.M) {
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM,
-	}
+	cmd.SysProcAttr = namespaceAttr()
 	// The child dies with the thread that started it, so this goroutine keeps its thread.
 	runtime.LockOSThread()
 	// An interrupt at the terminal reaches the tests by themselves; this process has to wait for them.
@@ -59,31 +56,4 @@ func Main(m *testing.M) {
 		os.Exit(code)
 	}
 	os.Exit(1)
-}
-
-// LeaveMountsOfOthers lets go of the volumes that other tests had mounted when this process's mount
-// namespace was made as a copy of theirs. Else this process would hold their devices, and a driver
-// does not let go of a volume that another namespace has.
-func LeaveMountsOfOthers() error {
-	mounts, err := mountinfo.GetMounts(nil)
-	if err != nil {
-		return fmt.Errorf("leave the mounts of other tests: %w", err)
-	}
-	// Tests live there; what the machine itself has mounted stays.
-	homes := []string{os.TempDir(), "/var/tmp"}
-	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
-		homes = append(homes, dir)
-	}
-	for _, m := range mounts {
-		ofTests := slices.ContainsFunc(homes, func(dir string) bool {
-			return strings.HasPrefix(m.Mountpoint, strings.TrimSuffix(dir, "/")+"/")
-		})
-		onDevice := strings.HasPrefix(m.Source, "/dev/loop") ||
-			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme")
-		if ofTests && onDevice {
-			// Another one may have covered it, or taken it along.
-			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
-		}
-	}
-	return nil
 }

@@ -61,10 +61,10 @@ func New(t testing.TB, name string) *Proof {
 	return p
 }
 
-// Long says whether the proof is to run until Over, and not only its short form.
+// Long reports whether the proof is to run until Over, and not only its short form.
 func (p *Proof) Long() bool { return p.duration > 0 }
 
-// Over says whether the time of the long form is up. The short form has no time, but an amount.
+// Over reports whether the time of the long form is up. The short form has no time, but an amount.
 func (p *Proof) Over() bool { return p.Long() && time.Since(p.start) >= p.duration }
 
 // Duration is what the long form was given; 0 in the short one.
@@ -73,7 +73,7 @@ func (p *Proof) Duration() time.Duration { return p.duration }
 // Rand is the proof's only source of chance. It is not for several goroutines.
 func (p *Proof) Rand() *rand.Rand { return p.rand }
 
-// Say tells the progress to a person who waits.
+// Say prints progress.
 func (p *Proof) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s: %5.1fs %s\n", p.Name, time.Since(p.start).Seconds(),
 		fmt.Sprintf(format, args...))

@@ -5,9 +5,28 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
+
+// This file has what the harness needs of Linux.
+
+// checkSystem demands a system with loop devices and mount namespaces.
+func checkSystem() error { return nil }
+
+// programAttr puts a program in a group of its own: an interrupt at the terminal reaches this
+// process only, which then stops the others in order. No program outlives it.
+func programAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+}
+
+// mountedNodev reports whether device nodes in a directory cannot be opened.
+func mountedNodev(dir string) (bool, error) {
+	var fs unix.Statfs_t
+	err := unix.Statfs(dir, &fs)
+	return fs.Flags&unix.ST_NODEV != 0, err
+}
 
 // Owns demands that an open device is a disk of this rack. A path that shows a raw volume shows a
 // device number, and all racks of a machine share the numbers of one kernel: a spec asks before it

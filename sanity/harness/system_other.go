@@ -1,0 +1,25 @@
+//go:build !linux
+
+package harness
+
+import (
+	"errors"
+	"os"
+	"syscall"
+)
+
+// errNotLinux is the answer on every other system.
+var errNotLinux = errors.New("the suite makes loop devices and mounts them, which takes Linux: " +
+	"run it there")
+
+func checkSystem() error { return errNotLinux }
+
+func programAttr() *syscall.SysProcAttr { return nil }
+
+func mountedNodev(string) (bool, error) { return false, errNotLinux }
+
+// Owns needs Linux.
+func (r *Rack) Owns(*os.File) error { return errNotLinux }
+
+// BackingFile needs Linux.
+func BackingFile(uint64) (string, error) { return "", errNotLinux }
