@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// canary is in every value that is wrong, and may be told nowhere.
+// canary is in every value that is wrong, and may appear nowhere.
 const canary = "canary"
 
 // wrongSecret is a Secret that is not as it has to be, and what is to be seen of it.
@@ -211,19 +211,19 @@ func containsEach(texts []string) OmegaMatcher {
 	return And(each...)
 }
 
-// keepsSecret looks for the value that is wrong, and for the right token, in all that is told.
+// keepsSecret looks for the value that is wrong, and for the right token, in status, events and logs.
 func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	p := f.podOfSecret(ctx, wrong.name)
 	events, err := api.CoreV1().Events(f.ns).List(ctx,
 		metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name})
 	Expect(err).NotTo(HaveOccurred())
-	told, err := yaml.Marshal([]any{p.Status, events.Items})
+	shown, err := yaml.Marshal([]any{p.Status, events.Items})
 	Expect(err).NotTo(HaveOccurred())
 	log := strings.Join(f.linesOf(ctx, p), "\n")
 	for _, secret := range []string{canary, string(right["token"])} {
 		Expect(log).NotTo(ContainSubstring(secret), "the log of the pod of %s", wrong.name)
-		Expect(string(told)).NotTo(ContainSubstring(secret), "status and events of %s", wrong.name)
+		Expect(string(shown)).NotTo(ContainSubstring(secret), "status and events of %s", wrong.name)
 	}
 	ended := containerStatus(*p, "oxide-plugin").LastTerminationState.Terminated
 	if !wrong.missing && ended != nil {

@@ -34,7 +34,7 @@ var instanceIDs = map[string]string{
 	workers[1]: "0a1de000-0000-4000-8000-000000000002",
 }
 
-// nodeStatusPeriod is how often a kubelet tells which volumes it uses. Kubernetes waits for that
+// nodeStatusPeriod is how often a kubelet reports which volumes it uses. Kubernetes waits for that
 // before it mounts and before it detaches; ten seconds, its default, would be most of every spec.
 const nodeStatusPeriod = time.Second
 

@@ -43,7 +43,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 		}, NodeTimeout(5*time.Minute))
 })
 
-// hideSMBIOS is a kustomization that shows the drivers of the nodes no SMBIOS, and tells them their
+// hideSMBIOS is a kustomization that shows the drivers of the nodes no SMBIOS, and gives them their
 // instances otherwise. Both nodes are changed at once, to save time.
 const hideSMBIOS = `
 apiVersion: kustomize.config.k8s.io/v1beta1
@@ -65,7 +65,7 @@ patches:
             volumes: [{name: nothing, emptyDir: {}}]
 `
 
-// identified is what the suite installs, for nodes that have to be told their instances.
+// identified is what the suite installs, for nodes whose instances must be configured.
 func identified(via string) ([]*unstructured.Unstructured, error) {
 	memory, err := manifests()
 	if err != nil {

@@ -204,7 +204,7 @@ func (f *fixture) volumeOf(ctx context.Context, claim string) string {
 	return f.Bound(ctx, claim).Name
 }
 
-// detachError is why a volume is not detached, as its VolumeAttachment tells.
+// detachError is why a volume is not detached, as its VolumeAttachment reports.
 func detachError(ctx context.Context, volume string) (string, error) {
 	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {

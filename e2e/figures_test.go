@@ -109,7 +109,7 @@ func (f *fixture) wave(ctx context.Context, number int) {
 	f.ebb(ctx)
 }
 
-// ebb deletes all pods and claims of the scene, and waits until their volumes are gone.
+// ebb deletes all pods and claims of the fixture, and waits until their volumes are gone.
 func (f *fixture) ebb(ctx context.Context) {
 	GinkgoHelper()
 	now := metav1.DeleteOptions{}

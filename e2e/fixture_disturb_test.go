@@ -29,7 +29,7 @@ const (
 )
 
 // beating writes a number to the first volume again and again, durably, and counts up from the
-// last one there. What fails once leaves a file that tells.
+// last one there. What fails once leaves a file.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
@@ -262,7 +262,7 @@ func switchRack(ctx context.Context, to, back map[string]any) {
 	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
 }
 
-// faults make the rack misbehave until the spec ends, and returns the rules' ids.
+// faults injects faults until the spec ends, and returns their ids.
 func faults(ctx context.Context, rules ...adminapi.Fault) []string {
 	GinkgoHelper()
 	DeferCleanup(func(ctx SpecContext) {
@@ -314,7 +314,8 @@ func newDisks(ctx context.Context, before adminapi.State) []string {
 	return ids
 }
 
-// OneDiskEach reports whether the rack has exactly one disk more than before for each of the claims.
+// OneDiskEach reports whether the rack has exactly one disk more than before for each of the
+// claims.
 func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
 	GinkgoHelper()
 	handles := make([]string, len(claims))
@@ -324,7 +325,7 @@ func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims
 	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
 }
 
-// mountsOf are the mounts of volumes in a node, as its kernel tells them.
+// mountsOf are the mounts of volumes in a node, as its kernel lists them.
 func mountsOf(ctx context.Context, worker string) []string {
 	GinkgoHelper()
 	out, err := machines[worker].run(ctx, "grep kubernetes.io.csi /proc/mounts || true")

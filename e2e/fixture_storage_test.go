@@ -29,7 +29,7 @@ type Class struct {
 	Retain       bool // a volume outlives its claim
 }
 
-// fsTypeKey is the parameter by which Kubernetes is told the filesystem.
+// fsTypeKey is the parameter that names the filesystem to Kubernetes.
 const fsTypeKey = "csi.storage.k8s.io/fstype"
 
 var classes atomic.Int64

@@ -191,7 +191,7 @@ func containsAll(text string, parts []string) bool {
 // stopGrace is how long a pod may take to end; the shell of a workload ends at once.
 const stopGrace = int64(5)
 
-// idle keeps a shell there until it is told to end.
+// idle keeps a shell there until it is signalled.
 const idle = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 
 // Pod says what to run. Claim number I is mounted at /data/I, or a device at /dev/data-I when it is

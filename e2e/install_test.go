@@ -159,7 +159,7 @@ func (k *kube) gone(ctx context.Context, object *unstructured.Unstructured) erro
 }
 
 // rolledOut waits until the driver serves everywhere: each Deployment and DaemonSet of the objects
-// has what it wants, and the kubelets have told what the driver said.
+// has what it wants, and the kubelets have published what the driver reported.
 func rolledOut(ctx context.Context, objects []*unstructured.Unstructured) error {
 	for _, object := range objects {
 		var ready func(context.Context) error

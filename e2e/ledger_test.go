@@ -19,9 +19,9 @@ import (
 // deletes and collects in its own time, with pauses that grow after each refusal.
 const settleTimeout = 2 * time.Minute
 
-// stocktaking is a script for a node: one line for each mount of a volume, each directory that the
+// inventory is a script for a node: one line for each mount of a volume, each directory that the
 // kubelet keeps for one, each disk in the guest's view, and each record of the driver's.
-const stocktaking = `
+const inventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
 for dir in /var/lib/kubelet/plugins/kubernetes.io/csi/csi.oxide.computer \
@@ -88,7 +88,7 @@ func addWorkers(ctx context.Context, ledger harness.Ledger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for i, worker := range workers {
 		group.Go(func() (err error) {
-			reports[i], err = machines[worker].run(ctx, stocktaking)
+			reports[i], err = machines[worker].run(ctx, inventory)
 			return err
 		})
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 var _ = Describe("a node", func() {
-	It("D-26 D-62 CP-9 tells how many volumes it takes, less what was attached by hand; a pod too "+
+	It("D-26 D-62 CP-9 reports how many volumes it takes, less what was attached by hand; a pod too "+
 		"many waits, and so does a disk that the rack has no room for", takesSoMany)
 })
 
@@ -74,7 +74,7 @@ func fillByHand(ctx context.Context, worker string, n int) []string {
 	return disks
 }
 
-// allocatable is how many volumes the scheduler believes that a worker takes.
+// allocatable is how many volumes the scheduler counts for a worker.
 func allocatable(ctx context.Context, worker string) int {
 	GinkgoHelper()
 	csiNode, err := api.StorageV1().CSINodes().Get(ctx, worker, metav1.GetOptions{})

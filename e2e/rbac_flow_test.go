@@ -89,7 +89,7 @@ func (f *flow) run(ctx context.Context) error {
 	return nil
 }
 
-// claim makes a volume for a pod. At first the rack is not there, which is told twice in an event;
+// claim makes a volume for a pod. At first the rack is not there, which two events report;
 // then it has no room, and the scheduler is asked again.
 func (f *flow) claim(ctx context.Context) error {
 	for _, fault := range []adminapi.Fault{

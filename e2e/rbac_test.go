@@ -31,7 +31,7 @@ func (r right) String() string {
 		r.resource, r.group)
 }
 
-// refusals are what the API server tells who lacks the right, one or the other.
+// refusals are what the API server answers to who lacks the right, one or the other.
 func (r right) refusals() []string {
 	var texts []string
 	for _, verb := range r.verbs {
@@ -196,9 +196,9 @@ func refused(ctx context.Context, r right) error {
 					continue // Not started yet.
 				}
 				// Errors stand in the logs with their quotes escaped, once or more.
-				told := strings.ReplaceAll(string(text), `\`, "")
+				message := strings.ReplaceAll(string(text), `\`, "")
 				if slices.ContainsFunc(r.refusals(), func(refusal string) bool {
-					return strings.Contains(told, refusal)
+					return strings.Contains(message, refusal)
 				}) {
 					return nil
 				}

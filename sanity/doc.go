@@ -1,5 +1,6 @@
-// Package sanity is the conformance suite: it lets the driver and a rack meet, as processes, over
-// sockets and HTTP, on real block devices. It knows neither from inside.
+// Package sanity is the conformance suite: csi-sanity and our own specs against the driver and a
+// rack, which run as processes and meet over sockets and HTTP, on real block devices. It imports
+// neither of them.
 //
 // # What runs
 //
@@ -17,29 +18,24 @@
 //
 // # Writing a spec
 //
-// A spec file registers its container with [Simulated] instead of Describe, so that a program that
-// imports this package does not get all specs. Inside, it is Ginkgo as usual; a spec's name is a
-// sentence with the requirement that it keeps.
+// A spec is a test file of this package. describeController and describeNodes register a container
+// whose specs share a fixture: a rack, a controller and, with nodes, the node service in the
+// instances a and b. A spec's name is a sentence with the requirement that it keeps.
 //
-//	var _ = Simulated("a volume that moves", func() {
+//	var _ = describeNodes("a volume that moves", func(f *nodeFixture) {
 //		It("CU-1 keeps its data", func(ctx SpecContext) {
-//			rack := NewRack(ctx, RackOptions{})                          // instances a and b
-//			all := rack.Plugin(ctx, PluginOptions{Instance: "a"})        // mode all, in a
-//			other := rack.Plugin(ctx, PluginOptions{Mode: ModeNode, Instance: "b"})
-//			rack.Balanced(ctx, all, other)                               // nothing may leak
-//			…  all.Controller().CreateVolume(ctx, …), other.Node().NodeStageVolume(ctx, …)
+//			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+//			Expect(p.write(0)).To(Succeed())
+//			f.detached(ctx, p)
+//			moved := f.inUse(ctx, p.Volume, f.b, harness.Mounted("ext4"))
+//			Expect(moved.verify(0)).To(Succeed())
 //		})
 //	})
 //
-// What [NewRack] and [Rack.Plugin] start is stopped at the end of the spec, or of the container
-// when BeforeAll of an Ordered one asked for it; they must end with exit code 0 (a data race makes
-// it 66) and leave no process, loop device or mount. To go without Ginkgo, as benchmarks and the
-// demo do, use [NewRun], [Run.StartRack], [Rack.StartPlugin] and Stop, which return errors.
-//
-// A rack is looked at and disturbed through [Rack.Admin] (request log, faults, switches), through
-// [Rack.Client] (Oxide's own client), and with [Rack.Kill] and [Rack.Start]; a driver with
-// [Plugin.Kill] and [Plugin.Start], which comes back at the same socket. [Rack.Balanced] compares
-// the [Ledger] before and after. [Await] waits for a condition; no spec sleeps.
+// What a fixture starts or makes is stopped and removed at the end of the spec, or of the container
+// when BeforeAll asked for it. The processes must end with exit code 0 (a data race makes it 66)
+// and leave no process, loop device or mount; a ledger at the end proves that nothing leaks.
+// Package harness does the same without Ginkgo. No spec sleeps.
 //
 // # When a spec fails
 //

@@ -29,7 +29,7 @@ type Engine struct {
 	log    io.Writer
 }
 
-// Options say where an engine of our own lives, and who is told.
+// Options say where an engine of our own lives, and where it logs.
 type Options struct {
 	// Root is the project's directory, from which the wrapper of runc is built.
 	Root string
@@ -147,7 +147,7 @@ func (e *Engine) Environment() []string {
 func (e *Engine) Command(ctx context.Context, args ...string) *exec.Cmd {
 	command := exec.CommandContext(ctx, "docker", args...)
 	command.Env = append(e.Environment(), "DOCKER_BUILDKIT=0")
-	// A docker that was told to end ends what it does in the engine, too.
+	// A docker that was signalled ends what it does in the engine, too.
 	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) }
 	command.WaitDelay = 10 * time.Second
 	return command

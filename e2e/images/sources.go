@@ -60,8 +60,8 @@ func codename(osRelease string) string {
 	return ""
 }
 
-// servesRelease reports whether a file of apt sources is about the release itself, and about nothing
-// else: the sources of other vendors are left out.
+// servesRelease reports whether a file of apt sources is about the release itself, and about
+// nothing else: the sources of other vendors are left out.
 func servesRelease(text string, stanzas bool, codename string) bool {
 	entries := oneLineEntries(text)
 	if stanzas {

@@ -86,7 +86,7 @@ func attached(t *testing.T, disk loopdev.Device) bool {
 func TestWhatWasKeptGoesWithItsLoopDevices(t *testing.T) {
 	s, work, disk := kept(t)
 	if strings.HasPrefix(disk.BackingFile, work) {
-		t.Fatalf("the kernel tells %s, want a path outside of the work directory %s",
+		t.Fatalf("the kernel reports %s, want a path outside of the work directory %s",
 			disk.BackingFile, work)
 	}
 	if err := s.removeKept(t.Context()); err != nil {

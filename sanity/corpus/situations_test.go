@@ -228,8 +228,10 @@ func names() []generator {
 	both.Says = []string{diskDevice}
 	// As the decoy, but the wanted disk is not there at all.
 	without := func(serial func(f *fixture) string) func(f *fixture) error {
-		return func(f *fixture) error { return f.bench.guest.setAttribute(f.Device, "device/serial",
-			serial(f)) }
+		return func(f *fixture) error {
+			return f.bench.guest.setAttribute(f.Device, "device/serial",
+				serial(f))
+		}
 	}
 	lost := refuse(notFound)
 	lost.Code = "NotFound"

@@ -99,7 +99,8 @@ func (c cell) open() bool {
 // Whatever hinders that, the orchestrator has to come again: with a final answer it would leave the
 // disk behind.
 func (c cell) undoing() bool {
-	return c.scenario.name == undoScenario && (c.operation == "disk_delete" || c.operation == "disk_view")
+	return c.scenario.name == undoScenario &&
+		(c.operation == "disk_delete" || c.operation == "disk_view")
 }
 
 // deniesObject are the cells in which the rack itself says of an object that it has none such, when

@@ -123,6 +123,7 @@ func (r *Run) Close() error {
 	return nil
 }
 
+// Say prints progress.
 func (r *Run) Say(format string, args ...any) {
 	fmt.Fprintf(r.Progress, "sanity: "+format+"\n", args...)
 }

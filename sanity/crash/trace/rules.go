@@ -122,7 +122,8 @@ func (c call) onPath(directory int, address uint64) (Effect, bool) {
 	return Effect{Target: c.plain(name)}, !kernelFile(name)
 }
 
-// kernelFile reports whether a path leads to where nothing stays: the kernel's own files, and memory.
+// kernelFile reports whether a path leads to where nothing stays: the kernel's own files, and
+// memory.
 func kernelFile(name string) bool {
 	return name == "/dev/null" || strings.HasPrefix(name, "/proc/") ||
 		strings.HasPrefix(name, "/sys/") || strings.HasPrefix(name, "/memfd:")
@@ -238,8 +239,8 @@ func (c call) answer(target string, is bool) (Effect, bool) {
 	return Effect{Call: "answer", Target: target}, true
 }
 
-// hasHeaders reports whether a piece of an HTTP/2 connection begins or ends an answer: among its frames
-// is one with headers. What connections say of themselves has none.
+// hasHeaders reports whether a piece of an HTTP/2 connection begins or ends an answer: among its
+// frames is one with headers. What connections say of themselves has none.
 func hasHeaders(data []byte) bool {
 	const frameHeader, headers = 9, 1
 	for len(data) >= frameHeader {

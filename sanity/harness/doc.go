@@ -1,0 +1,28 @@
+// Package harness runs the driver and a simulated rack as processes and observes them from outside.
+// The specs, the proofs, the benchmarks, the demo and the cluster's suite share it.
+//
+// A [Run] is a directory in which everything lives that a run makes. [Run.StartRack] starts an
+// oxide-simulator, [Rack.StartPlugin] an oxide-csi-plugin in one of the rack's instances. Both
+// programs are built on first use, with the race detector if this binary has it. An [Environment]
+// is a rack with its drivers and the ledger from the start; the proofs build theirs on it.
+//
+//	run := harness.RunFor(t)
+//	rack, err := run.StartRack(ctx, harness.RackOptions{})       // instances a and b
+//	all, err := rack.StartPlugin(ctx, harness.PluginOptions{})   // mode all, in a
+//	start, err := rack.Ledger(ctx, all)
+//	…  all.Controller().CreateVolume(ctx, harness.CreateRequest("name"))
+//	err = rack.Balance(ctx, start, all)                          // nothing may leak
+//	err = errors.Join(all.Stop(), rack.Stop())
+//
+// [CreateRequest] and its neighbours build the controller's requests, and a [Placement] makes the
+// node's calls for a volume. [Data] is what a workload keeps in it. [Await] and [Backoff] wait.
+// [Rack.Admin] injects faults and reads the request log; [Rack.Client] is Oxide's own client, with
+// which an administrator acts past the driver.
+//
+// A [Ledger] counts what exists: the rack's objects, loop devices, mounts, and the processes' open
+// files and goroutines. Stop demands that a process ends well and leaves nothing behind. Every
+// error that a driver answers is checked against the rules for errors ([ErrorRules]).
+//
+// The package knows driver and rack only by their flags, environment, sockets and HTTP. It uses no
+// Ginkgo and ends no test by itself. It needs Linux and root, and says so elsewhere.
+package harness
