@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
 )
@@ -123,19 +121,4 @@ func available(meminfo string) (int64, error) {
 		}
 	}
 	return 0, errors.New("read how much memory there is: /proc/meminfo has no line MemAvailable")
-}
-
-// free is what fits into a directory that may not be there yet.
-func free(dir string) (int64, error) {
-	for {
-		var fs syscall.Statfs_t
-		err := syscall.Statfs(dir, &fs)
-		if err == nil {
-			return int64(fs.Bavail) * fs.Bsize, nil
-		}
-		if !errors.Is(err, syscall.ENOENT) || filepath.Dir(dir) == dir {
-			return 0, fmt.Errorf("find out how much fits into %s: %w", dir, err)
-		}
-		dir = filepath.Dir(dir)
-	}
 }

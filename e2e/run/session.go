@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"syscall"
 	"time"
 
 	"sigs.k8s.io/kind/pkg/cluster"
@@ -109,14 +108,6 @@ func (s *session) removeKept(ctx context.Context) error {
 	return errors.Join(os.RemoveAll(string(work)), os.Remove(s.note()))
 }
 
-func mountFlags(dir string) (int64, error) {
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(dir, &fs); err != nil {
-		return 0, fmt.Errorf("find out whether device nodes work in %s: %w", dir, err)
-	}
-	return fs.Flags, nil
-}
-
 // suiteEnd is how long the suite may take to clean up after an interrupt.
 const suiteEnd = 3 * time.Minute
 
@@ -148,7 +139,7 @@ func (s *session) suite(
 	// A group of its own: an interrupt at the terminal reaches the suite once, through us, and what
 	// the suite runs to clean up not at all. If we are killed the suite is, too: it would use, and in
 	// the end remove, a cluster that the next run has made.
-	suite.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	suite.SysProcAttr = suiteAttr()
 	suite.Cancel = func() error { return suite.Process.Signal(os.Interrupt) }
 	suite.WaitDelay = suiteEnd
 	// Pdeathsig comes with the end of the thread that started the process.
