@@ -118,8 +118,10 @@ check: fmt lint test ## what must be green before a commit is shared
 fmt: ## say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
-lint: ## vet, style, the walls between the packages, and the workflows
+lint: ## vet, also for macOS and illumos, style, the walls between the packages, and the workflows
 	$(LINT) run
+	GOOS=darwin $(GO) vet -tags e2e ./...
+	GOOS=illumos $(GO) vet -tags e2e ./...
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
 manifests: ## render the plain manifests from the Helm chart again
