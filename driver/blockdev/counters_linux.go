@@ -5,31 +5,32 @@ import (
 	"time"
 )
 
-// Counters are what the kernel has counted for the device, with all that was written to it until
-// now; the zero value if it does not count. It counts a request a moment after the request has
-// ended, and can be told not to count, so a read has to show first.
-func (h *OpenDevice) Counters() (Counters, error) {
-	// What a writer left in the kernel's cache is counted when it reaches the device.
-	if err := h.Flush(); err != nil {
+// Counters returns the kernel's counters of the device, including all writes that were cached when
+// it was called. It returns the zero value if the kernel does not count. The kernel updates a
+// counter shortly after a request has ended, and accounting can be switched off, so Counters reads
+// from the device and waits until that read is counted.
+func (d *OpenDevice) Counters() (Counters, error) {
+	// Cached writes are counted when they reach the device.
+	if err := d.Flush(); err != nil {
 		return Counters{}, err
 	}
-	<-time.After(time.Millisecond) // nothing tells when a count is there
-	before := h.diskstats()
-	if _, err := h.Read(0, AlignBytes); err != nil {
+	<-time.After(time.Millisecond) // the kernel does not report when a counter is up to date
+	before := d.diskstats()
+	if _, err := d.Read(0, AlignBytes); err != nil {
 		return Counters{}, err
 	}
 	for end := time.Now().Add(time.Second); time.Now().Before(end); <-time.After(time.Millisecond) {
-		if now := h.diskstats(); now.ReadSectors > before.ReadSectors {
+		if now := d.diskstats(); now.ReadSectors > before.ReadSectors {
 			return now, nil
 		}
 	}
 	return Counters{}, nil
 }
 
-func (h *OpenDevice) diskstats() Counters {
+func (d *OpenDevice) diskstats() Counters {
 	b, err := os.ReadFile("/proc/diskstats")
 	if err != nil {
 		return Counters{}
 	}
-	return parseDiskstats(b, h.Major, h.Minor)
+	return parseDiskstats(b, d.Major, d.Minor)
 }

@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,8 @@ import (
 // SysfsSectorBytes is the unit of /sys/block/*/size, whatever the device's block size is.
 const SysfsSectorBytes = 512
 
-// errNoNode says that sysfs shows a device whose node is not (or not yet) in the device directory.
+// errNoNode reports that sysfs shows a device whose node is not (or not yet) in the device
+// directory.
 var errNoNode = errors.New("no device node")
 
 // multipathLeg matches the hidden block devices of an NVMe controller below a multipath head. They
@@ -28,15 +30,17 @@ var multipathLeg = regexp.MustCompile(`^nvme\d+c\d+n\d+$`)
 
 // Device is a disk as this node sees it.
 type Device struct {
-	Name         string // nvme3n1; says nothing about which disk it is
-	Path         string // its node
+	Name         string // such as nvme3n1; it does not identify the disk
+	Path         string // of its device node
 	Serial       string
 	Major, Minor uint32
 	SizeBytes    int64
-	Sequence     uint64 // the kernel's count of devices born; 0 when it does not say
+	// DiskSeq is the number that the kernel gives to each disk it adds, and never twice; 0 if the
+	// kernel does not report it.
+	DiskSeq uint64
 }
 
-// Number is the device number as mountinfo and sysfs write it.
+// Number returns the device number as mountinfo and sysfs write it.
 func (d Device) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
 // Host finds disks in a sysfs and a device directory, which need not be the kernel's own.
@@ -44,12 +48,12 @@ type Host struct {
 	Sysfs, Dev string
 }
 
-// Find waits until exactly one device carries the serial and has its node, at most for wait. It
-// polls: the kernel reports nothing through inotify in sysfs, and udev need not run.
-func (ds Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
+// Find waits, at most for the given time, until exactly one device has the serial and a device
+// node. It polls: the kernel reports no sysfs changes through inotify, and udev need not run.
+func (h Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
 	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		found, err := ds.Lookup(serial)
+		found, err := h.Lookup(serial)
 		if err == nil || (!csierr.Has(err, csierr.DeviceNotFound) && !errors.Is(err, errNoNode)) {
 			return found, err
 		}
@@ -59,15 +63,15 @@ func (ds Host) Find(ctx context.Context, serial string, wait time.Duration) (Dev
 		}
 		select {
 		case <-ctx.Done():
-			return Device{}, fmt.Errorf("%w while the node waited: %s", ctx.Err(), err.Error())
+			return Device{}, fmt.Errorf("%w while waiting for the device: %s", ctx.Err(), err.Error())
 		case <-time.After(min(pause, left)):
 		}
 	}
 }
 
-// Lookup finds the one device with the serial, now.
-func (ds Host) Lookup(serial string) (Device, error) {
-	all, err := ds.List()
+// Lookup returns the one device that has the serial now.
+func (h Host) Lookup(serial string) (Device, error) {
+	all, err := h.List()
 	if err != nil {
 		return Device{}, err
 	}
@@ -81,19 +85,19 @@ func (ds Host) Lookup(serial string) (Device, error) {
 	}
 	switch len(found) {
 	case 0:
-		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; seen: %s;"+
-			" is the disk attached to this instance?", filepath.Join(ds.Sysfs, "block"), serial,
+		return Device{}, csierr.New(csierr.DeviceNotFound, "no device in %s has the serial %q; found: "+
+			"%s; is the disk attached to this instance?", filepath.Join(h.Sysfs, "block"), serial,
 			orNone(seen))
 	case 1:
-		return found[0], ds.checkNode(found[0])
+		return found[0], h.checkNode(found[0])
 	}
-	// Never pick one: the other may hold somebody's data.
+	// Never choose one: the other may hold another volume's data.
 	return Device{}, csierr.New(csierr.DeviceNotUnique, "devices %s and %s both have the serial %q;"+
 		" detach the disk that is not this volume's", found[0].Path, found[1].Path, serial)
 }
 
-// checkNode says whether the device's node exists and is the device that sysfs describes.
-func (ds Host) checkNode(d Device) error {
+// checkNode checks that the device's node exists and is the device that sysfs describes.
+func (h Host) checkNode(d Device) error {
 	major, minor, err := NumberAt(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return csierr.New(csierr.DeviceNotFound, "device %s with serial %q: %w %s", d.Name, d.Serial,
@@ -103,15 +107,15 @@ func (ds Host) checkNode(d Device) error {
 		return err
 	}
 	if major != d.Major || minor != d.Minor {
-		return csierr.New(csierr.DeviceChanged, "%w of %s: %s is device %d:%d, sysfs says %s",
+		return csierr.New(csierr.DeviceChanged, "%w of %s: %s is device %d:%d, sysfs reports %s",
 			errNoNode, d.Name, d.Path, major, minor, d.Number())
 	}
 	return nil
 }
 
-// List reads every block device that has a serial number. One that vanishes meanwhile is left out.
-func (ds Host) List() ([]Device, error) {
-	dir := filepath.Join(ds.Sysfs, "block")
+// List returns every block device that has a serial number, except those that vanish meanwhile.
+func (h Host) List() ([]Device, error) {
+	dir := filepath.Join(h.Sysfs, "block")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the block devices: %w", err)
@@ -121,7 +125,7 @@ func (ds Host) List() ([]Device, error) {
 		if multipathLeg.MatchString(e.Name()) {
 			continue
 		}
-		d, err := ds.read(e.Name())
+		d, err := h.read(e.Name())
 		if errors.Is(err, fs.ErrNotExist) || Vanished(err) {
 			continue
 		}
@@ -133,9 +137,23 @@ func (ds Host) List() ([]Device, error) {
 	return all, nil
 }
 
-// read gathers what sysfs says of the block device with that name.
-func (ds Host) read(name string) (Device, error) {
-	dir := filepath.Join(ds.Sysfs, "block", name)
+// WithNumber returns the device with that number.
+func (h Host) WithNumber(major, minor uint32) (Device, error) {
+	all, err := h.List()
+	if err != nil {
+		return Device{}, err
+	}
+	i := slices.IndexFunc(all, func(d Device) bool { return d.Major == major && d.Minor == minor })
+	if i < 0 {
+		return Device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is not a disk of this instance",
+			major, minor)
+	}
+	return all[i], nil
+}
+
+// read returns what sysfs reports about the block device with that name.
+func (h Host) read(name string) (Device, error) {
+	dir := filepath.Join(h.Sysfs, "block", name)
 	serial, err := os.ReadFile(filepath.Join(dir, "device", "serial"))
 	if err != nil {
 		return Device{}, err
@@ -144,7 +162,7 @@ func (ds Host) read(name string) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	d := Device{Name: name, Path: filepath.Join(ds.Dev, name), Serial: parseSerial(serial)}
+	d := Device{Name: name, Path: filepath.Join(h.Dev, name), Serial: parseSerial(serial)}
 	if d.Major, d.Minor, err = ParseNumber(number); err != nil {
 		return Device{}, err
 	}
@@ -153,29 +171,23 @@ func (ds Host) read(name string) (Device, error) {
 		return Device{}, err
 	}
 	if sectors > (1<<63-1)/SysfsSectorBytes {
-		return Device{}, fmt.Errorf("size of %d sectors is no size", sectors)
+		return Device{}, fmt.Errorf("invalid size: %d sectors", sectors)
 	}
 	d.SizeBytes = int64(sectors) * SysfsSectorBytes
-	// Older kernels have no diskseq, and a file that is missing says no more than a zero does.
-	d.Sequence, err = optionalNumber(filepath.Join(dir, "diskseq"))
+	// Kernels before 5.15 have no diskseq. A missing file counts as 0.
+	if d.DiskSeq, err = readNumber(filepath.Join(dir, "diskseq")); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
 	return d, err
 }
 
-// WithNumber finds the device with that number.
-func (ds Host) WithNumber(major, minor uint32) (Device, error) {
-	all, err := ds.List()
-	if err != nil {
-		return Device{}, err
-	}
-	i := slices.IndexFunc(all, func(d Device) bool { return d.Major == major && d.Minor == minor })
-	if i < 0 {
-		return Device{}, csierr.New(csierr.DeviceNotFound, "device %d:%d is no disk of this instance",
-			major, minor)
-	}
-	return all[i], nil
+// parseSerial parses a serial as sysfs writes it: the rack pads the 20 bytes with NULs, the NVMe
+// specification asks for spaces, and sysfs adds a newline.
+func parseSerial(b []byte) string {
+	return string(bytes.Trim(b, "\x00 \n\t"))
 }
 
-// ParseNumber takes "259:3\n".
+// ParseNumber parses a device number such as "259:3\n".
 func ParseNumber(b []byte) (major, minor uint32, err error) {
 	text := strings.TrimSpace(string(b))
 	majorText, minorText, _ := strings.Cut(text, ":")
@@ -194,17 +206,9 @@ func readNumber(path string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s holds %.20q, not a number", path, b)
+		return 0, fmt.Errorf("%s contains %.20q, not a number", path, b)
 	}
 	return n, nil
-}
-
-func optionalNumber(path string) (uint64, error) {
-	n, err := readNumber(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	return n, err
 }
 
 func orNone(words []string) string {

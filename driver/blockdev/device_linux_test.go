@@ -25,37 +25,37 @@ func TestParseSerial(t *testing.T) {
 	}
 }
 
-func TestParseDeviceNumber(t *testing.T) {
+func TestParseNumber(t *testing.T) {
 	for in, want := range map[string][2]uint32{"259:3\n": {259, 3}, "7:0": {7, 0}} {
 		major, minor, err := ParseNumber([]byte(in))
 		if err != nil || major != want[0] || minor != want[1] {
-			t.Errorf("parseDeviceNumber(%q) = %d, %d, %v", in, major, minor, err)
+			t.Errorf("ParseNumber(%q) = %d, %d, %v", in, major, minor, err)
 		}
 	}
 	for _, in := range []string{"", ":", "7", "7:", "-1:2", "7:4294967296", "7:1:2", "a:b"} {
 		if _, _, err := ParseNumber([]byte(in)); err == nil {
-			t.Errorf("parseDeviceNumber(%q) is accepted", in)
+			t.Errorf("ParseNumber(%q) is accepted", in)
 		}
 	}
 }
 
-func TestFindingADevice(t *testing.T) {
-	t.Run("D-35 a serial is matched whole", func(t *testing.T) {
+func TestFind(t *testing.T) {
+	t.Run("D-35 a serial is compared as a whole", func(t *testing.T) {
 		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
 			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
-		ds := Host{Sysfs: root, Dev: t.TempDir()}
-		all, err := ds.List()
+		host := Host{Sysfs: root, Dev: t.TempDir()}
+		all, err := host.List()
 		csitest.Must(t, err)
 		if len(all) != 3 {
 			t.Fatalf("listed %+v", all)
 		}
-		// There is no node for it, which is the only thing wrong.
-		_, err = ds.Find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
+		// The error is only that the device has no node.
+		_, err = host.Find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
 		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
 			t.Fatal(err)
 		}
 	})
-	t.Run("no block directory is an error that names it", func(t *testing.T) {
+	t.Run("a missing block directory is an error that names it", func(t *testing.T) {
 		_, err := Host{Sysfs: "/no/such/sys"}.Find(t.Context(), "x", time.Hour)
 		if err == nil || !strings.Contains(err.Error(), "/no/such/sys/block") {
 			t.Fatal(err)
@@ -63,7 +63,7 @@ func TestFindingADevice(t *testing.T) {
 	})
 }
 
-func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
+func TestParseDiskstats(t *testing.T) {
 	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
 		" 49908 28 0 9568286 1 2595 4488\n" +
 		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
@@ -75,7 +75,7 @@ func TestTheKernelsCountsAreReadByTheDevicesNumber(t *testing.T) {
 	}{
 		{7, 0, Counters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
 		{7, 1, Counters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
-		{259, 0, Counters{}}, // of a kernel that does not count discards
+		{259, 0, Counters{}}, // from a kernel that does not count discards
 		{8, 0, Counters{}},
 		{7, 2, Counters{}},
 	} {

@@ -5,24 +5,25 @@ import (
 	"strconv"
 )
 
-// Counters are the kernel's counts of what was done to a device since its birth, by whomever.
-// Sectors are counted, for a flush counts as a write of none.
+// Counters are the sectors of a device that the kernel has counted since it added the device, for
+// all users of the device. Sectors are compared, not requests, because a flush counts as a write
+// request of no sectors.
 type Counters struct {
 	ReadSectors, WrittenSectors, DiscardedSectors uint64
 }
 
-// SameWrites reports whether nothing was written or discarded between two counts.
+// SameWrites reports whether nothing was written or discarded between c and later.
 func (c Counters) SameWrites(later Counters) bool {
 	return c.WrittenSectors == later.WrittenSectors && c.DiscardedSectors == later.DiscardedSectors
 }
 
-// Known reports whether the kernel counts. The device was read from before it was asked.
+// Known reports whether the kernel counts. The device must have been read before c was taken.
 func (c Counters) Known() bool { return c.ReadSectors > 0 }
 
-// parseDiskstats finds a device's line in /proc/diskstats. Without one, or without a count of
-// discards (Linux 4.18), it is the zero value.
+// parseDiskstats returns the counters from a device's line in /proc/diskstats. It returns the zero
+// value if there is no such line, or if the line has no count of discards (added in Linux 4.18).
 func parseDiskstats(b []byte, major, minor uint32) Counters {
-	// The fields of a line, as Documentation/admin-guide/iostats.rst numbers them behind the name.
+	// The fields after the name, as numbered in Documentation/admin-guide/iostats.rst.
 	const name, read, written, discarded = 2, 3, 7, 14
 	for line := range bytes.Lines(b) {
 		fields := bytes.Fields(line)

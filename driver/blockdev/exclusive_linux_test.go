@@ -14,17 +14,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
-// A program that starts has a copy of every descriptor until it has begun, so a claim that is over
-// could seem to be held still: by the mkfs of another volume.
-func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
+// A child has a copy of every descriptor between fork and exec, so a device could stay in use after
+// an exclusive open has been closed: by the mkfs of another volume, for example.
+func TestNoForkedChildKeepsTheDeviceInUse(t *testing.T) {
 	g := guesttest.New(t)
 	d := g.Attach("csi-0123456789abcdef", 64*guesttest.MiB)
-	ds := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
-	found, err := ds.Lookup(d.Serial)
+	host := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(d.Serial)
 	csitest.Must(t, err)
-	held, err := ds.Open(found)
+	device, err := host.Open(found)
 	csitest.Must(t, err)
-	defer func() { _ = held.Close() }()
+	defer func() { _ = device.Close() }()
 	over := make(chan struct{})
 	var starting sync.WaitGroup
 	for range 4 {
@@ -42,22 +42,25 @@ func TestNoProgramThatStartsKeepsAClaim(t *testing.T) {
 	defer starting.Wait()
 	defer close(over)
 	for n, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); n++ {
-		for name, claim := range map[string]func() error{
-			"a claim": held.TryExclusive,
-			"a write": func() error { return held.WithExclusive(func(*os.File) error { return nil }) },
+		for name, open := range map[string]func() error{
+			"TryExclusive": device.TryExclusive,
+			"WithExclusive": func() error {
+				return device.WithExclusive(func(*os.File) error { return nil })
+			},
 		} {
-			if err := claim(); err != nil {
+			if err := open(); err != nil {
 				t.Fatalf("%s, number %d: %v", name, n, err)
 			}
-			if err := claimable(held.Path); err != nil {
+			if err := openExclusive(device.Path); err != nil {
 				t.Fatalf("after %s, number %d: %v", name, n, err)
 			}
 		}
 	}
 }
 
-// claimable says whether nobody holds the device, and is no reason itself why somebody would.
-func claimable(path string) error {
+// openExclusive opens the device exclusively and closes it, while no child can inherit the
+// descriptor.
+func openExclusive(path string) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)

@@ -19,24 +19,23 @@ import (
 type opener struct {
 	PID     int
 	Writing bool
-	Locking bool // it has, or shares, the lock of flock(2)
+	Locking bool // it holds, or shares, the flock(2) lock
 }
 
-// openers lists the processes that can be seen, other than this one, that have the device's node
-// open.
+// openers lists the visible processes, other than this one, that have the device's node open.
 func openers(d Device) []opener {
 	pids, err := Processes()
 	if err != nil {
 		return nil
 	}
 	var found []opener
-	room := make([]byte, 8<<10)
+	buf := make([]byte, 8<<10)
 	for _, pid := range pids {
 		if pid == os.Getpid() {
 			continue
 		}
 		o := opener{PID: pid}
-		descriptors := o.descriptors(d, room)
+		descriptors := o.descriptors(d, buf)
 		for _, fd := range descriptors {
 			writing, locking := readDescriptor(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", fd))
 			o.Writing, o.Locking = o.Writing || writing, o.Locking || locking
@@ -48,23 +47,23 @@ func openers(d Device) []opener {
 	return found
 }
 
-// descriptors lists the process's descriptors that are of the device's node, whatever the node is
-// called. On a busy node there are tens of thousands to look at before a filesystem is made or
-// mounted, so each costs one system call. One may lead to a file on a dead server, so no question
-// goes out to one.
-func (o opener) descriptors(d Device, room []byte) (found []string) {
+// descriptors lists the process's descriptors of the device's node, under whatever name it was
+// opened. A busy node has tens of thousands of descriptors, and all are read before a filesystem is
+// made or mounted, so each costs one system call. Some may be files on a dead server, so the call
+// must not wait for a server.
+func (o opener) descriptors(d Device, buf []byte) (found []string) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(o.PID)+"/fd",
 		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil // it is gone by now, or not ours to look at
+		return nil // the process has ended, or its descriptors may not be read
 	}
 	defer func() { _ = unix.Close(dir) }()
 	for {
-		n, err := unix.ReadDirent(dir, room)
+		n, err := unix.ReadDirent(dir, buf)
 		if err != nil || n <= 0 {
 			return found
 		}
-		_, _, names := unix.ParseDirent(room[:n], -1, nil)
+		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
 		for _, fd := range names {
 			var st unix.Statx_t
 			err := unix.Statx(dir, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
@@ -76,8 +75,8 @@ func (o opener) descriptors(d Device, room []byte) (found []string) {
 	}
 }
 
-// readDescriptor reads how a descriptor was opened, and whether its file is locked with flock. What
-// cannot be read counts as neither.
+// readDescriptor reports whether a descriptor was opened for writing, and whether its file is
+// locked with flock. Both are false if the file cannot be read.
 func readDescriptor(fdinfo string) (writing, locking bool) {
 	b, err := os.ReadFile(fdinfo)
 	if err != nil {
@@ -94,41 +93,41 @@ func readDescriptor(fdinfo string) (writing, locking bool) {
 	return writing, locking
 }
 
-// CheckWriters refuses while a process has the device's node open for writing. The kernel lets many
-// do that to a raw device, so the exclusive open says nothing of them.
-func (h *OpenDevice) CheckWriters() error {
-	writing := slices.DeleteFunc(openers(h.Device), func(o opener) bool { return !o.Writing })
+// CheckWriters fails if a process has the device's node open for writing. The kernel lets many
+// processes write to a raw device at once, so the exclusive open does not exclude them.
+func (d *OpenDevice) CheckWriters() error {
+	writing := slices.DeleteFunc(openers(d.Device), func(o opener) bool { return !o.Writing })
 	if len(writing) > 0 {
-		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", h.Path, nameOpeners(writing))
+		return csierr.New(csierr.DeviceHeld, "%s is open for writing in %s", d.Path, nameOpeners(writing))
 	}
 	return nil
 }
 
-// AwaitNoWriters refuses while a process has the device's node open for writing and keeps it. One
-// that only looks, such as losetup in search of a free device or a program between fork and exec
-// with a copy of a descriptor, has it for a moment.
-func (h *OpenDevice) AwaitNoWriters() error {
+// AwaitNoWriters waits briefly until no process has the device's node open for writing, and fails
+// if one still has. Some have it open only for a moment: losetup in search of a free device, or a
+// program between fork and exec that has inherited a descriptor.
+func (d *OpenDevice) AwaitNoWriters() error {
 	for end := time.Now().Add(time.Second); ; <-time.After(10 * time.Millisecond) {
-		if err := h.CheckWriters(); err == nil || time.Now().After(end) {
+		if err := d.CheckWriters(); err == nil || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
-// DescribeHolders names who has the device, as far as that can be seen.
-func (h *OpenDevice) DescribeHolders() string {
+// DescribeHolders names the visible users of the device, for an error.
+func (d *OpenDevice) DescribeHolders() string {
 	var words []string
-	// Device mapper, md and the like; the directory is the kernel's and need not be there.
-	names, _ := ReadNames(filepath.Join(h.host.Sysfs, "block", h.Name, "holders"))
+	// Device mapper, md and the like. The kernel creates the directory; it may be missing.
+	names, _ := ReadNames(filepath.Join(d.host.Sysfs, "block", d.Name, "holders"))
 	if len(names) > 0 {
 		slices.Sort(names)
 		words = append(words, "by "+csierr.Plain(strings.Join(names, ", ")))
 	}
-	if found := openers(h.Device); len(found) > 0 {
+	if found := openers(d.Device); len(found) > 0 {
 		words = append(words, "open in "+nameOpeners(found))
 	}
 	if len(words) == 0 {
-		return "in a mount namespace that cannot be seen or by a driver of the kernel"
+		return "in a mount namespace that is not visible or by a driver of the kernel"
 	}
 	return strings.Join(words, "; ")
 }
@@ -139,4 +138,39 @@ func nameOpeners(openers []opener) string {
 		words = append(words, fmt.Sprintf("process %d (%s)", o.PID, ProcessName(o.PID)))
 	}
 	return strings.Join(words, ", ")
+}
+
+// Processes lists the process ids in /proc in ascending order.
+func Processes() ([]int, error) {
+	names, err := ReadNames("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list the processes: %w", err)
+	}
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
+}
+
+// ProcessName returns the name of a process, or "gone" if it has ended.
+func ProcessName(pid int) string {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
+	if err != nil {
+		return "gone"
+	}
+	return csierr.Plain(strings.TrimSpace(string(b)))
+}
+
+// ReadNames returns the names in a directory, unsorted and without a stat of each.
+func ReadNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Readdirnames(-1)
 }

@@ -13,171 +13,169 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// OpenDevice is a device with a descriptor open. As long as it is open the kernel cannot give the
-// Device's number to another disk.
+// OpenDevice is a device with an open descriptor. While it is open the kernel cannot give the
+// device's number to another disk.
 type OpenDevice struct {
 	Device
 	host Host
 	File *os.File
 }
 
-// Open opens the device and proves that what was opened is what sysfs described: a block device of
-// that number, that size and that birth.
-func (ds Host) Open(d Device) (*OpenDevice, error) {
-	// O_NONBLOCK keeps a node that is no disk after all (a tape, a FIFO) from holding us up, and
-	// O_DIRECT makes reads come from the device and not from what the kernel remembers of it.
-	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
+// Open opens the device and verifies that the descriptor is what sysfs described: a block device of
+// that number, size and diskseq.
+func (h Host) Open(device Device) (*OpenDevice, error) {
+	// O_NONBLOCK keeps the open from blocking on a node that is not a disk (a tape, a FIFO). With
+	// O_DIRECT reads come from the device and not from the kernel's page cache.
+	f, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open the device with serial %q: %w", d.Serial, err)
+		return nil, fmt.Errorf("open the device with serial %q: %w", device.Serial, err)
 	}
-	h := &OpenDevice{Device: d, host: ds, File: f}
-	if err := h.Verify(); err != nil {
+	d := &OpenDevice{Device: device, host: h, File: f}
+	if err := d.verify(); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	return h, nil
+	return d, nil
 }
 
 // Reopen opens the same device once more, with a descriptor that outlives this one.
-func (h *OpenDevice) Reopen() (*OpenDevice, error) { return h.host.Open(h.Device) }
+func (d *OpenDevice) Reopen() (*OpenDevice, error) { return d.host.Open(d.Device) }
 
-// Close lets the device go.
-func (h *OpenDevice) Close() error { return h.File.Close() }
+// Close closes the device.
+func (d *OpenDevice) Close() error { return d.File.Close() }
 
-func (h *OpenDevice) descriptor() int { return int(h.File.Fd()) }
+func (d *OpenDevice) descriptor() int { return int(d.File.Fd()) }
 
-// Verify compares the open descriptor with what sysfs said of the device.
-func (h *OpenDevice) Verify() error {
-	major, minor, err := openNumber(h.descriptor())
+// verify compares the open descriptor with what sysfs reported about the device.
+func (d *OpenDevice) verify() error {
+	major, minor, err := openNumber(d.descriptor())
 	if err != nil {
-		return fmt.Errorf("stat %s: %w", h.Path, err)
+		return fmt.Errorf("stat %s: %w", d.Path, err)
 	}
-	if major != h.Major || minor != h.Minor {
-		return csierr.New(csierr.DeviceChanged, "opened %s as device %d:%d, but sysfs says %s for serial"+
-			" %q; try again", h.Path, major, minor, h.Number(), h.Serial)
+	if major != d.Major || minor != d.Minor {
+		return csierr.New(csierr.DeviceChanged, "opened %s as device %d:%d, but sysfs reports %s for "+
+			"serial %q; try again", d.Path, major, minor, d.Number(), d.Serial)
 	}
-	size, err := deviceSize(h.descriptor())
+	size, err := deviceSize(d.descriptor())
 	if err != nil {
-		return fmt.Errorf("size of %s: %w", h.Path, err)
+		return fmt.Errorf("size of %s: %w", d.Path, err)
 	}
-	if size != h.SizeBytes {
-		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, but sysfs says %d; try again", h.Path,
-			size, h.SizeBytes)
+	if size != d.SizeBytes {
+		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, but sysfs reports %d; try again",
+			d.Path, size, d.SizeBytes)
 	}
-	sequence, err := diskSequence(h.descriptor())
+	diskSeq, err := openDiskSeq(d.descriptor())
 	if err != nil {
-		return fmt.Errorf("sequence number of %s: %w", h.Path, err)
+		return fmt.Errorf("diskseq of %s: %w", d.Path, err)
 	}
-	if h.Sequence != 0 && sequence != 0 && h.Sequence != sequence {
-		return csierr.New(csierr.DeviceChanged, "%s is the kernel's disk %d, but sysfs says %d for "+
-			"serial %q; try again", h.Path, sequence, h.Sequence, h.Serial)
+	if d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq {
+		return csierr.New(csierr.DeviceChanged, "%s has the diskseq %d, but sysfs reports %d for "+
+			"serial %q; try again", d.Path, diskSeq, d.DiskSeq, d.Serial)
 	}
 	return nil
 }
 
-// Reverify proves that the path still leads to the open device and that the device still carries
-// the serial: what a tool did to the path, it did to this disk.
-func (h *OpenDevice) Reverify() error {
-	now, err := h.host.Lookup(h.Serial)
+// Reverify verifies that the path still leads to the open device and that the device still carries
+// the serial. Then what a program did to the path, it did to this disk.
+func (d *OpenDevice) Reverify() error {
+	now, err := d.host.Lookup(d.Serial)
 	if err != nil {
 		return err
 	}
-	if now.Number() != h.Number() || now.Sequence != h.Sequence || now.Path != h.Path {
+	if now.Number() != d.Number() || now.DiskSeq != d.DiskSeq || now.Path != d.Path {
 		return csierr.New(csierr.DeviceChanged, "serial %q was on %s (%s) and is now on %s (%s)",
-			h.Serial,
-			h.Path, h.Number(), now.Path, now.Number())
+			d.Serial, d.Path, d.Number(), now.Path, now.Number())
 	}
-	return h.Verify()
+	return d.verify()
 }
 
-// TryExclusive opens the device exclusively for a moment, which fails as long as it is mounted in any
-// mount namespace or held by another driver (device mapper, md, swap). It is let go again, for
-// mkfs and mount open exclusively themselves.
-//
-// A program that is started meanwhile, for another volume, would have a copy of the descriptor
-// until it has begun, and so hold the device longer. None is.
-func (h *OpenDevice) TryExclusive() error {
+// TryExclusive opens the device exclusively and closes it again, because mkfs and mount open it
+// exclusively themselves. It fails while the device is mounted in any mount namespace or in use by
+// another driver of the kernel (device mapper, md, swap).
+func (d *OpenDevice) TryExclusive() error {
+	// Hold ForkLock so that no child forked meanwhile inherits the descriptor and keeps the device
+	// in use until its exec.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	f, err := h.openExclusive(os.O_RDONLY)
+	f, err := d.openExclusive(os.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	return f.Close()
 }
 
-// WithExclusive lets act write to the device while nobody else holds it. What act has written
-// reached the device, though not beyond its cache.
-func (h *OpenDevice) WithExclusive(act func(w *os.File) error) error {
-	w, err := h.openExclusive(os.O_RDWR | unix.O_DIRECT)
+// WithExclusive calls act with the device open exclusively for writing. What act writes has reached
+// the device when it returns, but may still be in the device's cache.
+func (d *OpenDevice) WithExclusive(act func(w *os.File) error) error {
+	w, err := d.openExclusive(os.O_RDWR | unix.O_DIRECT)
 	if err != nil {
 		return err
 	}
 	err = errors.Join(act(w), w.Close())
-	h.awaitCopies()
+	d.awaitCopies()
 	return err
 }
 
-// awaitCopies waits until no program that was just started has a copy of a descriptor that is
-// closed. To keep programs from starting, as claim does, is nothing for as long as a write takes.
-func (h *OpenDevice) awaitCopies() {
+// awaitCopies waits until no child that was just forked has a copy of the closed descriptor. A
+// write may take long, so ForkLock cannot be held throughout, as TryExclusive does.
+func (d *OpenDevice) awaitCopies() {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		if !csierr.Has(h.TryExclusive(), csierr.DeviceHeld) {
+		if !csierr.Has(d.TryExclusive(), csierr.DeviceHeld) {
 			return
 		}
-		<-time.After(time.Millisecond) // nothing tells when a program has begun
+		<-time.After(time.Millisecond) // nothing reports that a child has called exec
 	}
 }
 
-// openExclusive opens the device at the path once more, as nobody else has it, and proves that it
-// is the same one.
-func (h *OpenDevice) openExclusive(flags int) (*os.File, error) {
-	f, err := os.OpenFile(h.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
+// openExclusive opens the device's path once more, exclusively, and verifies that it is the same
+// device.
+func (d *OpenDevice) openExclusive(flags int) (*os.File, error) {
+	f, err := os.OpenFile(d.Path, flags|os.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
-		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", h.Path, err)
+		return nil, csierr.New(csierr.DeviceHeld, "%s is in use on this node: %w", d.Path, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s exclusively: %w", h.Path, err)
+		return nil, fmt.Errorf("open %s exclusively: %w", d.Path, err)
 	}
 	major, minor, err := openNumber(int(f.Fd()))
-	if err == nil && (major != h.Major || minor != h.Minor) {
-		err = csierr.New(csierr.DeviceChanged, "%s became device %d:%d, it was %s", h.Path, major, minor,
-			h.Number())
+	if err == nil && (major != d.Major || minor != d.Minor) {
+		err = csierr.New(csierr.DeviceChanged, "%s became device %d:%d, it was %s", d.Path, major, minor,
+			d.Number())
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("prove %s: %w", h.Path, err)
+		return nil, fmt.Errorf("verify %s: %w", d.Path, err)
 	}
 	return f, nil
 }
 
-// Read reads n bytes, whole. Both numbers are multiples of the device's block size, as O_DIRECT
-// wants it.
-func (h *OpenDevice) Read(offset, n int64) ([]byte, error) {
+// Read reads exactly n bytes. O_DIRECT requires offset and n to be multiples of the device's block
+// size.
+func (d *OpenDevice) Read(offset, n int64) ([]byte, error) {
 	b := Aligned(n)
-	if err := h.ReadInto(b, offset); err != nil {
+	if err := d.ReadInto(b, offset); err != nil {
 		return nil, err
 	}
 	return b, nil
 }
 
-// ReadInto reads as much as there is room in b, which lies where O_DIRECT can put it.
-func (h *OpenDevice) ReadInto(b []byte, offset int64) error {
-	got, err := h.File.ReadAt(b, offset)
+// ReadInto fills b, which must be aligned for O_DIRECT.
+func (d *OpenDevice) ReadInto(b []byte, offset int64) error {
+	got, err := d.File.ReadAt(b, offset)
 	if got < len(b) {
-		return fmt.Errorf("read %s at offset %d: %w", h.Path, offset+int64(got), err)
+		return fmt.Errorf("read %s at offset %d: %w", d.Path, offset+int64(got), err)
 	}
 	return nil
 }
 
-// AlignBytes is what reads and writes with O_DIRECT are aligned to, on any disk.
+// AlignBytes is an alignment of O_DIRECT reads and writes that suits any disk.
 const AlignBytes = 4096
 
-// Aligned makes room where O_DIRECT can put n bytes.
+// Aligned returns a buffer of n bytes that is aligned for O_DIRECT.
 func Aligned(n int64) []byte {
-	room := make([]byte, n+AlignBytes)
-	start := int64(-uintptr(unsafe.Pointer(&room[0])) % AlignBytes)
-	return room[start : start+n : start+n]
+	b := make([]byte, n+AlignBytes)
+	start := int64(-uintptr(unsafe.Pointer(&b[0])) % AlignBytes)
+	return b[start : start+n : start+n]
 }
 
 // WriteAt writes b to a device that was opened with O_DIRECT.
@@ -190,45 +188,83 @@ func WriteAt(w *os.File, b []byte, offset int64) error {
 	return nil
 }
 
-// Flush writes what the kernel holds of the device and empties the device's own cache.
-func (h *OpenDevice) Flush() error { return h.File.Sync() }
+// Flush writes the kernel's cached data to the device and flushes the device's own cache.
+func (d *OpenDevice) Flush() error { return d.File.Sync() }
 
-// ReadOnly.ReadOnly says whether the kernel refuses writes to the device.
-func (h *OpenDevice) ReadOnly() (bool, error) {
-	n, err := unix.IoctlGetInt(h.descriptor(), unix.BLKROGET)
+// CheckBlockSize compares the device's logical block size with the disk's; 0 matches any.
+func (d *OpenDevice) CheckBlockSize(blockBytes int64) error {
+	n, err := unix.IoctlGetInt(d.descriptor(), unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("block size of %s: %w", d.Path, err)
+	}
+	if blockBytes != 0 && blockBytes != int64(n) {
+		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
+			"has blocks of %d; is it another disk whose name begins with the same bytes?", d.Path,
+			d.Serial, n, blockBytes)
+	}
+	return nil
+}
+
+// ReadOnly reports whether the kernel refuses writes to the device.
+func (d *OpenDevice) ReadOnly() (bool, error) {
+	n, err := unix.IoctlGetInt(d.descriptor(), unix.BLKROGET)
 	return n != 0, err
 }
 
-// SetReadOnly makes the whole device read-only for every writer, or takes that back. A disk that
-// the rack made read-only stays so.
-func (h *OpenDevice) SetReadOnly(on bool) error {
+// SetReadOnly makes the whole device read-only for every writer, or writable again. A disk that the
+// rack made read-only stays read-only.
+func (d *OpenDevice) SetReadOnly(on bool) error {
 	var n int32
 	if on {
 		n = 1
 	}
-	return Ioctl(h.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
+	return Ioctl(d.descriptor(), unix.BLKROSET, unsafe.Pointer(&n))
 }
 
-// NumberAt is the number of the block device at path; another kind of file is an error.
+// MakeWritable makes the device writable if ours is set: then a read-only block publication may
+// have left it read-only when the driver died. The caller knows that the device is not in use. A
+// device that stays read-only is an error.
+func (d *OpenDevice) MakeWritable(ours bool) error {
+	for range 2 {
+		readOnly, err := d.ReadOnly()
+		if err != nil {
+			return fmt.Errorf("ask whether %s is read-only: %w", d.Path, err)
+		}
+		if !readOnly {
+			return nil
+		}
+		if !ours {
+			break
+		}
+		if err := d.SetReadOnly(false); err != nil {
+			return fmt.Errorf("make %s writable: %w", d.Path, err)
+		}
+	}
+	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
+		"staged from a disk that the rack reports as read-only; if it was made read-only on this node, "+
+		"blockdev --setrw undoes that", d.Path, d.Serial)
+}
+
+// NumberAt returns the number of the block device at path. Another kind of file is an error.
 func NumberAt(path string) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return 0, 0, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, 0, fmt.Errorf("%s is no block device", path)
+		return 0, 0, fmt.Errorf("%s is not a block device", path)
 	}
 	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
 }
 
-// openNumber is the number of the block device behind a descriptor.
+// openNumber returns the number of an open block device.
 func openNumber(fd int) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return 0, 0, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return 0, 0, errors.New("no block device")
+		return 0, 0, errors.New("not a block device")
 	}
 	return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
 }
@@ -239,8 +275,8 @@ func deviceSize(fd int) (int64, error) {
 	return int64(size), err
 }
 
-// diskSequence is 0 on kernels before 5.15, which do not count.
-func diskSequence(fd int) (uint64, error) {
+// openDiskSeq returns the diskseq of an open device; 0 on kernels before 5.15, which have none.
+func openDiskSeq(fd int) (uint64, error) {
 	var n uint64
 	err := Ioctl(fd, unix.BLKGETDISKSEQ, unsafe.Pointer(&n))
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
@@ -249,11 +285,7 @@ func diskSequence(fd int) (uint64, error) {
 	return n, err
 }
 
-// Vanished says that a device went away while its files were read.
-func Vanished(err error) bool {
-	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
-}
-
+// Ioctl calls ioctl(2) with a pointer as its argument.
 func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
 	if errno != 0 {
@@ -262,45 +294,13 @@ func Ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// CheckBlockSize compares the size of the device's logical blocks with the disk's, unless that is 0.
-func (h *OpenDevice) CheckBlockSize(blockBytes int64) error {
-	n, err := unix.IoctlGetInt(h.descriptor(), unix.BLKSSZGET)
-	if err != nil {
-		return fmt.Errorf("size of the blocks of %s: %w", h.Path, err)
-	}
-	if blockBytes != 0 && blockBytes != int64(n) {
-		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
-			"has blocks of %d; is it another disk whose name begins alike?", h.Path, h.Serial, n, blockBytes)
-	}
-	return nil
+// Vanished reports whether an error means that the device went away while it was read.
+func Vanished(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
 
-// MakeWritable takes back a read-only switch that a read-only block publication left on the device
-// when the driver died, if it may be ours. The caller knows that nobody uses the device. A disk
-// that the rack made read-only stays so, and is refused.
-func (h *OpenDevice) MakeWritable(ours bool) error {
-	for range 2 {
-		readOnly, err := h.ReadOnly()
-		if err != nil {
-			return fmt.Errorf("ask whether %s is read-only: %w", h.Path, err)
-		}
-		if !readOnly {
-			return nil
-		}
-		if !ours {
-			break
-		}
-		if err := h.SetReadOnly(false); err != nil {
-			return fmt.Errorf("make %s writable: %w", h.Path, err)
-		}
-	}
-	return csierr.New(csierr.DeviceReadOnly, "%s with serial %q is read-only, so it can only be "+
-		"staged from a disk that the rack calls read-only; if somebody has switched it on this node, "+
-		"blockdev --setrw takes that back", h.Path, h.Serial)
-}
-
-// Lost says that an error comes from a device that does not answer any more. Its mounts are
-// taken down all the same.
+// Lost reports whether an error comes from a device that no longer answers. Its mounts are
+// unmounted anyway.
 func Lost(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) ||
 		errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE)

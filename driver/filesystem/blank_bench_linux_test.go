@@ -7,29 +7,29 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
-// aimBlankProofMS is what proving a disk blank may take at most, on a loop device.
+// aimBlankProofMS is how long proving a disk blank may take on a loop device.
 const aimBlankProofMS = 50
 
-// BenchmarkBlankProof measures what it takes to read every area of a blank disk, for the sizes
-// that a rack makes. Missing the aim does not fail: a figure is to be read.
+// BenchmarkBlankProof measures how long it takes to read every region of a blank disk, for the
+// sizes that a rack makes. Missing the aim does not fail the benchmark: the figure is for people to
+// read.
 func BenchmarkBlankProof(b *testing.B) {
 	for _, gibs := range []int64{1, 10, 1023} {
 		b.Run(fmt.Sprintf("%d GiB", gibs), func(b *testing.B) {
-			h := opened(b, gibs*guesttest.GiB)
-			areas := markerRegions(h.SizeBytes)
+			d := openDisk(b, gibs*guesttest.GiB)
+			regions := markerRegions(d.SizeBytes)
 			var bytes int64
-			for _, a := range areas {
-				bytes += a.Bytes
+			for _, r := range regions {
+				bytes += r.Bytes
 			}
 			var times []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				s, err := disk{h}.read(markerRegions(h.SizeBytes), nil)
+				s, err := disk{d}.read(markerRegions(d.SizeBytes), nil)
 				if err != nil || s.checkBlank() != nil {
 					b.Fatalf("the disk is not blank: %v, %v", err, s.checkBlank())
 				}
@@ -42,24 +42,24 @@ func BenchmarkBlankProof(b *testing.B) {
 				verdict = "missed"
 			}
 			fmt.Printf("FIGURE blank-proof disk_gib=%d bytes=%d areas=%d ms=%.2f aim_ms=%d %s\n", gibs,
-				bytes, len(areas), median, aimBlankProofMS, verdict)
+				bytes, len(regions), median, aimBlankProofMS, verdict)
 		})
 	}
 }
 
-// aimOfDD is how fast a disk is read whole at least, compared with dd.
+// aimOfDD is the least speed of reading a whole disk, as a fraction of dd's.
 const aimOfDD = 0.9
 
-// BenchmarkBlankProofWhole reads disks whole, as is done before one is formatted that was not made
-// blank, and compares with dd of the same device. A sparse file costs next to nothing to read, so
-// it shows what the driver itself costs; an allocated one is what a disk is like.
+// BenchmarkBlankProofWhole reads whole disks, as the driver does before it formats one that was not
+// created blank, and compares the speed with dd of the same device. A sparse file costs almost
+// nothing to read, so it shows the cost of the driver itself; an allocated one is closer to a disk.
 func BenchmarkBlankProofWhole(b *testing.B) {
 	const sizeBytes = 4 * guesttest.GiB
 	for _, kind := range []string{"sparse", "allocated"} {
 		b.Run(kind, func(b *testing.B) {
-			h := opened(b, sizeBytes, "--direct-io=on")
+			d := openDisk(b, sizeBytes, "--direct-io=on")
 			if kind == "allocated" {
-				_, err := runTool(nil, "dd", "if=/dev/zero", "of="+h.Path, "bs=4M", "oflag=direct")
+				_, err := runTool(nil, "dd", "if=/dev/zero", "of="+d.Path, "bs=4M", "oflag=direct")
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -67,13 +67,13 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 			var ours, dds []time.Duration
 			for b.Loop() {
 				start := time.Now()
-				found, err := findForeign(b.Context(), h, 0, h.SizeBytes, allZero, func(int64) {})
+				found, err := findUnexpected(b.Context(), d, 0, d.SizeBytes, onlyZeroes, func(int64) {})
 				if err != nil || found >= 0 {
 					b.Fatalf("the disk is not zero at %d, %v", found, err)
 				}
 				ours = append(ours, time.Since(start))
 				start = time.Now()
-				result, err := runTool(nil, "dd", "if="+h.Path, "of=/dev/null", "bs=1M", "iflag=direct")
+				result, err := runTool(nil, "dd", "if="+d.Path, "of=/dev/null", "bs=1M", "iflag=direct")
 				if err != nil || result.Exit != 0 {
 					b.Fatalf("dd ended with %d: %s, %v", result.Exit, result.Stderr, err)
 				}
@@ -89,22 +89,21 @@ func BenchmarkBlankProofWhole(b *testing.B) {
 			}
 			fmt.Printf("FIGURE blank-proof-whole file=%s disk_gib=%d mib_per_s=%.0f of_dd=%.2f "+
 				"aim_of_dd=%.1f %s\n", kind, sizeBytes/guesttest.GiB, sizeBytes/guesttest.MiB/took.Seconds(),
-				ratio, aimOfDD,
-				verdict)
+				ratio, aimOfDD, verdict)
 		})
 	}
 }
 
-// opened is a blank disk of that size. The flags are losetup's.
-func opened(tb testing.TB, sizeBytes int64, flags ...string) *blockdev.OpenDevice {
+// openDisk returns an open blank disk of that size. The flags are losetup's.
+func openDisk(tb testing.TB, sizeBytes int64, flags ...string) *blockdev.OpenDevice {
 	tb.Helper()
 	g := guesttest.New(tb)
-	d := g.Attach(guesttest.Serial, sizeBytes, flags...)
+	attached := g.Attach(guesttest.Serial, sizeBytes, flags...)
 	host := blockdev.Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
-	found, err := host.Lookup(d.Serial)
+	found, err := host.Lookup(attached.Serial)
 	csitest.Must(tb, err)
-	h, err := host.Open(found)
+	d, err := host.Open(found)
 	csitest.Must(tb, err)
-	tb.Cleanup(func() { csitest.Must(tb, h.Close()) })
-	return h
+	tb.Cleanup(func() { csitest.Must(tb, d.Close()) })
+	return d
 }

@@ -7,70 +7,70 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// blkidAnswer is what blkid says of a disk.
-type blkidAnswer struct {
-	Type      string // a filesystem, or a member of something
-	Table     string // a partition table
-	Ambiguous bool   // more than one thing, and blkid will not choose
+// blkidResult is what blkid found on a disk.
+type blkidResult struct {
+	Type      string // of a filesystem, or of a member of a RAID, a volume group or the like
+	Table     string // of a partition table
+	Ambiguous bool   // several were found, and blkid did not choose
 }
 
-func (a blkidAnswer) any() bool { return a != blkidAnswer{} }
+func (r blkidResult) found() bool { return r != blkidResult{} }
 
-func (a blkidAnswer) String() string {
+func (r blkidResult) String() string {
 	var words []string
-	if a.Table != "" {
-		words = append(words, "a partition table ("+a.Table+")")
+	if r.Table != "" {
+		words = append(words, "a partition table ("+r.Table+")")
 	}
-	if a.Type != "" {
-		words = append(words, a.Type)
+	if r.Type != "" {
+		words = append(words, r.Type)
 	}
-	if a.Ambiguous {
-		words = append(words, "the marks of several filesystems or tables at once")
+	if r.Ambiguous {
+		words = append(words, "signatures of several filesystems or tables at once")
 	}
 	return strings.Join(words, " and ")
 }
 
-// The exit states of blkid -p (blkid(8)).
+// The exit codes of blkid -p (blkid(8)).
 const (
 	blkidFound     = 0
 	blkidNothing   = 2
 	blkidAmbiguous = 8
 )
 
-// blkid probes the open device: the program inherits the descriptor, so that it cannot be led to
-// another device.
-func blkid(f *os.File) (blkidAnswer, error) {
+// blkid probes the open device. The program inherits the descriptor, so it cannot probe another
+// device.
+func blkid(f *os.File) (blkidResult, error) {
 	result, err := runTool([]*os.File{f}, "blkid", "-p", "-o", "export", inherited)
 	if err != nil {
-		return blkidAnswer{}, err
+		return blkidResult{}, err
 	}
 	switch result.Exit {
 	case blkidFound:
 		return parseBlkid(result.Stdout)
 	case blkidNothing:
-		return blkidAnswer{}, nil
+		return blkidResult{}, nil
 	case blkidAmbiguous:
-		return blkidAnswer{Ambiguous: true}, nil
+		return blkidResult{Ambiguous: true}, nil
 	}
-	return blkidAnswer{}, result.failure("blkid", f.Name())
+	return blkidResult{}, result.failure("blkid", f.Name())
 }
 
-// parseBlkid reads the output of blkid -o export. One that names neither a type nor a table is an
-// error: something was found.
-func parseBlkid(output string) (blkidAnswer, error) {
-	var a blkidAnswer
+// parseBlkid parses the output of blkid -o export. Output without a type and a table is an error,
+// because blkid did find something.
+func parseBlkid(output string) (blkidResult, error) {
+	var r blkidResult
 	for line := range strings.Lines(output) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		switch key {
 		case "TYPE":
-			a.Type = value
+			r.Type = value
 		case "PTTYPE":
-			a.Table = value
+			r.Table = value
 		}
 	}
-	if !a.any() {
-		return a, csierr.New(csierr.NodeToolFailed, "blkid found something but names neither a type "+
+	if !r.found() {
+		return r, csierr.New(csierr.NodeToolFailed, "blkid found something but names neither a type "+
 			"nor a partition table")
 	}
-	return a, nil
+	return r, nil
 }

@@ -1,31 +1,28 @@
 package filesystem
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// mkfsCommand is the program that makes the filesystem, without any flag that would make it
-// overwrite: mkfs.xfs and mkfs.btrfs then refuse a disk that holds something, a second guard behind
-// ours. (mke2fs asks only on a terminal, so with it ours is the only one.)
+// mkfsCommand returns the program that makes the filesystem and its arguments. No argument lets it
+// overwrite existing content: mkfs.xfs and mkfs.btrfs refuse a disk that holds something, which is
+// a second check after ours. (mke2fs asks only on a terminal, so for ext ours is the only one.)
 //
-// None of them discards: the disk is blank, and the rest of a disk is not touched by mistake
-// either. reservedPercent is 0 unless chosen, as Kubernetes has always formatted: no root daemon
-// lives on a volume. mke2fs leaves what it can to the kernel, whatever its configuration says, for
-// a table of inodes that it wrote whole would cover the marks; and an ext that meets an error turns
-// read-only, so that somebody notices.
+// None of them discards: the disk is blank, and no other part of it is changed by mistake.
+// reservedPercent defaults to 0, as in Kubernetes' own formatting: no root daemon lives on a
+// volume. mke2fs leaves the inode tables to the kernel, whatever its configuration is, because a
+// whole table could cover the records. An ext that meets an error becomes read-only, so that the
+// error is noticed.
 //
-// The filesystem gets the volume's UUID, which tells it from that of a disk that took its place.
-// mkfs.btrfs would refuse a UUID that any other disk of the machine shows, such as the disk that
-// this volume was restored from, so btrfs gets its UUID afterwards (see identify).
+// The filesystem gets the volume's UUID, which distinguishes it from that of another disk attached
+// in its place. mkfs.btrfs refuses a UUID that any other disk of the machine has, such as the disk
+// that this volume was restored from, so a btrfs gets its UUID afterwards (see identify).
 func mkfsCommand(v Volume) (name string, args []string, err error) {
 	id := v.makeUUID()
 	switch v.FSType {
@@ -51,152 +48,112 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 	return name, slices.Concat(args, v.Mkfs.Args(v.FSType)), nil
 }
 
-// format makes a filesystem on a device that inspect found blank, or with a format of this volume
-// that was cut off, and looks at what came out. The caller keeps the device open from inspect to
-// the mount, so its number stays its own.
+// format makes a filesystem on a device that inspect found blank, or with an unfinished format of
+// this volume, and verifies the result. The caller keeps the device open from inspect to the mount,
+// so its number stays its own.
 //
-// A format that is cut off at any instant is done again by the next call: until the first mark is
-// durable nothing else has been written; from then on a mark of this volume stands on the disk
-// until mkfs's work is durable; and what one call wipes after another one was cut off, the next
-// wipes again. A btrfs that mkfs had finished, right before the mark was to be erased, is used as
-// it is when a check finds it whole, but for its UUID: nothing tells that nobody has written to it.
-func (h disk) format(v Volume, unfinished bool) (Superblock, error) {
+// A format that is cut off at any instant is repeated by the next call. Until the first record is
+// durable nothing else has been written. From then on a record of this volume stands on the disk
+// until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
+// wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
+// check finds it whole, apart from its UUID: nothing shows that it has not been written to.
+func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
 			"but publish_context does not hold %s, so it cannot be compared with the disk; make the "+
-			"filesystem by hand, or let a controller publish the volume", h.Path, h.Serial,
+			"filesystem by hand, or let a controller publish the volume", d.Path, d.Serial,
 			volume.CtxSizeBytes)
 	}
-	mark, err := RecordOf(v).Encode()
+	record, err := RecordOf(v).Encode()
 	if err != nil {
 		return Superblock{}, err
 	}
-	if err := h.AwaitNoWriters(); err != nil {
+	if err := d.AwaitNoWriters(); err != nil {
 		return Superblock{}, err
 	}
-	if err := h.Reverify(); err != nil {
+	if err := d.Reverify(); err != nil {
 		return Superblock{}, err
 	}
-	if err := h.WithExclusive(func(w *os.File) error { return h.writeRecords(w, mark) }); err != nil {
+	if err := d.WithExclusive(func(w *os.File) error {
+		return d.writeRecords(w, record)
+	}); err != nil {
 		return Superblock{}, err
 	}
 	if unfinished {
-		if err := h.wipe(); err != nil {
+		if err := d.wipe(); err != nil {
 			return Superblock{}, err
 		}
 	}
-	made, err := h.mkfs(v)
+	made, err := d.mkfs(v)
 	if err != nil {
 		return Superblock{}, err
 	}
-	return made, h.WithExclusive(func(w *os.File) error { return h.eraseRecords(w, mark) })
+	return made, d.WithExclusive(func(w *os.File) error { return d.eraseRecords(w, record) })
 }
 
-// mkfs runs the program and proves that what it made is on this device.
-func (h disk) mkfs(v Volume) (Superblock, error) {
+// mkfs runs the program and verifies that the new filesystem is on this device.
+func (d disk) mkfs(v Volume) (Superblock, error) {
 	name, args, err := mkfsCommand(v)
 	if err != nil {
 		return Superblock{}, err
 	}
-	result, err := runTool([]*os.File{h.File}, name, append(args, inherited)...)
+	result, err := runTool([]*os.File{d.File}, name, append(args, inherited)...)
 	if err != nil {
 		return Superblock{}, err
 	}
 	if result.Exit != 0 {
-		return Superblock{}, result.failure(name, h.Path)
+		return Superblock{}, result.failure(name, d.Path)
 	}
-	if err := h.Reverify(); err != nil {
+	if err := d.Reverify(); err != nil {
 		return Superblock{}, err
 	}
-	made, err := Find(h.OpenDevice)
+	made, err := Find(d.OpenDevice)
 	if err != nil {
 		return Superblock{}, err
 	}
 	if len(made) != 1 || made[0].Type != v.FSType || made[0].Unfinished {
-		return Superblock{}, csierr.New(csierr.NodeToolFailed, "%s ended well, but %s holds no %s", name,
-			h.Path, v.FSType)
+		return Superblock{}, csierr.New(csierr.NodeToolFailed, "%s succeeded, but %s holds no %s", name,
+			d.Path, v.FSType)
 	}
-	return h.identify(made[0], v.makeUUID())
+	return d.identify(made[0], v.makeUUID())
 }
 
-// writeMarks says durably on the disk that a format begins.
-func (h disk) writeRecords(w *os.File, mark []byte) error {
-	slots := RecordOffsets(h.SizeBytes)
-	if len(slots) == 0 {
-		return csierr.New(csierr.DeviceWrongSize, "%s has %d bytes, which is too small for a filesystem",
-			h.Path, h.SizeBytes)
-	}
-	for _, slot := range slots {
-		if err := blockdev.WriteAt(w, mark, slot); err != nil {
-			return h.unwritable(err)
-		}
-	}
-	return h.unwritable(w.Sync())
-}
-
-// eraseMarks takes the marks away; what mkfs made is durable, for each mkfs sees to that before it
-// ends. One that mkfs has written over is the filesystem's now.
-func (h disk) eraseRecords(w *os.File, mark []byte) error {
-	for _, slot := range RecordOffsets(h.SizeBytes) {
-		b, err := h.Read(slot, sectorBytes)
-		if err != nil {
-			return unreadable(err)
-		}
-		if !bytes.Equal(b, mark) {
-			continue
-		}
-		clear(b)
-		if err := blockdev.WriteAt(w, b, slot); err != nil {
-			return h.unwritable(err)
-		}
-	}
-	return h.unwritable(w.Sync())
-}
-
-// wipe clears what a format that was cut off has left in the areas, and proves the disk blank
-// again but for the marks.
-func (h disk) wipe() error {
-	// The kernel may remember a btrfs that mkfs had announced.
-	ForgetBtrfs(h.Path)
-	s, err := h.read(markerRegions(h.SizeBytes), nil)
+// wipe erases what an unfinished format has left in the regions, and proves that the disk is blank
+// again except for the records.
+func (d disk) wipe() error {
+	// The kernel may remember a btrfs that mkfs registered.
+	ForgetBtrfs(d.Path)
+	s, err := d.read(markerRegions(d.SizeBytes), nil)
 	if err != nil {
 		return err
 	}
-	if err := h.WithExclusive(func(w *os.File) error { return h.clear(w, s) }); err != nil {
+	if err := d.WithExclusive(func(w *os.File) error { return d.clear(w, s) }); err != nil {
 		return err
 	}
-	found, err := Find(h.OpenDevice)
+	found, err := Find(d.OpenDevice)
 	if err != nil {
 		return err
 	}
-	if s, err = h.scan(found); err != nil {
+	if s, err = d.scan(found); err != nil {
 		return err
 	}
 	return s.checkBlank()
 }
 
-// clear writes zeroes over the spots that are not zero.
-func (h disk) clear(w *os.File, s scan) error {
-	slots := RecordOffsets(h.SizeBytes)
-	for _, p := range s.Regions {
-		for at := int64(0); at < p.Bytes; at += sectorBytes {
-			spot := p.Data[at:min(at+sectorBytes, p.Bytes)]
-			if nonZero(spot) < 0 || slices.Contains(slots, p.Offset+at) {
+// clear overwrites with zeroes the sectors of the scan that are not zero.
+func (d disk) clear(w *os.File, s scan) error {
+	slots := RecordOffsets(d.SizeBytes)
+	for _, r := range s.Regions {
+		for at := int64(0); at < r.Bytes; at += sectorBytes {
+			sector := r.Data[at:min(at+sectorBytes, r.Bytes)]
+			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) {
 				continue
 			}
-			clear(spot)
-			if err := blockdev.WriteAt(w, spot, p.Offset+at); err != nil {
-				return h.unwritable(err)
+			clear(sector)
+			if err := blockdev.WriteAt(w, sector, r.Offset+at); err != nil {
+				return d.unwritable(err)
 			}
 		}
 	}
-	return h.unwritable(w.Sync())
-}
-
-// unwritable gives an error of a write the words a person needs; nil stays nil.
-func (h disk) unwritable(err error) error {
-	if err == nil {
-		return nil
-	}
-	return csierr.New(csierr.NodeToolFailed, "write to %s: %w", h.Path, err)
+	return d.unwritable(w.Sync())
 }

@@ -11,24 +11,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// The seeds of every target lie in testdata/fuzz, one file for each, with names that say what they
-// are. What the fuzzer found is kept there too.
+// The seeds of every target are in testdata/fuzz, one file each, named after their content. What
+// the fuzzer found is kept there too.
 
-// FuzzFormatMark holds that a mark says what was written into it, and that one bit that is wrong
-// makes it none: a format is begun again on the strength of a mark.
-func FuzzFormatMark(f *testing.F) {
+// FuzzRecord checks that a record is parsed as it was written, and that one wrong bit makes it
+// invalid, because a format is repeated on the strength of a record.
+func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte, vol, disk string, size int64, bit uint16) {
 		if m, err := ParseRecord(raw); err == nil {
 			again, err := m.Encode()
 			if err != nil || len(again) != sectorBytes {
-				t.Fatalf("%q is the mark %+v, which cannot be written: %v", raw, m, err)
+				t.Fatalf("%q is the record %+v, which cannot be encoded: %v", raw, m, err)
 			}
 		}
 		m := Record{Volume: strings.ToValidUTF8(vol, "?"),
 			Disk: strings.ToValidUTF8(disk, "?"), SizeBytes: size, Filesystem: volume.Ext4}
 		b, err := m.Encode()
 		if err != nil {
-			return // more than fits
+			return // too long
 		}
 		if got, err := ParseRecord(b); err != nil || got != m {
 			t.Fatalf("%+v becomes %+v, %v", m, got, err)
@@ -36,39 +36,39 @@ func FuzzFormatMark(f *testing.F) {
 		bit %= recordBytes * 8
 		b[bit/8] ^= 1 << (bit % 8)
 		if got, err := ParseRecord(b); err == nil {
-			t.Fatalf("bit %d is wrong, and still it is the mark %+v", bit, got)
+			t.Fatalf("bit %d is wrong, but the record is valid: %+v", bit, got)
 		}
 	})
 }
 
-// FuzzSuperblockChecksum holds that a superblock of any content with the right checksum is proven,
-// and that one byte that is wrong takes the proof away.
+// FuzzSuperblockChecksum checks that ChecksumOK is set for a superblock of any content with the
+// right checksum, and not set if one byte is wrong.
 func FuzzSuperblockChecksum(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte, at uint16, wrong uint8) {
-		head, from, to := sealed(int(kind)%3, body)
+		head, from, to := withChecksum(int(kind)%3, body)
 		found := findSuperblocks(head)
-		if len(found) != 1 || !found[0].Checked {
+		if len(found) != 1 || !found[0].ChecksumOK {
 			t.Fatalf("a superblock with the right checksum is %+v", found)
 		}
 		if wrong == 0 {
 			wrong = 1
 		}
-		spoiled := from + int(at)%(to-from)
-		if found[0].Type == volume.Btrfs && spoiled >= from+4 && spoiled < from+0x20 {
-			return // room for longer checksums, which this one does not use
+		changed := from + int(at)%(to-from)
+		if found[0].Type == volume.Btrfs && changed >= from+4 && changed < from+0x20 {
+			return // reserved for longer checksums, which are not used here
 		}
-		head[spoiled] ^= wrong
+		head[changed] ^= wrong
 		for _, sb := range findSuperblocks(head) {
-			if sb.Checked {
-				t.Fatalf("the byte at %d is wrong, and still this is proven: %+v", spoiled, sb)
+			if sb.ChecksumOK {
+				t.Fatalf("the byte at %d is wrong, but the checksum passes: %+v", changed, sb)
 			}
 		}
 	})
 }
 
-// sealed is the head of a disk with a superblock of that content and the right checksum, and where
-// it lies.
-func sealed(kind int, body []byte) (head []byte, from, to int) {
+// withChecksum returns the head of a disk with a superblock of that content and the right checksum,
+// and the superblock's range.
+func withChecksum(kind int, body []byte) (head []byte, from, to int) {
 	head = make([]byte, superblockBytes)
 	switch kind {
 	case 0:
@@ -101,8 +101,8 @@ func sealed(kind int, body []byte) (head []byte, from, to int) {
 	return head, from, to
 }
 
-// FuzzSignatures holds that every known mark is found where it is put, on a disk of any size, and
-// that a blank disk has none.
+// FuzzSignatures checks that every known signature is found where it is written, on a disk of any
+// size, and that none is found on a blank disk.
 func FuzzSignatures(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint16, size uint64) {
 		sizeBytes := int64(size % (1 << 50))
@@ -112,34 +112,34 @@ func FuzzSignatures(f *testing.F) {
 			t.Fatalf("a blank disk of %d bytes has %v", sizeBytes, found)
 		}
 		s := signatures[int(which)%len(signatures)]
-		place := s.offset(sizeBytes)
-		if place < 0 || place+int64(len(s.Magic)) > sizeBytes {
+		want := s.offset(sizeBytes)
+		if want < 0 || want+int64(len(s.Magic)) > sizeBytes {
 			return
 		}
 		found := findSignatures(sizeBytes, func(offset, n int64) []byte {
 			b := make([]byte, n)
 			for i := range b {
-				if at := offset + int64(i) - place; at >= 0 && at < int64(len(s.Magic)) {
+				if at := offset + int64(i) - want; at >= 0 && at < int64(len(s.Magic)) {
 					b[i] = s.Magic[at]
 				}
 			}
 			return b
 		})
 		for _, one := range found {
-			if one.Name == s.Name && one.Offset == place {
+			if one.Name == s.Name && one.Offset == want {
 				return
 			}
 		}
-		t.Fatalf("%s at %d of %d bytes is not found; found is %v", s.Name, place, sizeBytes, found)
+		t.Fatalf("%s at %d of %d bytes is not found; found: %v", s.Name, want, sizeBytes, found)
 	})
 }
 
-// FuzzBlkid holds that what blkid is taken to say stands in its output, and that an output that
-// says nothing is an error: it found something.
+// FuzzBlkid checks that what is parsed stands in the output of blkid, and that output without a
+// type and a table is an error.
 func FuzzBlkid(f *testing.F) {
 	f.Fuzz(func(t *testing.T, output string) {
 		a, err := parseBlkid(output)
-		if (err == nil) != a.any() {
+		if (err == nil) != a.found() {
 			t.Fatalf("parseBlkid(%q) = %+v, %v", output, a, err)
 		}
 		for key, value := range map[string]string{"TYPE": a.Type, "PTTYPE": a.Table} {
@@ -153,13 +153,13 @@ func FuzzBlkid(f *testing.F) {
 	})
 }
 
-// FuzzSizes holds that no size that comes from outside runs over.
+// FuzzSizes checks that no size read from a disk overflows.
 func FuzzSizes(f *testing.F) {
-	most := big.NewInt(math.MaxInt64)
+	largest := big.NewInt(math.MaxInt64)
 	f.Fuzz(func(t *testing.T, a, b uint64) {
 		want := new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
-		if want.Cmp(most) > 0 {
-			want = most
+		if want.Cmp(largest) > 0 {
+			want = largest
 		}
 		if got := product(a, b); got != want.Int64() {
 			t.Fatalf("product(%d, %d) = %d, want %s", a, b, got, want)

@@ -6,14 +6,12 @@ import (
 	"os"
 	"unsafe"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -25,11 +23,12 @@ const (
 	btrfsForget   = 0x50009405 // _IOW(0x94, 5, struct btrfs_ioctl_vol_args)
 )
 
-// GrowMounted makes a mounted xfs or btrfs use the whole device. It does nothing when the
-// filesystem already does, or is of a type that grows before it is mounted.
+// GrowMounted grows a mounted xfs or btrfs to the whole device. It does nothing if the filesystem
+// already covers it, or is of a type that grows before it is mounted.
 func GrowMounted(m *mount.Mount, d blockdev.Device) error {
-	grow := map[string]func(*os.File, int64) error{volume.XFS: growXFS,
-		volume.Btrfs: growBtrfs}[m.FSType]
+	grow := map[string]func(*os.File, int64) error{
+		volume.XFS: growXFS, volume.Btrfs: growBtrfs,
+	}[m.FSType]
 	if grow == nil {
 		return nil
 	}
@@ -45,8 +44,8 @@ func GrowMounted(m *mount.Mount, d blockdev.Device) error {
 	return nil
 }
 
-// xfsGeometry is what an xfs reports of itself: its blocks, and the part of the space that may hold
-// inodes.
+// xfsGeometry is what an xfs reports about itself: its blocks, and the percentage of its space that
+// may hold inodes.
 type xfsGeometry struct {
 	blockBytes, blocks int64
 	inodePercent       uint32
@@ -71,18 +70,18 @@ func (g xfsGeometry) size() Superblock {
 
 func growXFS(root *os.File, deviceBytes int64) error {
 	geometry, err := xfsGeometryOf(root)
-	if err != nil || !geometry.size().grows(deviceBytes) {
+	if err != nil || !geometry.size().canGrow(deviceBytes) {
 		return err
 	}
 	request := struct {
 		blocks  uint64
-		percent uint32 // kept as it is
+		percent uint32 // unchanged
 		_       uint32
 	}{blocks: uint64(deviceBytes / geometry.blockBytes), percent: geometry.inodePercent}
 	return blockdev.Ioctl(int(root.Fd()), xfsGrowData, unsafe.Pointer(&request))
 }
 
-// btrfsPathArg is struct btrfs_ioctl_vol_args: a number that stays 0 and a text.
+// btrfsPathArg is struct btrfs_ioctl_vol_args: a number that is always 0, and a text.
 type btrfsPathArg struct {
 	_    int64
 	text [4088]byte
@@ -95,7 +94,7 @@ func btrfsSize(member mount.BtrfsMember) Superblock {
 
 func growBtrfs(root *os.File, deviceBytes int64) error {
 	member, err := mount.BtrfsDevice(root)
-	if err != nil || !btrfsSize(member).grows(deviceBytes) {
+	if err != nil || !btrfsSize(member).canGrow(deviceBytes) {
 		return err
 	}
 	var arg btrfsPathArg
@@ -103,14 +102,14 @@ func growBtrfs(root *os.File, deviceBytes int64) error {
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
 		return err
 	}
-	// Files may be written to what was added before the new size is on the disk.
+	// Make the new size durable before file data can be written to the new space.
 	return unix.Syncfs(int(root.Fd()))
 }
 
 // ForgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a
 // copy of the volume (a restored snapshot has the same filesystem id) could not be mounted while
-// the remembered one is newer. A kernel without btrfs, and one that remembers nothing, have nothing
-// to forget.
+// the remembered device is newer. Errors are ignored: without btrfs in the kernel, or without a
+// remembered device, there is nothing to drop.
 func ForgetBtrfs(path string) {
 	control, err := os.OpenFile("/dev/btrfs-control", os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -125,21 +124,22 @@ func ForgetBtrfs(path string) {
 	_ = blockdev.Ioctl(int(control.Fd()), btrfsForget, unsafe.Pointer(&arg))
 }
 
-// Ungrown reports the size of a mounted filesystem that leaves a part of its device unused. The
-// second result is false when the filesystem covers its device, cannot be asked, or is read-only:
-// that one is not expected to grow.
-func Ungrown(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64, found bool) {
+// Ungrown reports whether a mounted filesystem leaves a part of its device unused, and its size. It
+// returns false if the size cannot be read, and for a read-only filesystem, which is not expected
+// to grow.
+func Ungrown(host blockdev.Host, m *mountinfo.Info, d blockdev.Device) (sizeBytes int64,
+	found bool) {
 	if mount.IsNode(m) || mount.FilesystemReadOnly(m) {
 		return 0, false
 	}
-	sb, err := mountedSize(ds, m, d)
+	sb, err := mountedSize(host, m, d)
 	return sb.SizeBytes, err == nil && sb.leavesRoom(d.SizeBytes)
 }
 
-// mountedSize asks a mounted filesystem how large it is, and what growing adds at least.
-func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (Superblock, error) {
+// mountedSize returns the size of a mounted filesystem and the unit in which it grows.
+func mountedSize(host blockdev.Host, m *mountinfo.Info, d blockdev.Device) (Superblock, error) {
 	if m.FSType == volume.Ext3 || m.FSType == volume.Ext4 {
-		return extOn(ds, d)
+		return mountedExt(host, d)
 	}
 	mnt, err := mount.Open(m.Mountpoint, m.FSType)
 	if err != nil {
@@ -162,16 +162,16 @@ func mountedSize(ds blockdev.Host, m *mountinfo.Info, d blockdev.Device) (Superb
 	return geometry.size(), err
 }
 
-// extOn reads the superblock of a mounted ext, which holds the size that it was mounted with.
-func extOn(ds blockdev.Host, d blockdev.Device) (Superblock, error) {
-	h, err := ds.Open(d)
+// mountedExt reads the superblock of a mounted ext, which holds the size that it was mounted with.
+func mountedExt(host blockdev.Host, device blockdev.Device) (Superblock, error) {
+	d, err := host.Open(device)
 	if err != nil {
 		return Superblock{}, err
 	}
-	defer func() { _ = h.Close() }()
-	found, err := Find(h)
+	defer func() { _ = d.Close() }()
+	found, err := Find(d)
 	if err == nil && len(found) != 1 {
-		err = fmt.Errorf("%s shows %d filesystems", d.Path, len(found))
+		err = fmt.Errorf("%s has the superblocks of %d filesystems", device.Path, len(found))
 	}
 	if err != nil {
 		return Superblock{}, err

@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// imageTools are the programs that the Dockerfile puts into the node's image.
+// imageTools returns the programs that the Dockerfile puts into the node's image.
 func imageTools(t *testing.T) []string {
 	t.Helper()
 	b, err := os.ReadFile("../../Dockerfile")
@@ -31,12 +31,12 @@ func imageTools(t *testing.T) []string {
 	return strings.Fields(string(found[1]))
 }
 
-func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
+func TestNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	got, want := imageTools(t), slices.Clone(Tools)
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("the Dockerfile's TOOLS are %v, and nodeTools %v", got, want)
+		t.Errorf("the Dockerfile's TOOLS are %v, but Tools are %v", got, want)
 	}
 	run := programsInSource(t)
 	for _, fsType := range []string{volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs} {
@@ -46,12 +46,12 @@ func TestTheNodeImageHasTheProgramsThatTheNodeRuns(t *testing.T) {
 	}
 	slices.Sort(run)
 	if run = slices.Compact(run); !slices.Equal(run, want) {
-		t.Errorf("the driver's source runs %v, and nodeTools are %v", run, want)
+		t.Errorf("the source runs %v, but Tools are %v", run, want)
 	}
 }
 
-// programsInSource are the names with which this package's source runs programs, but for mkfs's,
-// which is computed.
+// programsInSource returns the names of the programs that this package's source runs, except the
+// mkfs programs, whose names are computed.
 func programsInSource(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("*.go")
@@ -68,11 +68,7 @@ func programsInSource(t *testing.T) []string {
 			if !ok {
 				return true
 			}
-			name := programOf(call)
-			if name == "kubectl" {
-				return true // An audit's, where an operator is.
-			}
-			if name != "" {
+			if name := programOf(call); name != "" {
 				names = append(names, name)
 			}
 			return true
@@ -81,7 +77,7 @@ func programsInSource(t *testing.T) []string {
 	return names
 }
 
-// programOf is the literal name of a program that a call runs; empty when it runs none.
+// programOf returns the literal name of the program that a call runs; empty if it runs none.
 func programOf(call *ast.CallExpr) string {
 	function, at := "", 1
 	switch f := call.Fun.(type) {
@@ -111,16 +107,16 @@ func programOf(call *ast.CallExpr) string {
 	return name
 }
 
-// The image is made of what tools/node-root finds, so that is put together here, from the programs
-// of this machine, and every program has to work with nothing else around it.
-func TestTheProgramsOfTheNodeImageWorkAlone(t *testing.T) {
+// The image consists of what tools/node-root finds. This test runs it with the programs of this
+// machine, and every program must work with only that around it.
+func TestNodeImageProgramsWorkAlone(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
 	out, err := exec.CommandContext(t.Context(), "../../tools/node-root",
 		append([]string{root}, imageTools(t)...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("node-root: %v\n%s", err, out)
 	}
-	// A runtime mounts /proc; this much of it is looked at.
+	// A container runtime mounts /proc; the programs read this much of it.
 	mounts, err := os.ReadFile("/proc/mounts")
 	csitest.Must(t, err)
 	csitest.Must(t, os.MkdirAll(filepath.Join(root, "proc/self"), 0o700))
@@ -137,7 +133,7 @@ func TestTheProgramsOfTheNodeImageWorkAlone(t *testing.T) {
 		"blkid -p -o export /ext4", "blkid -p -o export /xfs", "blkid -p -o export /btrfs",
 	} {
 		words := strings.Fields(line)
-		cmd := exec.CommandContext(t.Context(), within(t, root, words[0]), words[1:]...)
+		cmd := exec.CommandContext(t.Context(), pathIn(t, root, words[0]), words[1:]...)
 		cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/sbin:/usr/bin"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 		out, err := cmd.CombinedOutput()
@@ -152,8 +148,8 @@ func TestTheProgramsOfTheNodeImageWorkAlone(t *testing.T) {
 	wantNoShell(t, root)
 }
 
-// within is a program's path in the image's PATH.
-func within(t *testing.T, root, name string) string {
+// pathIn returns the path of a program in the image's PATH.
+func pathIn(t *testing.T, root, name string) string {
 	t.Helper()
 	for _, dir := range []string{"/usr/sbin", "/usr/bin"} {
 		if _, err := os.Stat(filepath.Join(root, dir, name)); err == nil {
@@ -164,17 +160,17 @@ func within(t *testing.T, root, name string) string {
 	return ""
 }
 
-// wantNoShell looks for programs that nobody asked for.
+// wantNoShell fails the test if the image has programs other than its tools.
 func wantNoShell(t *testing.T, root string) {
 	t.Helper()
-	asked := imageTools(t)
+	wanted := imageTools(t)
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		info, err := d.Info()
 		library := strings.Contains(path, "/lib")
-		if err == nil && info.Mode()&0o111 != 0 && !library && !slices.Contains(asked, d.Name()) {
+		if err == nil && info.Mode()&0o111 != 0 && !library && !slices.Contains(wanted, d.Name()) {
 			t.Errorf("%s is in the image", strings.TrimPrefix(path, root))
 		}
 		return err
@@ -182,7 +178,7 @@ func wantNoShell(t *testing.T, root string) {
 	csitest.Must(t, err)
 }
 
-func TestTheControllerImageIsTheBinaryAloneAndNobodys(t *testing.T) {
+func TestControllerImageIsOneBinaryWithoutRoot(t *testing.T) {
 	b, err := os.ReadFile("../../Dockerfile")
 	csitest.Must(t, err)
 	for _, target := range []string{"controller", "instance-metadata"} {
@@ -197,6 +193,6 @@ func TestTheControllerImageIsTheBinaryAloneAndNobodys(t *testing.T) {
 		}
 	}
 	if !strings.Contains(string(b), "\nFROM scratch AS empty\n") {
-		t.Error("the stage that they begin with is not empty")
+		t.Error("their base stage is not empty")
 	}
 }

@@ -5,31 +5,33 @@ import (
 	"log/slog"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
+// disk is an open device that holds a filesystem, or is to hold one.
+type disk struct{ *blockdev.OpenDevice }
+
 // Preparation makes the filesystem of one volume ready to be mounted.
 type Preparation struct {
-	Device *blockdev.OpenDevice // open from the first look to the mount
+	Device *blockdev.OpenDevice // stays open from the scan to the mount
 	Volume Volume
 	Scans  *ZeroScans
 	Log    *slog.Logger
-	// Begin is called after every proof, right before the first write to the disk or the mount.
+	// Begin is called after every check, right before the first write to the disk or the mount.
 	Begin func() error
 }
 
-// Run brings a filesystem onto the device if it is blank, and checks and grows what is there. It
-// reports whether the filesystem is to grow once it is mounted. It does not stop when the caller
-// does: what it began it ends.
+// Run formats the device if it is blank, and otherwise checks and grows its filesystem. It reports
+// whether the filesystem is to grow once it is mounted. It runs to its end even if the caller gives
+// up, except that it stops waiting for a read of the whole disk.
 func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
-	h, v := disk{p.Device}, p.Volume
-	found, err := h.inspect(v)
+	d, v := disk{p.Device}, p.Volume
+	found, err := d.inspect(v)
 	if err != nil {
 		return false, err
 	}
 	if found.NeedsCheck && !v.ReadOnly {
-		if found.Unfinished, err = h.btrfsBroken(); err != nil {
+		if found.Unfinished, err = d.btrfsBroken(); err != nil {
 			return false, err
 		}
 	}
@@ -37,8 +39,7 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 	switch {
 	case (found.Blank || found.Unfinished) && v.ReadOnly:
 		return false, csierr.New(csierr.DeviceReadOnly, "%s holds no filesystem yet and is read-only, "+
-			"so it "+
-			"cannot get one", h.Path)
+			"so it cannot be formatted", d.Path)
 	case found.Blank, found.Unfinished:
 		if err := p.proveBlank(ctx, found.Unfinished); err != nil {
 			return false, err
@@ -46,32 +47,32 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		if err := p.Begin(); err != nil {
 			return false, err
 		}
-		if found.Filesystem, err = h.format(v, found.Unfinished); err != nil {
+		if found.Filesystem, err = d.format(v, found.Unfinished); err != nil {
 			return false, err
 		}
-		p.Scans.Drop(v.ID) // it is not blank any more
+		p.Scans.Drop(v.ID) // the disk is no longer blank
 	case !sb.isOf(v) && (!found.NeedsCheck || v.ReadOnly):
-		return false, h.wrongFilesystem(sb, v.FilesystemUUID)
+		return false, d.wrongFilesystem(sb, v.FilesystemUUID)
 	case sb.Type != v.FSType:
 		return false, csierr.New(csierr.DiskNotBlank, "%s holds an %s filesystem, but the request is "+
-			"for %s; "+
-			"the driver does not format it", h.Path, sb.Type, v.FSType)
+			"for %s; the driver does not format it", d.Path, sb.Type, v.FSType)
 	default:
 		if err := p.proveMountable(ctx, &found); err != nil {
 			return false, err
 		}
 	}
 	if !v.ReadOnly {
-		if err := h.prepare(v, found); err != nil {
+		if err := d.prepare(v, found); err != nil {
 			return false, err
 		}
 	}
 	return found.Grow, nil
 }
 
-// proveMountable makes the same proofs for a filesystem as are made before a format: nobody has the
-// disk, and it is still the same one. It finds out whether the filesystem may grow.
-func (p *Preparation) proveMountable(ctx context.Context, c *state) error {
+// proveMountable makes the same checks for an existing filesystem as are made before a format: the
+// device is not in use, and it is still the same one. It also decides whether the filesystem may
+// grow.
+func (p *Preparation) proveMountable(ctx context.Context, found *state) error {
 	if err := TryExclusive(p.Device); err != nil {
 		return err
 	}
@@ -83,34 +84,36 @@ func (p *Preparation) proveMountable(ctx context.Context, c *state) error {
 	}
 	if !p.Volume.ReadOnly {
 		var err error
-		if c.Grow, err = p.mayGrow(ctx, *c); err != nil {
+		if found.Grow, err = p.mayGrow(ctx, *found); err != nil {
 			return err
 		}
 	}
 	return p.Begin()
 }
 
-// mayGrow decides whether the filesystem grows to its device: only where that is proven to hold
-// nothing. Otherwise it is used as it is, for what lies behind it may be somebody's data.
-func (p *Preparation) mayGrow(ctx context.Context, c state) (bool, error) {
-	if c.Begun {
-		return true, nil // it was proven before the marks of the growth were written
+// mayGrow decides whether the filesystem grows to its device. It does so only if the rest of the
+// device is proven to hold nothing. Otherwise the filesystem is used as it is, because the rest may
+// hold data.
+func (p *Preparation) mayGrow(ctx context.Context, found state) (bool, error) {
+	if found.GrowthBegun {
+		return true, nil // the rest was proven before the growth records were written
 	}
-	if !c.Filesystem.grows(p.Device.SizeBytes) {
+	if !found.Filesystem.canGrow(p.Device.SizeBytes) {
 		return false, nil
 	}
-	err := p.proveTail(ctx, c.Filesystem.SizeBytes)
+	err := p.proveTail(ctx, found.Filesystem.SizeBytes)
 	if csierr.Has(err, csierr.DiskNotBlank) || csierr.Has(err, csierr.DeviceUnreadable) {
 		p.Log.WarnContext(ctx, "the filesystem is smaller than its disk and is not grown",
-			"volume", p.Volume.ID, "device", p.Device.Path, "filesystem_bytes", c.Filesystem.SizeBytes,
-			"disk_bytes", p.Device.SizeBytes, "error", err)
+			"volume", p.Volume.ID, "device", p.Device.Path,
+			"filesystem_bytes", found.Filesystem.SizeBytes, "disk_bytes", p.Device.SizeBytes, "error", err)
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// proveTail proves that the device holds nothing but zeroes from an offset on: read whole, but for
-// what the rack made blank when the driver restored the disk. There a sample tells.
+// proveTail proves that the device holds only zeroes from an offset on. It reads this range whole,
+// except for the part that the rack created blank when the driver restored the disk: a sample is
+// enough there.
 func (p *Preparation) proveTail(ctx context.Context, from int64) error {
 	blank := max(from, p.Volume.blankFrom(p.Device.SizeBytes))
 	if from < blank {
@@ -125,6 +128,34 @@ func (p *Preparation) proveTail(ctx context.Context, from int64) error {
 	if offset, owner, dirty := s.firstNonZero(); dirty {
 		return csierr.New(csierr.DiskNotBlank, "%s is not blank behind its filesystem: the first byte "+
 			"that is not zero is at offset %d (%s)", p.Device.Path, offset, owner)
+	}
+	return nil
+}
+
+// prepare makes a filesystem fit to be mounted. ext3 and ext4 are checked if they ask for it and
+// grown to the device before the mount, which needs no privilege beyond the device; xfs and btrfs
+// can only grow when mounted (see GrowMounted). A growth record is written for these too: if the
+// node dies while they grow, the next call could not distinguish what they had begun to write
+// behind their old end from foreign data.
+func (d disk) prepare(v Volume, found state) error {
+	sb := found.Filesystem
+	switch {
+	case found.Growing:
+		return d.growExt(v, found)
+	case sb.SizeBytes > d.SizeBytes:
+		return csierr.New(csierr.FilesystemTooLarge, "%s has %d bytes, but its %s filesystem has %d; "+
+			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
+	case found.Grow && sb.isExt():
+		return d.growExt(v, found)
+	case found.NeedsCheck && !sb.isOf(v):
+		// This format was cut off right before its last step (see identify). A check has found the
+		// btrfs whole, and records of its format by this volume are on the disk.
+		_, err := d.setBtrfsUUID(sb, v.FilesystemUUID)
+		return err
+	case found.Grow:
+		return d.writeGrowthRecords(d.growthRecord(v, sb))
+	case sb.isExt() && sb.Unclean != "":
+		return d.checkExt("-p")
 	}
 	return nil
 }

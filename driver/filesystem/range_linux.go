@@ -6,36 +6,35 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
 const (
-	// rangeReaders read chunks of chunkBytes at once. That keeps a disk behind a network busy, and one
-	// reader compares while another waits.
+	// rangeReaders is how many goroutines read chunks of chunkBytes at once. Several keep a disk
+	// behind a network busy, and one compares while another waits.
 	rangeReaders = 4
 	chunkBytes   = 1 << 20
 )
 
-// foreignBytes returns the index of the first byte in b, read at that offset, that may not be
-// there, or -1.
-type foreignBytes func(b []byte, at int64) (int, error)
+// byteCheck returns the index of the first unexpected byte in b, which was read at that offset, or
+// -1.
+type byteCheck func(b []byte, at int64) (int, error)
 
-// allZero allows nothing but zeroes.
-func allZero(b []byte, _ int64) (int, error) { return nonZero(b), nil }
+// onlyZeroes is the byteCheck that expects nothing but zeroes.
+func onlyZeroes(b []byte, _ int64) (int, error) { return nonZero(b), nil }
 
-// findForeign reads [from, to) of the device whole and returns the offset of the first byte that may
-// not be there, or -1. It stops there. progress is told, from several goroutines, how many bytes
-// more were found well.
-func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, foreign foreignBytes,
+// findUnexpected reads the range [from, to) of the device whole and returns the offset of the first
+// byte that check does not expect, or -1. It stops there. It calls progress, from several
+// goroutines, with the number of bytes that passed.
+func findUnexpected(ctx context.Context, d *blockdev.OpenDevice, from, to int64, check byteCheck,
 	progress func(n int64)) (int64, error) {
-	if from < 0 || to > h.SizeBytes || from > to {
-		return 0, fmt.Errorf("read %s from %d to %d: it has %d bytes", h.Path, from, to, h.SizeBytes)
+	if from < 0 || to > d.SizeBytes || from > to {
+		return 0, fmt.Errorf("read %s from %d to %d: it has %d bytes", d.Path, from, to, d.SizeBytes)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := rangeScan{h: h, from: from, to: to, foreign: foreign, progress: progress}
+	s := rangeScan{device: d, from: from, to: to, check: check, progress: progress}
 	s.next.Store(from &^ (sectorBytes - 1))
 	s.found.Store(to)
 	errs := make([]error, rangeReaders)
@@ -52,7 +51,7 @@ func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, fo
 	if found := s.found.Load(); found < to {
 		return found, nil
 	}
-	// What one reader failed at comes before what the others were stopped by.
+	// Return the error of the reader that failed rather than those that it canceled.
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return 0, err
@@ -61,21 +60,21 @@ func findForeign(ctx context.Context, h *blockdev.OpenDevice, from, to int64, fo
 	return -1, errors.Join(errs...)
 }
 
-// rangeScan is a range that is being read. Chunks are handed out in their order, and a reader
-// finishes the one it has, so the lowest byte that any reader finds is the first of the range.
+// rangeScan is a range that is being read. Chunks are handed out in order, and a reader finishes
+// the chunk it has, so the lowest byte that any reader finds is the first of the range.
 type rangeScan struct {
-	h        *blockdev.OpenDevice
+	device   *blockdev.OpenDevice
 	from, to int64
-	foreign  foreignBytes
+	check    byteCheck
 	progress func(n int64)
 
-	next  atomic.Int64 // where the next chunk begins
-	found atomic.Int64 // the first byte known to be foreign; to if there is none
+	next  atomic.Int64 // the offset of the next chunk
+	found atomic.Int64 // the offset of the first unexpected byte so far; to if there is none
 }
 
 // run reads chunks until none is left that could hold an earlier byte than the one found.
 func (s *rangeScan) run(ctx context.Context) error {
-	room := blockdev.Aligned(chunkBytes)
+	buf := blockdev.Aligned(chunkBytes)
 	for {
 		at := s.next.Add(chunkBytes) - chunkBytes
 		if at >= s.found.Load() {
@@ -84,21 +83,21 @@ func (s *rangeScan) run(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := s.chunk(room, at); err != nil {
+		if err := s.chunk(buf, at); err != nil {
 			return err
 		}
 	}
 }
 
-// chunk reads whole spots, as O_DIRECT wants it, and judges what is in the range.
-func (s *rangeScan) chunk(room []byte, at int64) error {
+// chunk reads whole sectors, as O_DIRECT requires, and checks those bytes that are in the range.
+func (s *rangeScan) chunk(buf []byte, at int64) error {
 	end := min(at+chunkBytes, s.to)
-	b := room[:min((end+sectorBytes-1)&^(sectorBytes-1), s.h.SizeBytes)-at]
-	if err := s.h.ReadInto(b, at); err != nil {
+	b := buf[:min((end+sectorBytes-1)&^(sectorBytes-1), s.device.SizeBytes)-at]
+	if err := s.device.ReadInto(b, at); err != nil {
 		return err
 	}
 	first := max(at, s.from)
-	i, err := s.foreign(b[first-at:end-at], first)
+	i, err := s.check(b[first-at:end-at], first)
 	if err != nil {
 		return err
 	}
@@ -110,7 +109,7 @@ func (s *rangeScan) chunk(room []byte, at int64) error {
 	return nil
 }
 
-// lower stores n unless less is there.
+// lower stores n unless the stored value is lower.
 func lower(to *atomic.Int64, n int64) {
 	for old := to.Load(); n < old; old = to.Load() {
 		if to.CompareAndSwap(old, n) {

@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// TestAMarkOutlivesEveryMkfs holds what a format that is cut off relies on: of the marks that stand
-// on a disk, no mkfs of the driver's, whatever its options, takes the last. The long form, with
+// TestEveryMkfsLeavesARecord checks what repeating an unfinished format relies on: no mkfs of the
+// driver, whatever its options, overwrites all records on a disk. The long form, with
 // PROOF_DURATION set, tries every size.
-func TestAMarkOutlivesEveryMkfs(t *testing.T) {
+func TestEveryMkfsLeavesARecord(t *testing.T) {
 	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []string{"512"}
 	if os.Getenv("PROOF_DURATION") != "" {
 		sizes = []int64{64 * guesttest.MiB, 128 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB,
@@ -31,14 +31,14 @@ func TestAMarkOutlivesEveryMkfs(t *testing.T) {
 		for _, sector := range sectors {
 			for _, fsType := range volume.Filesystems {
 				for _, options := range slotOptions(fsType, size) {
-					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB, sector,
-						options)
+					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB,
+						sector, options)
 					t.Run(name, func(t *testing.T) {
 						for _, config := range slotConfigs(t, fsType) {
-							if left, ok := marksAfterMkfs(t, size, sector, fsType, options, config); ok {
+							if left, ok := recordsAfterMkfs(t, size, sector, fsType, options, config); ok {
 								tried++
 								if left == 0 {
-									t.Errorf("no mark is left with the configuration %q", config)
+									t.Errorf("no record is left with the configuration %q", config)
 								}
 							}
 						}
@@ -47,14 +47,14 @@ func TestAMarkOutlivesEveryMkfs(t *testing.T) {
 			}
 		}
 	}
-	// Some filesystems take no such disk; most do.
+	// Some filesystems cannot be made on such a disk; most can.
 	if tried < 20 {
 		t.Fatalf("only %d filesystems could be made", tried)
 	}
 }
 
-// slotOptions are the extremes of what a StorageClass may ask for; those of ext3 that make mkfs
-// write a large part of the disk are left to disks that are not huge.
+// slotOptions returns the extremes of what a StorageClass may ask for. Options with which mkfs
+// writes a large part of the disk are left out for huge disks.
 func slotOptions(fsType string, size int64) []string {
 	switch fsType {
 	case volume.Ext3, volume.Ext4:
@@ -72,8 +72,8 @@ func slotOptions(fsType string, size int64) []string {
 	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
 }
 
-// slotConfigs are files for mke2fs that ask it to leave the tables of inodes to the kernel, and to
-// write them itself. Without a word in the file it does what the running kernel can.
+// slotConfigs returns configuration files for mke2fs that make it leave the inode tables to the
+// kernel, and write them itself. Without a setting mke2fs decides by the running kernel.
 func slotConfigs(t *testing.T, fsType string) []string {
 	t.Helper()
 	if fsType != volume.Ext3 && fsType != volume.Ext4 {
@@ -89,20 +89,21 @@ func slotConfigs(t *testing.T, fsType string) []string {
 	return configs
 }
 
-// marksAfterMkfs counts the marks that a mkfs leaves; not ok is a mkfs that refuses the disk.
-func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
+// recordsAfterMkfs returns the number of records that a mkfs leaves. ok is false if mkfs refuses
+// the disk.
+func recordsAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
 	ok bool) {
 	t.Helper()
-	h := opened(t, size, "--sector-size", sector)
+	d := disk{openDisk(t, size, "--sector-size", sector)}
 	parsed, err := volume.ParseMkfsOptions(options)
 	csitest.Must(t, err)
 	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
-	mark, err := RecordOf(v).Encode()
+	record, err := RecordOf(v).Encode()
 	csitest.Must(t, err)
-	csitest.Must(t, h.WithExclusive(func(w *os.File) error { return disk{h}.writeRecords(w, mark) }))
+	csitest.Must(t, d.WithExclusive(func(w *os.File) error { return d.writeRecords(w, record) }))
 	name, args, err := mkfsCommand(v)
 	csitest.Must(t, err)
-	mkfs := exec.Command(name, append(args, h.Path)...)
+	mkfs := exec.Command(name, append(args, d.Path)...)
 	mkfs.Env = append(os.Environ(), "MKE2FS_CONFIG="+config)
 	if err := mkfs.Run(); errors.As(err, new(*exec.ExitError)) {
 		return 0, false
@@ -110,9 +111,9 @@ func marksAfterMkfs(t *testing.T, size int64, sector, fsType, options, config st
 		t.Fatal(err)
 	}
 	for _, slot := range RecordOffsets(size) {
-		b, err := h.Read(slot, sectorBytes)
+		b, err := d.Read(slot, sectorBytes)
 		csitest.Must(t, err)
-		if bytes.Equal(b, mark) {
+		if bytes.Equal(b, record) {
 			left++
 		}
 	}

@@ -5,26 +5,26 @@ import (
 	"fmt"
 )
 
-// region is a piece of a disk that has to be read and zero before the disk is formatted.
+// region is a range of a disk that must be read, and be zero, before the disk is formatted.
 type region struct {
 	Offset, Bytes int64
-	Owner         string // who keeps a mark there; for the error
+	Owner         string // what keeps a signature there; for the error
 }
 
-func (a region) end() int64 { return a.Offset + a.Bytes }
+func (r region) end() int64 { return r.Offset + r.Bytes }
 
 const (
-	// headBytes and tailBytes are read whole: nearly everybody keeps a mark there. The farthest from
-	// the end is that of Promise's fake RAID, 3087 sectors before it.
+	// headBytes and tailBytes are read whole: nearly all signatures are there. The farthest from the
+	// end is that of Promise's fake RAID, 3087 sectors before it.
 	headBytes = 1 << 20
 	tailBytes = 2 << 20
-	// sectorBytes is the least that is read elsewhere, and what every read is aligned to.
+	// sectorBytes is the smallest region, and the alignment of all of them.
 	sectorBytes = 4096
-	// sampleCount spots are spread evenly over the disk, for what has no known place.
+	// sampleCount sectors are read evenly across the disk, for data without a known offset.
 	sampleCount = 32
 )
 
-// fixedRegions are the places that do not depend on the disk's size, behind its first MiB.
+// fixedRegions are the regions after the first MiB that do not depend on the disk's size.
 var fixedRegions = []region{
 	{1 << 20, 64 << 10, "the second header of LUKS 2, VMFS, bcachefs, or the first data of LVM"},
 	{1<<20 + 254*4096, sectorBytes, "the second header of Oracle ASM"},
@@ -41,24 +41,24 @@ var fixedRegions = []region{
 	{1000 << 30, sectorBytes, "a copy of the label of Ceph"},
 }
 
-// markerRegions lists every place where filesystems, partition tables, volume managers, RAIDs,
-// encryption and swap keep their marks on a disk of that size. The areas do not depend on what is
-// found, so that none can be hidden by another.
+// markerRegions returns every region where filesystems, partition tables, volume managers, RAIDs,
+// encryption and swap keep their signatures on a disk of that size. The regions do not depend on
+// what is found, so that one signature cannot hide another.
 func markerRegions(sizeBytes int64) []region {
 	l := listEdges(sizeBytes)
-	for _, a := range fixedRegions {
-		l.span(a.Offset, a.end(), a.Owner)
+	for _, r := range fixedRegions {
+		l.span(r.Offset, r.end(), r.Owner)
 	}
 	for blockBytes := int64(1 << 10); blockBytes <= 64<<10; blockBytes *= 2 {
 		l.extBackups(blockBytes)
 	}
-	// mkfs.xfs makes 4 groups, or with stripes up to 32.
+	// mkfs.xfs makes 4 groups, or up to 32 with stripes.
 	for _, groups := range []int64{2, 4, 8, 16, 32} {
 		for _, blockBytes := range []int64{1 << 10, 2 << 10, 4 << 10} {
 			l.xfsGroups(groups, blockBytes)
 		}
 	}
-	// Newer mkfs.xfs makes a group for each processor, but none below 4 GiB.
+	// Newer versions of mkfs.xfs make a group for each processor, but none smaller than 4 GiB.
 	for _, groups := range []int64{3, 5, 6, 7, 10, 12, 14, 20, 24, 28} {
 		if sizeBytes/groups >= 4<<30 {
 			l.xfsGroups(groups, 4<<10)
@@ -68,14 +68,14 @@ func markerRegions(sizeBytes int64) []region {
 		l.sector(group, "a superblock of xfs, which has groups of at most 1 TiB")
 	}
 	for i := range int64(sampleCount) {
-		// Odd multiples fall between what is laid out in halves, quarters, eighths.
+		// Odd multiples avoid the boundaries of halves, quarters and eighths.
 		l.sector(sizeBytes/(2*sampleCount)*(2*i+1), "a sample")
 	}
 	return l.regions
 }
 
-// edgeRegions are those of them that are read before a filesystem is mounted: the ends of the disk,
-// and the places of the driver's own mark.
+// edgeRegions returns those that are read before a filesystem is mounted: the ends of the disk and
+// the driver's own records.
 func edgeRegions(sizeBytes int64) []region { return listEdges(sizeBytes).regions }
 
 func listEdges(sizeBytes int64) *regionList {
@@ -90,12 +90,13 @@ func listEdges(sizeBytes int64) *regionList {
 	l.span(tail, sizeBytes, "the last 2 MiB")
 	l.edges = [2]int64{headBytes, tail}
 	for i, slot := range RecordOffsets(sizeBytes) {
-		l.sector(slot, fmt.Sprintf("place %d of the driver's own mark", i+1))
+		l.sector(slot, fmt.Sprintf("slot %d of the driver's own record", i+1))
 	}
 	return l
 }
 
-// tailRegions are the samples of what lies behind an offset, with its first MiB and the disk's last.
+// tailRegions returns the regions that are read behind an offset: its first MiB, the disk's last
+// 2 MiB, and samples.
 func tailRegions(sizeBytes, from int64) []region {
 	l := &regionList{sizeBytes: sizeBytes, seen: map[int64]bool{}}
 	l.span(from, min(from+headBytes, sizeBytes), "the first MiB behind the filesystem")
@@ -106,14 +107,15 @@ func tailRegions(sizeBytes, from int64) []region {
 	return l.regions
 }
 
+// regionList collects regions and leaves out those that are already in it.
 type regionList struct {
 	sizeBytes int64
-	edges     [2]int64 // before the first and behind the second everything is read
+	edges     [2]int64 // everything before the first and from the second on is read
 	seen      map[int64]bool
 	regions   []region
 }
 
-// spanBytes is the most that one read takes, so that several can run at once.
+// spanBytes is the largest region, so that several are read at once.
 const spanBytes = 256 << 10
 
 func (l *regionList) span(from, to int64, owner string) {
@@ -124,7 +126,8 @@ func (l *regionList) span(from, to int64, owner string) {
 
 func (l *regionList) sector(offset int64, owner string) { l.add(offset, 1, owner) }
 
-// add appends the area, grown to whole spots and cut at the disk's end, unless it is there already.
+// add appends a region, extended to whole sectors and cut at the disk's end, unless it is already
+// covered.
 func (l *regionList) add(offset, n int64, owner string) {
 	from := offset &^ (sectorBytes - 1)
 	to := min((offset+n+sectorBytes-1)&^(sectorBytes-1), l.sizeBytes)
@@ -138,14 +141,14 @@ func (l *regionList) add(offset, n int64, owner string) {
 	l.regions = append(l.regions, region{from, to - from, owner})
 }
 
-// extBackups are the copies of an ext superblock for a block size: in group 1, in the powers of 3,
-// 5 and 7, and with sparse_super2 in the last one.
+// extBackups adds the copies of an ext superblock for a block size: in group 1, in the groups that
+// are powers of 3, 5 and 7, and with sparse_super2 in the last group.
 func (l *regionList) extBackups(blockBytes int64) {
-	const mostBlocks = 1<<16 - 8
-	group := min(8*blockBytes, mostBlocks) * blockBytes
+	const maxBlocks = 1<<16 - 8
+	group := min(8*blockBytes, maxBlocks) * blockBytes
 	first := int64(0)
 	if blockBytes == 1<<10 {
-		first = blockBytes // block 0 is the boot block's
+		first = blockBytes // block 0 is the boot block
 	}
 	owner := fmt.Sprintf("a copy of the superblock of ext with blocks of %d bytes", blockBytes)
 	for _, base := range []int64{3, 5, 7} {
@@ -158,7 +161,7 @@ func (l *regionList) extBackups(blockBytes int64) {
 	}
 }
 
-// xfsGroups are the superblocks of an xfs with that many allocation groups.
+// xfsGroups adds the superblocks of an xfs with that many allocation groups.
 func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	blocks := (l.sizeBytes/blockBytes + groups - 1) / groups
 	for i := int64(1); i < groups; i++ {
@@ -166,10 +169,10 @@ func (l *regionList) xfsGroups(groups, blockBytes int64) {
 	}
 }
 
-// RecordOffsets are the places of the driver's own mark. Each is the end of a group of ext (of 128 MiB,
-// or of a smaller unit on a smaller disk), before a seventh, a half and four fifths of the disk:
-// there no mkfs writes that the driver runs, whatever the options, or it leaves at least one.
-// Nothing is computed but from the size, so any later process finds them.
+// RecordOffsets returns the offsets of the format-in-progress record. Each is near the end of an
+// ext group (of 128 MiB, or of a smaller unit on a smaller disk), before about a fifth, a half and
+// four fifths of the disk. No mkfs of the driver, whatever its options, writes to all three. The
+// offsets depend only on the size, so any later process finds them.
 func RecordOffsets(sizeBytes int64) []int64 {
 	const slotBeforeEnd = 64 << 10
 	unit := int64(1 << 20)
@@ -193,8 +196,8 @@ func RecordOffsets(sizeBytes int64) []int64 {
 	return slots
 }
 
-// GrowthOffsets are the places of the mark of a growth: near the end of the disk, behind what the
-// filesystem has had until then. resize2fs writes at the start of what it adds.
+// GrowthOffsets returns the offsets of the growth record: near the end of the disk, behind the old
+// end of the filesystem. resize2fs writes at the start of what it adds.
 func GrowthOffsets(sizeBytes int64) []int64 {
 	end := sizeBytes &^ (sectorBytes - 1)
 	if end < headBytes+tailBytes {
@@ -203,8 +206,8 @@ func GrowthOffsets(sizeBytes int64) []int64 {
 	return []int64{end - 256<<10, end - 512<<10, end - 768<<10}
 }
 
-// nonZero is the index of the first byte that is not zero, or -1. It compares whole pages, which is
-// what makes a MiB cost microseconds.
+// nonZero returns the index of the first byte that is not zero, or -1. It compares whole pages, so
+// that a MiB takes microseconds.
 func nonZero(b []byte) int {
 	var page [4096]byte
 	for at := 0; at < len(b); at += len(page) {

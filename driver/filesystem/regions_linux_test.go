@@ -15,10 +15,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
-// covered says whether an offset is read before a disk of that size is formatted.
-func covered(areas []region, offset int64) bool {
-	return slices.ContainsFunc(areas, func(a region) bool {
-		return a.Offset <= offset && offset < a.end()
+// covered reports whether the regions contain an offset.
+func covered(regions []region, offset int64) bool {
+	return slices.ContainsFunc(regions, func(r region) bool {
+		return r.Offset <= offset && offset < r.end()
 	})
 }
 
@@ -27,48 +27,47 @@ var testSizes = []int64{512, 64 << 10, guesttest.MiB, 3 * guesttest.MiB, 8 * gue
 	3*guesttest.GiB + 8*guesttest.MiB, 10 * guesttest.GiB, 100*guesttest.GiB - 512,
 	1023 * guesttest.GiB, 5 << 40}
 
-func TestTheAreasOfADisk(t *testing.T) {
+func TestMarkerRegions(t *testing.T) {
 	for _, size := range testSizes {
-		areas := markerRegions(size)
+		regions := markerRegions(size)
 		var bytes int64
-		for i, a := range areas {
-			bytes += a.Bytes
-			last := a.end() == size
-			if a.Owner == "" || a.Offset < 0 || a.Bytes <= 0 || a.end() > size || a.Offset%sectorBytes != 0 ||
-				(!last && a.Bytes%sectorBytes != 0) {
-				t.Errorf("size %d: area %+v", size, a)
+		for i, r := range regions {
+			bytes += r.Bytes
+			last := r.end() == size
+			if r.Owner == "" || r.Offset < 0 || r.Bytes <= 0 || r.end() > size ||
+				r.Offset%sectorBytes != 0 || (!last && r.Bytes%sectorBytes != 0) {
+				t.Errorf("size %d: region %+v", size, r)
 			}
-			if slices.ContainsFunc(areas[:i], func(b region) bool {
-				return b.Offset <= a.Offset && a.end() <= b.end()
+			if slices.ContainsFunc(regions[:i], func(other region) bool {
+				return other.Offset <= r.Offset && r.end() <= other.end()
 			}) {
-				t.Errorf("size %d: area %+v is read twice", size, a)
+				t.Errorf("size %d: region %+v is read twice", size, r)
 			}
 		}
-		if bytes > 8*guesttest.MiB || len(areas) > 600 {
-			t.Errorf("size %d: %d bytes in %d areas are too many", size, bytes, len(areas))
+		if bytes > 8*guesttest.MiB || len(regions) > 600 {
+			t.Errorf("size %d: %d bytes in %d regions are too many", size, bytes, len(regions))
 		}
-		for _, offset := range []int64{0, size / 2, size - 1, min(size, guesttest.MiB) - 1, max(0,
-			size-2*guesttest.MiB),
-			max(0, size-3087*512)} {
-			// The middle is xfs's.
-			if !covered(areas, offset) && (offset != size/2 || size < 128*guesttest.MiB) {
+		for _, offset := range []int64{0, size / 2, size - 1, min(size, guesttest.MiB) - 1,
+			max(0, size-2*guesttest.MiB), max(0, size-3087*512)} {
+			// The middle is read for xfs.
+			if !covered(regions, offset) && (offset != size/2 || size < 128*guesttest.MiB) {
 				t.Errorf("size %d: offset %d is not read", size, offset)
 			}
 		}
 		for _, slot := range RecordOffsets(size) {
-			if slot < 0 || slot%sectorBytes != 0 || slot+sectorBytes > size || !covered(edgeRegions(size),
-				slot) {
-				t.Errorf("size %d: a mark at %d", size, slot)
+			if slot < 0 || slot%sectorBytes != 0 || slot+sectorBytes > size ||
+				!covered(edgeRegions(size), slot) {
+				t.Errorf("size %d: a record at %d", size, slot)
 			}
 		}
 		if n := len(RecordOffsets(size)); n != 3 && size >= guesttest.MiB {
-			t.Errorf("size %d has %d places for marks", size, n)
+			t.Errorf("size %d has %d offsets for records", size, n)
 		}
 	}
 }
 
-// TestEveryCopyOfASuperblockLiesInAnArea asks the filesystems themselves where they keep copies.
-func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
+// TestEverySuperblockCopyIsInARegion asks the filesystems' tools where the copies are.
+func TestEverySuperblockCopyIsInARegion(t *testing.T) {
 	image := func(t *testing.T, size int64) string {
 		file := filepath.Join(t.TempDir(), "disk.img")
 		csitest.Must(t, os.WriteFile(file, nil, 0o600))
@@ -89,22 +88,22 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 		10 * guesttest.GiB} {
 		for _, block := range []int64{1024, 2048, 4096, 65536} {
 			for _, features := range []string{"sparse_super", "sparse_super2", "meta_bg,^resize_inode"} {
-				t.Run(fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features,
-					size/guesttest.MiB),
-					func(t *testing.T) {
-						file := image(t, size)
-						guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features,
-							file)
-						copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
-						for _, n := range copies {
-							if !covered(markerRegions(size), n*block) {
-								t.Errorf("the copy in block %d of %d bytes is not read", n, block)
-							}
+				name := fmt.Sprintf("ext4 with blocks of %d and %s on %d MiB", block, features,
+					size/guesttest.MiB)
+				t.Run(name, func(t *testing.T) {
+					file := image(t, size)
+					guesttest.Run(t, "mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", features,
+						file)
+					copies := numbers(t, guesttest.Run(t, "dumpe2fs", file), `Backup superblock at (\d+)`)
+					for _, n := range copies {
+						if !covered(markerRegions(size), n*block) {
+							t.Errorf("the copy in block %d of %d bytes is not read", n, block)
 						}
-						if len(copies) == 0 && size > 8*block*block {
-							t.Error("it has no copies")
-						}
-					})
+					}
+					if len(copies) == 0 && size > 8*block*block {
+						t.Error("it has no copies")
+					}
+				})
 			}
 		}
 		if size < 300*guesttest.MiB {
@@ -131,17 +130,17 @@ func TestEveryCopyOfASuperblockLiesInAnArea(t *testing.T) {
 	}
 }
 
-func TestAnyByteInAnyAreaMakesADiskNotBlank(t *testing.T) {
+func TestAnyByteInAnyRegionMakesADiskNotBlank(t *testing.T) {
 	for _, size := range []int64{8 * guesttest.MiB, guesttest.GiB} {
-		for _, a := range markerRegions(size) {
-			for _, at := range []int64{0, a.Bytes / 2, a.Bytes - 1} {
-				data := make([]byte, a.Bytes)
+		for _, r := range markerRegions(size) {
+			for _, at := range []int64{0, r.Bytes / 2, r.Bytes - 1} {
+				data := make([]byte, r.Bytes)
 				data[at] = 1
-				s := scan{Path: "/dev/x", Strange: -1, SizeBytes: size, Regions: []regionData{{a, data}}}
+				s := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: size, Regions: []regionData{{r, data}}}
 				err := s.checkBlank()
-				where := fmt.Sprintf("offset %d (%s)", a.Offset+at, a.Owner)
+				where := fmt.Sprintf("offset %d (%s)", r.Offset+at, r.Owner)
 				if !csierr.Has(err, csierr.DiskNotBlank) || !strings.Contains(err.Error(), where) {
-					t.Fatalf("byte %d of %+v: %v", at, a, err)
+					t.Fatalf("byte %d of %+v: %v", at, r, err)
 				}
 			}
 		}

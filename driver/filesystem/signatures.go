@@ -7,17 +7,18 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// signature is a mark that something puts on a disk: bytes at a place.
+// signature is what a filesystem, a partition table or the like writes to identify itself: bytes at
+// an offset.
 type signature struct {
 	Name  string
 	Magic string
-	// At is the place, from the start; or, negative, from the end of the disk.
+	// At is the offset from the start of the disk or, if negative, from its end.
 	At int64
-	// Align rounds the disk's end down before At is counted from it; 0 is not at all.
+	// Align rounds the disk's end down before At is counted from it; 0 does not round.
 	Align int64
 }
 
-// offset is the signature's place on a disk of that size.
+// offset returns the signature's offset on a disk of that size.
 func (s signature) offset(sizeBytes int64) int64 {
 	if s.At >= 0 {
 		return s.At
@@ -33,9 +34,9 @@ var ours = []string{fsExt2, volume.Ext3, volume.Ext4, volume.XFS, volume.Btrfs}
 
 const mdMagic, mdMagicBig = "\xfc\x4e\x2b\xa9", "\xa9\x2b\x4e\xfc"
 
-// signatures are the marks the driver knows besides those of its own filesystems. The list only
-// gives evidence a name, and keeps a disk from being mounted that has more than one owner: what it
-// does not know is not blank either.
+// signatures are those the driver knows besides its own filesystems'. The list names what was
+// found, and keeps a disk with more than one owner from being mounted. It does not decide what is
+// blank: a disk with an unknown signature is not blank either.
 var signatures = append(repeatedSignatures(), []signature{
 	{Name: "a DOS partition table or boot sector", At: 510, Magic: "\x55\xaa"},
 	{Name: "a GPT", At: 512, Magic: "EFI PART"},
@@ -109,7 +110,7 @@ var signatures = append(repeatedSignatures(), []signature{
 	{Name: "VMFS", At: 2 << 20, Magic: "\x5e\xf1\xab\x2f"},
 }...)
 
-// repeatedSignatures are those that one owner may have at several places.
+// repeatedSignatures returns the signatures that one owner may have at several offsets.
 func repeatedSignatures() []signature {
 	var all []signature
 	for sector := range int64(4) {
@@ -132,7 +133,7 @@ func repeatedSignatures() []signature {
 		all = append(all, signature{Name: "a copy of the label of Ceph", At: at,
 			Magic: "bluestore block device"})
 	}
-	// A label of ZFS holds a ring of uberblocks, in the byte order of the machine that wrote it.
+	// A ZFS label holds a ring of uberblocks in the byte order of the machine that wrote it.
 	for _, label := range []signature{{At: 0}, {At: 256 << 10}, {At: -512 << 10, Align: 256 << 10},
 		{At: -256 << 10, Align: 256 << 10}} {
 		for at := int64(128 << 10); at < 256<<10; at += 1 << 10 {
@@ -150,16 +151,16 @@ func repeatedSignatures() []signature {
 type finding struct {
 	Name   string
 	Offset int64
-	// Sure says that the mark is long enough not to be there by chance.
+	// Sure reports that the signature is too long to occur by chance.
 	Sure bool
 }
 
 func (f finding) String() string { return fmt.Sprintf("%s at offset %d", f.Name, f.Offset) }
 
-// sureBytes is how long a mark is that is not there by chance.
+// sureBytes is the length from which a signature does not occur by chance.
 const sureBytes = 4
 
-// findSignatures looks for every known mark in what at has read of a disk of that size. at answers
+// findSignatures returns the known signatures in what was read of a disk of that size. at returns
 // nil for what was not read.
 func findSignatures(sizeBytes int64, at func(offset, n int64) []byte) []finding {
 	var found []finding

@@ -11,23 +11,24 @@ import (
 func TestEverySignatureIsReadAndFound(t *testing.T) {
 	for _, size := range []int64{64 * guesttest.MiB, guesttest.GiB, 3*guesttest.GiB + 8*guesttest.MiB,
 		100*guesttest.GiB - 512, 1023 * guesttest.GiB} {
-		areas := markerRegions(size)
+		regions := markerRegions(size)
 		for _, s := range signatures {
 			offset := s.offset(size)
 			if offset < 0 || offset+int64(len(s.Magic)) > size {
 				continue
 			}
-			// Signatures lie in one area each, so what was read can be compared at once.
-			i := slices.IndexFunc(areas, func(a region) bool {
-				return a.Offset <= offset && offset+int64(len(s.Magic)) <= a.end()
+			// Each signature is in one region, so it can be compared at once.
+			i := slices.IndexFunc(regions, func(r region) bool {
+				return r.Offset <= offset && offset+int64(len(s.Magic)) <= r.end()
 			})
 			if i < 0 {
 				t.Errorf("size %d: %s at offset %d is not read whole", size, s.Name, offset)
 				continue
 			}
-			data := make([]byte, areas[i].Bytes)
-			copy(data[offset-areas[i].Offset:], s.Magic)
-			v := scan{Path: "/dev/x", Strange: -1, SizeBytes: size, Regions: []regionData{{areas[i], data}}}
+			data := make([]byte, regions[i].Bytes)
+			copy(data[offset-regions[i].Offset:], s.Magic)
+			v := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: size,
+				Regions: []regionData{{regions[i], data}}}
 			found := findSignatures(size, v.at)
 			if !slices.ContainsFunc(found, func(f finding) bool {
 				return f.Name == s.Name && f.Offset == offset && f.Sure == (len(s.Magic) >= sureBytes)

@@ -5,55 +5,53 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// fsExt2 is known so that it can be refused by name.
+// fsExt2 is known only so that the error that refuses it can name it.
 const fsExt2 = "ext2"
 
-// Superblock is what the first 128 KiB of a disk say of the filesystem on it.
+// Superblock is what the first 128 KiB of a disk show about a filesystem on it.
 type Superblock struct {
 	Type string
 	// UUID is the one that tools show and can change.
 	UUID      uuid.UUID
 	SizeBytes int64 // of the filesystem, which may differ from its device's
-	// UnitBytes is what growing adds at least; a smaller rest at the end of the device stays
-	// unused.
+	// UnitBytes is the least that growing adds. A smaller rest at the end of the device stays unused.
 	UnitBytes int64
-	// Fixed says that its tools do not grow it.
+	// Fixed reports that its tools cannot grow it.
 	Fixed bool
-	// BlockBytes is the size of a block; only ext's is asked for.
+	// BlockBytes is the block size of an ext.
 	BlockBytes int64
-	// Checked says that the superblock carries a checksum and that it is right.
-	Checked bool
-	// Damaged says that it carries one that is wrong.
+	// ChecksumOK reports that the superblock has a checksum and that it is right.
+	ChecksumOK bool
+	// Damaged reports that the superblock has a checksum that is wrong.
 	Damaged bool
-	// Replay says that its journal has to be replayed, which the kernel does when it mounts.
-	Replay bool
-	// Unclean says why the filesystem wants a check before it is mounted; empty when it does not.
+	// Unclean is the reason why the filesystem needs a check before it is mounted; empty if it needs
+	// none.
 	Unclean string
-	// Unfinished says that its mkfs has not come to the end.
+	// Unfinished reports that its mkfs did not finish.
 	Unfinished bool
-	// Mounted is when an ext was last mounted, in seconds of Unix; 0 is never.
+	// Mounted is when an ext was last mounted, in Unix seconds; 0 is never.
 	Mounted int64
-	// Fresh says that it was certainly not written to since its mkfs. For xfs the start of its log
-	// has to agree, whose place is LogOffset.
+	// Fresh reports that it has certainly not been written to since its mkfs. For xfs the start of the
+	// log, at LogOffset, must confirm it.
 	Fresh bool
-	// Young says of a btrfs that nothing in its superblock shows a mount, which proves little.
-	Young     bool
-	LogOffset int64
-	// From is where the superblock lies: what stands before it is not the filesystem's.
-	From int64
-	// DataFrom is where data of files can begin. Up to there the filesystem writes only what it
-	// computes, so a mark there is somebody else's.
-	DataFrom int64
+	// MaybeFresh reports that the superblock of a btrfs shows no trace of a mount, which is no proof.
+	MaybeFresh bool
+	LogOffset  int64
+	// Offset is where the superblock is. Data before it are not the filesystem's.
+	Offset int64
+	// DataOffset is where file data can begin. Before it the filesystem writes only its own
+	// structures, so a signature there belongs to something else.
+	DataOffset int64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// findSuperblocks looks for the filesystems the driver makes. head is the start of the disk.
+// findSuperblocks finds the filesystems that the driver makes. head is the start of the disk.
 func findSuperblocks(head []byte) []Superblock {
 	var found []Superblock
 	for _, parse := range []func([]byte) (Superblock, bool){extSuperblock, xfsSuperblock,
@@ -65,7 +63,7 @@ func findSuperblocks(head []byte) []Superblock {
 	return found
 }
 
-// isExt reports whether it is one of those that grow before they are mounted.
+// isExt reports whether it is an ext3 or ext4. These grow before they are mounted.
 func (sb Superblock) isExt() bool { return sb.Type == volume.Ext3 || sb.Type == volume.Ext4 }
 
 // leavesRoom reports whether a disk of that size has room for more of the filesystem.
@@ -73,8 +71,8 @@ func (sb Superblock) leavesRoom(sizeBytes int64) bool {
 	return sizeBytes-sb.SizeBytes >= sb.UnitBytes
 }
 
-// grows reports whether the filesystem can be grown on a disk of that size.
-func (sb Superblock) grows(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
+// canGrow reports whether the filesystem can be grown on a disk of that size.
+func (sb Superblock) canGrow(sizeBytes int64) bool { return !sb.Fixed && sb.leavesRoom(sizeBytes) }
 
 // The layout of ext2, 3 and 4: Documentation/filesystems/ext4/super.rst.
 const (
@@ -116,32 +114,30 @@ func extSuperblock(head []byte) (Superblock, bool) {
 		blocks |= uint64(le32(b[0x150:])) << 32
 	}
 	sb := Superblock{
-		Type: extType(compat, incompat, roCompat),
-		UUID: uuid.UUID(b[0x68:0x78]),
-
+		Type:       extType(compat, incompat, roCompat),
+		UUID:       uuid.UUID(b[0x68:0x78]),
 		BlockBytes: int64(blockBytes),
 		Mounted:    extMounted(b),
 		SizeBytes:  product(blocks, blockBytes),
 		UnitBytes:  product(uint64(le32(b[0x20:])), blockBytes),
 		Fixed:      roCompat&extROBigalloc != 0,
-		Replay:     incompat&extIncompatRecover != 0,
 		Unclean:    extUnclean(b, incompat, roCompat),
 		Fresh:      incompat&extIncompatRecover == 0 && extFresh(b),
-		From:       extOffset,
-		DataFrom:   extDataFrom(b, blocks, blockBytes),
+		Offset:     extOffset,
+		DataOffset: extDataOffset(b, blocks, blockBytes),
 	}
 	if roCompat&extROMetadataChecksum != 0 && b[0x175] == 1 {
 		// The kernel starts from ~0 and does not invert at the end, as Go's crc32 does.
-		sb.Checked = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
-		sb.Damaged = !sb.Checked
+		sb.ChecksumOK = le32(b[0x3FC:]) == ^crc32.Checksum(b[:0x3FC], castagnoli)
+		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
 }
 
-// extDataFrom is where the descriptors of the groups end, and behind them the blocks that are kept
-// for more of them. What is computed later in the first group is left to data: where it lies
-// depends on more than the superblock.
-func extDataFrom(b []byte, blocks, blockBytes uint64) int64 {
+// extDataOffset returns the end of the group descriptors and of the blocks reserved for more of
+// them. What follows in the first group counts as data: where its structures are depends on more
+// than the superblock.
+func extDataOffset(b []byte, blocks, blockBytes uint64) int64 {
 	le16, le32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	descriptorBytes := uint64(32)
 	if n := le16(b[0xFE:]); le32(b[0x60:])&extIncompat64Bit != 0 && n > 0 {
@@ -151,7 +147,7 @@ func extDataFrom(b []byte, blocks, blockBytes uint64) int64 {
 	groups := (blocks + groupBlocks - 1) / groupBlocks
 	descriptors := (uint64(product(groups, descriptorBytes)) + blockBytes - 1) / blockBytes
 	if le32(b[0x60:])&extIncompatMetaBG != 0 {
-		descriptors = min(descriptors, uint64(le32(b[0x104:]))+1) // the others lie in their groups
+		descriptors = min(descriptors, uint64(le32(b[0x104:]))+1) // the others are in their groups
 	}
 	if le32(b[0x5C:])&extCompatResizeInode != 0 {
 		descriptors += uint64(le16(b[0xCE:]))
@@ -160,8 +156,8 @@ func extDataFrom(b []byte, blocks, blockBytes uint64) int64 {
 	return product(firstBlock+1+descriptors, blockBytes)
 }
 
-// extType tells the members of the family apart as blkid does: by the features that the kernel's
-// ext2 and ext3 did not have.
+// extType distinguishes ext2, ext3 and ext4 as blkid does: by the features that the kernel's ext2
+// and ext3 did not have.
 func extType(compat, incompat, roCompat uint32) string {
 	switch {
 	case incompat&^uint32(ext3Incompat) != 0, roCompat&^uint32(ext3ROCompat) != 0:
@@ -172,9 +168,10 @@ func extType(compat, incompat, roCompat uint32) string {
 	return fsExt2
 }
 
-// extUnclean says why e2fsck is wanted. A superblock that is valid, has no error on record and no
-// orphans leaves e2fsck -p nothing to do but to say so; a journal, and the orphans that come with
-// it, are the kernel's to deal with: it can be killed anywhere in it, e2fsck cannot.
+// extUnclean returns the reason why e2fsck must run; empty if it need not. e2fsck -p would do
+// nothing for a superblock that is valid and has no recorded error and no orphans. A journal, with
+// the orphans that come with it, is left to the kernel, which can be killed during a replay without
+// damage; e2fsck cannot.
 func extUnclean(b []byte, incompat, roCompat uint32) string {
 	state := binary.LittleEndian.Uint16(b[0x3A:])
 	switch {
@@ -190,17 +187,17 @@ func extUnclean(b []byte, incompat, roCompat uint32) string {
 	return ""
 }
 
-// extFresh says that the kernel has never mounted it for writing, and that nobody has filled it
-// without a mount, as mke2fs -d does. The kernel counts mounts and notes the time in the superblock
-// before a mount can write anything else.
+// extFresh reports whether the kernel has never mounted it for writing and it holds no files that
+// were written without a mount, as by mke2fs -d. The kernel writes the mount count and time to the
+// superblock before a mount can write anything else.
 func extFresh(b []byte) bool {
-	const mountCount, lastMounted = 0x34, 0x88 // how often, and where
+	const mountCount, lastMounted = 0x34, 0x88 // the number of mounts, and the last mount point
 	return extMounted(b) == 0 && binary.LittleEndian.Uint16(b[mountCount:]) == 0 &&
 		b[lastMounted] == 0 && !extFilled(b)
 }
 
-// extFilled says that there are more inodes in use than an empty filesystem has: those that are
-// reserved, with lost+found as the last of 11, and the file of orphans.
+// extFilled reports whether more inodes are in use than in an empty filesystem: the 11 that are
+// reserved, including lost+found, and the orphan file.
 func extFilled(b []byte) bool {
 	le32 := binary.LittleEndian.Uint32
 	own := uint32(11)
@@ -210,7 +207,7 @@ func extFilled(b []byte) bool {
 	return le32(b[0:]) > le32(b[0x10:]) && le32(b[0:])-le32(b[0x10:]) > own
 }
 
-// extMounted is the time of the last mount for writing; its upper 8 bits stand elsewhere.
+// extMounted returns the time of the last mount for writing, whose upper 8 bits are stored apart.
 func extMounted(b []byte) int64 {
 	const mountTime, mountTimeHigh = 0x2C, 0x275
 	return int64(b[mountTimeHigh])<<32 | int64(binary.LittleEndian.Uint32(b[mountTime:]))
@@ -231,21 +228,21 @@ func xfsSuperblock(head []byte) (Superblock, bool) {
 		UnitBytes:  product(xfsMinimumAGBlocks, blockBytes),
 		Unfinished: head[126] != 0,
 		LogOffset:  xfsLogOffset(head, blockBytes),
-		// The number of the last change to the superblock that went through the log.
+		// The log sequence number of the last change to the superblock.
 		Fresh: binary.BigEndian.Uint64(head[240:]) == 0,
 	}
 	sector := int(binary.BigEndian.Uint16(head[102:]))
-	sb.DataFrom = 4 * int64(sector) // behind the four headers of the first group
+	sb.DataOffset = 4 * int64(sector) // after the four headers of the first group
 	if binary.BigEndian.Uint16(head[100:])&0xF == 5 && sector >= 512 && sector <= len(head) {
 		b := bytes.Clone(head[:sector])
 		clear(b[224:228])
-		sb.Checked = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
-		sb.Damaged = !sb.Checked
+		sb.ChecksumOK = binary.LittleEndian.Uint32(head[224:]) == crc32.Checksum(b, castagnoli)
+		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
 }
 
-// xfsLogOffset is where the log begins: its block's number has the group in its upper bits.
+// xfsLogOffset returns the offset of the log. The upper bits of its block number are the group.
 func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 	start := binary.BigEndian.Uint64(head[48:])
 	groupBlocks, groupBits := uint64(binary.BigEndian.Uint32(head[84:])), head[124]
@@ -256,13 +253,13 @@ func xfsLogOffset(head []byte, blockBytes uint64) int64 {
 	return product(block, blockBytes)
 }
 
-// xfsLogBytes is how much of the log tells whether it was ever used.
+// xfsLogBytes is how much of the log shows whether it was ever used.
 const xfsLogBytes = 512 << 10
 
 // xfsLogFresh reports whether the start of a log is as mkfs.xfs leaves it: one record of cycle 1,
-// and zeroes behind it. The kernel writes there with the first mount for writing, before anything
-// else, and never writes zeroes. A power cut may have taken the record, or its first sector, and
-// left the rest of what mkfs.xfs wrote.
+// and zeroes after it. The kernel writes there at the first mount for writing, before anything
+// else, and never writes zeroes. A power failure may have lost the record, or its first sector, and
+// kept the rest of what mkfs.xfs wrote.
 func xfsLogFresh(log []byte) bool {
 	const record, sector = 8 << 10, 512
 	if len(log) <= record || nonZero(log[record:]) >= 0 {
@@ -278,8 +275,8 @@ const (
 	btrfsBytes  = 4096
 
 	btrfsFSID = 0x20
-	// The kernel and mkfs give nothing away before.
-	btrfsDataFrom = 1 << 20
+	// The kernel and mkfs allocate nothing before it.
+	btrfsDataOffset = 1 << 20
 )
 
 func btrfsSuperblock(head []byte) (Superblock, bool) {
@@ -288,7 +285,7 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 	}
 	b := head[btrfsOffset : btrfsOffset+btrfsBytes]
 	magic := b[0x40:0x48]
-	// mkfs.btrfs writes this magic until everything else is on the disk.
+	// mkfs.btrfs keeps this magic there until everything else is on the disk.
 	unfinished := bytes.Equal(magic, []byte("!BHRfS_M"))
 	if !unfinished && !bytes.Equal(magic, []byte("_BHRfS_M")) {
 		return Superblock{}, false
@@ -299,35 +296,35 @@ func btrfsSuperblock(head []byte) (Superblock, bool) {
 		SizeBytes:  product(binary.LittleEndian.Uint64(b[0xC9+8:]), 1),
 		UnitBytes:  product(1, uint64(binary.LittleEndian.Uint32(b[0x90:]))),
 		Unfinished: unfinished,
-		// Nothing in a btrfs tells for certain that it was never mounted: the kernel may commit without
-		// a trace that mkfs could not have left as well.
-		Fresh:    false,
-		Young:    btrfsYoung(b),
-		From:     btrfsOffset,
-		DataFrom: btrfsDataFrom,
+		// Nothing in a btrfs proves that it was never mounted: every trace of a commit by the kernel may
+		// also be absent.
+		Fresh:      false,
+		MaybeFresh: btrfsMaybeFresh(b),
+		Offset:     btrfsOffset,
+		DataOffset: btrfsDataOffset,
 	}
 	if binary.LittleEndian.Uint16(b[0xC4:]) == 0 {
-		sb.Checked = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
-		sb.Damaged = !sb.Checked
+		sb.ChecksumOK = binary.LittleEndian.Uint32(b) == crc32.Checksum(b[0x20:], castagnoli)
+		sb.Damaged = !sb.ChecksumOK
 	}
 	return sb, true
 }
 
-// btrfsYoung looks for what the kernel leaves with most mounts: the generation of the tree of
-// UUIDs, which mkfs does not note, the log of an fsync, and more generations than mkfs makes.
-func btrfsYoung(b []byte) bool {
-	const generation, logRoot, uuidGeneration, mostByMkfs = 0x48, 0x60, 0x233, 16
+// btrfsMaybeFresh reports whether the superblock lacks what the kernel leaves with most mounts: the
+// generation of the UUID tree, which mkfs does not set, the log of an fsync, and more generations
+// than mkfs makes.
+func btrfsMaybeFresh(b []byte) bool {
+	const generation, logRoot, uuidGeneration, maxByMkfs = 0x48, 0x60, 0x233, 16
 	le64 := binary.LittleEndian.Uint64
 	return le64(b[logRoot:]) == 0 && le64(b[uuidGeneration:]) == 0 &&
-		le64(b[generation:]) <= mostByMkfs
+		le64(b[generation:]) <= maxByMkfs
 }
 
-// product multiplies two counts of a foreign disk; what no disk can have becomes the largest
-// number.
+// product multiplies two numbers from an untrusted disk. An overflow becomes the largest number.
 func product(a, b uint64) int64 {
-	const most = 1<<63 - 1
-	if b != 0 && a > most/b {
-		return most
+	const largest = 1<<63 - 1
+	if b != 0 && a > largest/b {
+		return largest
 	}
 	return int64(a * b)
 }

@@ -9,16 +9,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
-	"github.com/google/uuid"
 )
 
 const someUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
 
-// freshDisk is the start of a disk that a mkfs has just made.
+// freshDisk returns the start of a disk that a mkfs has just formatted.
 func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk.img")
@@ -42,26 +42,26 @@ func TestFindSuperblocks(t *testing.T) {
 		size int64
 		want Superblock
 	}{
-		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, Superblock{Type: volume.Ext4, Checked: true,
+		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, Superblock{Type: volume.Ext4, ChecksumOK: true,
 			UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", guesttest.GiB,
-			Superblock{Type: volume.Ext4, Checked: true, UnitBytes: 128 * guesttest.MiB}},
+			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 128 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * guesttest.MiB,
 			Superblock{Type: volume.Ext4, UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * guesttest.MiB,
-			Superblock{Type: volume.Ext4, Checked: true, UnitBytes: 8 * guesttest.MiB}},
+			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext3", 64 * guesttest.MiB, Superblock{Type: volume.Ext3,
 			UnitBytes: 8 * guesttest.MiB}},
 		{"mke2fs -q -F -t ext2", 64 * guesttest.MiB, Superblock{Type: fsExt2,
 			UnitBytes: 8 * guesttest.MiB}},
-		{"mkfs.xfs -q", 300 * guesttest.MiB, Superblock{Type: volume.XFS, Checked: true,
+		{"mkfs.xfs -q", 300 * guesttest.MiB, Superblock{Type: volume.XFS, ChecksumOK: true,
 			UnitBytes: 64 * 4096}},
 		{"mkfs.xfs -q -b size=1024", 300 * guesttest.MiB,
-			Superblock{Type: volume.XFS, Checked: true, UnitBytes: 64 * 1024}},
-		{"mkfs.btrfs -q", 128 * guesttest.MiB, Superblock{Type: volume.Btrfs, Checked: true,
+			Superblock{Type: volume.XFS, ChecksumOK: true, UnitBytes: 64 * 1024}},
+		{"mkfs.btrfs -q", 128 * guesttest.MiB, Superblock{Type: volume.Btrfs, ChecksumOK: true,
 			UnitBytes: 4096}},
 	} {
-		t.Run("what "+c.mkfs+" makes is recognised", func(t *testing.T) {
+		t.Run("the result of "+c.mkfs+" is recognized", func(t *testing.T) {
 			flag := " -U "
 			if c.want.Type == volume.XFS {
 				flag = " -m uuid="
@@ -70,13 +70,14 @@ func TestFindSuperblocks(t *testing.T) {
 			c.want.SizeBytes = c.size
 			found := findSuperblocks(head)
 			for i := range found {
-				// Of btrfs nobody knows.
-				if found[i].Fresh == found[i].Young || found[i].Young != (c.want.Type == volume.Btrfs) {
-					t.Errorf("was it mounted? %+v", found[i])
+				// A btrfs is never certainly fresh.
+				maybe := found[i].MaybeFresh
+				if found[i].Fresh == maybe || maybe != (c.want.Type == volume.Btrfs) {
+					t.Errorf("it is fresh or maybe fresh: %+v", found[i])
 				}
-				found[i].Fresh, found[i].Young = false, false
+				found[i].Fresh, found[i].MaybeFresh = false, false
 				found[i].LogOffset, found[i].BlockBytes = 0, 0
-				found[i].From, found[i].DataFrom = 0, 0
+				found[i].Offset, found[i].DataOffset = 0, 0
 				if found[i].UUID.String() != someUUID {
 					t.Errorf("the UUID is %s, want %s", found[i].UUID, someUUID)
 				}
@@ -87,7 +88,7 @@ func TestFindSuperblocks(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a broken checksum is noticed", func(t *testing.T) {
+	t.Run("a wrong checksum is detected", func(t *testing.T) {
 		for _, c := range []struct {
 			mkfs []string
 			at   int
@@ -98,12 +99,12 @@ func TestFindSuperblocks(t *testing.T) {
 		} {
 			head := freshDisk(t, 300*guesttest.MiB, c.mkfs...)
 			head[c.at] ^= 1
-			if found := findSuperblocks(head); len(found) != 1 || found[0].Checked {
+			if found := findSuperblocks(head); len(found) != 1 || found[0].ChecksumOK {
 				t.Errorf("%s: found %+v", c.mkfs[0], found)
 			}
 		}
 	})
-	t.Run("an ext4 that wants a check says why", func(t *testing.T) {
+	t.Run("the reason why an ext4 needs a check is reported", func(t *testing.T) {
 		head := freshDisk(t, 64*guesttest.MiB, "mke2fs", "-q", "-F", "-t", "ext4")
 		for _, c := range []struct {
 			at    int
@@ -125,8 +126,8 @@ func TestFindSuperblocks(t *testing.T) {
 	})
 }
 
-// FuzzFindSuperblocks holds that no bytes of a foreign disk make the probe fail, and that sizes are
-// sizes.
+// FuzzFindSuperblocks checks that no content of a disk makes findSuperblocks panic, and that no
+// size is negative.
 func FuzzFindSuperblocks(f *testing.F) {
 	ext := make([]byte, extOffset+extBytes)
 	binary.LittleEndian.PutUint16(ext[extOffset+0x38:], 0xEF53)
@@ -139,7 +140,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	f.Add([]byte("XFSB"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, head []byte) {
-		// Short inputs reach the superblock of btrfs too when they are put there.
+		// Prepend zeroes so that short inputs also reach the superblock of btrfs.
 		far := append(make([]byte, btrfsOffset), head...)
 		far = append(far, make([]byte, btrfsBytes)...)
 		for _, b := range [][]byte{head, far} {
@@ -152,7 +153,7 @@ func FuzzFindSuperblocks(f *testing.F) {
 	})
 }
 
-func TestTheLogOfAnXFSTellsWhetherItWasMounted(t *testing.T) {
+func TestXFSLogFresh(t *testing.T) {
 	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
 	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
 	for _, c := range []struct {
@@ -161,11 +162,11 @@ func TestTheLogOfAnXFSTellsWhetherItWasMounted(t *testing.T) {
 		fresh  bool
 	}{
 		{"as mkfs leaves it", map[int][]byte{0: header, 512: {1}}, true},
-		{"whose record a power cut took", nil, true},
+		{"whose record was lost in a power failure", nil, true},
 		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
-		{"with another record behind the first", map[int][]byte{0: header, 16 << 10: header}, false},
-		{"with a record behind one that is lost", map[int][]byte{16 << 10: header}, false},
-		{"that has come round", map[int][]byte{0: later}, false},
+		{"with another record after the first", map[int][]byte{0: header, 16 << 10: header}, false},
+		{"with a record after one that is lost", map[int][]byte{16 << 10: header}, false},
+		{"of the second cycle", map[int][]byte{0: later}, false},
 		{"that begins with something else", map[int][]byte{0: {1}}, false},
 	} {
 		log := make([]byte, 64<<10)
@@ -178,7 +179,7 @@ func TestTheLogOfAnXFSTellsWhetherItWasMounted(t *testing.T) {
 	}
 }
 
-func TestTheChecksumIsTheOneOfTheFilesystems(t *testing.T) {
+func TestCastagnoliIsTheFilesystemsChecksum(t *testing.T) {
 	// The check value of CRC-32C.
 	if got := crc32.Checksum([]byte("123456789"), castagnoli); got != 0xE3069283 {
 		t.Fatalf("crc32c = %#x", got)

@@ -3,42 +3,40 @@ package filesystem
 import (
 	"errors"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// TryExclusive is claim for a device that nothing shows: a frozen filesystem that holds it without a
-// mount is thawed, and so released.
-func TryExclusive(h *blockdev.OpenDevice) error {
-	err := h.TryExclusive()
+// TryExclusive is OpenDevice.TryExclusive for a device that is mounted nowhere. A frozen filesystem
+// that was unmounted keeps the device in use; TryExclusive thaws it, which releases the device.
+func TryExclusive(d *blockdev.OpenDevice) error {
+	err := d.TryExclusive()
 	if !csierr.Has(err, csierr.DeviceHeld) {
 		return err
 	}
-	if failed := thawUnmounted(h); failed != nil {
+	if failed := thawUnmounted(d); failed != nil {
 		return csierr.New(csierr.DeviceHeld, "%w; the filesystem that holds it could not be thawed: %v",
-			err,
-			failed)
+			err, failed)
 	}
-	return h.TryExclusive()
+	return d.TryExclusive()
 }
 
-// thawUnmounted mounts the filesystem that holds the device aside, which is the only way to it, and
-// thaws it. When it cannot be mounted, something else holds the device.
-func thawUnmounted(h *blockdev.OpenDevice) error {
-	found, err := Find(h)
+// thawUnmounted thaws the filesystem that keeps the device in use. It reaches the filesystem
+// through a detached mount. If it cannot be mounted, the device is in use by something else.
+func thawUnmounted(d *blockdev.OpenDevice) error {
+	found, err := Find(d)
 	if err != nil || len(found) != 1 {
 		return err
 	}
-	// Only a mount for reading joins a filesystem that was mounted so, and with most the reverse.
+	// A filesystem that was mounted read-only accepts only another read-only mount, and most that
+	// were mounted for writing accept only another such mount.
 	readOnly := volume.MountOptions{}
 	readOnly.SetReadOnly()
-	m, err := mount.New(h, found[0].Type, readOnly)
+	m, err := mount.New(d, found[0].Type, readOnly)
 	if err != nil {
-		m, err = mount.New(h, found[0].Type, volume.MountOptions{})
+		m, err = mount.New(d, found[0].Type, volume.MountOptions{})
 	}
 	if err != nil {
 		return nil

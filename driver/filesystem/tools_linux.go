@@ -14,51 +14,53 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// toolResult is what a program left behind.
+// toolResult is the exit code and the output of a program.
 type toolResult struct {
 	Exit   int
 	Stdout string
 	Stderr string
 }
 
-// runTool runs a program that dies with the driver, to its end, and reports its exit status,
-// whatever it is; an error means that it could not be run. There is no context on purpose: what
-// began has to end. inherit becomes descriptors 3 and up.
+// runTool runs a program to its end and returns its result, whatever its exit code is. An error
+// means that it could not be run. There is no context, because a started program must not be cut
+// off. inherit becomes the descriptors from 3 on.
 //
-// Dying with the driver is for programs whose work is done again from the start: a mkfs that
-// lived on would write to a disk that the next driver looks at.
+// The kernel kills the program if the driver dies. This is for programs whose work is repeated from
+// the start: a mkfs that lived on would write to a disk that the next driver is reading.
 func runTool(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(&syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}, inherit, name, args)
 }
 
-// runRepair runs a program that goes on when the driver dies: a repair or a resize that is cut off
-// leaves worse than it found. It holds the device exclusively, so nobody comes in between.
+// runRepair is runTool for a program that goes on if the driver dies, because a repair or a resize
+// that is cut off leaves the filesystem worse than before. It keeps the device open exclusively
+// meanwhile.
 func runRepair(inherit []*os.File, name string, args ...string) (toolResult, error) {
 	return runProgram(nil, inherit, name, args)
 }
 
 // inherited is the path of the first descriptor that a program inherits. A program that opens a
-// disk by it cannot be led to another one, whatever becomes of the disk's own path.
+// disk by this path opens the verified device, even if the disk's own path now leads to another
+// one.
 const inherited = "/proc/self/fd/3"
 
 func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args []string) (
 	result toolResult, err error) {
-	// Its output goes to memory and not through a pipe, which a dead driver would not empty.
-	output, err := memoryFile(name)
+	// The output goes to memory and not to a pipe, which would fill up after the driver's death.
+	stdout, err := memoryFile(name)
 	if err != nil {
 		return result, err
 	}
-	defer func() { _ = output.Close() }()
-	complaints, err := memoryFile(name)
+	defer func() { _ = stdout.Close() }()
+	stderr, err := memoryFile(name)
 	if err != nil {
 		return result, err
 	}
-	defer func() { _ = complaints.Close() }()
+	defer func() { _ = stderr.Close() }()
 	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = output, complaints, inherit
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdout, stderr, inherit
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	cmd.SysProcAttr = attr
-	// A child is bound to the life of the thread that started it.
+	// Pdeathsig is sent when the thread that started the child ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err = cmd.Run()
@@ -69,30 +71,30 @@ func runProgram(attr *syscall.SysProcAttr, inherit []*os.File, name string, args
 	case err != nil:
 		return result, csierr.New(csierr.NodeToolFailed, "run %s: %w", name, err)
 	}
-	if result.Stdout, err = contents(output); err != nil {
+	if result.Stdout, err = contents(stdout); err != nil {
 		return result, err
 	}
-	result.Stderr, err = contents(complaints)
+	result.Stderr, err = contents(stderr)
 	return result, err
 }
 
-// memoryFile is a file without a name, kept in memory.
+// memoryFile creates an anonymous file in memory.
 func memoryFile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("make room for the output of %s: %w", name, err)
+		return nil, fmt.Errorf("create a file for the output of %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// contents is what a program wrote, as much as a person reads.
+// contents returns the first MiB of a program's output.
 func contents(f *os.File) (string, error) {
-	const most = 1 << 20
-	b, err := io.ReadAll(io.NewSectionReader(f, 0, most))
+	const maxBytes = 1 << 20
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxBytes))
 	return string(b), err
 }
 
-// failure is the error for a program that ended badly, with the end of what it said.
+// failure returns the error for a program that failed, with the end of its output.
 func (r toolResult) failure(name, path string) error {
 	return csierr.New(csierr.NodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
 		csierr.LastWords(r.Stdout+"\n"+r.Stderr))

@@ -16,10 +16,10 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// driverOf, when it is set, makes TestWhatDiesWithTheDriver the driver: it runs a program.
+// driverOf, if set, makes TestDriverDeathKillsToolsOnly act as the driver, which runs a program.
 const driverOf = "TEST_DRIVER_OF"
 
-func TestWhatDiesWithTheDriver(t *testing.T) {
+func TestDriverDeathKillsToolsOnly(t *testing.T) {
 	const program = "echo $$; exec sleep 1000"
 	switch os.Getenv(driverOf) {
 	case "mkfs":
@@ -38,7 +38,7 @@ func TestWhatDiesWithTheDriver(t *testing.T) {
 		t.Run("a "+c.kind+" when the driver is killed", func(t *testing.T) {
 			r, w, err := os.Pipe()
 			csitest.Must(t, err)
-			driver := exec.Command(os.Args[0], "-test.run=^TestWhatDiesWithTheDriver$")
+			driver := exec.Command(os.Args[0], "-test.run=^TestDriverDeathKillsToolsOnly$")
 			driver.Env = append(os.Environ(), driverOf+"="+c.kind)
 			driver.ExtraFiles = []*os.File{w}
 			csitest.Must(t, driver.Start())
@@ -58,7 +58,7 @@ func TestWhatDiesWithTheDriver(t *testing.T) {
 			}
 			for deadline := time.Now().Add(10 * time.Second); alive(pid); {
 				if time.Now().After(deadline) {
-					t.Fatal("it lives")
+					t.Fatal("it is still running")
 				}
 				<-time.After(time.Millisecond)
 			}
@@ -66,7 +66,7 @@ func TestWhatDiesWithTheDriver(t *testing.T) {
 	}
 }
 
-// alive says whether the process runs; one that only waits to be buried does not.
+// alive reports whether the process is running. A zombie is not.
 func alive(pid int) bool {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -76,7 +76,7 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
-func TestRunToolReportsWhatAProgramSaid(t *testing.T) {
+func TestRunToolReturnsOutputAndExitCode(t *testing.T) {
 	result, err := runTool(nil, "sh", "-c", "echo out; echo err >&2; exit 3")
 	csitest.Must(t, err)
 	if result != (toolResult{Exit: 3, Stdout: "out\n", Stderr: "err\n"}) {

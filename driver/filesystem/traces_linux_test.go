@@ -18,8 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// strangeBytes looks through all of a disk's file for what no mkfs writes; -1 is nothing.
-func strangeBytes(t *testing.T, d *guesttest.Disk) int64 {
+// firstUnexplained returns the offset of the first byte in a disk's file that no mkfs writes, or
+// -1.
+func firstUnexplained(t *testing.T, d *guesttest.Disk) int64 {
 	t.Helper()
 	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
 	f, err := os.Open(d.File)
@@ -39,7 +40,7 @@ func strangeBytes(t *testing.T, d *guesttest.Disk) int64 {
 		b := make([]byte, min(chunkBytes, d.SizeBytes-from))
 		_, err = f.ReadAt(b, from)
 		csitest.Must(t, err)
-		i, err := m.foreign(b, from)
+		i, err := m.check(b, from)
 		csitest.Must(t, err)
 		if i >= 0 {
 			return from + int64(i)
@@ -48,10 +49,10 @@ func strangeBytes(t *testing.T, d *guesttest.Disk) int64 {
 	}
 }
 
-// TestAllThatAMkfsWritesIsKnownAsItsOwn holds what the repetition of a format relies on: a disk
-// that is refused although nothing but our mkfs has written there would stay refused. The long
+// TestMkfsTracesExplainEveryMkfs checks what repeating an unfinished format relies on: if a byte
+// that a mkfs of the driver wrote were not recognized, the disk would be refused forever. The long
 // form, with PROOF_DURATION set, tries every size.
-func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
+func TestMkfsTracesExplainEveryMkfs(t *testing.T) {
 	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}
 	if os.Getenv("PROOF_DURATION") != "" {
 		sizes = append(sizes, 128*guesttest.MiB, 3*guesttest.GiB, 100*guesttest.GiB, 1023*guesttest.GiB)
@@ -62,10 +63,9 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 			for _, options := range slotOptions(fsType, size) {
 				for _, block := range volume.BlockSizes {
 					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/guesttest.MiB,
-						options,
-						block)
+						options, block)
 					t.Run(name, func(t *testing.T) {
-						if mkfsIsKnown(t, fsType, options, size, block) {
+						if mkfsIsExplained(t, fsType, options, size, block) {
 							made++
 						}
 					})
@@ -78,9 +78,9 @@ func TestAllThatAMkfsWritesIsKnownAsItsOwn(t *testing.T) {
 	}
 }
 
-// mkfsIsKnown makes a filesystem and fails the test for a byte that is not known as mkfs's. It
-// returns false if mkfs takes no such disk.
-func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (made bool) {
+// mkfsIsExplained makes a filesystem and fails the test for a byte that is not recognized as
+// mkfs's. It returns false if mkfs refuses the disk.
+func mkfsIsExplained(t *testing.T, fsType, options string, size int64, block int) (made bool) {
 	t.Helper()
 	g := guesttest.New(t)
 	d := g.Attach(guesttest.Serial, size, "--sector-size", strconv.Itoa(block))
@@ -94,19 +94,19 @@ func mkfsIsKnown(t *testing.T, fsType, options string, size int64, block int) (m
 	if csitest.Must(t, err); result.Exit != 0 {
 		return false
 	}
-	if at := strangeBytes(t, d); at >= 0 {
-		spot := d.ReadAt(t, at&^(sectorBytes-1), sectorBytes)
-		for unit := range slices.Chunk(spot, extBytes) {
+	if at := firstUnexplained(t, d); at >= 0 {
+		sector := d.ReadAt(t, at&^(sectorBytes-1), sectorBytes)
+		for unit := range slices.Chunk(sector, extBytes) {
 			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
 				t.Fatalf("at %d: %x", at, unit)
 			}
 		}
-		t.Fatalf("at %d: %x", at, spot)
+		t.Fatalf("at %d: %x", at, sector)
 	}
 	return true
 }
 
-func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
+func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
 	random := make([]byte, sectorBytes)
 	for i := range random {
 		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
@@ -117,9 +117,9 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 	boot := make([]byte, sectorBytes)
 	boot[5] = 1
 	for _, c := range []struct {
-		name string
-		spot []byte
-		at   int64
+		name   string
+		sector []byte
+		at     int64
 	}{
 		{"random bytes", random, 8 << 20},
 		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20},
@@ -131,13 +131,13 @@ func TestWhatAMkfsDoesNotWriteIsKnownAsForeign(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := mkfsTraces{guesttest.GiB, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
-			i, err := m.foreign(slices.Concat(make([]byte, sectorBytes), c.spot), c.at-sectorBytes)
+			i, err := m.check(slices.Concat(make([]byte, sectorBytes), c.sector), c.at-sectorBytes)
 			if c.at == 0 {
-				i, err = m.foreign(c.spot, 0)
+				i, err = m.check(c.sector, 0)
 				i += sectorBytes
 			}
 			if csitest.Must(t, err); i < sectorBytes {
-				t.Fatalf("it was taken for a mkfs's: %d", i)
+				t.Fatalf("it is recognized as written by mkfs: %d", i)
 			}
 		})
 	}

@@ -9,36 +9,35 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 const (
-	// watchInterval is how often a read looks whether its disk is still attached, and logInterval how often
-	// it says how far it is.
+	// watchInterval is how often a job checks that its disk is still attached, and logInterval how
+	// often it logs its progress.
 	watchInterval = time.Second
 	logInterval   = 10 * time.Second
-	// answerMargin is how long before its caller's patience ends a call answers, so that the answer
-	// is heard.
+	// answerMargin is how long before its deadline a call returns, so that the caller still receives
+	// the answer.
 	answerMargin = 2 * time.Second
-	// maxReads is how often a call has a disk read: once for an old result that is worth nothing,
-	// and once more when something was written meanwhile.
+	// maxReads is how often a call has a disk read: once more if the result of an older job is out of
+	// date, and once more if the disk was written to meanwhile.
 	maxReads = 3
 )
 
-// proveZero proves that the range [from, to) of the device holds nothing but zeroes, by reading it
-// whole. The read goes on when the caller gives up; a repeated call joins it, and takes its result
-// as long as nothing can have been written since: it is the same birth of the same device, the
-// kernel's counts of writes and discards are what they were before the read began, and no process
-// has the device open for writing.
+// proveZero proves that the range [from, to) of the device holds only zeroes, by reading it whole.
+// The read goes on when the caller gives up. A repeated call joins it, and accepts its result as
+// long as the device cannot have been written to since: it has the same number and diskseq, the
+// kernel's counters of writes and discards are unchanged since before the read, and no process has
+// the device open for writing.
 func (p *Preparation) proveZero(ctx context.Context, from, to int64) error {
 	return p.proveRange(ctx, p.rangeOf(from, to))
 }
 
-// proveBlank proves in that way that there is nothing on the whole disk, or, beside the mark of an
-// unfinished format, nothing but what a mkfs of the driver's has left. A disk that was made blank,
-// for filesystems alone, needs no such proof: the areas, which were read before, are the places
-// where mkfs and the driver write first.
+// proveBlank proves in the same way that the whole disk is blank or, if it holds records of an
+// unfinished format, that it holds nothing but what a mkfs of the driver has left. A disk that was
+// created blank, for filesystems only, needs no such proof: the regions, which were read before,
+// are where mkfs and the driver write first.
 func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) error {
 	if p.Volume.madeBlank() {
 		return nil
@@ -49,29 +48,28 @@ func (p *Preparation) proveBlank(ctx context.Context, unfinished bool) error {
 }
 
 func (p *Preparation) rangeOf(from, to int64) zeroRange {
-	h := p.Device
-	return zeroRange{Volume: p.Volume.ID, Serial: h.Serial, Major: h.Major, Minor: h.Minor,
-		Sequence: h.Sequence, From: from, To: to}
+	d := p.Device
+	return zeroRange{Volume: p.Volume.ID, Serial: d.Serial, Major: d.Major, Minor: d.Minor,
+		DiskSeq: d.DiskSeq, From: from, To: to}
 }
 
 func (p *Preparation) proveRange(ctx context.Context, r zeroRange) error {
-	h := disk{p.Device}
+	d := disk{p.Device}
 	for range maxReads {
-		if err := h.AwaitNoWriters(); err != nil {
+		if err := d.AwaitNoWriters(); err != nil {
 			return err
 		}
 		job, joined := p.Scans.join(r, func(ctx context.Context, j *zeroScan) {
-			runScan(ctx, p.Log, h,
-				j)
+			runScan(ctx, p.Log, d, j)
 		})
 		if job == nil {
-			return scanPending(h, "the driver is about to end")
+			return scanPending(d, "the driver is shutting down")
 		}
 		old := joined && job.ended()
-		if err := awaitScan(ctx, h, job); err != nil {
+		if err := awaitScan(ctx, d, job); err != nil {
 			return err
 		}
-		again, err := h.judgeScan(job, joined, old)
+		again, err := d.judgeScan(job, joined, old)
 		if again || err != nil && !csierr.Has(err, csierr.DiskNotBlank) {
 			p.Scans.dropIf(func(j *zeroScan) bool { return j == job })
 		}
@@ -79,12 +77,12 @@ func (p *Preparation) proveRange(ctx context.Context, r zeroRange) error {
 			return err
 		}
 	}
-	return csierr.New(csierr.DeviceHeld, "%s was written to again and again while it was read whole; "+
-		"end what writes to it", h.Path)
+	return csierr.New(csierr.DeviceHeld, "%s was written to each time while it was read whole; stop "+
+		"the process that writes to it", d.Path)
 }
 
-// awaitScan waits until the job has ended or the caller's patience is about to.
-func awaitScan(ctx context.Context, h disk, job *zeroScan) error {
+// awaitScan waits until the job has ended or the caller's deadline is near.
+func awaitScan(ctx context.Context, d disk, job *zeroScan) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		left := time.Until(deadline)
@@ -97,48 +95,48 @@ func awaitScan(ctx context.Context, h disk, job *zeroScan) error {
 	case <-ctx.Done():
 	}
 	size := job.To - job.From
-	return scanPending(h, fmt.Sprintf("%d of %d MiB (%d %%) were read in %s", job.read.Load()>>20,
+	return scanPending(d, fmt.Sprintf("%d of %d MiB (%d %%) were read in %s", job.read.Load()>>20,
 		size>>20, job.read.Load()*100/max(size, 1), time.Since(job.began).Round(time.Second)))
 }
 
-func scanPending(h disk, how string) error {
-	return csierr.New(csierr.DiskProofPending, "%s is being read whole, to prove that nothing is on "+
-		"it: %s; the reading goes on, and the repeated call waits for it", h.Path, how)
+func scanPending(d disk, progress string) error {
+	return csierr.New(csierr.DiskProofPending, "%s is being read whole, to prove that it is blank: "+
+		"%s; the read goes on, and the repeated call waits for it", d.Path, progress)
 }
 
-// judgeZero decides what the result of a job is worth now; again asks for another read. joined says
-// that the call did not begin the read, old that the read had ended when the call came.
-func (h disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
+// judgeScan decides whether the result of a job is still valid; again asks for another read. joined
+// reports that the call did not start the job, old that the job had ended when the call came.
+func (d disk) judgeScan(job *zeroScan, joined, old bool) (again bool, err error) {
 	switch {
-	case old && (job.err != nil || job.Sequence == 0):
-		return true, nil //nolint:nilerr // an old failure says nothing of now
+	case old && (job.err != nil || job.DiskSeq == 0):
+		return true, nil //nolint:nilerr // an old failure does not mean that another read fails
 	case errors.Is(job.err, context.Canceled):
-		return false, scanPending(h, "the driver is about to end")
+		return false, scanPending(d, "the driver is shutting down")
 	case csierr.ReasonOf(job.err) != "":
 		return false, job.err
 	case job.err != nil:
 		return false, unreadable(job.err)
 	case job.found >= 0:
-		return h.judgeFound(job, old)
+		return d.judgeFound(job, old)
 	}
-	if err := h.AwaitNoWriters(); err != nil {
+	if err := d.AwaitNoWriters(); err != nil {
 		return false, err
 	}
-	now, err := h.Counters()
+	now, err := d.Counters()
 	switch {
 	case err != nil:
 		return false, unreadable(err)
 	case job.counted && now.Known():
 		return !job.before.SameWrites(now), nil
 	}
-	// A call that has held the device since before the first byte was read goes without the counts.
+	// A call that has had the device open and locked since before the job began needs no counters.
 	return joined, nil
 }
 
-// judgeFound refuses for the byte that a job has found, if it is still there.
-func (h disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
+// judgeFound returns an error for the byte that a job has found, if it is still there.
+func (d disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 	if old {
-		b, err := h.Read(job.found&^(sectorBytes-1), sectorBytes)
+		b, err := d.Read(job.found&^(sectorBytes-1), sectorBytes)
 		if err != nil {
 			return false, unreadable(err)
 		}
@@ -148,20 +146,20 @@ func (h disk) judgeFound(job *zeroScan, old bool) (again bool, err error) {
 	}
 	what := "is not zero"
 	if job.Unfinished {
-		what = "no mkfs of the driver has written"
+		what = "no mkfs of the driver writes"
 	}
 	return false, csierr.New(csierr.DiskNotBlank, "%s is not blank: read whole, its first byte from "+
-		"%d to %d that %s is at offset %d; %w", h.Path, job.From, job.To, what, job.found, errNotBlank)
+		"%d to %d that %s is at offset %d; %w", d.Path, job.From, job.To, what, job.found, errNotBlank)
 }
 
-// runScan is the job. It has a descriptor of its own, for the call's ends with the call, and the
-// job is not to keep others from the device.
-func runScan(ctx context.Context, log *slog.Logger, h disk, j *zeroScan) {
-	log = log.With("device", h.Path, "serial", h.Serial, "from", j.From, "to", j.To)
-	log.Info("reading a disk whole, to prove that nothing is on it")
+// runScan is the job. It opens the device once more, because the call closes its descriptor when it
+// returns, and without the lock, so that the job does not block other calls.
+func runScan(ctx context.Context, log *slog.Logger, d disk, j *zeroScan) {
+	log = log.With("device", d.Path, "serial", d.Serial, "from", j.From, "to", j.To)
+	log.Info("reading a whole disk to prove that it is blank")
 	j.found = -1
 	j.err = async.Guard(ctx, log, "the read of a disk", func() error {
-		device, err := h.Reopen()
+		device, err := d.Reopen()
 		if err != nil {
 			return err
 		}
@@ -169,13 +167,13 @@ func runScan(ctx context.Context, log *slog.Logger, h disk, j *zeroScan) {
 		own := disk{device}
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		attached := async.Start(func() (struct{}, error) {
+		watch := async.Start(func() (struct{}, error) {
 			defer stop()
 			return struct{}{}, own.watchScan(ctx, j, log)
 		})
 		err = own.readCounted(ctx, j)
 		stop()
-		if _, gone := attached(); gone != nil {
+		if _, gone := watch(); gone != nil {
 			return gone
 		}
 		return err
@@ -185,52 +183,52 @@ func runScan(ctx context.Context, log *slog.Logger, h disk, j *zeroScan) {
 	case j.err != nil:
 		end.Warn("the disk was not read to the end", "error", j.err)
 	case j.found >= 0:
-		end.Info("the disk is not blank", "first_not_zero", j.found)
+		end.Info("the disk is not blank", "first_nonzero", j.found)
 	default:
-		end.Info("nothing is on the disk")
+		end.Info("the disk is blank")
 	}
 }
 
-// readCounted reads the range between two looks at the counters. They count only if they have seen
-// the reading itself.
-func (h disk) readCounted(ctx context.Context, j *zeroScan) error {
-	before, err := h.Counters()
+// readCounted reads the range and the kernel's counters before it. The counters are valid only if
+// they include the read itself.
+func (d disk) readCounted(ctx context.Context, j *zeroScan) error {
+	before, err := d.Counters()
 	if err != nil {
 		return err
 	}
-	foreign := foreignBytes(allZero)
+	check := byteCheck(onlyZeroes)
 	if j.Unfinished {
-		foreign = h.traces().foreign
+		check = d.traces().check
 	}
-	j.found, err = findForeign(ctx, h.OpenDevice, j.From, j.To, foreign,
+	j.found, err = findUnexpected(ctx, d.OpenDevice, j.From, j.To, check,
 		func(n int64) { j.read.Add(n) })
 	if err != nil {
 		return err
 	}
-	after, err := h.Counters()
+	after, err := d.Counters()
 	j.before = before
 	j.counted = before.Known() && after.Known() &&
 		after.ReadSectors-before.ReadSectors >= uint64(j.read.Load())/blockdev.SysfsSectorBytes
 	return err
 }
 
-// watchZero returns an error when the device is no longer where it was, and says how far the read
-// is.
-func (h disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) error {
+// watchScan logs the progress of the read, and returns an error if the device is detached or
+// replaced.
+func (d disk) watchScan(ctx context.Context, j *zeroScan, log *slog.Logger) error {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
-	said := time.Now()
+	logged := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
-		if err := h.Reverify(); err != nil {
+		if err := d.Reverify(); err != nil {
 			return err
 		}
-		if time.Since(said) >= logInterval {
-			said = time.Now()
+		if time.Since(logged) >= logInterval {
+			logged = time.Now()
 			log.Info("reading the disk", "mib_zero", j.read.Load()>>20, "of_mib", (j.To-j.From)>>20)
 		}
 	}

@@ -14,19 +14,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
-
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
-func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
+func TestFindUnexpected(t *testing.T) {
 	const size = 9*chunkBytes + 512
 	for _, c := range []struct {
 		name     string
@@ -42,57 +40,58 @@ func TestTheFirstByteThatIsNotZeroIsFoundWhereverItLies(t *testing.T) {
 		{"the lower of two in one chunk", []int64{5000, 70_000}, 0, size, 5000},
 		{"the lower of two in neighbouring chunks", []int64{chunkBytes + 9, 2 * chunkBytes}, 0, size,
 			chunkBytes + 9},
-		{"only what is right before the range", []int64{1023}, 1024, size, -1},
-		{"the first of a range that begins within a spot", []int64{1023, 1024}, 1024, size, 1024},
-		{"only what is right behind the range", []int64{5000}, 1024, 5000, -1},
-		{"the last of a range that ends within a spot", []int64{4999}, 1024, 5000, 4999},
-		{"nothing in a range without a byte", []int64{0}, 0, 0, -1},
+		{"only the byte right before the range", []int64{1023}, 1024, size, -1},
+		{"the first of a range that begins within a sector", []int64{1023, 1024}, 1024, size, 1024},
+		{"only the byte right behind the range", []int64{5000}, 1024, 5000, -1},
+		{"the last of a range that ends within a sector", []int64{4999}, 1024, 5000, 4999},
+		{"nothing in an empty range", []int64{0}, 0, 0, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := opened(t, size)
+			d := openDisk(t, size)
 			for _, offset := range c.dirty {
-				(&guesttest.Disk{Loop: h.Path}).WriteAt(t, offset, []byte{1})
+				(&guesttest.Disk{Loop: d.Path}).WriteAt(t, offset, []byte{1})
 			}
 			var read atomic.Int64
-			got, err := findForeign(t.Context(), h, c.from, c.to, allZero, func(n int64) { read.Add(n) })
+			got, err := findUnexpected(t.Context(), d, c.from, c.to, onlyZeroes,
+				func(n int64) { read.Add(n) })
 			if csitest.Must(t, err); got != c.want {
 				t.Fatalf("found %d, want %d", got, c.want)
 			}
 			if c.want < 0 && read.Load() != c.to-c.from {
-				t.Errorf("told of %d bytes, want %d", read.Load(), c.to-c.from)
+				t.Errorf("progress of %d bytes, want %d", read.Load(), c.to-c.from)
 			}
 		})
 	}
 	t.Run("a range beyond the disk is an error", func(t *testing.T) {
-		if _, err := findForeign(t.Context(), opened(t, guesttest.MiB), 0, 2*guesttest.MiB, allZero,
-			nil); err == nil {
+		if _, err := findUnexpected(t.Context(), openDisk(t, guesttest.MiB), 0, 2*guesttest.MiB,
+			onlyZeroes, nil); err == nil {
 			t.Fatal("no error")
 		}
 	})
-	t.Run("a caller that gives up ends it", func(t *testing.T) {
+	t.Run("a canceled context ends it", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := findForeign(ctx, opened(t, guesttest.GiB), 0, guesttest.GiB, allZero,
+		_, err := findUnexpected(ctx, openDisk(t, guesttest.GiB), 0, guesttest.GiB, onlyZeroes,
 			func(int64) { cancel() })
 		if !errors.Is(err, context.Canceled) {
 			t.Fatalf("got %v", err)
 		}
 	})
-	t.Run("a panic in a reader is raised in the caller, and no reader is left", func(t *testing.T) {
+	t.Run("a panic in a reader is raised in the caller, and all readers end", func(t *testing.T) {
 		before := goleak.IgnoreCurrent()
 		defer func() {
 			raised, ok := recover().(*async.RaisedPanic)
 			if !ok || raised.Value != "a bug" {
-				t.Errorf("raised is %v", raised)
+				t.Errorf("raised %v", raised)
 			}
 			goleak.VerifyNone(t, before)
 		}()
-		_, err := findForeign(t.Context(), opened(t, guesttest.GiB), 0, guesttest.GiB, allZero,
+		_, err := findUnexpected(t.Context(), openDisk(t, guesttest.GiB), 0, guesttest.GiB, onlyZeroes,
 			func(int64) { panic("a bug") })
 		t.Errorf("got %v", err)
 	})
 }
 
-// zeroDisk is a disk that has to be read whole, and a way to read it.
+// zeroDisk is a disk that must be read whole, with what is needed to do so.
 type zeroDisk struct {
 	*guesttest.Disk
 	guest *guesttest.Guest
@@ -114,7 +113,7 @@ func newZeroDisk(t *testing.T, sizeBytes int64) zeroDisk {
 	return z
 }
 
-// prove is a call that asks for the proof.
+// prove makes a call that needs the proof.
 func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	t.Helper()
 	host := blockdev.Host{Sysfs: z.guest.Sys(""), Dev: z.guest.Dev("")}
@@ -128,7 +127,7 @@ func (z zeroDisk) prove(ctx context.Context, t *testing.T) error {
 	return csierr.Convert(p.proveZero(ctx, 0, h.SizeBytes), csierr.NodeToolFailed)
 }
 
-// sectorsRead returns how many sectors of 512 bytes were read of the disk since its birth.
+// sectorsRead returns how many sectors of 512 bytes were read since the disk was attached.
 func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	t.Helper()
 	<-time.After(10 * time.Millisecond) // the kernel counts a read a moment after its end
@@ -139,7 +138,7 @@ func (z zeroDisk) sectorsRead(t *testing.T) int64 {
 	return n
 }
 
-// reads is how many bytes of the disk act reads.
+// reads returns how many bytes of the disk act reads.
 func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	t.Helper()
 	before := z.sectorsRead(t)
@@ -147,9 +146,9 @@ func (z zeroDisk) reads(t *testing.T, act func()) int64 {
 	return (z.sectorsRead(t) - before) * 512
 }
 
-func TestADiskIsReadWholeOnce(t *testing.T) {
+func TestProveZeroReadsADiskOnce(t *testing.T) {
 	const size = 64 * guesttest.MiB
-	t.Run("and the result holds for the next call", func(t *testing.T) {
+	t.Run("and the next call accepts the result", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		if n := z.reads(t, func() { csitest.Must(t, z.prove(t.Context(), t)) }); n < size {
 			t.Errorf("%d bytes were read of %d", n, size)
@@ -163,9 +162,9 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			z.WriteAt(t, 0, make([]byte, 512))
 		},
 		"something was written and is still in the kernel's cache": func(t *testing.T, z zeroDisk) {
-			held, err := os.Open(z.Loop) // the last to close a device writes it out
+			open, err := os.Open(z.Loop) // the last close of a device writes its cache
 			csitest.Must(t, err)
-			t.Cleanup(func() { _ = held.Close() })
+			t.Cleanup(func() { _ = open.Close() })
 			f, err := os.OpenFile(z.Loop, os.O_WRONLY, 0)
 			csitest.Must(t, err)
 			_, err = f.WriteAt(make([]byte, 512), size/2)
@@ -175,8 +174,8 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 		"something was discarded": func(t *testing.T, z zeroDisk) {
 			guesttest.Run(t, "blkdiscard", "--offset", "1048576", "--length", "1048576", z.Loop)
 		},
-		"the volume was shown to somebody": func(_ *testing.T, z zeroDisk) { z.scans.Drop(zeroVolume) },
-		"the disk was attached anew": func(t *testing.T, z zeroDisk) {
+		"the volume was published": func(_ *testing.T, z zeroDisk) { z.scans.Drop(zeroVolume) },
+		"the disk was attached again": func(t *testing.T, z zeroDisk) {
 			z.guest.Unplug(z.Disk)
 			*z.Disk = *z.guest.AttachFile(guesttest.Serial, z.File)
 		},
@@ -190,7 +189,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 			}
 		})
 	}
-	t.Run("and one that is not blank is refused again without it", func(t *testing.T) {
+	t.Run("and one that is not blank is refused again without another read", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		z.WriteAt(t, size-5000, []byte{7})
 		for i := range 2 {
@@ -209,7 +208,7 @@ func TestADiskIsReadWholeOnce(t *testing.T) {
 	})
 }
 
-func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
+func TestProveZeroGoesOnWhenItsCallerGivesUp(t *testing.T) {
 	const size = 4 * guesttest.GiB
 	giveUp := func(t *testing.T, z zeroDisk) {
 		t.Helper()
@@ -218,7 +217,7 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		err := z.prove(ctx, t)
 		csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
 		if !strings.Contains(err.Error(), "of 4096 MiB") {
-			t.Errorf("the message does not say how far it is: %v", err)
+			t.Errorf("the message does not contain the progress: %v", err)
 		}
 	}
 	t.Run("and the next call joins it", func(t *testing.T) {
@@ -230,25 +229,25 @@ func TestAProofGoesOnWhenItsCallerGivesUp(t *testing.T) {
 		}); n < size || n > size+size/8 {
 			t.Errorf("%d bytes were read of %d", n, int64(size))
 		}
-		if log := z.log.String(); strings.Count(log, "nothing is on the disk") != 1 {
+		if log := z.log.String(); strings.Count(log, "the disk is blank") != 1 {
 			t.Errorf("the log is %s", log)
 		}
 	})
-	t.Run("and what was written meanwhile is found", func(t *testing.T) {
+	t.Run("and data written meanwhile is found", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
-		z.WriteAt(t, 0, []byte{1}) // behind the reader's back
+		z.WriteAt(t, 0, []byte{1}) // in a chunk that was already read
 		csitest.Want(t, z.prove(t.Context(), t), codes.FailedPrecondition, csierr.DiskNotBlank)
 	})
 	t.Run("and ends when the volume is dropped", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		z.scans.Drop(zeroVolume)
-		if len(z.scans.jobs) != 0 || strings.Contains(z.log.String(), "nothing is on the disk") {
+		if len(z.scans.jobs) != 0 || strings.Contains(z.log.String(), "the disk is blank") {
 			t.Fatal("the read went on")
 		}
 	})
-	t.Run("and ends with the driver, which lets waiting calls go", func(t *testing.T) {
+	t.Run("and ends with the driver, and waiting calls return", func(t *testing.T) {
 		z := newZeroDisk(t, size)
 		giveUp(t, z)
 		waiting := async.Start(func() (struct{}, error) { return struct{}{}, z.prove(t.Context(), t) })

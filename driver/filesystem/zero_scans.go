@@ -8,12 +8,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
-// ZeroScans are the reads of whole disks that are under way, and the results of those that have
+// ZeroScans are the reads of whole disks that are in progress, and the results of those that have
 // ended. A read goes on when the call that began it gives up; the next call joins it. The zero
 // value is ready for use.
 type ZeroScans struct {
@@ -25,30 +24,32 @@ type ZeroScans struct {
 	running async.Group
 }
 
-// zeroRange is what a job reads: a part of one attachment of a disk.
+// zeroRange identifies what a job reads: a range of one attachment of a disk.
 type zeroRange struct {
 	Volume, Serial string
 	Major, Minor   uint32
-	Sequence       uint64
+	DiskSeq        uint64
 	From, To       int64
-	Unfinished     bool // traces of a format are allowed
+	Unfinished     bool // traces of the driver's mkfs are allowed
 }
 
-// zeroScan is one read. What stands behind done is written before done is closed.
+// zeroScan is the job of one read.
 type zeroScan struct {
 	zeroRange
 	began  time.Time
-	read   atomic.Int64 // bytes that were found zero
+	read   atomic.Int64 // bytes that passed
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	found   int64 // the first byte that is not zero; -1 if there is none
+	// written before done is closed
+
+	found   int64 // the offset of the first unexpected byte; -1 if there is none
 	err     error
 	before  blockdev.Counters // when the read began
-	counted bool              // the kernel has counted the read
+	counted bool              // the kernel's counters include the read
 }
 
-// ended reports whether the job's result is there.
+// ended reports whether the job has ended.
 func (j *zeroScan) ended() bool {
 	select {
 	case <-j.done:
@@ -58,8 +59,8 @@ func (j *zeroScan) ended() bool {
 	}
 }
 
-// join returns the job for the range and whether it was there before. A new one runs on its own.
-// There is none when the driver is about to end.
+// join returns the job for the range and whether it existed before. A new job calls run in the
+// background. The job is nil after Close.
 func (z *ZeroScans) join(r zeroRange, run func(context.Context, *zeroScan)) (job *zeroScan,
 	joined bool) {
 	z.mu.Lock()
@@ -67,7 +68,7 @@ func (z *ZeroScans) join(r zeroRange, run func(context.Context, *zeroScan)) (job
 	if job := z.jobs[r]; job != nil || z.closed {
 		return job, true
 	}
-	// No caller's context: the read is for whoever asks next.
+	// The job does not end with the caller's context, because the next call joins it.
 	ctx, cancel := context.WithCancel(context.Background())
 	job = &zeroScan{zeroRange: r, began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if z.jobs == nil {
@@ -82,13 +83,13 @@ func (z *ZeroScans) join(r zeroRange, run func(context.Context, *zeroScan)) (job
 	return job, false
 }
 
-// Drop stops the jobs of a volume and forgets their results, for the volume is shown to somebody or
-// goes away. It returns when they no longer have the device.
+// Drop stops the jobs of a volume and drops their results, because the volume is published or
+// unstaged. It returns when the jobs have closed the device.
 func (z *ZeroScans) Drop(volume string) {
 	z.dropIf(func(j *zeroScan) bool { return j.Volume == volume })
 }
 
-// dropIf does so for the jobs that unwanted picks.
+// dropIf does the same for the jobs that unwanted selects.
 func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	z.mu.Lock()
 	jobs := slices.DeleteFunc(slices.Collect(maps.Values(z.jobs)),
@@ -103,7 +104,7 @@ func (z *ZeroScans) dropIf(unwanted func(*zeroScan) bool) {
 	}
 }
 
-// Close stops all jobs, and takes no more.
+// Close stops all jobs and starts no more.
 func (z *ZeroScans) Close() {
 	z.mu.Lock()
 	z.closed = true

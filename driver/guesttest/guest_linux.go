@@ -1,5 +1,5 @@
-// Package guesttest shows tests of the driver's node side what an instance shows: a /sys and a /dev
-// of its own, with loop devices as its disks.
+// Package guesttest gives tests of the node service what an instance has: a /sys and a /dev of its
+// own, with loop devices as disks. It is for tests only and needs root.
 package guesttest
 
 import (
@@ -32,7 +32,7 @@ const (
 	OtherSerial = "csi-fedcba9876543210"
 )
 
-// Guest is one instance.
+// Guest is a simulated instance.
 type Guest struct {
 	t     testing.TB
 	Dir   string // holds sys and dev
@@ -41,23 +41,22 @@ type Guest struct {
 
 // Disk is a disk of a guest.
 type Disk struct {
-	Name, Serial, Loop, File string // Name is the kernel's, nvme3n1
+	Name, Serial, Loop, File string // Name is the guest's name for it, such as nvme3n1
 	SizeBytes                int64
 }
 
-// New makes a guest without disks. The end of the test unmounts what is mounted below its
-// directory.
+// New makes a guest without disks. When the test ends, everything below its directory is unmounted.
 func New(t testing.TB) *Guest {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes loop devices and mounts; run it as root")
 	}
-	// A path with all that a mount table has to escape.
+	// A path with every character that a mount table escapes.
 	g := &Guest{t: t, Dir: filepath.Join(t.TempDir(), "a guest\twith \\ and\nlines")}
 	for _, dir := range []string{g.Sys("block"), g.Dev("")} {
 		csitest.Must(t, os.MkdirAll(dir, 0o755))
 	}
-	t.Cleanup(func() { UnmountBelow(t, g.Dir) })
+	t.Cleanup(func() { unmountBelow(t, g.Dir) })
 	return g
 }
 
@@ -70,8 +69,7 @@ func (g *Guest) Dev(name string) string { return filepath.Join(g.Dir, "dev", nam
 // Disks returns how many disks were attached so far.
 func (g *Guest) Disks() int { return g.disks }
 
-// Attach gives the guest a disk of that size whose bytes are in a sparse file. The flags are
-// losetup's.
+// Attach adds a disk of that size, backed by a sparse file. The flags are losetup's.
 func (g *Guest) Attach(serial string, sizeBytes int64, flags ...string) *Disk {
 	g.t.Helper()
 	file := filepath.Join(g.t.TempDir(), "disk.img")
@@ -80,18 +78,18 @@ func (g *Guest) Attach(serial string, sizeBytes int64, flags ...string) *Disk {
 	return g.AttachFile(serial, file, flags...)
 }
 
-// AttachFile gives the guest a disk whose bytes are in the file.
+// AttachFile adds a disk that is backed by the file.
 func (g *Guest) AttachFile(serial, file string, flags ...string) *Disk {
 	g.t.Helper()
-	// Names come in no useful order: the second disk comes before the first.
+	// As on an instance, the order of names is not the order of attachment.
 	g.disks++
 	d := &Disk{Name: fmt.Sprintf("nvme%dn1", 7-g.disks%7), Serial: serial, File: file}
 	d.Loop = strings.TrimSpace(Run(g.t, "losetup",
 		append(append([]string{"--find", "--show"}, flags...), file)...))
-	loop := d.Loop                        // the test may give d to another disk
-	Run(g.t, "blockdev", "--setrw", loop) // an earlier device of the number may have been switched
+	loop := d.Loop                        // the test may assign another disk to *d
+	Run(g.t, "blockdev", "--setrw", loop) // an earlier user may have left the loop device read-only
 	g.t.Cleanup(func() {
-		UnmountBelow(g.t, g.Dir)
+		unmountBelow(g.t, g.Dir)
 		Run(g.t, "losetup", "--detach", loop)
 	})
 	sectors, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(loop), "size"))
@@ -103,7 +101,7 @@ func (g *Guest) AttachFile(serial, file string, flags ...string) *Disk {
 	return d
 }
 
-// Plug shows a disk in the guest's trees, as the kernel would write it there.
+// Plug adds a disk to the guest's sysfs and device directory, as the kernel writes it.
 func (g *Guest) Plug(d *Disk) {
 	g.t.Helper()
 	loop := filepath.Join("/sys/block", filepath.Base(d.Loop))
@@ -117,14 +115,14 @@ func (g *Guest) Plug(d *Disk) {
 	var st unix.Stat_t
 	csitest.Must(g.t, unix.Stat(d.Loop, &st))
 	csitest.Must(g.t, unix.Mknod(g.Dev(d.Name), unix.S_IFBLK|0o660, int(st.Rdev)))
-	// The rack fills the 20 bytes with NULs, and sysfs ends the line.
+	// The rack pads the 20 bytes with NULs, and sysfs adds a newline.
 	var serial [volume.SerialBytes]byte
 	copy(serial[:], d.Serial)
 	csitest.Must(g.t, os.WriteFile(filepath.Join(dir, "device/serial"), append(serial[:], '\n'),
 		0o444))
 }
 
-// Unplug takes the disk out of the guest's trees.
+// Unplug removes the disk from the guest's sysfs and device directory.
 func (g *Guest) Unplug(d *Disk) {
 	g.t.Helper()
 	csitest.Must(g.t, os.RemoveAll(g.Sys(filepath.Join("block", d.Name))))
@@ -168,7 +166,7 @@ func (d *Disk) Digest(t testing.TB) string {
 	return fmt.Sprint(sum.Sum32())
 }
 
-// Run runs a program, ends the test if it fails, and returns what it wrote.
+// Run runs a program and returns its output. It ends the test if the program fails.
 func Run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -190,8 +188,8 @@ func Mounts(t testing.TB, dir string) []string {
 	return paths
 }
 
-// UnmountBelow unmounts what a failed test left.
-func UnmountBelow(t testing.TB, dir string) {
+// unmountBelow unmounts what a failed test has left.
+func unmountBelow(t testing.TB, dir string) {
 	for _, path := range Mounts(t, dir) {
 		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
 			t.Errorf("clean up %q: %v", path, err)
@@ -199,8 +197,8 @@ func UnmountBelow(t testing.TB, dir string) {
 	}
 }
 
-// Sysfs writes a tree of block devices: name to serial, as the kernel writes them. A device whose
-// serial is "-" has none.
+// Sysfs writes a sysfs with block devices, given by name and serial, and returns its directory. A
+// device whose serial is "-" has none.
 func Sysfs(t testing.TB, serials map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

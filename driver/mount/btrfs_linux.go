@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"unsafe"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/google/uuid"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
 // btrfsDir is where the kernel lists the mounted btrfs filesystems.
@@ -32,10 +32,10 @@ var errNoBtrfsDevice = errors.New("the filesystem's device is gone")
 type BtrfsMember struct {
 	ID        uint64 // the number that the filesystem gives to the device
 	SizeBytes int64
-	Path      string // the device's name when it was mounted
+	path      string // of the device when it was mounted
 }
 
-// BtrfsDevice asks the btrfs that the open directory is in for its device.
+// BtrfsDevice returns the device of the btrfs that the open directory is in.
 func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	id, _, err := btrfsInfo(root)
 	if err != nil {
@@ -49,12 +49,12 @@ func BtrfsDevice(root *os.File) (BtrfsMember, error) {
 	return BtrfsMember{
 		ID:        id,
 		SizeBytes: int64(binary.NativeEndian.Uint64(info[32:])),
-		Path:      unix.ByteSliceToString(info[3072:]),
+		path:      unix.ByteSliceToString(info[3072:]),
 	}, nil
 }
 
-// btrfsInfo asks a btrfs for its UUID and for the id of its device. A filesystem with several
-// devices is no volume's.
+// btrfsInfo returns the UUID of a btrfs and the id of its device. A filesystem with several devices
+// is an error, because a volume has one device.
 func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
 	var info [1024]byte // max_id, num_devices, fsid[16], …
 	if err := blockdev.Ioctl(int(root.Fd()), btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
@@ -66,10 +66,10 @@ func btrfsInfo(root *os.File) (id uint64, fsid uuid.UUID, err error) {
 	return binary.NativeEndian.Uint64(info[0:]), uuid.UUID(info[16:32]), nil
 }
 
-// btrfsMountNumber returns the number of the device of a btrfs mount. btrfs numbers its mounts by
-// itself, and its mount source is only a name, which is another disk's once the device is gone. So
-// the kernel is asked for the device itself. The name has to do for a mount that cannot be asked
-// because it is hidden by another one or is in another namespace.
+// btrfsMountNumber returns the number of the device of a btrfs mount. btrfs mounts have device
+// numbers of their own, and the mount source is only a name, which another disk may have once the
+// device is gone. So the filesystem itself is asked. The name is used only for a mount that cannot
+// be opened because another mount hides it or it is in another namespace.
 func btrfsMountNumber(m *mountinfo.Info) (major, minor uint32, err error) {
 	root, err := openMount(m)
 	if err != nil {
@@ -87,12 +87,12 @@ func btrfsNumber(root *os.File) (major, minor uint32, err error) {
 	}
 	dir := filepath.Join(btrfsDir, fsid.String(), "devices")
 	names, err := blockdev.ReadNames(dir)
-	if errors.Is(err, fs.ErrNotExist) { // sysfs does not show it
+	if errors.Is(err, fs.ErrNotExist) { // sysfs does not list the filesystem
 		member, err := BtrfsDevice(root)
 		if err != nil {
 			return 0, 0, err
 		}
-		return blockdev.NumberAt(member.Path)
+		return blockdev.NumberAt(member.path)
 	}
 	if err != nil {
 		return 0, 0, err

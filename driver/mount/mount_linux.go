@@ -5,50 +5,46 @@ import (
 	"os"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Mount is a mount that has no place yet. It is proven and finished there, and then appears at
-// its path whole: a process that dies leaves no half mount, for the kernel undoes a loose one with
-// its last descriptor. The calls need Linux 5.12.
+// Mount is an open mount. New and Clone make it detached: it is verified and configured before
+// Attach makes it visible, so a process that dies leaves no half-made mount behind.
 type Mount struct {
 	fd     int
 	FSType string
 }
 
-// New mounts the filesystem of an open device without a place.
-func New(h *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, error) {
+// New mounts the filesystem of an open device as a detached mount.
+func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, error) {
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not offer filesystem %s: %w",
-			fsType,
-			err)
+		return nil, csierr.New(csierr.NodeToolFailed, "the kernel does not support filesystem %s: %w",
+			fsType, err)
 	}
 	defer func() { _ = unix.Close(fs) }()
-	if err := configure(fs, h.Path, o); err != nil {
-		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
+	if err := configure(fs, d.Path, o); err != nil {
+		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", d.Path, fsType, err,
 			kernelMessages(fs, o))
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(o.Attr))
 	if err != nil {
-		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", h.Path, fsType, err,
+		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", d.Path, fsType, err,
 			kernelMessages(fs, o))
 	}
 	m := &Mount{fd: fd, FSType: fsType}
-	if err := m.Verify(h.Device); err != nil {
+	if err := m.Verify(d.Device); err != nil {
 		_ = m.Close()
 		return nil, err
 	}
 	return m, nil
 }
 
-// configure gives a filesystem context its source and its options, and opens the filesystem.
+// configure sets the source and the options of a filesystem context and opens the filesystem.
 func configure(fs int, source string, o volume.MountOptions) error {
 	if err := unix.FsconfigSetString(fs, "source", source); err != nil {
 		return err
@@ -72,30 +68,30 @@ func configure(fs int, source string, o volume.MountOptions) error {
 	return unix.FsconfigCreate(fs)
 }
 
-// kernelMessages is what the kernel has to say of a failed mount. It may quote mount flags, so
-// nothing is shown when there were any.
+// kernelMessages returns the kernel's messages about a failed mount. They may quote mount flags, so
+// none are shown if the request has any.
 func kernelMessages(fs int, o volume.MountOptions) string {
 	if o.Given {
-		return " (the kernel's log may say more)"
+		return " (see the kernel's log for details)"
 	}
-	var said []string
+	var messages []string
 	buf := make([]byte, 1024)
-	for len(said) < 8 {
+	for len(messages) < 8 {
 		n, err := unix.Read(fs, buf)
 		if err != nil || n <= 0 {
 			break
 		}
-		// Each read is one message: "e " for an error, "w " or "i ", then the text.
-		said = append(said, strings.TrimSpace(strings.TrimPrefix(string(buf[:n]), "e ")))
+		// Each read returns one message: "e " for an error, "w " or "i ", then the text.
+		messages = append(messages, strings.TrimSpace(strings.TrimPrefix(string(buf[:n]), "e ")))
 	}
-	if len(said) == 0 {
+	if len(messages) == 0 {
 		return ""
 	}
-	return ": " + csierr.LastWords(strings.Join(said, "; "))
+	return ": " + csierr.LastWords(strings.Join(messages, "; "))
 }
 
-// Clone makes a loose copy of the mount at path, as a bind mount would be. path may be a file:
-// so a device node is published. A symbolic link as its last part is not followed.
+// Clone makes a detached copy of the mount at path, as for a bind mount. path may be a file, which
+// is how a device node is published. A symbolic link in its last element is not followed.
 func Clone(path, fsType string) (*Mount, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
@@ -114,13 +110,13 @@ func Open(path, fsType string) (*Mount, error) {
 	return &Mount{fd: fd, FSType: fsType}, nil
 }
 
-// Statfs asks the filesystem for its statistics.
+// Statfs returns the statistics of the filesystem.
 func (m *Mount) Statfs() (st unix.Statfs_t, err error) {
 	err = unix.Fstatfs(m.fd, &st)
 	return st, err
 }
 
-// Verify shows that the mount is of that device, and not of whatever else is at the path.
+// Verify checks that the mount is of that device, and not of another one at the same path.
 func (m *Mount) Verify(d blockdev.Device) error {
 	major, minor, err := m.number()
 	if err != nil {
@@ -128,14 +124,13 @@ func (m *Mount) Verify(d blockdev.Device) error {
 	}
 	if major != d.Major || minor != d.Minor {
 		return csierr.New(csierr.DeviceChanged, "the mount is of device %d:%d, not of %s (%s) with "+
-			"serial %q",
-			major, minor, d.Path, d.Number(), d.Serial)
+			"serial %q", major, minor, d.Path, d.Number(), d.Serial)
 	}
 	return nil
 }
 
-// device is the number of the device that the mount's filesystem lives on, or of the device node
-// that it shows.
+// number returns the number of the device that holds the mount's filesystem, or of the device node
+// that the mount shows.
 func (m *Mount) number() (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(m.fd, &st); err != nil {
@@ -164,7 +159,7 @@ func (m *Mount) SetAttributes(set, unset uint64) error {
 	return nil
 }
 
-// Attach puts the mount at path.
+// Attach moves a detached mount to path.
 func (m *Mount) Attach(path string) error {
 	err := unix.MoveMount(m.fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	if err != nil {
@@ -173,10 +168,11 @@ func (m *Mount) Attach(path string) error {
 	return nil
 }
 
-// Close lets a loose mount go; one that has its place stays.
+// Close closes the descriptor. The kernel then drops a mount that is still detached; an attached
+// mount stays.
 func (m *Mount) Close() error { return unix.Close(m.fd) }
 
-// Root opens the mount's root directory for ioctls, which a mount descriptor does not take.
+// Root opens the mount's root directory for ioctls, which a mount descriptor does not accept.
 func (m *Mount) Root() (*os.File, error) {
 	fd, err := unix.Openat(m.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

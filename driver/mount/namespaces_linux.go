@@ -13,31 +13,28 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// view is what is mounted in one mount namespace.
+// view is the mount table of one mount namespace, as seen from one root directory.
 type view struct {
-	Namespace string // mnt:[4026531841]
-	// PID is a process that sees it so; 0 for the driver's own namespace.
-	PID   int
+	pid   int // a process that has this view; 0 for the driver's own
 	table Table
 }
 
-// Views are all mount namespaces that can be seen, the driver's own first.
+// Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
-// ReadViews reads the mount table of every namespace that some process lives in: one table for
-// each namespace and root directory, for a process sees only what is mounted below its root.
+// readViews reads the mount table of every namespace that a process is in: one table for each
+// namespace and root directory, because a process sees only what is mounted below its root.
 //
-// In a container without the host's processes that is little, and a namespace may live in a thread
-// or a descriptor alone. What is not seen here still holds the device, and the exclusive open at
-// the end of NodeUnstageVolume finds that.
-func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
+// A container without the host's processes sees few of them, and a namespace may be kept by a
+// thread or a descriptor only. A mount that is missed here still keeps the device in use, and the
+// exclusive open at the end of NodeUnstageVolume finds that.
+func readViews(ctx context.Context, log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
 		return nil, err
@@ -46,7 +43,7 @@ func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the driver's mount namespace: %w", err)
 	}
-	views := Views{{Namespace: own, table: table}}
+	views := Views{{table: table}}
 	pids, err := blockdev.Processes()
 	if err != nil {
 		return nil, err
@@ -60,7 +57,7 @@ func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 			hidden++
 		}
 		if err != nil || namespace == own {
-			continue // a process that is gone by now sees nothing
+			continue // the process has ended, or is in the driver's own namespace
 		}
 		path, err := os.Readlink(filepath.Join(dir, "root"))
 		if err != nil || read[root{namespace, path}] {
@@ -74,16 +71,16 @@ func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 			return nil, err
 		}
 		read[root{namespace, path}] = true
-		views = append(views, view{Namespace: namespace, PID: pid, table: table})
+		views = append(views, view{pid: pid, table: table})
 	}
 	if hidden > 0 {
-		log.InfoContext(ctx, "the mount namespaces of some processes cannot be seen",
+		log.InfoContext(ctx, "the mount namespaces of some processes are not visible",
 			"processes", hidden)
 	}
 	return views, nil
 }
 
-// own is the driver's own mount table.
+// own returns the driver's own mount table.
 func (vs Views) own() Table { return vs[0].table }
 
 // Found is a mount in a namespace.
@@ -92,19 +89,20 @@ type Found struct {
 	view view
 }
 
+// String returns the mount point and, unless it is in the driver's own namespace, the namespace.
 func (m Found) String() string {
-	if m.view.PID == 0 {
+	if m.view.pid == 0 {
 		return fmt.Sprintf("%q", m.Mountpoint)
 	}
-	return fmt.Sprintf("%q in the mount namespace of process %d (%s)", m.Mountpoint, m.view.PID,
-		blockdev.ProcessName(m.view.PID))
+	return fmt.Sprintf("%q in the mount namespace of process %d (%s)", m.Mountpoint, m.view.pid,
+		blockdev.ProcessName(m.view.pid))
 }
 
 func describe(mounts []Found) string {
 	var words []string
 	for i, m := range mounts {
 		if i == 8 {
-			words = append(words, fmt.Sprintf("%d more places", len(mounts)-i))
+			words = append(words, fmt.Sprintf("%d more", len(mounts)-i))
 			break
 		}
 		words = append(words, m.String())
@@ -112,9 +110,9 @@ func describe(mounts []Found) string {
 	return strings.Join(words, ", ")
 }
 
-// Of lists the mounts of a disk in all namespaces: of its device, its node, and of the filesystem
-// that the mount layer shows, which stays the same where the device is gone. The device or the layer
-// may be missing.
+// Of lists the mounts of a disk in all namespaces: of its device, of its node, and of the
+// filesystem of the mount layer, which can be compared even after the device is gone. Either the
+// device or the layer may be missing.
 func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	home, known := location{}, false
 	if d.Path != "" {
@@ -131,7 +129,7 @@ func (vs Views) Of(d blockdev.Device, layer *mountinfo.Info) []Found {
 	return found
 }
 
-// CopiesAt lists what other namespaces have mounted on the path that is this one in the driver's.
+// CopiesAt lists what other namespaces have mounted on the path that is path in the driver's own.
 func (vs Views) CopiesAt(path string) []Found {
 	dir, ok := vs.own().locate(filepath.Dir(path))
 	if !ok {
@@ -141,7 +139,7 @@ func (vs Views) CopiesAt(path string) []Found {
 	var found []Found
 	for _, view := range vs[1:] {
 		for _, m := range view.table {
-			if _, place, ok := view.table.placeOf(m); ok && place == at {
+			if _, location, ok := view.table.locationIn(m); ok && location == at {
 				found = append(found, Found{m, view})
 			}
 		}
@@ -149,42 +147,40 @@ func (vs Views) CopiesAt(path string) []Found {
 	return found
 }
 
-// SameFilesystem says whether two mounts, of whatever namespaces, show one filesystem. Its number
-// alone may be another's by now, when the first is no longer mounted.
+// SameFilesystem reports whether two mounts, of any namespaces, are of one filesystem. The number
+// alone is not enough: another filesystem may have it once the first is no longer mounted.
 func SameFilesystem(a, b *mountinfo.Info) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.FSType == b.FSType && a.Source == b.Source
 }
 
-// shows says whether a mount is of the device, or of its node in home.
+// shows reports whether a mount is of the device, or of its node in the directory home.
 func (v view) shows(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
-	if v.PID == 0 {
+	if v.pid == 0 || !diskNode.MatchString(m.Root) {
 		return showsDevice(m, d, home, known)
 	}
-	if !diskNode.MatchString(m.Root) {
-		return showsDevice(m, d, home, known)
-	}
-	major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.PID), "root",
+	major, minor, err := blockdev.NumberAt(filepath.Join("/proc", strconv.Itoa(v.pid), "root",
 		m.Mountpoint))
 	if err != nil {
-		// The process is gone, or does not let us look; the node's place has to do.
+		// The process has ended or its root may not be read. Compare the path of the node instead.
 		return known && locationOf(m) == home && filepath.Base(nodePath(m)) == d.Name
 	}
 	return major == d.Major && minor == d.Minor && (!known || locationOf(m) == home)
 }
 
-// placeOf is where in its parent's filesystem a mount sits: its copies in the parent's peers sit in
-// the same place.
-func (t Table) placeOf(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
+// locationIn returns where in its parent's filesystem a mount is attached. Its copies in the
+// parent's peers are attached at the same location.
+func (t Table) locationIn(m *mountinfo.Info) (parent *mountinfo.Info, at location, ok bool) {
 	i := slices.IndexFunc(t, func(p *mountinfo.Info) bool { return p.ID == m.Parent && p.ID != m.ID })
 	if i < 0 {
-		return nil, location{}, false // it is the root, or hidden by a process's root
+		return nil, location{}, false // it is the root, or its parent is outside the process's root
 	}
 	parent = t[i]
 	rest := strings.TrimPrefix(m.Mountpoint, parent.Mountpoint)
 	return parent, location{parent.Major, parent.Minor, filepath.Join(parent.Root, rest)}, true
 }
 
-// peers are the peer groups of a mount: where it sends what happens on it, and from where it gets.
+// peers returns the peer groups of a mount: the one it propagates events to, and the one it
+// receives them from.
 func peers(m *mountinfo.Info) (shared, master string) {
 	for _, field := range strings.Fields(m.Optional) {
 		if group, ok := strings.CutPrefix(field, "shared:"); ok {
@@ -197,9 +193,9 @@ func peers(m *mountinfo.Info) (shared, master string) {
 	return shared, master
 }
 
-// reached are the peer groups that hear of what happens on a mount of that group: the group itself,
-// the slaves' own groups, and so on.
-func (vs Views) reached(group string) map[string]bool {
+// receivers returns the peer groups that events on a mount of that group propagate to: the group
+// itself, the groups of its slaves, and so on.
+func (vs Views) receivers(group string) map[string]bool {
 	groups := map[string]bool{}
 	if group == "" {
 		return groups
@@ -219,53 +215,54 @@ func (vs Views) reached(group string) map[string]bool {
 	return groups
 }
 
-// goesWith says whether the kernel takes m down together with the driver's own mount: where kubelet
-// and the driver's container share a directory, each sees the other's mounts as copies. Such a copy
-// is no user of the volume. What is left of it after all is seen after the unmount.
-func (vs Views) goesWith(m Found, own *mountinfo.Info, groups map[string]bool) bool {
-	if m.view.PID == 0 && m.ID == own.ID {
+// unmountsWith reports whether the kernel unmounts m together with the driver's own mount. Where
+// kubelet and the driver's container share a directory, each sees the other's mounts as copies.
+// Such a copy does not use the volume. The caller looks again after the unmount, which finds a copy
+// that stayed.
+func (vs Views) unmountsWith(m Found, own *mountinfo.Info, groups map[string]bool) bool {
+	if m.view.pid == 0 && m.ID == own.ID {
 		return true
 	}
-	_, place, ok := vs.own().placeOf(own)
-	copyParent, copyPlace, copyOK := m.view.table.placeOf(m.Info)
-	if !ok || !copyOK || place != copyPlace {
+	_, at, ok := vs.own().locationIn(own)
+	copyParent, copyAt, copyOK := m.view.table.locationIn(m.Info)
+	if !ok || !copyOK || at != copyAt {
 		return false
 	}
 	shared, master := peers(copyParent)
 	return groups[shared] || groups[master]
 }
 
-// Elsewhere lists those of the mounts that do not go when the driver's own mounts do.
+// Elsewhere lists those of the mounts that stay when the driver's own mounts are unmounted.
 func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 	for _, layer := range own {
 		var group string
-		if parent, _, ok := vs.own().placeOf(layer); ok {
+		if parent, _, ok := vs.own().locationIn(layer); ok {
 			group, _ = peers(parent)
 		}
-		groups := vs.reached(group)
+		groups := vs.receivers(group)
 		mounts = slices.DeleteFunc(mounts, func(m Found) bool {
-			return vs.goesWith(m, layer, groups)
+			return vs.unmountsWith(m, layer, groups)
 		})
 	}
 	return mounts
 }
 
-// AwaitNone waits until look finds no mounts, and refuses with those that stay. Mounts in the
-// driver's own namespace are somebody's publications and do not go by themselves; a copy in another
-// namespace may be one of a moment, as when a container starts.
+// AwaitNone waits until find returns no mounts, and returns an error that lists those that stay. A
+// mount in the driver's own namespace is a publication and does not go away by itself, so it is not
+// waited for. A copy in another namespace may be brief, as when a container starts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
-	look func(Views) []Found) error {
+	find func(Views) []Found) error {
 	deadline := time.Now().Add(wait)
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
-		views, err := ReadViews(ctx, log)
+		views, err := readViews(ctx, log)
 		if err != nil {
 			return err
 		}
-		left := look(views)
+		left := find(views)
 		if len(left) == 0 {
 			return nil
 		}
-		here := slices.ContainsFunc(left, func(m Found) bool { return m.view.PID == 0 })
+		here := slices.ContainsFunc(left, func(m Found) bool { return m.view.pid == 0 })
 		if here || time.Now().After(deadline) {
 			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 				"first", describe(left))

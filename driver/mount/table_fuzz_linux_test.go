@@ -7,27 +7,27 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 )
 
-// FuzzMountTable holds that a table of any content is read or refused, that the mounts at a path
-// are those that the table has there, all of them, and that the one seen has no other on top.
+// FuzzMountTable checks that parseTable does not panic, that At returns all mounts of a path and no
+// others, and that no other mount covers the one that Top returns.
 func FuzzMountTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, path string) {
 		table, err := parseTable(b)
 		if err != nil {
 			return
 		}
-		layers, there := table.At(path), 0
+		layers, count := table.At(path), 0
 		for _, m := range table {
 			if m.Mountpoint == path {
-				there++
+				count++
 			}
 		}
-		if len(layers) != there {
-			t.Fatalf("%d mounts at %q, found %d", there, path, len(layers))
+		if len(layers) != count {
+			t.Fatalf("%d mounts at %q, found %d", count, path, len(layers))
 		}
-		var free []int // those that no other lies on
+		var free []int // those that no other mount covers
 		for _, m := range layers {
 			if m.Mountpoint != path {
-				t.Fatalf("at(%q) has one at %q", path, m.Mountpoint)
+				t.Fatalf("At(%q) has a mount at %q", path, m.Mountpoint)
 			}
 			covered := false
 			for _, other := range layers {
@@ -38,18 +38,18 @@ func FuzzMountTable(f *testing.F) {
 			}
 		}
 		top := table.Top(path)
-		if (top == nil) != (there == 0) {
-			t.Fatalf("top(%q) = %v of %d", path, top, there)
+		if (top == nil) != (count == 0) {
+			t.Fatalf("Top(%q) = %v of %d mounts", path, top, count)
 		}
 		if len(free) > 0 && !slices.Contains(free, top.ID) {
-			t.Fatalf("top(%q) has another mount on top", path)
+			t.Fatalf("another mount covers Top(%q)", path)
 		}
 	})
 }
 
-// FuzzHeldStaysHeld holds that one more line in the mount table never makes a volume free that was
-// held, nor a path empty that was not.
-func FuzzHeldStaysHeld(f *testing.F) {
+// FuzzAddedMountHidesNone checks that one more line in the mount table hides no mount of a device
+// and none at a path.
+func FuzzAddedMountHidesNone(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b, line []byte, major, minor uint32) {
 		before, err := parseTable(b)
 		if err != nil {
@@ -57,7 +57,7 @@ func FuzzHeldStaysHeld(f *testing.F) {
 		}
 		after, err := parseTable(slices.Concat(b, []byte("\n"), line, []byte("\n")))
 		if err != nil || len(after) < len(before) {
-			return // the line tore another one apart
+			return // the line split another one
 		}
 		d := blockdev.Device{Path: "/nowhere/nvme9n1", Major: major, Minor: minor}
 		if was, is := len(before.Of(d)), len(after.Of(d)); is < was {

@@ -11,19 +11,18 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Table is what is mounted in the driver's mount namespace; it is all the node's memory.
+// Table is the mount table of a mount namespace.
 type Table []*mountinfo.Info
 
-// ReadTable reads until two readings agree: one alone is not a snapshot, and a mount that is
-// missed here would be a volume detached in use.
+// ReadTable reads the mount table of the driver's namespace. It reads until two results agree: a
+// single read is not atomic, and a volume whose mount is missed could be detached while in use.
 func ReadTable() (Table, error) {
 	const path = "/proc/thread-self/mountinfo"
 	before, err := os.ReadFile(path)
@@ -40,8 +39,8 @@ func ReadTable() (Table, error) {
 		}
 		before = now
 	}
-	// On a machine where mounts come and go all the time the last reading has to do: the kernel
-	// keeps the place of a reader, so it misses no mount that was there throughout.
+	// Where mounts change all the time, use the last result: the kernel keeps a reader's position, so
+	// a mount that was there throughout is not missed.
 	return parseTable(before)
 }
 
@@ -73,7 +72,7 @@ func (t Table) At(path string) []*mountinfo.Info {
 	return layers
 }
 
-// Top is the mount that one sees at path, or nil.
+// Top returns the topmost mount at path, or nil.
 func (t Table) Top(path string) *mountinfo.Info {
 	layers := t.At(path)
 	if len(layers) == 0 {
@@ -84,10 +83,10 @@ func (t Table) Top(path string) *mountinfo.Info {
 
 // Of lists the mounts of the device's filesystem and the publications of its node.
 //
-// A filesystem holds its device, so its number is the device's as long as it is mounted. A node
-// holds nothing: its number may have become another disk's. So a node counts when it is from the
-// directory where this instance has its nodes, even if it is deleted there; a node of another
-// instance (those of a simulated rack share a kernel) does not.
+// A mounted filesystem keeps its device open, so its number stays the device's. A mounted node does
+// not: its number may have become another disk's. So a node counts if it is from this instance's
+// device directory, even if it is deleted there; a node of another instance (the instances of a
+// simulated rack share a kernel) does not count.
 func (t Table) Of(d blockdev.Device) Table {
 	home, known := t.locate(filepath.Dir(d.Path))
 	var found Table
@@ -99,11 +98,11 @@ func (t Table) Of(d blockdev.Device) Table {
 	return found
 }
 
-// showsDevice says whether a mount is of the device, or of its node; home is where this instance
-// has its nodes.
+// showsDevice reports whether a mount is of the device, or of its node in this instance's device
+// directory home.
 func showsDevice(m *mountinfo.Info, d blockdev.Device, home location, known bool) bool {
 	if m.FSType == volume.Btrfs && !IsNode(m) {
-		// Ask no other volume's mount: that would hold it for a moment.
+		// Do not open another volume's mount: that would keep it busy for a moment.
 		if major, minor, err := blockdev.NumberAt(m.Source); err != nil || major != d.Major ||
 			minor != d.Minor {
 			return false
@@ -116,13 +115,13 @@ func showsDevice(m *mountinfo.Info, d blockdev.Device, home location, known bool
 	return !IsNode(m) || !known || locationOf(m) == home
 }
 
-// location is a directory by its place in its filesystem.
+// location is a directory: its filesystem and the path in it.
 type location struct {
 	major, minor int
 	dir          string
 }
 
-// locate finds the filesystem and the place in it of a directory.
+// locate returns the location of a directory.
 func (t Table) locate(dir string) (location, bool) {
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -139,15 +138,15 @@ func (t Table) locate(dir string) (location, bool) {
 	}
 }
 
-// locationOf is the directory of the node that a mount shows.
+// locationOf returns the directory of the node that a mount shows.
 func locationOf(m *mountinfo.Info) location {
 	return location{m.Major, m.Minor, filepath.Dir(nodePath(m))}
 }
 
-// nodePath is the node that a mount shows, in the filesystem of the nodes.
+// nodePath returns the path, in its filesystem, of the node that a mount shows.
 func nodePath(m *mountinfo.Info) string { return strings.TrimSuffix(m.Root, "//deleted") }
 
-// Paths are the mount points, for an error.
+// Paths returns the mount points, for an error.
 func (t Table) Paths() string {
 	var paths []string
 	for _, m := range t {
@@ -156,7 +155,7 @@ func (t Table) Paths() string {
 	return strings.Join(paths, ", ")
 }
 
-// diskNode matches the root of a mount that shows a disk's node: a raw block volume.
+// diskNode matches the root of a mount that shows a disk's node, as of a raw block volume.
 var diskNode = regexp.MustCompile(`/nvme\d+n\d+(//deleted)?$`)
 
 // NodeRoot reports whether a mount is of a disk's node, and whether that node is deleted.
@@ -165,12 +164,12 @@ func NodeRoot(m *mountinfo.Info) (node, deleted bool) {
 	return node, node && nodePath(m) != m.Root
 }
 
-// IsDiskPath reports whether the path is that of a disk's node.
+// IsDiskPath reports whether path has the form of a disk's node.
 func IsDiskPath(path string) bool { return diskNode.MatchString(path) }
 
-// shownNode is the number of the device whose node the mount shows, if it is a mount of a single
-// node. Its root in the filesystem of the nodes has the node's name; only such a mount is looked
-// at, for to stat every mount of a node may hang on a dead server.
+// shownNode returns the number of the device whose node the mount shows, if it is a mount of a
+// single node. Such a mount has the node as its root. No other mount is looked at: stat of a mount
+// of a dead server may hang.
 func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if !diskNode.MatchString(m.Root) {
 		return 0, 0, false
@@ -179,12 +178,13 @@ func shownNode(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return major, minor, err == nil
 }
 
+// IsNode reports whether a mount shows a disk's node, not a filesystem.
 func IsNode(m *mountinfo.Info) bool {
 	_, _, ok := shownNode(m)
 	return ok
 }
 
-// Device is the number of the device that a mount is of.
+// Device returns the number of the device that a mount is of.
 func Device(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	if major, minor, ok := shownNode(m); ok {
 		return major, minor, true
@@ -196,8 +196,8 @@ func Device(m *mountinfo.Info) (major, minor uint32, ok bool) {
 	return uint32(m.Major), uint32(m.Minor), m.Major != 0
 }
 
-// SameFilesystem lists the other mounts of the filesystem that m shows, by the number that the
-// kernel gives to it, whether or not the device is still there.
+// sameFilesystem lists the other mounts of m's filesystem by the number that the kernel gives to
+// it, whether or not the device is still there.
 func (t Table) sameFilesystem(m *mountinfo.Info) Table {
 	var found Table
 	for _, other := range t {
@@ -208,30 +208,29 @@ func (t Table) sameFilesystem(m *mountinfo.Info) Table {
 	return found
 }
 
-// Flags are the flags of a mount that two mounts are compared by.
-func Flags(m *mountinfo.Info) []string {
-	return volume.ShownFlags(m.Options,
-		m.VFSOptions)
-}
+// Flags returns the flags of a mount by which it is compared with another mount.
+func Flags(m *mountinfo.Info) []string { return volume.ShownFlags(m.Options, m.VFSOptions) }
 
-// Condition is how a mounted filesystem is.
+// Condition is the condition of a mounted filesystem.
 type Condition int
 
+// The conditions of a filesystem.
 const (
 	Healthy Condition = iota
 	ReadOnlyAfterErrors
 	Dead
 )
 
+// String returns the condition in words.
 func (c Condition) String() string {
-	return [...]string{"well", "read-only after errors", "shut down after errors"}[c]
+	return [...]string{"healthy", "read-only after errors", "shut down after errors"}[c]
 }
 
-// ConditionOf says what errors made of a filesystem. It looks at the mount point, so it is asked of
-// volumes only, whose disks are local.
+// ConditionOf reports whether errors have made a filesystem read-only or shut it down. It calls
+// stat on the mount point, so it must be used only for volumes, whose disks are local.
 //
-// The kernel shows a filesystem that it made read-only as one whose mount is not, and ext4 (since
-// Linux 6.14) by a word of its own.
+// A filesystem that the kernel made read-only is read-only while its mount is not. Since Linux 6.14
+// ext4 also shows the option emergency_ro.
 func ConditionOf(m *mountinfo.Info) Condition {
 	super := strings.Split(m.VFSOptions, ",")
 	var st unix.Stat_t
@@ -250,13 +249,13 @@ func FilesystemReadOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.VFSOptions, ","), "ro")
 }
 
-// ReadOnly says whether the mount itself, not its filesystem, is read-only.
+// ReadOnly reports whether the mount itself, not its filesystem, is read-only.
 func ReadOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.Options, ","), "ro")
 }
 
-// Canonical is the path as the mount table writes it: links on the way to it resolved. Its last
-// part is left as it is, for that may be a mount that answers no question any more.
+// Canonical returns the path as the mount table writes it, with symbolic links resolved. The last
+// element is left as it is, because it may be a mount that no longer answers.
 func Canonical(path string) (string, error) {
 	path = filepath.Clean(path)
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
@@ -266,7 +265,7 @@ func Canonical(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// IsMissing says that an error means that there is no such path.
+// IsMissing reports whether an error means that there is no such path.
 func IsMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }

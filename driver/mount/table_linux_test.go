@@ -6,11 +6,10 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-func TestTheMountTableIsRead(t *testing.T) {
+func TestTable(t *testing.T) {
 	table, err := parseTable([]byte(strings.Join([]string{
 		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
 		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
@@ -44,10 +43,10 @@ func TestTheMountTableIsRead(t *testing.T) {
 		table, err := parseTable([]byte("41 21 259:4 / / " + line + "\n"))
 		csitest.Must(t, err)
 		if got := ConditionOf(table[0]); got != want {
-			t.Errorf("the filesystem of %q is %s, want %s", line, got, want)
+			t.Errorf("the condition of %q is %q, want %q", line, got, want)
 		}
 	}
 	if table.Top("/a") != nil {
-		t.Fatal("a part of a path is taken for the path")
+		t.Fatal("Top returns a mount for a prefix of its path")
 	}
 }

@@ -2,24 +2,24 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"time"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
 var errNotMounted = errors.New("not mounted")
 
-// Unmount takes down the topmost mount at path. It never does so lazily: a lazy unmount reports
-// success while the filesystem is still in use. errNotMounted means there was none.
-func Unmount(path string) error {
+// unmount unmounts the topmost mount at path. It is never lazy: a lazy unmount reports success
+// while the filesystem is still in use. It returns errNotMounted if there is no mount.
+func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	// Who asks a filesystem for its usage or its device has it for a moment.
+	// A process that reads a filesystem's usage or device keeps it busy for a moment.
 	for pause := 5 * time.Millisecond; errors.Is(err, unix.EBUSY) && pause < 100*time.Millisecond; {
 		<-time.After(pause)
 		err, pause = unix.Unmount(path, unix.UMOUNT_NOFOLLOW), 2*pause
@@ -36,7 +36,28 @@ func Unmount(path string) error {
 	return nil
 }
 
-// OnlyAt refuses when the layer's filesystem or its device is mounted anywhere but at path.
+// UnmountAll unmounts at most the given number of mounts at path, and fails if one is left.
+func UnmountAll(path string, layers int) error {
+	for range layers {
+		if err := unmount(path); errors.Is(err, errNotMounted) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	table, err := ReadTable()
+	if err != nil {
+		return err
+	}
+	if left := table.At(path); len(left) > 0 {
+		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; find the "+
+			"process that mounts it", path)
+	}
+	return nil
+}
+
+// OnlyAt returns an error if the filesystem of layer, or its device, is mounted anywhere but at
+// path.
 func (t Table) OnlyAt(path string, layer *mountinfo.Info, d blockdev.Device) error {
 	var others Table
 	mounts := t.sameFilesystem(layer)
@@ -52,38 +73,70 @@ func (t Table) OnlyAt(path string, layer *mountinfo.Info, d blockdev.Device) err
 	}
 	if len(others) > 0 {
 		return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
-			"first",
-			others.Paths())
+			"first", others.Paths())
 	}
 	return nil
 }
 
-// UnmountAll takes down every layer at path and looks again. layers bounds the work.
-func UnmountAll(path string, layers int) error {
-	for range layers {
-		if err := Unmount(path); errors.Is(err, errNotMounted) {
-			break
-		} else if err != nil {
-			return err
-		}
-	}
-	table, err := ReadTable()
-	if err != nil {
-		return err
-	}
-	if left := table.At(path); len(left) > 0 {
-		return csierr.New(csierr.StillMounted, "%q is mounted again after it was unmounted; who does "+
-			"that?",
-			path)
-	}
-	return nil
-}
-
-// Sync writes out what a mounted filesystem holds.
+// Sync writes a mounted filesystem's cached data to its device.
 func Sync(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	return errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
+}
+
+// A frozen filesystem (fsfreeze, a backup that was killed) that is unmounted stays in the kernel
+// without a mount and keeps its device open forever. So NodeUnstageVolume thaws a volume that is
+// published nowhere any more, and NodeStageVolume thaws a filesystem that is not mounted. No other
+// call does, because whoever froze the filesystem may rely on the freeze.
+
+// ioctlThaw is FITHAW of linux/fs.h, which x/sys lacks.
+const ioctlThaw = 0xC0045878
+
+// Thaw thaws the filesystem that root is the root directory of, if it is frozen.
+func Thaw(root *os.File) error {
+	err := unix.IoctlSetInt(int(root.Fd()), ioctlThaw, 0)
+	if errors.Is(err, unix.EINVAL) {
+		return nil // it is not frozen
+	}
+	return err
+}
+
+// ThawAt thaws the filesystem of a mount that no process uses. A process that has something open in
+// the mount may rely on the freeze, and the mount cannot be unmounted then in any case.
+func ThawAt(m *mountinfo.Info) error {
+	// The first call with MNT_EXPIRE only reports whether the mount is in use. A second call would
+	// unmount it; then a frozen filesystem without a mount is found by the exclusive open at the end.
+	err := unix.Unmount(m.Mountpoint, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
+	if !errors.Is(err, unix.EAGAIN) {
+		return nil
+	}
+	root, err := openMount(m)
+	if err != nil {
+		return err
+	}
+	return errors.Join(Thaw(root), root.Close())
+}
+
+// openMount opens the root directory of a mount. It fails for a mount that another one hides or
+// that is in another namespace.
+func openMount(m *mountinfo.Info) (*os.File, error) {
+	root, err := os.OpenFile(m.Mountpoint, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|
+		unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Statx_t
+	err = unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC,
+		unix.STATX_MNT_ID, &st)
+	if err == nil && (st.Mask&unix.STATX_MNT_ID == 0 || st.Mnt_id != uint64(m.ID)) {
+		err = fmt.Errorf("%q leads to another mount", m.Mountpoint)
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return root, nil
 }

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"testing"
 )
 
 // guard is a piece of the driver without which it would do harm. It may stand in several places,
@@ -107,6 +108,14 @@ func buildMutant(ctx context.Context, dir string, guards []guard) (program strin
 		return "", fmt.Errorf("build the driver with switches for its guards: %w\n%s", err, out)
 	}
 	return program, nil
+}
+
+// TestEveryGuardIsInTheSource reports a guard whose text is not in the source exactly once, without
+// building a mutant.
+func TestEveryGuardIsInTheSource(t *testing.T) {
+	if _, err := mutate("../../driver", guards()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // mutate returns the changed source files by path, with a switch for every guard.

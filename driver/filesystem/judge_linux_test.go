@@ -10,17 +10,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 )
 
-func TestBlkidIsReadExactly(t *testing.T) {
+func TestParseBlkid(t *testing.T) {
 	for _, c := range []struct {
 		output string
-		want   blkidAnswer
+		want   blkidResult
 		fails  bool
 	}{
 		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n",
-			want: blkidAnswer{Type: "ext4"}},
-		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidAnswer{Table: "gpt"}},
+			want: blkidResult{Type: "ext4"}},
+		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidResult{Table: "gpt"}},
 		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n",
-			want: blkidAnswer{Type: "swap", Table: "dos"}},
+			want: blkidResult{Type: "swap", Table: "dos"}},
 		{output: "", fails: true},
 		{output: "DEVNAME=x\n", fails: true},
 	} {
@@ -31,13 +31,13 @@ func TestBlkidIsReadExactly(t *testing.T) {
 	}
 }
 
-func TestBlkidTellsNothingFromAnError(t *testing.T) {
+func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
 	blank := filepath.Join(t.TempDir(), "blank")
 	csitest.Must(t, os.WriteFile(blank, make([]byte, guesttest.MiB), 0o600))
 	f, err := os.Open(blank)
 	csitest.Must(t, err)
 	defer func() { _ = f.Close() }()
-	if got, err := blkid(f); err != nil || got.any() {
+	if got, err := blkid(f); err != nil || got.found() {
 		t.Errorf("a blank file: %+v, %v", got, err)
 	}
 	tools := t.TempDir()
@@ -48,12 +48,12 @@ func TestBlkidTellsNothingFromAnError(t *testing.T) {
 		}
 		t.Setenv("PATH", tools)
 		if got, err := blkid(f); err == nil {
-			t.Errorf("blkid that does %q is taken for an answer: %+v", script, got)
+			t.Errorf("blkid that does %q returns %+v, want an error", script, got)
 		}
 	}
 }
 
-func TestTheFirstByteThatIsNotZeroIsFound(t *testing.T) {
+func TestNonZero(t *testing.T) {
 	for _, size := range []int{1, 511, 4096, 4097, 10000} {
 		b := make([]byte, size)
 		if got := nonZero(b); got != -1 {
@@ -68,24 +68,24 @@ func TestTheFirstByteThatIsNotZeroIsFound(t *testing.T) {
 	}
 }
 
-// FuzzJudge holds that no disk with a byte that is not zero is called blank, nor one that blkid
-// knows.
+// FuzzJudge checks that no disk with a byte that is not zero, or on which blkid finds something, is
+// called blank.
 func FuzzJudge(f *testing.F) {
 	f.Add([]byte{}, []byte{}, "", "")
 	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
 	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
-	f.Fuzz(func(t *testing.T, head, spot []byte, kind, table string) {
-		s := scan{Path: "/dev/x", Strange: -1, SizeBytes: 16 * guesttest.MiB,
+	f.Fuzz(func(t *testing.T, head, sector []byte, kind, table string) {
+		s := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: 16 * guesttest.MiB,
 			Found: findSuperblocks(head),
-			Known: blkidAnswer{Type: kind, Table: table}, Regions: []regionData{
+			Blkid: blkidResult{Type: kind, Table: table}, Regions: []regionData{
 				{region{0, int64(len(head)), "the head"}, head},
-				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(spot)), "a spot"}, spot},
+				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(sector)), "a sector"}, sector},
 			}}
-		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(spot, "\x00")) == 0
+		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(sector, "\x00")) == 0
 		s.takeRecords()
 		got, err := s.judge(Volume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
 		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
-			t.Fatalf("called blank: head %q, spot %q, %q, %q", head, spot, kind, table)
+			t.Fatalf("called blank: head %q, sector %q, %q, %q", head, sector, kind, table)
 		}
 	})
 }
