@@ -11,23 +11,22 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/audit"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// AuditConfig is what an operator says to an audit, and where the rack is. ParseAuditConfig fills
-// it; of Config it uses what describes the rack.
+// AuditConfig is the configuration of an audit, which ParseAuditConfig fills. It uses only the
+// fields of Config that describe the rack.
 type AuditConfig struct {
 	Config
 	audit.Options
 }
 
-// rackSettings are the settings of the plugin that an audit has too.
+// rackSettings are the plugin's settings that an audit has too.
 var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
 	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
 
-// ParseAuditConfig reads the arguments after "audit" and the environment, as ParseConfig does for
+// ParseAuditConfig parses the arguments after "audit" and the environment, as ParseConfig does for
 // the plugin.
 func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
 	error) {
@@ -74,23 +73,22 @@ func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
 	return flags
 }
 
-// complete says what is missing, and what does not go together.
+// complete reports missing and contradictory settings.
 func (c *AuditConfig) complete() error {
 	switch {
 	case c.Host == "":
 		return errors.New("OXIDE_HOST (--host) is not set: the audit needs the rack's address")
 	case c.Token == "" && c.TokenFile == "":
-		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the audit needs a token of " +
-			"the rack")
+		return errors.New("OXIDE_TOKEN is not set, and neither is OXIDE_TOKEN_FILE: the audit needs " +
+			"a token of the rack")
 	case c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the audit needs a project")
 	}
 	return c.Check(c.ClusterID)
 }
 
-// Audit compares what the driver made on the rack for this cluster with the volumes and snapshots
-// that somebody wants, and writes a report to out. found says whether orphans or missing volumes
-// are left.
+// Audit compares what the driver made on the rack for this cluster with the wanted volumes and
+// snapshots, and writes a report to out. found reports whether orphans or missing volumes are left.
 func Audit(ctx context.Context, c AuditConfig, out, log io.Writer) (found bool, err error) {
 	secrets, quiet := &hidden{}, slog.New(slog.DiscardHandler)
 	out, log = hiddenWriter{out, secrets}, hiddenWriter{log, secrets}
@@ -116,8 +114,8 @@ func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out
 
 func printAuditHelp(w io.Writer, flags *flag.FlagSet) {
 	_, _ = fmt.Fprintln(w, "oxide-csi-plugin audit compares what the driver made on the rack for "+
-		"this cluster with the volumes that somebody wants.\nExit status: 0 nothing found, 2 orphans "+
-		"or missing volumes found, 1 error.")
+		"this cluster with the wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing "+
+		"volumes found, 1 error.")
 	flags.VisitAll(func(f *flag.Flag) {
 		name, usage := flag.UnquoteUsage(f)
 		left := strings.TrimSpace("--" + f.Name + " " + name)

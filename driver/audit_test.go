@@ -31,7 +31,7 @@ func TestWhatAnAuditIsGiven(t *testing.T) {
 		{"all of it", "", append(slices.Clone(deleting), "--older-than=10m", "--min-interval=10m",
 			"--assume-none=volumes,snapshots"), ""},
 		{"neither", "", nil, "--kubectl"},
-		{"both", "", []string{"--kubectl", "--volumes=f"}, "one of the two"},
+		{"both", "", []string{"--kubectl", "--volumes=f"}, "exactly one"},
 		{"no rack", "OXIDE_HOST", []string{"--kubectl"}, "OXIDE_HOST"},
 		{"no token", "OXIDE_TOKEN", []string{"--kubectl"}, "OXIDE_TOKEN"},
 		{"no project", "OXIDE_PROJECT", []string{"--kubectl"}, "OXIDE_PROJECT"},

@@ -12,16 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 // crowd is how many callers there are at once.

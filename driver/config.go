@@ -12,14 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Mode says which services a process serves. Identity is always among them.
+// Mode selects the services of a process. Identity is always among them.
 type Mode string
 
 // The modes of the plugin.
@@ -33,8 +31,7 @@ func (m Mode) controller() bool { return m != ModeNode }
 
 func (m Mode) node() bool { return m != ModeController }
 
-// Config is what an operator decides. ParseConfig fills it; the zero values of the fields that say
-// so are usable defaults.
+// Config is the plugin's configuration, which ParseConfig fills.
 type Config struct {
 	Mode     Mode
 	Endpoint string // unix:///absolute/path.sock
@@ -48,13 +45,14 @@ type Config struct {
 
 	SysfsRoot            string
 	DevRoot              string
-	StateDir             string // empty means that a node keeps nothing
+	StateDir             string // empty means no volume records
 	InstanceID           string
 	InstanceMetadataFile string
 	MaxDisks             int
 	DeviceTimeout        time.Duration
 
-	// Topology is where the rack's disks can be reached from, best first; a node is in one place.
+	// Topology lists the locations from which the rack's disks can be reached, best first; a node is
+	// in one.
 	Topology []volume.Segments
 
 	LogLevel       slog.Level
@@ -64,18 +62,18 @@ type Config struct {
 	PrintVersion bool
 }
 
-// setting is one thing an operator can say: with a flag, or with a variable. The flag wins.
+// setting is one setting, given by a flag or by an environment variable. The flag wins.
 type setting struct {
 	flag, env, preset, usage string
-	// set reads a value, which is not empty and has no space around it. Its error says what was
-	// expected, never the value.
+	// set parses a value, which is not empty and has no surrounding whitespace. Its error states what
+	// was expected, never the value.
 	set func(c *Config, value string) error
 }
 
-// A token is no flag: the process list shows those to everybody.
+// The token has no flag, because the process list shows arguments to everybody.
 var settings = []setting{
 	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
-	{"endpoint", "CSI_ENDPOINT", "", "where to serve: unix:///path/name.sock", setEndpoint},
+	{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock", setEndpoint},
 	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
 		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
@@ -87,34 +85,33 @@ var settings = []setting{
 		"apart (controller)", setClusterID},
 	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's " +
 		"(controller)", text(func(c *Config) *string { return &c.CAFile })},
-	{"topology", "OXIDE_TOPOLOGY", "", "where the rack is, such as rack=a,zone=b; further places " +
-		"that reach its disks after semicolons", setTopology},
+	{"topology", "OXIDE_TOPOLOGY", "", "the rack's location, such as rack=a,zone=b; further " +
+		"locations that reach its disks, after semicolons", setTopology},
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
 	{"instance-id", node.InstanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
 		"(node)", text(func(c *Config) *string { return &c.InstanceID })},
-	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines " +
-		"with OXIDE_INSTANCE_ID (node)",
+	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +
+		"OXIDE_INSTANCE_ID (node)",
 		text(func(c *Config) *string { return &c.InstanceMetadataFile })},
-	{"max-disks", "OXIDE_MAX_DISKS", "12", "how many disks the rack lets an instance have, the " +
-		"boot disk included", setMaxDisks},
+	{"max-disks", "OXIDE_MAX_DISKS", "12", "the rack's limit of disks per instance, including the " +
+		"boot disk", setMaxDisks},
 	{"device-timeout", "OXIDE_DEVICE_TIMEOUT", "30s", "how long to wait for an attached disk's " +
 		"device (node)", setDeviceTimeout},
 	{"sysfs-root", "OXIDE_SYSFS_ROOT", node.DefaultSysfsRoot, "where sysfs is mounted (node)",
 		text(func(c *Config) *string { return &c.SysfsRoot })},
-	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "where the device nodes are (node)",
+	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
 		text(func(c *Config) *string { return &c.DevRoot })},
-	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "where the node keeps which disk a volume " +
-		"" +
-		"is; has to outlive the process, not the machine (node)", setStateDir},
+	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "where the node keeps which disk a " +
+		"volume is; has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
 		"unix:///path/name.sock or host:port", setMetricsAddress},
 }
 
-// name is what an operator would look for in the manifest.
+// name returns the setting's name as it appears in a manifest.
 func (s setting) name() string {
 	if s.flag == "" {
 		return s.env
@@ -122,9 +119,8 @@ func (s setting) name() string {
 	return s.env + " (--" + s.flag + ")"
 }
 
-// value is what the operator said, of flags or in the environment; empty means nothing. The space
-// around it is none of it: the value of a Secret often ends with the newline of an editor or an
-// echo.
+// value returns the value from the flags or the environment; empty means not set. Surrounding
+// whitespace is trimmed, because the value of a Secret often ends with a newline.
 func (s setting) value(flags map[string]string, getenv func(string) string) string {
 	value, given := flags[s.flag]
 	if s.flag == "" || !given {
@@ -133,9 +129,8 @@ func (s setting) value(flags map[string]string, getenv func(string) string) stri
 	return strings.TrimSpace(value)
 }
 
-// ParseConfig reads the arguments and the environment. Its error is one line that names the
-// variable and never its value. help receives the text of --help, after which the error is
-// flag.ErrHelp.
+// ParseConfig parses the arguments and the environment. Its error is one line that names the
+// variable and never its value. --help writes its text to help and returns flag.ErrHelp.
 func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Config, error) {
 	var c Config
 	values, err := flagValues(args, &c.PrintVersion, help)
@@ -157,7 +152,7 @@ func ParseConfig(args []string, getenv func(string) string, help io.Writer) (Con
 	return c, c.complete()
 }
 
-// flagValues parses the arguments; only the flags that were given are in the map.
+// flagValues parses the arguments. The map has only the flags that were given.
 func flagValues(args []string, version *bool, help io.Writer) (map[string]string, error) {
 	flags := flag.NewFlagSet("oxide-csi-plugin", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -170,7 +165,7 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 			})
 		}
 	}
-	flags.BoolVar(version, "version", false, "print the version and end")
+	flags.BoolVar(version, "version", false, "print the version and exit")
 	err := flags.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -185,19 +180,20 @@ func flagValues(args []string, version *bool, help io.Writer) (map[string]string
 	return values, nil
 }
 
-// flagProblem is what package flag says of a bad argument, where it names no more than the flag.
+// flagProblem returns the message of package flag for an invalid argument if it does not quote a
+// value.
 func flagProblem(err error) string {
 	for _, harmless := range []string{"flag provided but not defined: ", "flag needs an argument: "} {
 		if strings.HasPrefix(err.Error(), harmless) {
 			return csierr.Plain(err.Error())
 		}
 	}
-	return "an argument is no --flag=value"
+	return "an argument is not of the form --flag=value"
 }
 
 func printHelp(w io.Writer) {
-	_, _ = fmt.Fprintln(w, "oxide-csi-plugin serves Oxide disks as CSI volumes. Every flag has a "+
-		"variable; the flag wins.")
+	_, _ = fmt.Fprintln(w, "oxide-csi-plugin serves Oxide disks as CSI volumes. Every flag has an "+
+		"environment variable; the flag wins.")
 	for _, s := range settings {
 		left := "$" + s.env
 		if s.flag != "" {
@@ -209,27 +205,25 @@ func printHelp(w io.Writer) {
 		}
 		_, _ = fmt.Fprintf(w, "  %-56s %s\n", left, right)
 	}
-	_, _ = fmt.Fprintf(w, "  %-56s %s\n", "--version", "print the version and end")
+	_, _ = fmt.Fprintf(w, "  %-56s %s\n", "--version", "print the version and exit")
 }
 
-// complete says what the chosen mode lacks.
+// complete reports the settings that the mode needs and lacks.
 func (c *Config) complete() error {
 	switch {
 	case c.Mode == "":
-		return errors.New("OXIDE_MODE (--mode) is not set: say what to serve, controller, node or " +
-			"all")
+		return errors.New("OXIDE_MODE (--mode) is not set: it has to be controller, node or all")
 	case c.Endpoint == "":
-		return errors.New("CSI_ENDPOINT (--endpoint) is not set: say where to serve, " +
-			"unix:///path/name.sock")
+		return errors.New("CSI_ENDPOINT (--endpoint) is not set: it has to be unix:///path/name.sock")
 	case c.Mode.controller() && c.Host == "":
 		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
 	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
-		return errors.New("OXIDE_TOKEN is not set, nor OXIDE_TOKEN_FILE: the controller needs a " +
-			"token of the rack")
+		return errors.New("OXIDE_TOKEN is not set, and neither is OXIDE_TOKEN_FILE: the controller " +
+			"needs a token of the rack")
 	case c.Mode.controller() && c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")
 	case c.Mode.node() && len(c.Topology) > 1:
-		return errors.New("OXIDE_TOPOLOGY (--topology) names several places: a node is in one")
+		return errors.New("OXIDE_TOPOLOGY (--topology) names several locations: a node is in one")
 	case c.Mode.node() && !isDirectory(c.SysfsRoot):
 		return errors.New("OXIDE_SYSFS_ROOT (--sysfs-root): has to be an existing directory")
 	case c.Mode.node() && !isDirectory(c.DevRoot):
@@ -243,7 +237,7 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// text is for a setting that may be anything.
+// text returns the set function of a setting without syntax.
 func text(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		*field(c) = value

@@ -9,11 +9,10 @@ import (
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// The settings that describe the rack.
+// The settings of the rack.
 
 func setHost(c *Config, value string) error {
 	expected := errors.New("has to be an address such as https://silo.sys.example.com")
@@ -32,17 +31,17 @@ func setHost(c *Config, value string) error {
 	return nil
 }
 
-// rackWarnings are what an operator should know of settings that work.
+// rackWarnings returns warnings about valid but dangerous settings.
 func (c *Config) rackWarnings() []string {
 	var warnings []string
 	if u, err := url.Parse(c.Host); err == nil && u.Scheme == "http" && !thisMachine(u.Hostname()) {
-		warnings = append(warnings, "OXIDE_HOST is an http:// address of another machine: the token "+
-			"crosses the network for everybody on the way to read; give an https:// address")
+		warnings = append(warnings, "OXIDE_HOST is an http:// address of another machine: everybody on "+
+			"the network path can read the token; set an https:// address")
 	}
 	if c.ClusterID == "" {
-		warnings = append(warnings, "OXIDE_CLUSTER_ID is not set: another cluster in this project that "+
-			"has none either shares this one's disks with it, and each deletes the other's; give every "+
-			"cluster an id of its own before its first volume, and keep it")
+		warnings = append(warnings, "OXIDE_CLUSTER_ID is not set: if another cluster in this project "+
+			"has none either, the two share their disks, and each deletes the other's; set a different id "+
+			"for every cluster before its first volume, and keep it")
 	}
 	return warnings
 }
@@ -87,7 +86,7 @@ func setTopology(c *Config, value string) (err error) {
 	return err
 }
 
-// setTopologyKey sets one key in every place, or makes the one place.
+// setTopologyKey sets one key in every location, or adds the first location.
 func setTopologyKey(name string) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		if len(c.Topology) == 0 {
@@ -114,14 +113,14 @@ func setMetricsAddress(c *Config, value string) error {
 	return nil
 }
 
-// rack.Options are those of the settings.
+// rackOptions returns the rack client's options.
 func (c *Config) rackOptions() rack.Options {
 	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,
 		UserAgent: "oxide-csi-plugin/" + Version()}
 }
 
-// tokensOf is where a configuration has the token.
+// tokensOf returns the token source of a configuration.
 func tokensOf(c Config, h *hidden, log *slog.Logger) *rack.TokenSource {
 	h.add(c.Token)
-	return &rack.TokenSource{Fixed: c.Token, Path: c.TokenFile, Learned: h.add, Log: log}
+	return &rack.TokenSource{Fixed: c.Token, Path: c.TokenFile, OnToken: h.add, Log: log}
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -199,17 +198,17 @@ func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
 	}
 }
 
-// What README's table says of a setting's default where the program has none of its own.
+// The defaults in the table of docs/configuration.md for settings that have none in the program.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
 }
 
-func TestB37TheReadmeListsEverySetting(t *testing.T) {
-	text, err := os.ReadFile("../README.md")
+func TestB37TheDocumentationListsEverySetting(t *testing.T) {
+	text, err := os.ReadFile("../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "| flag | variable | default | what it says |\n")
+	_, table, _ := strings.Cut(string(text), "| flag | variable | default | meaning |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var want []string
 	for _, s := range settings {
@@ -217,7 +216,7 @@ func TestB37TheReadmeListsEverySetting(t *testing.T) {
 			// They stand in the line of the whole topology.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
 			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {
-				t.Errorf("README.md does not name %s", s.env)
+				t.Errorf("docs/configuration.md does not name %s", s.env)
 			}
 			continue
 		}
@@ -240,7 +239,7 @@ func TestB37TheReadmeListsEverySetting(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
-		t.Errorf("README.md lists\n%s\nand the program knows\n%s", strings.Join(got, "\n"),
+		t.Errorf("docs/configuration.md lists\n%s\nand the program knows\n%s", strings.Join(got, "\n"),
 			strings.Join(want, "\n"))
 	}
 }

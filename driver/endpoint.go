@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,13 +13,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// socketMode lets the socket's owner and group in: kubelet and the sidecars.
+// socketMode gives access to the socket's owner and group: kubelet and the sidecars.
 const socketMode = 0o660
 
-// socketPath reads an endpoint. CSI allows Unix sockets only, with a name that ends in .sock.
+// socketPath parses an endpoint. CSI allows only Unix sockets, with a name that ends in .sock.
 func socketPath(endpoint string) (string, error) {
 	expected := errors.New("has to be unix:///path/name.sock, an absolute path after three slashes")
 	u, err := url.Parse(endpoint)
@@ -37,8 +39,9 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// listenUnix makes the socket, and nothing beside it: the directory belongs to the supervisor. A
-// socket left by a process that was killed is removed; one that answers, or anything else, is not.
+// listenUnix creates the socket, and nothing else in its directory, which belongs to the
+// supervisor. It removes a socket left by a process that was killed, but not one that answers, or
+// any other file.
 func listenUnix(path string) (net.Listener, error) {
 	unlock, err := lockDirectory(filepath.Dir(path))
 	if err != nil {
@@ -48,31 +51,31 @@ func listenUnix(path string) (net.Listener, error) {
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
-	// The socket is made with its mode, never wider for a moment. Serving has not begun, so no
-	// other goroutine makes files meanwhile.
+	// The umask creates the socket with its final mode, so that it is never accessible to others.
+	// Serving has not begun, so no other goroutine creates files meanwhile.
 	old := syscall.Umask(0o777 &^ socketMode)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	syscall.Umask(old)
 	if err != nil {
-		return nil, fmt.Errorf("make the socket: %w", csierr.WithoutPath(err))
+		return nil, fmt.Errorf("create the socket: %w", csierr.WithoutPath(err))
 	}
 	listener.SetUnlinkOnClose(false)
 	info, err := os.Lstat(path)
 	if err != nil {
 		_ = listener.Close()
-		return nil, fmt.Errorf("look at the socket: %w", csierr.WithoutPath(err))
+		return nil, fmt.Errorf("stat the socket: %w", csierr.WithoutPath(err))
 	}
 	return &ownSocket{UnixListener: listener, path: path, info: info}, nil
 }
 
-// ownSocket removes its file when it is closed, and not that of a process which took its place.
+// ownSocket removes its file when it is closed, but not the file of a process that replaced it.
 type ownSocket struct {
 	*net.UnixListener
 	path string
 	info os.FileInfo
 }
 
-// Close ends the listening. While the socket is open no other file can have its inode number.
+// Close stops listening. While the socket is open no other file can have its inode number.
 func (s *ownSocket) Close() error {
 	if unlock, err := lockDirectory(filepath.Dir(s.path)); err == nil {
 		defer unlock()
@@ -83,19 +86,22 @@ func (s *ownSocket) Close() error {
 	return s.UnixListener.Close()
 }
 
-// lockDirectory keeps other processes of the driver from making or removing a socket in dir, until
-// unlock is called: two that start at once would each take the other's new socket for a stale one.
-// The lock is on the directory itself and leaves nothing in it.
+// lockDirectory keeps other processes of the driver from creating or removing a socket in dir until
+// unlock is called: two that start at once would each treat the other's new socket as stale. The
+// lock is on the directory itself and leaves no file in it.
 func lockDirectory(dir string) (unlock func(), err error) {
-	const patience = 2 * time.Second
+	const maxWait = 2 * time.Second
 	held, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		return nil, errors.New("the socket's directory does not exist; the supervisor makes it")
+		return nil, errors.New("the socket's directory does not exist; the supervisor has to create it")
 	case err != nil:
 		return nil, fmt.Errorf("open the socket's directory: %w", csierr.WithoutPath(err))
 	}
-	for end := time.Now().Add(patience); ; {
+	// flock(2) has no time limit of its own.
+	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 5 * time.Millisecond,
+		End: time.Now().Add(maxWait)}
+	for {
 		err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		switch {
 		case err == nil:
@@ -103,13 +109,12 @@ func lockDirectory(dir string) (unlock func(), err error) {
 		case !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR):
 			_ = held.Close()
 			return nil, fmt.Errorf("lock the socket's directory: %w", err)
-		case time.Now().After(end):
-			_ = held.Close()
-			return nil, fmt.Errorf("another process starts there and has not ended that within %s; "+
-				"stop it first", patience)
 		}
-		// There is no way to wait for a lock with a time limit.
-		<-time.After(5 * time.Millisecond)
+		if again, _ := backoff.Wait(context.Background()); !again {
+			_ = held.Close()
+			return nil, fmt.Errorf("another process has been starting there for %s; stop it first",
+				maxWait)
+		}
 	}
 }
 
@@ -119,9 +124,9 @@ func removeStale(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("look for an old socket: %w", csierr.WithoutPath(err))
+		return fmt.Errorf("stat an old socket: %w", csierr.WithoutPath(err))
 	case info.Mode().Type() != fs.ModeSocket:
-		return errors.New("something that is no socket is in the socket's place; remove it")
+		return errors.New("a file that is no socket exists at the socket's path; remove it")
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	switch {
@@ -129,10 +134,10 @@ func removeStale(path string) error {
 		_ = conn.Close()
 		return errors.New("another process serves there; stop it first")
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("look whether another process serves there: %w", csierr.WithoutPath(err))
+		return fmt.Errorf("check whether another process serves there: %w", csierr.WithoutPath(err))
 	}
 	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove the socket that a process left: %w", csierr.WithoutPath(err))
+		return fmt.Errorf("remove a stale socket: %w", csierr.WithoutPath(err))
 	}
 	return nil
 }

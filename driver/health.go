@@ -9,59 +9,56 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// How often the controller looks whether the rack accepts it: seldom, and sooner when the last look
-// found something to mend.
+// How often the controller checks whether the rack accepts it: seldom, and sooner after a check
+// that found a fault.
 const (
-	rackLookInterval  = time.Minute
-	rackRetryInterval = 5 * time.Second
-	rackLookTimeLimit = 10 * time.Second
+	rackCheckInterval   = time.Minute
+	rackRecheckInterval = 5 * time.Second
+	rackCheckTimeout    = 10 * time.Second
 )
 
-// rackHealth knows whether the rack accepts the token and shows the project, from looks in the
-// background, so that Probe never waits.
+// rackHealth checks in the background whether the rack accepts the token and shows the project, so
+// that Probe never waits.
 type rackHealth struct {
 	Rack   *rack.Client
-	Tokens *rack.TokenSource // nil: no file to look at
+	Tokens *rack.TokenSource // nil: no token file to check
 	Log    *slog.Logger
 
-	// asked wakes run for a look out of turn.
+	// asked requests a check before the interval ends.
 	asked chan struct{}
 
 	mu sync.Mutex
 	// guarded by mu
-	looked bool
+	checked bool
 	// guarded by mu
 	fault error
 	// guarded by mu
-	told string
+	reported string
 }
 
-// lookSoon asks for a look now: a call has found the token refused. It does not wait.
-func (h *rackHealth) lookSoon() {
+// checkSoon requests a check, after the rack refused the token of a call. It does not wait.
+func (h *rackHealth) checkSoon() {
 	select {
 	case h.asked <- struct{}{}:
 	default:
 	}
 }
 
-// run looks until ctx ends.
+// run checks until ctx ends.
 func (h *rackHealth) run(ctx context.Context) {
 	for {
-		wait := rackLookInterval
-		if !h.guardedLook(ctx) {
-			wait = rackRetryInterval
+		wait := rackCheckInterval
+		if !h.guardedCheck(ctx) {
+			wait = rackRecheckInterval
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -75,7 +72,8 @@ func (h *rackHealth) run(ctx context.Context) {
 	}
 }
 
-// soon is asked, but not for a look that has just failed: a hundred refused calls are one question.
+// soon returns the channel of requested checks, or nil after a check that failed: a hundred refused
+// calls cause one check.
 func (h *rackHealth) soon() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,23 +83,23 @@ func (h *rackHealth) soon() <-chan struct{} {
 	return h.asked
 }
 
-// guardedLook looks, and makes a fault of a panic.
-func (h *rackHealth) guardedLook(ctx context.Context) (fine bool) {
-	err := async.Guard(ctx, h.Log, "the look at the rack", func() error {
-		fine = h.look(ctx)
+// guardedCheck checks, and converts a panic to a fault.
+func (h *rackHealth) guardedCheck(ctx context.Context) (fine bool) {
+	err := async.Guard(ctx, h.Log, "the rack check", func() error {
+		fine = h.check(ctx)
 		return nil
 	})
 	if err != nil {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.looked, h.fault = true, err
+		h.checked, h.fault = true, err
 	}
 	return fine
 }
 
-// look asks the rack for the project; false means that something is wrong.
-func (h *rackHealth) look(ctx context.Context) bool {
-	limited, cancel := context.WithTimeout(ctx, rackLookTimeLimit)
+// check reads the project from the rack and reports whether there is no problem.
+func (h *rackHealth) check(ctx context.Context) bool {
+	limited, cancel := context.WithTimeout(ctx, rackCheckTimeout)
 	defer cancel()
 	_, err := h.Rack.ProjectView(limited, oxide.ProjectViewParams{Project: h.Rack.ProjectParam()})
 	if ctx.Err() != nil {
@@ -110,33 +108,32 @@ func (h *rackHealth) look(ctx context.Context) bool {
 	fault, fileFault := healthFault(err), h.Tokens.Fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.tell(limited, err, cmp.Or(fault, fileFault))
-	if err != nil && fault == nil && h.looked {
-		// The rack is away. What it said last holds (PR-5).
+	h.report(limited, err, cmp.Or(fault, fileFault))
+	if err != nil && fault == nil && h.checked {
+		// The rack cannot be reached. The last result holds (PR-5).
 		return false
 	}
-	h.looked, h.fault = true, fault
+	h.checked, h.fault = true, fault
 	return err == nil && fileFault == nil
 }
 
-// tell writes one line when what a look found is another trouble than before, or none any more. It
-// is called with mu held.
-func (h *rackHealth) tell(ctx context.Context, err, fault error) {
+// report logs one line when the result of a check differs from the one before. The caller holds mu.
+func (h *rackHealth) report(ctx context.Context, err, fault error) {
 	why := fault
 	if why == nil && err != nil {
-		why = rack.Error(ctx, lookAtProject, err)
+		why = rack.Error(ctx, readProject, err)
 	}
 	trouble := csierr.Message(why)
 	told := trouble
 	if answer := new(oxide.HTTPError); errors.As(err, &answer) {
-		// Such a text has the number of its request, and the reason is enough to tell it by.
+		// The text has a request id, which differs each time, so compare only the reason.
 		told = string(csierr.ReasonOf(why))
 	}
 	switch {
-	case told == h.told:
+	case told == h.reported:
 	case fault != nil && err == nil:
-		h.Log.ErrorContext(ctx, "the rack accepts this controller with a token that cannot be read "+
-			"again", "error", trouble)
+		h.Log.ErrorContext(ctx, "the rack accepts the token, but its file cannot be read again", "error",
+			trouble)
 	case fault != nil:
 		h.Log.ErrorContext(ctx, "the rack does not accept this controller", "error", trouble)
 	case err != nil:
@@ -145,35 +142,34 @@ func (h *rackHealth) tell(ctx context.Context, err, fault error) {
 	default:
 		h.Log.InfoContext(ctx, "the rack accepts this controller again")
 	}
-	h.told = told
+	h.reported = told
 }
 
-// lookAtProject names the look in errors.
-const lookAtProject = "look at the project"
+// readProject names the look in errors.
+const readProject = "read project"
 
-// healthFault is what a person has to mend, or nil: also for a rack that is away.
+// healthFault returns what a person has to repair, or nil, also if the rack cannot be reached.
 func healthFault(err error) error {
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401), errors.Is(err, oxide.ErrHTTP403):
-		why := rack.Error(context.Background(), lookAtProject, err)
+		why := rack.Error(context.Background(), readProject, err)
 		return csierr.Coded(codes.FailedPrecondition, csierr.ReasonOf(why), "%w", why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
-		return csierr.New(csierr.ProjectNotFound, "the rack shows this token "+
-			"no project of the name or id in OXIDE_PROJECT; create it, or give the token's user a "+
-			"role on it")
+		return csierr.New(csierr.ProjectNotFound, "this token sees no project with the name or id in "+
+			"OXIDE_PROJECT; create it, or give the token's user a role on it")
 	}
 	return nil
 }
 
-// state is the answer for Probe.
+// state returns the result for Probe.
 func (h *rackHealth) state() (ready bool, err error) {
 	fileFault := h.Tokens.Fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.looked, cmp.Or(h.fault, fileFault)
+	return h.checked, cmp.Or(h.fault, fileFault)
 }
 
-// toolsHealth says what a node lacks.
+// toolsHealth returns an error if a node lacks programs.
 func toolsHealth() error {
 	if missing := filesystem.MissingTools(); len(missing) > 0 {
 		return csierr.New(csierr.ToolsMissing, "the node service runs %s and "+

@@ -16,25 +16,24 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// hidden keeps the tokens that this process has used, and takes them out of what is shown. What
-// answers in the rack's place may send a request back to us, and a token need not look like one.
+// hidden redacts the tokens that this process has used. A server in the rack's place may echo a
+// request, and a token need not look like one.
 type hidden struct {
 	mu sync.Mutex
-	// guarded by mu, the latest last
+	// guarded by mu; the latest is last
 	tokens []string
-	// guarded by mu: the tokens in every way in which they may be written
+	// guarded by mu; the tokens in every encoding in which they may appear
 	words []string
 }
 
 const (
-	// mostHidden is how many tokens are known at once. An answer with an older one is not awaited
-	// any more.
-	mostHidden = 16
-	// hiddenStart is how much of a token is enough to know it by where the rest is cut off.
-	hiddenStart = 12
+	// maxTokens is how many tokens are kept. No response with an older one is still expected.
+	maxTokens = 16
+	// minPrefix is how much of a truncated token is enough to recognize it.
+	minPrefix = 12
 )
 
-// add takes note of a token that is about to be sent.
+// add records a token that is about to be sent.
 func (h *hidden) add(token string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -42,12 +41,12 @@ func (h *hidden) add(token string) {
 		return
 	}
 	h.tokens = append(h.tokens, token)
-	h.tokens = h.tokens[max(0, len(h.tokens)-mostHidden):]
+	h.tokens = h.tokens[max(0, len(h.tokens)-maxTokens):]
 	h.words = nil
 	for _, t := range h.tokens {
 		h.words = append(h.words, t, inQuotes(strconv.Quote(t)), inJSON(t))
 	}
-	// Of two that begin alike the longer one has to go first.
+	// Replace the longer of two words with the same beginning first.
 	slices.SortFunc(h.words, func(a, b string) int { return len(b) - len(a) })
 	h.words = slices.Compact(h.words)
 }
@@ -56,12 +55,12 @@ func inQuotes(quoted string) string { return quoted[1 : len(quoted)-1] }
 
 func inJSON(text string) string {
 	var b bytes.Buffer
-	// A string can always be written, and a buffer takes it.
+	// Encoding a string into a buffer cannot fail.
 	_ = json.NewEncoder(&b).Encode(text)
 	return inQuotes(strings.TrimSpace(b.String()))
 }
 
-// text is the text without tokens.
+// text redacts the tokens in a text.
 func (h *hidden) text(text string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,9 +70,9 @@ func (h *hidden) text(text string) string {
 	return csierr.WithoutTokens(text)
 }
 
-// without replaces a word, and a start of it that something has cut off.
+// without replaces a word, and truncated forms of it.
 func without(text, word string) string {
-	start := word[:min(len(word), hiddenStart)]
+	start := word[:min(len(word), minPrefix)]
 	var clean strings.Builder
 	for {
 		before, after, found := strings.Cut(text, start)
@@ -90,7 +89,7 @@ func without(text, word string) string {
 	}
 }
 
-// attribute is an attribute of a line in the log, without tokens.
+// attribute redacts the tokens in a log attribute.
 func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindString, slog.KindAny:
@@ -102,8 +101,7 @@ func (h *hidden) attribute(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// intercept takes the tokens out of what a caller is told of an error, behind its reason, which is
-// the driver's own word.
+// intercept redacts the tokens in the text of an error. The reason is the driver's own word.
 func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)
@@ -114,7 +112,7 @@ func (h *hidden) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	return nil, failure.WithText(h.text(failure.Error()))
 }
 
-// hiddenWriter writes without tokens what is written to it in one piece.
+// hiddenWriter redacts the tokens in each write.
 type hiddenWriter struct {
 	to     io.Writer
 	hidden *hidden

@@ -41,20 +41,20 @@ func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
 
 func TestB15TokensThatWereRotatedOutAreHiddenToo(t *testing.T) {
 	h := &hidden{}
-	for n := range mostHidden {
+	for n := range maxTokens {
 		h.add(fmt.Sprintf("tweety-%d", n))
 	}
-	for n := range mostHidden {
+	for n := range maxTokens {
 		if got := h.text(fmt.Sprintf("the token tweety-%d.", n)); strings.Contains(got, "tweety") {
-			t.Errorf("the token %d of %d is shown: %s", n, mostHidden, got)
+			t.Errorf("the token %d of %d is shown: %s", n, maxTokens, got)
 		}
 	}
 	h.add("tweety-0")
-	if got := len(h.tokens); got != mostHidden {
+	if got := len(h.tokens); got != maxTokens {
 		t.Errorf("%d tokens are kept", got)
 	}
 	h.add("another")
-	if got := len(h.tokens); got != mostHidden || h.text("another") != "***" {
+	if got := len(h.tokens); got != maxTokens || h.text("another") != "***" {
 		t.Errorf("%d tokens are kept: %q", got, h.tokens)
 	}
 }

@@ -3,33 +3,34 @@ package driver
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // Identity is CSI's identity service, which every process of the plugin serves.
 type Identity struct {
 	csi.UnimplementedIdentityServer
 
-	// Topology says that an operator named the rack's place. Controller and nodes have to agree.
+	// Topology reports whether the operator set a topology. Controller and nodes have to agree.
 	Topology bool
-	// Health says whether the process can work: ready, or not yet, or an error for a person. It
-	// must not wait for the rack; nil means always ready.
+	// Health reports whether the process is ready, or returns an error that a person has to repair. It
+	// must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
 }
 
-// GetPluginInfo says who this is.
+// GetPluginInfo returns the driver's name and version.
 func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
 	*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: volume.DriverName, VendorVersion: Version()}, nil
 }
 
-// GetPluginCapabilities says what the plugin as a whole does. CSI wants the same answer from every
-// process of it, so a node says CONTROLLER_SERVICE too.
+// GetPluginCapabilities lists what the plugin as a whole supports. CSI wants the same answer from
+// every process, so a node lists CONTROLLER_SERVICE too.
 //
-// Left out on purpose: group snapshots, snapshot metadata and expansion, which the rack cannot do.
+// Group snapshots, snapshot metadata and expansion are missing because the rack does not support
+// them.
 func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
 	*csi.GetPluginCapabilitiesResponse, error) {
 	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
@@ -45,9 +46,9 @@ func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// Probe says whether this process can work. It may be called as often as one likes: it asks nobody.
-// A rack that is down for a while is no reason to restart the plugin; a token that the rack refuses
-// and missing programs are for a person to mend, and are errors.
+// Probe reports whether this process is ready. It makes no call, so it may be called at any rate.
+// An outage of the rack is no reason to restart the plugin. A refused token and missing programs
+// are errors, because a person has to repair them.
 func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ready := true
 	if i.Health != nil {

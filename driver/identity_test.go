@@ -5,81 +5,17 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
-
-func TestGI1AndGI2TheNameAndVersion(t *testing.T) {
-	info, err := (&Identity{}).GetPluginInfo(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.GetName() != "csi.oxide.computer" || info.GetVendorVersion() == "" {
-		t.Errorf("got %v", info)
-	}
-	if !regexp.MustCompile(`^[a-z][-a-z0-9.]{0,61}[a-z]$`).MatchString(info.GetName()) {
-		t.Errorf("%q is no name", info.GetName())
-	}
-}
-
-func TestGC1CapabilitiesDependOnTheTopologyAlone(t *testing.T) {
-	for _, test := range []struct {
-		topology bool
-		want     []csi.PluginCapability_Service_Type
-	}{
-		{false,
-			[]csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}},
-		{true, []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE,
-			csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}},
-	} {
-		answer, err := (&Identity{Topology: test.topology}).GetPluginCapabilities(t.Context(), nil)
-		if err != nil || len(answer.GetCapabilities()) != len(test.want) {
-			t.Fatalf("got %v, %v", answer, err)
-		}
-		for i, c := range answer.GetCapabilities() {
-			if c.GetService().GetType() != test.want[i] {
-				t.Errorf("got %v", answer)
-			}
-		}
-	}
-}
-
-func TestGC1EveryModeAnswersTheSame(t *testing.T) {
-	var answers []proto.Message
-	for _, mode := range []Mode{ModeController, ModeNode, ModeAll} {
-		p := plugin{config: Config{Mode: mode, Host: "http://127.0.0.1:1", Token: "x", Project: "p",
-			InstanceID: racktest.Instance, SysfsRoot: t.TempDir(),
-			Topology: []volume.Segments{{volume.TopologyPrefix + "rack": "a"}}},
-			log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
-		server, err := p.assemble()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if (server.Controller != nil) != (mode != ModeNode) ||
-			(server.Node != nil) != (mode != ModeController) {
-			t.Errorf("D-6: mode %s serves %v and %v", mode, server.Controller, server.Node)
-		}
-		answer, err := server.Identity.GetPluginCapabilities(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answers = append(answers, answer)
-	}
-	csitest.SameMessage(t, answers[1], answers[0])
-	csitest.SameMessage(t, answers[2], answers[0])
-}
 
 // moodyRack answers every request as its mood is, and counts.
 type moodyRack struct {
@@ -131,33 +67,33 @@ func TestPR1ToPR5Probe(t *testing.T) {
 
 	expect("PR-2 before the first look", false)
 	rack.set(away)
-	h.look(t.Context())
+	h.check(t.Context())
 	expect("PR-5 a rack that is away at the start is no reason to restart", true)
 	rack.set(fine)
-	h.look(t.Context())
+	h.check(t.Context())
 	expect("PR-1 healthy", true)
 	rack.set(away)
-	h.look(t.Context())
+	h.check(t.Context())
 	expect("PR-5 the rack is away", true)
 
 	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
-	h.look(t.Context())
+	h.check(t.Context())
 	_, err := probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(away)
-	h.look(t.Context())
+	h.check(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.TokenRejected)
 	rack.set(racktest.Error(403, "Forbidden", "Forbidden"))
-	h.look(t.Context())
+	h.check(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.RoleMissing)
 	rack.set(racktest.Error(404, "ObjectNotFound", "not found: project"))
-	h.look(t.Context())
+	h.check(t.Context())
 	_, err = probe()
 	csitest.Want(t, err, codes.FailedPrecondition, csierr.ProjectNotFound)
 	rack.set(fine)
-	h.look(t.Context())
+	h.check(t.Context())
 	expect("PR-1 mended", true)
 
 	before := rack.count()
@@ -186,14 +122,14 @@ func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
 		return ready && err == nil
 	})
 	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
-	h.lookSoon()
+	h.checkSoon()
 	csitest.Await(t, "the refusal is known", func() bool {
 		_, err := h.state()
 		return err != nil
 	})
 	served := rack.count()
 	for range 100 {
-		h.lookSoon()
+		h.checkSoon()
 	}
 	cancel()
 	<-ended

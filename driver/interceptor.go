@@ -6,16 +6,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-
 	"google.golang.org/grpc"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// interceptors are what every call passes, outermost first: the log and the metrics see the final
-// answer, also that of a panic; the lock is released however the handler ends; and the deadline
-// counts for the handler only.
+// interceptors returns the interceptors of every call, outermost first. The log and the metrics see
+// the final result, even of a panic. The lock is released however the handler ends. The deadline
+// applies to the handler only.
 func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
@@ -29,8 +28,8 @@ func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
 	}
 }
 
-// finish gives every error the form that CSI and our users are promised: a code of CSI's, and a
-// reason with a sentence. A bare Go error would reach the CO as UNKNOWN.
+// finish gives every error a reason, a sentence and one of CSI's codes. A plain Go error would
+// reach the CO as UNKNOWN.
 func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
 	error) {
 	answer, err := handler(ctx, req)
@@ -40,8 +39,7 @@ func finish(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.
 	return answer, nil
 }
 
-// recoverPanics turns a panic into INTERNAL: one broken call must not end the mounts and attaches
-// of all others.
+// recoverPanics converts a panic to INTERNAL: one broken call must not end all others.
 func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (answer any, err error) {
@@ -50,12 +48,12 @@ func recoverPanics(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// controllerTimeLimit bounds a call whose caller set no deadline: no goroutine waits for a rack for
-// ever.
+// controllerTimeLimit is the deadline of a call without one, so that no goroutine waits for a rack
+// forever.
 const controllerTimeLimit = 2 * time.Minute
 
-// limitTime gives a deadline to controller calls that have none. Node calls run to their end: mkfs
-// must not be cut off.
+// limitTime sets a deadline for controller calls that have none. Node calls run to their end,
+// because mkfs must not be interrupted.
 func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if _, ok := ctx.Deadline(); !ok && strings.HasPrefix(info.FullMethod, "/csi.v1.Controller/") {
@@ -66,5 +64,5 @@ func limitTime(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// shortMethod is "CreateVolume" for "/csi.v1.Controller/CreateVolume".
+// shortMethod returns "CreateVolume" for "/csi.v1.Controller/CreateVolume".
 func shortMethod(full string) string { return full[strings.LastIndex(full, "/")+1:] }

@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// logCalls writes one line for each call when it ends; at debug level one more when it begins, with
-// the request, and the answer with the end. Secrets and mount flags are in neither.
+// logCalls logs one line when a call ends. At debug level it also logs the request and the
+// response, without secrets and mount flags.
 func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	var calls atomic.Int64
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -45,8 +45,7 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// levelOf keeps the questions that a CO asks all day out of the log, and raises what somebody
-// should look at.
+// levelOf lowers the level of frequent read-only calls, and raises the level of failures.
 func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") ||
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
@@ -61,7 +60,7 @@ func levelOf(method string, err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// objects are the ids and names of a request: what one searches a log for.
+// objects returns the ids and names in a request, by which a log is searched.
 func objects(req any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
@@ -87,7 +86,7 @@ func objects(req any) []slog.Attr {
 	return attrs
 }
 
-// made is the id of what a call made: under it the calls that follow are found.
+// made returns the id of the object that a call made, by which later calls are found.
 func made(answer any) []slog.Attr {
 	if r, ok := answer.(*csi.CreateVolumeResponse); ok && r.GetVolume() != nil {
 		return []slog.Attr{slog.String("volume", r.GetVolume().GetVolumeId())}
@@ -98,10 +97,10 @@ func made(answer any) []slog.Attr {
 	return nil
 }
 
-// redacted is a message for the log. It is only worked on when the line is written.
+// redacted is a message for the log. It is redacted only if the line is written.
 type redacted struct{ message any }
 
-// LogValue is the message as JSON without secrets and mount flags.
+// LogValue returns the message as JSON without secrets and mount flags.
 func (r redacted) LogValue() slog.Value {
 	message, ok := r.message.(proto.Message)
 	if !ok {

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 // A log is read by machines too: who adds up what a volume cost finds its calls by their objects.

@@ -3,27 +3,26 @@ package driver
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// mostMapBytes is CSI's limit for every map that has none of its own (B-2).
-const mostMapBytes = 4 << 10
+// maxMapBytes is CSI's limit for every map without a limit of its own (B-2).
+const maxMapBytes = 4 << 10
 
-// fieldLimits are the fields with other limits: paths may be as long as the system allows, which
-// the node checks, and a node id has 256 bytes. A token that is too long is a bad token, which has
-// a code of its own. Mount flags are counted together.
+// fieldLimits are the fields with other limits; 0 means none. The node checks the length of paths.
+// A starting token that is too long is invalid, which has a code of its own. Mount flags are
+// counted together.
 var fieldLimits = map[protoreflect.Name]int{
 	"target_path": 0, "staging_target_path": 0, "volume_path": 0,
 	"starting_token": 0, "mount_flags": 0, "node_id": 256,
 }
 
-// checkLimits holds every request to CSI's limits, wherever the field stands in it.
+// checkLimits enforces CSI's limits in every field of a request, at any depth.
 func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	if message, ok := req.(proto.Message); ok {
@@ -34,7 +33,7 @@ func checkLimits(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// limitProblem names the field that is out of bounds and never shows what is in it.
+// limitProblem returns an error that names a field over its limit, but never shows its value.
 func limitProblem(m protoreflect.Message) (err error) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {
@@ -63,9 +62,9 @@ func mapProblem(field protoreflect.FieldDescriptor, values protoreflect.Map) (er
 		total += len(key.String()) + len(value.String())
 		return true
 	})
-	if total > mostMapBytes {
+	if total > maxMapBytes {
 		return csierr.New(csierr.FieldInvalid, "%s has %d bytes; CSI allows %d",
-			field.Name(), total, mostMapBytes)
+			field.Name(), total, maxMapBytes)
 	}
 	return nil
 }

@@ -4,15 +4,14 @@ import (
 	"context"
 	"sync"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// locks gives each object to one call at a time. The zero value is ready for use.
+// locks admits one call at a time for each object. The zero value is ready for use.
 type locks struct {
 	mu sync.Mutex
 	// guarded by mu
@@ -38,8 +37,9 @@ func (l *locks) unlock(key string) {
 	delete(l.held, key)
 }
 
-// intercept answers ABORTED while another call for the same object is at work. The lock lives as
-// long as the handler: a caller that gives up does not free an object that mkfs works on (B-12).
+// intercept returns ABORTED while another call for the same object is in progress. The lock is held
+// as long as the handler runs: a caller that gives up does not release an object that mkfs works on
+// (B-12).
 func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	key := lockKey(req)
@@ -47,25 +47,25 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		return handler(ctx, req)
 	}
 	if !l.tryLock(key) {
-		return nil, csierr.New(csierr.OperationPending, "another call for %s is at work; "+
-			"repeat this one later", csierr.Plain(key))
+		return nil, csierr.New(csierr.OperationPending, "another call for %s is in progress; repeat "+
+			"this one later", csierr.Plain(key))
 	}
 	defer l.unlock(key)
-	// A caller that gave up may have called for something else since, which a call that only begins
-	// now would undo. On one connection the end of a call is seen before the call after it.
+	// A caller that gave up may have made another call since, which this call would undo if it began
+	// now. On one connection the end of a call arrives before the next call.
 	switch ctx.Err() {
 	case nil:
 		return handler(ctx, req)
 	case context.DeadlineExceeded:
-		return nil, csierr.New(csierr.DeadlineExceeded, "the caller's time was "+
-			"over before the call began; nothing was done")
+		return nil, csierr.New(csierr.DeadlineExceeded, "the deadline passed before the call began; "+
+			"nothing was done")
 	}
-	return nil, csierr.New(csierr.Canceled, "the caller gave up before the call began; "+
-		"nothing was done")
+	return nil, csierr.New(csierr.Canceled, "the caller canceled before the call began; nothing was "+
+		"done")
 }
 
-// lockKey names the object a call changes; calls that only look have none. A create is known by its
-// name, everything else by its id.
+// lockKey returns the object that a call changes, or "" for a read-only call. A create is
+// identified by its name, any other call by its id.
 func lockKey(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -88,7 +88,7 @@ func objectKey(kind, id string) string {
 		return ""
 	}
 	if u, ok := volume.ParseID(id); ok {
-		id = u // one object, in whatever case it is written
+		id = u // the case of a UUID does not matter
 	}
 	return kind + " " + id
 }

@@ -12,17 +12,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// metrics counts what the driver does. They are collected always and shown only at MetricsAddress.
+// metrics are the driver's Prometheus metrics. They are always collected, and served only at
+// MetricsAddress.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
@@ -35,17 +36,16 @@ func newMetrics() *metrics {
 		registry: prometheus.NewRegistry(),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "oxide_csi_call_seconds",
-			Help:    "How long CSI calls took, by method and gRPC code.",
+			Help:    "Duration of CSI calls, by method and gRPC code.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"method", "code"}),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "oxide_csi_calls_in_flight",
-			Help: "CSI calls that are at work.",
+			Help: "CSI calls in progress.",
 		}),
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "oxide_csi_rack_request_seconds",
-			Help: "How long requests to the rack took, by HTTP method and status; none is no " +
-				"answer.",
+			Name:    "oxide_csi_rack_request_seconds",
+			Help:    "Duration of requests to the rack, by HTTP method and status; none means no response.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"method", "status"}),
 	}
@@ -73,7 +73,7 @@ func (m *metrics) request(method string, answer *http.Response, took time.Durati
 	m.requests.WithLabelValues(method, code).Observe(took.Seconds())
 }
 
-// listen opens the metrics' address: a socket, or a TCP port.
+// listen listens at the metrics' address: a socket, or a TCP port.
 func (m *metrics) listen(address string) (net.Listener, error) {
 	if !strings.HasPrefix(address, "unix:") {
 		listener, err := net.Listen("tcp", address)
@@ -89,13 +89,13 @@ func (m *metrics) listen(address string) (net.Listener, error) {
 	return listenUnix(path)
 }
 
-// serve shows the metrics, and what every goroutine does, until ctx ends.
+// serve serves the metrics, and a dump of the goroutines, until ctx ends.
 func (m *metrics) serve(ctx context.Context, log *slog.Logger, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := async.AfterDone(ctx, log, "the end of the metrics", func() { _ = server.Close() })
+	stop := async.AfterDone(ctx, log, "shutdown of the metrics", func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)

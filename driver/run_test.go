@@ -11,13 +11,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {

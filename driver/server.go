@@ -9,21 +9,17 @@ import (
 	"net"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// Server serves the services of one process at one socket.
+// Server serves the CSI services of one process at one socket.
 type Server struct {
 	Identity   csi.IdentityServer
 	Controller csi.ControllerServer // nil: not served
@@ -31,10 +27,10 @@ type Server struct {
 	Log        *slog.Logger
 
 	metrics *metrics
-	hidden  *hidden // nil: no token is known
+	hidden  *hidden // nil: no tokens to redact
 }
 
-// Serve serves until ctx ends; then it takes no new calls, finishes those at work, removes the
+// Serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
 // socket and returns nil.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if s.metrics == nil {
@@ -45,7 +41,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	}
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.interceptors()...),
-		// A client that connects and says nothing must not hold up the end for long.
+		// A client that connects and sends nothing must not delay the shutdown for long.
 		grpc.ConnectionTimeout(5*time.Second),
 		grpc.WaitForHandlers(true),
 	)
@@ -57,9 +53,9 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		csi.RegisterNodeServer(server, s.Node)
 	}
 	drained := make(chan struct{})
-	stop := async.AfterDone(ctx, s.Log, "the end of the server", func() {
+	stop := async.AfterDone(ctx, s.Log, "shutdown of the server", func() {
 		defer close(drained)
-		s.Log.Info("finishing the calls at work")
+		s.Log.Info("draining in-flight calls")
 		server.GracefulStop()
 	})
 	err := server.Serve(listener)
@@ -72,8 +68,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// Run is the plugin: it serves what the configuration says until ctx ends. An error that comes
-// before serving is a misconfiguration, on one line, with the variable's name.
+// Run runs the plugin with a configuration until ctx ends. An error before serving is a
+// misconfiguration: one line, with the variable's name.
 func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	m := newMetrics()
 	p := plugin{config: c, metrics: m}
@@ -106,7 +102,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 		}
 	}
 	if c.Mode.node() {
-		// It serves on: what is mounted can be taken down without any of them. Probe says the same.
+		// Continue: mounted volumes can be unmounted without these programs. Probe reports the same.
 		if err := toolsHealth(); err != nil {
 			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
@@ -114,7 +110,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	return p.serve(ctx, server, listener, metricsListener)
 }
 
-// plugin is one process in the making.
+// plugin assembles one process.
 type plugin struct {
 	config  Config
 	log     *slog.Logger
@@ -122,7 +118,7 @@ type plugin struct {
 	hidden  hidden
 
 	health *rackHealth // nil without a controller
-	stop   func()      // lets go the calls that wait for what takes long; nil without a node
+	stop   func()      // ends calls that wait for long reads; nil without a node
 	closes []func()
 }
 
@@ -165,7 +161,7 @@ func (p *plugin) controller() (*controller.Service, error) {
 	p.health = &rackHealth{Tokens: tokens, Log: p.log,
 		asked: make(chan struct{}, 1)}
 	client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens,
-		Observe: p.metrics.request, Refused: p.health.lookSoon})
+		Observe: p.metrics.request, Refused: p.health.checkSoon})
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +194,7 @@ func (p *plugin) node() (*node.Service, error) {
 	return node, nil
 }
 
-// state is the process's health: a node's programs, a controller's rack.
+// state returns the process's health: the programs of a node, the rack of a controller.
 func (p *plugin) state() (ready bool, err error) {
 	if p.config.Mode.node() {
 		if err := toolsHealth(); err != nil {
@@ -211,9 +207,9 @@ func (p *plugin) state() (ready bool, err error) {
 	return true, nil
 }
 
-// serve runs the socket, the metrics and the looks at the rack, and returns when all have ended.
+// serve runs the CSI server, the metrics and the rack checks, and returns when all have ended.
 func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
-	// Metrics stay while the last calls finish.
+	// Serve metrics until the last calls have finished.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
 	if p.health != nil {
@@ -225,12 +221,12 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 				return p.metrics.serve(background, p.log, metricsAt)
 			})
 			if err != nil {
-				p.log.Error("metrics are gone", "error", err)
+				p.log.Error("metrics server failed", "error", err)
 			}
 		})
 	}
 	if p.stop != nil {
-		defer async.AfterDone(ctx, p.log, "the end of its reads", p.stop)()
+		defer async.AfterDone(ctx, p.log, "shutdown of reads", p.stop)()
 	}
 	err := server.Serve(ctx, csiAt)
 	cancel()

@@ -13,10 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -26,8 +22,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 const canary = "tweetytweety"
@@ -102,21 +100,6 @@ type oddController struct {
 func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
 	return o.create(ctx)
-}
-
-func TestB20IdentityIsServedInEveryModeAndTheRestByMode(t *testing.T) {
-	s := serve(t, &Server{Controller: &controller.Service{}})
-	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
-		t.Error(err)
-	}
-	if _, err := csi.NewControllerClient(s.conn).ControllerGetCapabilities(t.Context(),
-		&csi.ControllerGetCapabilitiesRequest{}); err != nil {
-		t.Error(err)
-	}
-	_, err := csi.NewNodeClient(s.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if got := status.Code(err); got != codes.Unimplemented {
-		t.Errorf("D-6: a service outside the mode answers %v", got)
-	}
 }
 
 func TestAPanicIsInternalAndTheServerLives(t *testing.T) {

@@ -13,11 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -254,7 +252,7 @@ func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
 		{racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}, 4},
 	} {
 		rack.set(step.mood)
-		h.look(t.Context())
+		h.check(t.Context())
 		if got := strings.Count(book.String(), "\n"); got != step.want {
 			t.Fatalf("after look %d the log has %d lines, want %d:\n%s", i, got, step.want, book)
 		}

@@ -2,10 +2,10 @@ package driver
 
 import "runtime/debug"
 
-// Release is set when a release is built: -ldflags "-X <this package>.Release=v1.2.3".
+// Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
 var Release = ""
 
-// Version is the release, or what the build knows of its source.
+// Version returns the release, or the version of the main module from the build information.
 func Version() string {
 	if Release != "" {
 		return Release

@@ -53,7 +53,7 @@ func usesDiskByHand(ctx SpecContext) {
 	Expect(reader.Sh(ctx, "cat /data/0/file")).To(Equal("by hand"))
 	reader.Delete(ctx)
 	s.DeleteClaim(ctx, "second")
-	s.VolumeEvent(ctx, second.Name, "DiskNotOurs", "carries no mark of this driver",
+	s.VolumeEvent(ctx, second.Name, "DiskNotOurs", "has no ownership tag of this driver",
 		"give the volume the reclaim policy Retain")
 	Expect(theRack.disk(ctx, disk).Description).To(Equal("made by hand"))
 	// What the sentence says helps: the volume goes, the disk does not.

@@ -129,7 +129,7 @@ func ageFirstSeen(path string) {
 	var state map[string]any
 	Expect(json.Unmarshal(data, &state)).To(Succeed())
 	for _, object := range state["objects"].(map[string]any) {
-		object.(map[string]any)["first"] = time.Now().Add(-2 * time.Hour).UTC()
+		object.(map[string]any)["firstSeen"] = time.Now().Add(-2 * time.Hour).UTC()
 	}
 	data, err = json.Marshal(state)
 	Expect(err).NotTo(HaveOccurred())

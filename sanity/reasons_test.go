@@ -68,13 +68,13 @@ var _ = describeController("a reason that the rack causes", fixtureOptions{}, fu
 		expectReason(err, codes.AlreadyExists, "NameTaken")
 	})
 
-	It("OX-12 RackAnswerWrong: the rack answers with another disk", func(ctx SpecContext) {
+	It("OX-12 RackResponseInvalid: the rack answers with another disk", func(ctx SpecContext) {
 		volume, other := f.volume(ctx), f.volume(ctx)
 		f.answer(ctx, "disk_view", volume.GetVolumeId(),
 			f.rackJSON(ctx, "/v1/disks/"+other.GetVolumeId(), nil))
 		_, err := f.ctl.ControllerGetVolume(ctx,
 			&csi.ControllerGetVolumeRequest{VolumeId: volume.GetVolumeId()})
-		expectReason(err, codes.Internal, "RackAnswerWrong")
+		expectReason(err, codes.Internal, "RackResponseInvalid")
 	})
 })
 

@@ -1,5 +1,6 @@
-// oxide-conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT
-// name. It is run as root in an instance of that project, and touches only what it made itself.
+// Command oxide-conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and
+// OXIDE_PROJECT name. It has to run as root in an instance of that project, and touches only what
+// it made itself.
 //
 // "oxide-conformance demo" needs no rack: it simulates one and shows the life of a volume on it.
 package main
@@ -16,7 +17,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:])) }
 
-// run cleans up what it made also when it is interrupted.
+// run cleans up what it made, even if it is interrupted.
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

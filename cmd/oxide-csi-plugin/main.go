@@ -1,5 +1,6 @@
 // Command oxide-csi-plugin serves the disks of an Oxide rack as CSI volumes. --help lists its
-// settings. "oxide-csi-plugin audit" finds what leaked; audit --help lists that one's.
+// settings. "oxide-csi-plugin audit" finds leaked disks and snapshots; audit --help lists its
+// flags.
 package main
 
 import (
@@ -12,13 +13,13 @@ import (
 	"os/signal"
 	"syscall"
 
-	// The certificates to trust where there is no system to ask, in an image of this binary alone.
+	// The certificates to trust in an image with only this binary, which has no system certificates.
 	_ "golang.org/x/crypto/x509roots/fallback"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver"
 )
 
-// errFound is an audit's that ran well and found something.
+// errFound reports that an audit succeeded and found something.
 var errFound = errors.New("found orphans or missing volumes")
 
 func main() {

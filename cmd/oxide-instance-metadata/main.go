@@ -1,7 +1,7 @@
-// Command oxide-instance-metadata tells the driver which instance of the rack a Kubernetes node is,
-// where the node does not know it from SMBIOS: it reads the node's spec.providerID, which the Oxide
-// cloud controller manager sets, and writes it to a file as OXIDE_INSTANCE_ID. It runs as an init
-// container beside the driver, so that the driver itself knows nothing of Kubernetes.
+// Command oxide-instance-metadata writes the id of a Kubernetes node's instance to a file, for
+// nodes whose SMBIOS is hidden. It reads the Node's spec.providerID, which the Oxide cloud
+// controller manager sets, and writes it as OXIDE_INSTANCE_ID. It is an init container of the
+// driver, so that the driver itself needs no Kubernetes client.
 package main
 
 import (
@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// nodeNameKey is the variable that the pod's spec fills from spec.nodeName.
+// nodeNameKey is the variable that the pod sets from spec.nodeName.
 const nodeNameKey = "K8S_NODE_NAME"
 
-// nodeName is the form of a node's name.
+// nodeName matches the name of a node.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
 func main() {
@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// run does what the arguments say. configure finds the API server.
+// run runs the program. configure returns how to reach the API server.
 func run(ctx context.Context, args []string, getenv func(string) string,
 	configure func() (*rest.Config, error), stderr io.Writer) error {
 	flags := flag.NewFlagSet("oxide-instance-metadata", flag.ContinueOnError)
@@ -55,20 +55,20 @@ func run(ctx context.Context, args []string, getenv func(string) string,
 	case flags.NArg() > 0:
 		return fmt.Errorf("expected flags only, found %q; see --help", flags.Arg(0))
 	case *timeout <= 0:
-		return fmt.Errorf("--timeout is %s; it has to be more than nothing", *timeout)
+		return fmt.Errorf("--timeout is %s; it has to be positive", *timeout)
 	}
 	name := getenv(nodeNameKey)
 	switch {
 	case name == "":
-		return fmt.Errorf("%s is not set: give the container the node's name, with a fieldRef to "+
-			"spec.nodeName", nodeNameKey)
+		return fmt.Errorf("%s is not set: set it to the node's name, with a fieldRef to spec.nodeName",
+			nodeNameKey)
 	case !nodeName.MatchString(name):
-		return fmt.Errorf("%s is %q, which no node is called: expected lower-case letters, digits, "+
+		return fmt.Errorf("%s is %q, which is not a node's name: expected lower-case letters, digits, "+
 			"dots and hyphens", nodeNameKey, oneLine(name))
 	}
 	config, err := configure()
 	if err != nil {
-		return fmt.Errorf("no way to the Kubernetes API: %w; run this in a pod whose service "+
+		return fmt.Errorf("cannot reach the Kubernetes API: %w; run this in a pod whose service "+
 			"account's token is mounted", err)
 	}
 	node, err := newNode(config, name)
@@ -83,6 +83,6 @@ func run(ctx context.Context, args []string, getenv func(string) string,
 	if err := write(*out, id); err != nil {
 		return fmt.Errorf("write %s (--out): %w", *out, err)
 	}
-	_, err = fmt.Fprintf(stderr, "node %s is instance %s, says %s\n", name, id, *out)
+	_, err = fmt.Fprintf(stderr, "node %s is instance %s; wrote %s\n", name, id, *out)
 	return err
 }

@@ -203,8 +203,8 @@ func TestD66EveryMistakeIsOneSentenceThatSaysWhatToDo(t *testing.T) {
 		args   []string
 		want   string
 	}{
-		{"no variable", "", nil, nil, "K8S_NODE_NAME is not set: give the container"},
-		{"a variable that names no node", "../secrets", nil, nil, "which no node is called"},
+		{"no variable", "", nil, nil, "K8S_NODE_NAME is not set: set it to the node's name"},
+		{"a variable that names no node", "../secrets", nil, nil, "which is not a node's name"},
 		{"a node that is not there", "other", nil, nil, `the cluster has no node "other"`},
 		{"a service account without the right", testNode, status(http.StatusForbidden,
 			`nodes "x" is forbidden`), nil, `resources: ["nodes"], verbs: ["get"]`},
@@ -214,10 +214,10 @@ func TestD66EveryMistakeIsOneSentenceThatSaysWhatToDo(t *testing.T) {
 		{"an API that does not work", testNode, status(http.StatusInternalServerError,
 			"etcd is\naway"), nil, "status 500: etcd is away"},
 		{"too many requests", testNode, status(http.StatusTooManyRequests, ""),
-			nil, "told to end while waiting: the Kubernetes API has too many requests"},
+			nil, "stopped while waiting: the Kubernetes API has too many requests"},
 		{"an answer that is no JSON", testNode, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"spec":`)
-		}, nil, "no JSON"},
+		}, nil, "not JSON"},
 		{"a timeout of nothing", testNode, nil, []string{"--timeout=0s"}, "--timeout"},
 		{"an unknown flag", testNode, nil, []string{"--node=x"}, "-node; see --help"},
 		{"an argument", testNode, nil, []string{"x"}, "expected flags only"},
@@ -296,7 +296,7 @@ func TestD66TheWaitEndsWithTheTimeoutAndSaysForWhat(t *testing.T) {
 
 func TestD66TheWaitEndsWithThePod(t *testing.T) {
 	got := tell(t.Context(), t, apiServer(t, nodeWith("")), testNode)
-	wantRefusal(t, got, "told to end while waiting: node oxide-csi-worker has no spec.providerID")
+	wantRefusal(t, got, "stopped while waiting: node oxide-csi-worker has no spec.providerID")
 }
 
 func TestD67TheFileIsWrittenWholeOrNotAtAll(t *testing.T) {

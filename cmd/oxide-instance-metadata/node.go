@@ -15,16 +15,17 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// providerPrefix is what the Oxide cloud controller manager puts before an instance's UUID.
+// providerPrefix precedes the instance's UUID in the provider ids of the Oxide cloud controller
+// manager.
 const providerPrefix = "oxide://"
 
-// How long one question to the API server may take, and how long to wait before the next.
+// How long one request to the API server may take, and the pause before the next.
 const (
 	askTimeLimit = 10 * time.Second
 	askInterval  = 2 * time.Second
 )
 
-// node is one node of the cluster, as its API server tells of it.
+// node reads one Node object from the cluster's API server.
 type node struct {
 	Name     string
 	URL      string
@@ -36,16 +37,16 @@ type node struct {
 func newNode(config *rest.Config, name string) (*node, error) {
 	server, err := url.Parse(config.Host)
 	if err != nil || server.Host == "" {
-		return nil, errors.New("the address of the Kubernetes API is none: expected " +
-			"https://host:port of KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT")
+		return nil, errors.New("the address of the Kubernetes API is invalid: expected " +
+			"https://host:port from KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT")
 	}
 	config = rest.CopyConfig(config)
 	config.Timeout = askTimeLimit
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("no way to the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("cannot reach the Kubernetes API: %w", err)
 	}
-	// Its token goes to the API server and nowhere else.
+	// A redirect must not carry the token to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}
@@ -55,8 +56,8 @@ func newNode(config *rest.Config, name string) (*node, error) {
 	}, nil
 }
 
-// instance is the UUID of the node's instance. It waits for one that is not known yet, and says for
-// what.
+// instance returns the UUID of the node's instance. It waits until the UUID is known, and logs what
+// it waits for.
 func (n *node) instance(ctx context.Context, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -70,7 +71,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 		if !errors.As(err, &later) {
 			return "", err
 		}
-		// A question that is cut off by the end of the wait says less than the one before it.
+		// The error of a request that is canceled by the timeout is less useful than the one before it.
 		if said == "" || ctx.Err() == nil && later.text != said {
 			said = later.text
 			_, _ = fmt.Fprintf(n.Log, "waiting up to %s: %s\n", timeout, said)
@@ -78,7 +79,7 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return "", fmt.Errorf("told to end while waiting: %s", said)
+				return "", fmt.Errorf("stopped while waiting: %s", said)
 			}
 			return "", fmt.Errorf("waited %s (--timeout): %s", timeout, said)
 		case <-time.After(n.Interval):
@@ -86,12 +87,12 @@ func (n *node) instance(ctx context.Context, timeout time.Duration) (string, err
 	}
 }
 
-// notYet is a state that may pass.
+// notYet is a transitional error.
 type notYet struct{ text string }
 
 func (e notYet) Error() string { return e.text }
 
-// providerID asks the API server once.
+// providerID reads spec.providerID once.
 func (n *node) providerID(ctx context.Context) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, n.URL, nil)
 	if err != nil {
@@ -103,7 +104,7 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 		return "", notYet{"the Kubernetes API does not answer: " + reasonOf(err)}
 	}
 	defer func() { _ = response.Body.Close() }()
-	// A node of many images and volumes has some hundred KiB.
+	// A Node with many images and volumes has some hundred KiB.
 	const most = 16 << 20
 	var found struct {
 		Message string `json:"message"`
@@ -116,7 +117,7 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 		return "", n.refusal(response.StatusCode, found.Message)
 	}
 	if err != nil {
-		return "", notYet{"the Kubernetes API's answer is cut off or no JSON"}
+		return "", notYet{"the response of the Kubernetes API is truncated or not JSON"}
 	}
 	if found.Spec.ProviderID == "" {
 		return "", notYet{fmt.Sprintf("node %s has no spec.providerID; the Oxide cloud controller "+
@@ -125,7 +126,7 @@ func (n *node) providerID(ctx context.Context) (string, error) {
 	return found.Spec.ProviderID, nil
 }
 
-// refusal is what an answer other than the node means.
+// refusal returns the error for a response other than the Node.
 func (n *node) refusal(code int, message string) error {
 	switch code {
 	case http.StatusNotFound:
@@ -150,7 +151,7 @@ func (n *node) refusal(code int, message string) error {
 	return errors.New(text)
 }
 
-// instanceOf takes the instance's UUID out of spec.providerID, in the one form that is written.
+// instanceOf returns the instance's UUID from spec.providerID, in canonical form.
 func instanceOf(name, providerID string) (string, error) {
 	text, ours := strings.CutPrefix(providerID, providerPrefix)
 	if !ours {
@@ -166,7 +167,7 @@ func instanceOf(name, providerID string) (string, error) {
 	return id.String(), nil
 }
 
-// reasonOf is what went wrong on the way, without the address that every such error begins with.
+// reasonOf returns the text of a transport error without the address.
 func reasonOf(err error) string {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -175,7 +176,7 @@ func reasonOf(err error) string {
 	return oneLine(err.Error())
 }
 
-// oneLine is the beginning of foreign text, fit for a log.
+// oneLine returns the beginning of untrusted text as one line for a log.
 func oneLine(text string) string {
 	const most = 200
 	text = strings.Join(strings.Fields(text), " ")

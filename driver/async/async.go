@@ -1,6 +1,6 @@
-// Package async starts the goroutines of the driver. A panic in one that nobody recovers would end
-// the process, and with it the mounts and attaches of all other calls; here it becomes the error,
-// or the panic, of whoever waits for the goroutine.
+// Package async starts the driver's goroutines and paces its retries. An unrecovered panic in a
+// goroutine would end the process, and with it all other calls. Here it becomes the error, or the
+// panic, of the caller that waits for the goroutine.
 package async
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Recover is deferred. It turns a panic into an error, and logs where it was.
+// Recover converts a panic to an error and logs its stack. It has to be deferred.
 func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	p := recover()
 	if p == nil {
@@ -23,14 +23,13 @@ func Recover(ctx context.Context, log *slog.Logger, work string, err *error) {
 	if !ok {
 		raised = &RaisedPanic{p, debug.Stack()}
 	}
-	// The panic's value may quote the request; the stack does not.
+	// Do not log the panic's value, which may quote the request. The stack does not.
 	log.ErrorContext(ctx, "panic", "in", work, "type", fmt.Sprintf("%T", raised.Value),
 		"stack", string(raised.stack))
-	*err = csierr.New(csierr.Internal, "the driver has a bug in %s; its log has the "+
-		"details", work)
+	*err = csierr.New(csierr.Internal, "bug in the driver: %s panicked; see its log", work)
 }
 
-// Guard runs f, and makes an error of a panic in it.
+// Guard runs f and converts a panic in it to an error.
 func Guard(ctx context.Context, log *slog.Logger, work string, f func() error) (err error) {
 	defer Recover(ctx, log, work, &err)
 	return f()
@@ -42,13 +41,13 @@ type RaisedPanic struct {
 	stack []byte
 }
 
-// String is what the runtime prints of one that nobody recovers.
+// String returns what the runtime prints if nobody recovers the panic.
 func (p *RaisedPanic) String() string {
 	return fmt.Sprintf("%v, raised in another goroutine:\n%s", p.Value, p.stack)
 }
 
-// Group are goroutines that one caller waits for. A panic in one of them is raised again in the
-// caller, where it is recovered as the caller's own.
+// Group is a set of goroutines that one caller waits for. Wait raises a panic of one of them again
+// in the caller.
 type Group struct {
 	group sync.WaitGroup
 	mu    sync.Mutex
@@ -56,7 +55,7 @@ type Group struct {
 	panicked *RaisedPanic
 }
 
-// Go starts one more.
+// Go starts a goroutine.
 func (c *Group) Go(f func()) {
 	c.group.Go(func() {
 		defer func() {
@@ -70,7 +69,7 @@ func (c *Group) Go(f func()) {
 	})
 }
 
-// Wait waits for all of them.
+// Wait waits for all goroutines of the group.
 func (c *Group) Wait() {
 	c.group.Wait()
 	if c.panicked != nil {
@@ -78,7 +77,7 @@ func (c *Group) Wait() {
 	}
 }
 
-// Start starts f at once; what it returns waits for the result, and has to be called.
+// Start starts f in a goroutine. The returned function waits for the result and has to be called.
 func Start[T any](f func() (T, error)) func() (T, error) {
 	var result T
 	var err error
@@ -90,7 +89,7 @@ func Start[T any](f func() (T, error)) func() (T, error) {
 	}
 }
 
-// AfterDone runs f in a goroutine of its own when ctx ends.
+// AfterDone runs f in its own goroutine when ctx ends.
 func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		_ = Guard(ctx, log, work, func() error {
@@ -100,5 +99,5 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 	})
 }
 
-// Detach runs f in a goroutine that nobody waits for, and which guards itself.
+// Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.
 func Detach(f func()) { go f() }

@@ -7,18 +7,18 @@ import (
 	"io"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// Run compares what the driver made on the rack for a cluster with the volumes and snapshots that
-// somebody wants, and writes a report to out. It deletes an orphan only when the options say so,
-// and then logs each one at once. It reports whether orphans or missing volumes are left.
+// Run compares what the driver made on the rack for a cluster with the wanted volumes and
+// snapshots, and writes a report to out. It deletes orphans only if the options ask for it, and
+// logs each deletion at once. It reports whether orphans or missing volumes are left.
 //
-// The order makes it safe. The rack is listed before and after the wanted volumes are read, so an
-// orphan existed before the list could have left it out, and still exists after. A list that cannot
-// be read whole is an error, never a shorter list.
+// The order makes it safe: the rack is listed before and after the wanted volumes are read, so an
+// orphan existed before that list was made and still exists after it. A list that cannot be read
+// completely is an error, never a shorter list.
 func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, out,
 	log io.Writer) (found bool, err error) {
 	a := &audit{
@@ -27,25 +27,25 @@ func Run(ctx context.Context, client *rack.Client, clusterID string, o Options, 
 		source:  o.wantedSource(),
 		log:     log,
 	}
-	if err := a.look(ctx); err != nil {
-		return false, forPeople(err)
+	if err := a.compare(ctx); err != nil {
+		return false, plainError(err)
 	}
 	if o.Delete {
-		err = forPeople(a.deleteOrphans(ctx))
+		err = plainError(a.deleteOrphans(ctx))
 	}
 	// Report what was done even if the rest failed.
 	return a.report.found(), errors.Join(err, a.report.write(o.JSON, out, log))
 }
 
-// forPeople leaves away what gRPC says of an error.
-func forPeople(err error) error {
+// plainError removes the gRPC status from an error's text.
+func plainError(err error) error {
 	if s, ok := status.FromError(err); ok && err != nil {
 		return errors.New(s.Message())
 	}
 	return err
 }
 
-// audit is one audit under way.
+// audit is one run.
 type audit struct {
 	options Options
 	rack    *ownedRack
@@ -58,8 +58,9 @@ type audit struct {
 	report report
 }
 
-// look finds what there is to find, and keeps it for the next audit.
-func (a *audit) look(ctx context.Context) error {
+// compare lists the rack and the wanted volumes, fills the report, and saves the orphans for the
+// next audit.
+func (a *audit) compare(ctx context.Context) error {
 	project, err := a.rack.ReadProject(ctx)
 	if err != nil {
 		return rack.ProjectError(ctx, err)
@@ -96,10 +97,10 @@ func (a *audit) look(ctx context.Context) error {
 	return a.state.write(a.options.StateFile)
 }
 
-// findMissing finds what is wanted and is not the driver's: missing, or static.
+// findMissing finds wanted objects that are not in the inventory: they are missing or static.
 func (a *audit) findMissing(ctx context.Context, now inventory) error {
 	for _, h := range a.wanted.Handles {
-		if _, own := now.owned[h.ID]; own && h.could(now.owned[h.ID].Kind) {
+		if _, own := now.owned[h.ID]; own && h.mayBe(now.owned[h.ID].Kind) {
 			continue
 		}
 		other, err := a.rack.find(ctx, h, now)
@@ -108,28 +109,28 @@ func (a *audit) findMissing(ctx context.Context, now inventory) error {
 			return err
 		case other == nil:
 			a.report.Missing = append(a.report.Missing, missingObject{h.Kind, h.ID, h.By})
-		case other.Why != "":
+		case other.Foreign != "":
 			a.report.Static = append(a.report.Static, staticObject{object: *other, WantedBy: h.By})
 		}
 	}
 	return nil
 }
 
-// deleteOrphans deletes the orphans that no rule keeps, and stops at the first failure.
+// deleteOrphans deletes the orphans without a skip reason, and stops at the first failure.
 func (a *audit) deleteOrphans(ctx context.Context) error {
 	for _, o := range a.deletable() {
-		if err := a.readAgain(ctx); err != nil {
+		if err := a.reread(ctx); err != nil {
 			return err
 		}
 		if a.wanted.wants(o.object) {
-			o.SkipReason = "it is wanted by now"
+			o.SkipReason = "it is wanted now"
 			continue
 		}
-		kept, err := a.rack.deleteOrphan(ctx, o.object)
+		skipped, err := a.rack.deleteOrphan(ctx, o.object)
 		if err != nil {
 			return err
 		}
-		if o.SkipReason = kept; kept == "" {
+		if o.SkipReason = skipped; skipped == "" {
 			o.Deleted = true
 			a.report.Deleted++
 			_, _ = fmt.Fprintf(a.log, "deleted the %s %s (%s)\n", o.Kind, o.ID, o.Name)
@@ -139,14 +140,14 @@ func (a *audit) deleteOrphans(ctx context.Context) error {
 	return a.state.write(a.options.StateFile)
 }
 
-// deletable are the orphans that no rule keeps, and none when they are more than may
-// go at once. Each of the others gets the reason why it stays.
+// deletable returns the orphans without a skip reason, or none if there are more than one audit may
+// delete. It sets the skip reason of each of the others.
 func (a *audit) deletable() []*orphan {
 	policy := deletePolicy{OlderThan: a.options.OlderThan, MinInterval: a.options.MinInterval}
 	var free []*orphan
 	for _, o := range a.report.Orphans {
 		if o.SkipReason = a.trust[o.Kind]; o.SkipReason == "" {
-			o.SkipReason = policy.skipReason(o.object, a.state.Objects[o.ID].First, a.wanted.listedAt)
+			o.SkipReason = policy.skipReason(o.object, a.state.Objects[o.ID].FirstSeen, a.wanted.listedAt)
 		}
 		if o.SkipReason == "" {
 			free = append(free, o)
@@ -156,9 +157,8 @@ func (a *audit) deletable() []*orphan {
 		return free
 	}
 	for _, o := range free {
-		o.SkipReason = fmt.Sprintf("%d would go at once, more than --at-most %d: look whether the list "+
-			"of "+
-			"volumes is whole", len(free), a.options.AtMost)
+		o.SkipReason = fmt.Sprintf("%d orphans would be deleted at once, more than --at-most %d: check "+
+			"that the list of volumes is complete", len(free), a.options.AtMost)
 	}
 	return nil
 }
@@ -166,9 +166,9 @@ func (a *audit) deletable() []*orphan {
 // maxListAge is how old the list of wanted volumes may be when an orphan is deleted.
 const maxListAge = 5 * time.Second
 
-// readAgain reads the wanted volumes again before a deletion: what was nobody's a moment ago may be
-// somebody's now. A list that is not to be trusted any more ends the audit.
-func (a *audit) readAgain(ctx context.Context) error {
+// reread reads the wanted volumes again before a deletion, because an object may be wanted by now.
+// A list that has become empty ends the audit.
+func (a *audit) reread(ctx context.Context) error {
 	if time.Since(a.wanted.readAt) < maxListAge {
 		return nil
 	}
@@ -177,9 +177,9 @@ func (a *audit) readAgain(ctx context.Context) error {
 		return err
 	}
 	if len(again.Handles) == 0 && len(a.wanted.Handles) > 0 {
-		return fmt.Errorf("the list of volumes had %d entries and is empty now", len(a.wanted.Handles))
+		return fmt.Errorf("the list of volumes had %d entries and is now empty", len(a.wanted.Handles))
 	}
-	// What either list names is not deleted. Ages count from the first one.
-	a.wanted.also(again)
+	// An object in either list is not deleted. Ages count from the first list.
+	a.wanted.merge(again)
 	return nil
 }

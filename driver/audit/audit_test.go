@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const auditUID = "6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b99"
@@ -33,7 +32,7 @@ func testDisk(n int, edit ...func(*object)) object {
 func testInventory(objects ...object) inventory {
 	s := inventory{owned: map[string]object{}, others: map[string]object{}}
 	for _, o := range objects {
-		if o.Why != "" {
+		if o.Foreign != "" {
 			s.others[o.ID] = o
 			continue
 		}
@@ -46,7 +45,7 @@ func aSnapshot(o *object) { o.Kind, o.State = Snapshot, "ready" }
 
 func marked(cluster string) func(*object) {
 	return func(o *object) {
-		o.Why = "is another's"
+		o.Foreign = "is another's"
 		o.description = volume.Tag{Name: "x", Cluster: cluster}.Description()
 	}
 }
@@ -78,9 +77,9 @@ func TestWhoIsAnOrphan(t *testing.T) {
 		{"not one whose claim is there", testInventory(testDisk(1, func(o *object) {
 			o.CSIName = "pvc-" + auditUID
 		})), testInventory(testDisk(1, func(o *object) { o.CSIName = "pvc-" + auditUID })),
-			func(l *wanted) { l.claim(auditUID) }, nil},
+			func(l *wanted) { l.addClaim(auditUID) }, nil},
 		{"one whose name only resembles a claim's", testInventory(testDisk(1)),
-			testInventory(testDisk(1)), func(l *wanted) { l.claim("1"); l.claim("") },
+			testInventory(testDisk(1)), func(l *wanted) { l.addClaim("1"); l.addClaim("") },
 			[]string{racktest.Numbered(1)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -99,7 +98,7 @@ func TestWhoIsAnOrphan(t *testing.T) {
 
 func TestWhichListIsTrusted(t *testing.T) {
 	rack := testInventory(testDisk(1), testDisk(2, aSnapshot), testDisk(3, marked("red")),
-		testDisk(4, func(o *object) { o.Why = "carries no mark of this driver" }))
+		testDisk(4, func(o *object) { o.Foreign = "has no ownership tag of this driver" }))
 	none := map[Kind]bool{Disk: true, Snapshot: true}
 	for _, test := range []struct {
 		name      string
@@ -163,15 +162,15 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 		{"an old snapshot", testDisk(1, aSnapshot), long, ""},
 		{"a faulted snapshot", testDisk(1, aSnapshot, in("faulted", "")), long, ""},
 		{"a snapshot in the making", testDisk(1, aSnapshot, in("creating", "")), long, "creating"},
-		{"seen for the first time", testDisk(1), time.Time{}, "first time"},
-		{"seen in this audit only", testDisk(1), auditNow, "first time"},
+		{"seen for the first time", testDisk(1), time.Time{}, "not seen by an earlier audit"},
+		{"seen in this audit only", testDisk(1), auditNow, "not seen by an earlier audit"},
 		{"seen in the future, as after a clock was set back", testDisk(1), auditNow.Add(time.Hour),
-			"first time"},
+			"not seen by an earlier audit"},
 		{"seen a moment ago", testDisk(1), auditNow.Add(-59 * time.Minute), "59m ago"},
 		{"young", testDisk(1, aged(23*time.Hour)), long, "23h0m old"},
 		{"from the future", testDisk(1, aged(-time.Hour)), long, "old when"},
 		{"of unknown age", testDisk(1, func(o *object) { o.Created = time.Time{} }), long,
-			"how old"},
+			"age is unknown"},
 		{"attached", testDisk(1, in("attached", racktest.Instance)), long, racktest.Instance},
 		{"being detached", testDisk(1, in("detaching", racktest.Instance)), long, "detaching"},
 		{"being made", testDisk(1, in("creating", "")), long, "creating"},
@@ -179,7 +178,7 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 		{"faulted", testDisk(1, in("faulted", "")), long, "faulted"},
 		{"faulted by a delete that the rack gave up", testDisk(1, in("faulted", ""),
 			func(o *object) { o.halfDeleted = true }), long, ""},
-		{"with a copied description", testDisk(1, func(o *object) { o.Why = "has another name" }),
+		{"with a copied description", testDisk(1, func(o *object) { o.Foreign = "has another name" }),
 			long, "another name"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -212,7 +211,7 @@ func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 	if diff := cmp.Diff(first, read); diff != "" {
 		t.Error(diff)
 	}
-	when := func(s state, n int) time.Time { return s.Objects[racktest.Numbered(n)].First }
+	when := func(s state, n int) time.Time { return s.Objects[racktest.Numbered(n)].FirstSeen }
 	next := read.next([]object{testDisk(1), testDisk(2, func(o *object) {
 		o.Created = auditNow
 	}), testDisk(3)}, later, sound)

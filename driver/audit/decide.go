@@ -10,25 +10,25 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// handle is the id of a volume or snapshot that somebody wants.
+// handle is the id of a wanted volume or snapshot.
 type handle struct {
 	Kind Kind
 	ID   string
 	By   string // "PersistentVolume pv-1", "line 3"
 }
 
-// could says whether the handle may be that of an object of a kind.
-func (h handle) could(kind Kind) bool { return h.Kind == kind || h.Kind == either }
+// mayBe reports whether the handle may name an object of the kind.
+func (h handle) mayBe(kind Kind) bool { return h.Kind == kind || h.Kind == either }
 
-// wanted are the volumes and snapshots that somebody wants.
+// wanted is the list of wanted volumes and snapshots.
 type wanted struct {
 	Handles []handle
-	// At is when all this was so at the latest, and Read when it was read.
+	// listedAt is when the list was made, at the latest, and readAt when it was read.
 	listedAt, readAt time.Time
 
 	known map[handle]bool // without By
-	// claims are UIDs of claims and snapshot requests. A CO makes names of them, so that an object
-	// whose CSI name has one in it is wanted although no list names it (yet).
+	// claims are the UIDs of claims and snapshot requests. A CO derives names from them, so an object
+	// whose CSI name contains one is wanted even if no list names it yet.
 	claims map[string]bool
 }
 
@@ -47,10 +47,10 @@ func (t *wanted) add(kind Kind, id, by string) {
 	}
 }
 
-func (t *wanted) claim(uid string) { t.claims[uid] = true }
+func (t *wanted) addClaim(uid string) { t.claims[uid] = true }
 
-// also adds what a second reading names; ages still count from the first.
-func (t *wanted) also(again wanted) {
+// merge adds the entries of a second reading; ages still count from the first.
+func (t *wanted) merge(again wanted) {
 	for _, h := range again.Handles {
 		t.add(h.Kind, h.ID, h.By)
 	}
@@ -58,10 +58,10 @@ func (t *wanted) also(again wanted) {
 	t.readAt = again.readAt
 }
 
-// inName finds the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
+// inName matches the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
 var inName = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// wants reports whether somebody wants an object.
+// wants reports whether an object is wanted.
 func (t *wanted) wants(o object) bool {
 	return t.known[handle{Kind: o.Kind, ID: o.ID}] || t.known[handle{Kind: either, ID: o.ID}] ||
 		slices.ContainsFunc(inName.FindAllString(o.CSIName, -1), func(uid string) bool {
@@ -69,8 +69,9 @@ func (t *wanted) wants(o object) bool {
 		})
 }
 
-// orphansOf are the objects of this cluster that nobody wants, and that existed both before and
-// after the list of wanted ones was read: one that was made or deleted meanwhile is none.
+// orphansOf returns the objects of this cluster that are not wanted, and that existed both before
+// and after the list of wanted objects was read. An object that was made or deleted meanwhile is
+// not an orphan.
 func orphansOf(before, now inventory, t *wanted) []object {
 	var orphans []object
 	for id, o := range now.owned {
@@ -81,11 +82,12 @@ func orphansOf(before, now inventory, t *wanted) []object {
 	return sorted(orphans)
 }
 
-// trust says for each kind why its orphans cannot be believed in, if so.
+// trust has, for each kind, the reason not to trust the list of wanted objects, if there is one.
 type trust map[Kind]string
 
-// trust judges the list of wanted volumes. That of another cluster, or of none, makes everything an
-// orphan: so it has to tell of something that is this cluster's, and of nothing that is another's.
+// trust checks the list of wanted volumes. With the list of another cluster, or an empty one,
+// everything would be an orphan. So the list has to name an object of this cluster, and none of
+// another.
 func (t *wanted) trust(now inventory, assumeNone map[Kind]bool) trust {
 	verdict := trust{}
 	for _, kind := range []Kind{Disk, Snapshot} {
@@ -94,26 +96,26 @@ func (t *wanted) trust(now inventory, assumeNone map[Kind]bool) trust {
 			own, isOwn := now.owned[h.ID]
 			other, isOther := now.others[h.ID]
 			switch {
-			case isOwn && own.Kind == kind && h.could(kind):
+			case isOwn && own.Kind == kind && h.mayBe(kind):
 				ours++
 				all++
-			case isOther && h.could(other.Kind):
+			case isOther && h.mayBe(other.Kind):
 				if m, marked := volume.ParseTag(other.description); marked {
-					verdict[kind] = fmt.Sprintf("the list names %s, which is of the cluster %q: "+
-						"it is the list of another cluster", h.ID, m.Cluster)
+					verdict[kind] = fmt.Sprintf("the list names %s, which belongs to the cluster %q: it is the "+
+						"list of another cluster", h.ID, m.Cluster)
 				}
 				if other.Kind == kind {
 					all++
 				}
-			case !isOwn && h.could(kind):
+			case !isOwn && h.mayBe(kind):
 				all++ // missing, or in another project
 			}
 		}
 		switch {
 		case verdict[kind] != "":
 		case assumeNone[kind] && all > 0:
-			verdict[kind] = fmt.Sprintf("--assume-none says that there is no %s, and the list "+
-				"names %d", kind, all)
+			verdict[kind] = fmt.Sprintf("--assume-none asserts that there is no %s, but the list names %d",
+				kind, all)
 		case !assumeNone[kind] && ours == 0:
 			verdict[kind] = fmt.Sprintf("the list names no %s that this cluster has on the rack; "+
 				"is it the list of another cluster?", kind)
@@ -122,42 +124,43 @@ func (t *wanted) trust(now inventory, assumeNone map[Kind]bool) trust {
 	return verdict
 }
 
-// deletePolicy is how sure an audit has to be.
+// deletePolicy is how old an orphan has to be, and for how long known, to be deleted.
 type deletePolicy struct {
 	OlderThan   time.Duration // the object, when the list was made
 	MinInterval time.Duration // between the first audit that saw it and this one
 }
 
-// objection says why an orphan stays, or "". first is when an earlier audit saw it as an orphan,
-// zero if none did; at is when the present list was made.
+// skipReason returns why an orphan is not deleted, or "". first is when an audit first saw it as an
+// orphan, zero if none did; at is when the current list was made.
 func (p deletePolicy) skipReason(o object, first, at time.Time) string {
 	age, seen := at.Sub(o.Created), at.Sub(first)
 	switch {
-	case o.Why != "":
-		return "it " + o.Why
+	case o.Foreign != "":
+		return "it " + o.Foreign
 	case o.AttachedTo != "":
 		return fmt.Sprintf("it is %s to the instance %s", o.State, o.AttachedTo)
 	case !o.free():
 		return "it is " + o.State
 	case o.Created.IsZero():
-		return "the rack does not say how old it is"
+		return "its age is unknown"
 	case age < p.OlderThan:
-		return fmt.Sprintf("it was %s old when the list was made, less than %s", short(age),
-			short(p.OlderThan))
+		return fmt.Sprintf("it was %s old when the list was made, less than %s", formatAge(age),
+			formatAge(p.OlderThan))
 	case first.IsZero() || seen <= 0:
-		return "it is seen for the first time"
+		return "it was not seen by an earlier audit"
 	case seen < p.MinInterval:
-		return fmt.Sprintf("it was seen first %s ago, less than %s", short(seen), short(p.MinInterval))
+		return fmt.Sprintf("it was first seen %s ago, less than %s", formatAge(seen),
+			formatAge(p.MinInterval))
 	}
 	return ""
 }
 
-// short writes a duration for people: 3d4h, 5h10m, 12m.
-func short(d time.Duration) string {
+// formatAge formats a duration: 3d4h, 5h10m, 12m.
+func formatAge(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
 	case d < 0:
-		return "-" + short(-d)
+		return "-" + formatAge(-d)
 	case d >= day:
 		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
 	case d >= time.Hour:

@@ -8,13 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // seenDisk is racktest.DiskOf("detached") as an audit has listed it.
@@ -32,13 +31,13 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		return racktest.OK(racktest.ViewDisk, racktest.DiskOf(state, edit...))
 	}
 	for _, test := range []struct {
-		name  string
-		lines []racktest.Exchange
-		kept  string // a word of why it stays; empty: it is deleted
-		code  codes.Code
+		name    string
+		lines   []racktest.Exchange
+		skipped string // a word of the skip reason; empty: it is deleted
+		code    codes.Code
 	}{
 		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []racktest.Exchange{looks(racktest.Here)}, racktest.Instance,
+		{"and stays when it is in use", []racktest.Exchange{looks(racktest.AttachedHere)}, racktest.Instance,
 			codes.OK},
 		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
@@ -51,23 +50,23 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		{"and stays when it is for another volume now", []racktest.Exchange{looks("detached",
 			racktest.With("name", volume.DiskName("blue", "pvc-2")), racktest.With("description",
 				volume.Tag{Name: "pvc-2",
-					Cluster: "blue"}.Description()))}, "not what was listed", codes.OK},
+					Cluster: "blue"}.Description()))}, "changed since it was listed", codes.OK},
 		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
-			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "not what was listed", codes.OK},
-		{"and may be gone", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "changed since it was listed", codes.OK},
+		{"and may be gone", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())}, "gone",
 			codes.OK},
-		{"and may be hidden, which is an error", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
-			racktest.Lost.To(racktest.ViewProject)}, "", codes.PermissionDenied},
+		{"and may be hidden, which is an error", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+			racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
 		{"and may go before the request", []racktest.Exchange{looks("detached"),
-			racktest.Lost.To(racktest.DeleteDisk),
-			racktest.Lost.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			racktest.NotFound.To(racktest.DeleteDisk),
+			racktest.NotFound.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			"gone", codes.OK},
 		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
-			racktest.Lost.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
+			racktest.NotFound.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
 		{"and stays when the rack refuses", []racktest.Exchange{looks("detached"),
-			racktest.Not.To(racktest.DeleteDisk)},
+			racktest.Refused.To(racktest.DeleteDisk)},
 			"the rack refuses", codes.OK},
 		{"and another answer than was asked for is an error", []racktest.Exchange{looks("detached",
 			racktest.With("id", racktest.Image))}, "", codes.Internal},
@@ -75,13 +74,13 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 			Cut: true}}, "", codes.Unavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			kept, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
+			skipped, err := rackThat(t, test.lines...).deleteOrphan(t.Context(), seenDisk())
 			if status.Code(err) != test.code {
 				t.Fatalf("got %v, want %v", err, test.code)
 			}
-			if err == nil && ((kept == "") != (test.kept == "") ||
-				!strings.Contains(kept, test.kept)) {
-				t.Errorf("kept %q, want %q", kept, test.kept)
+			if err == nil && ((skipped == "") != (test.skipped == "") ||
+				!strings.Contains(skipped, test.skipped)) {
+				t.Errorf("skip reason %q, want %q", skipped, test.skipped)
 			}
 		})
 	}
@@ -108,7 +107,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 	}
 	claimed := func() (wanted, error) {
 		l, err := list(racktest.Numbered(1))()
-		l.claim(auditUID)
+		l.addClaim(auditUID)
 		return l, err
 	}
 	failing := func() (wanted, error) { return wanted{}, errors.New("kubectl is away") }
@@ -119,7 +118,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 			options: Options{Delete: true, OlderThan: time.Hour, MinInterval: time.Hour, AtMost: 1},
 			log:     &bytes.Buffer{},
 			state: state{Objects: map[string]firstSeen{
-				racktest.Disk: {First: auditNow.Add(48 * time.Hour)},
+				racktest.Disk: {FirstSeen: auditNow.Add(48 * time.Hour)},
 			}},
 			report: report{Orphans: []*orphan{{object: o}}},
 		}
@@ -174,7 +173,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 			o := seenDisk()
 			o.ID = racktest.Numbered(n + 1)
 			a.report.Orphans = append(a.report.Orphans, &orphan{object: o})
-			a.state.Objects[o.ID] = firstSeen{First: auditNow}
+			a.state.Objects[o.ID] = firstSeen{FirstSeen: auditNow}
 			lines = append(lines, racktest.OK("GET /v1/disks/"+o.ID, racktest.DiskOf("detached",
 				racktest.With("id",
 					o.ID))),
@@ -194,7 +193,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 		}
 		for _, o := range a.report.Orphans[:many] {
 			if strings.Contains(o.SkipReason, "--at-most") != (want == 0) {
-				t.Errorf("--at-most %d: kept %q", atMost, o.SkipReason)
+				t.Errorf("--at-most %d: skip reason %q", atMost, o.SkipReason)
 			}
 		}
 	}

@@ -1,8 +1,9 @@
-// Package audit finds what the driver made on a rack and nobody wants any more: the disk of a
-// create whose caller never came again, or of a volume that was deleted past the driver. It deletes
-// such an orphan when an operator asks for it, a second audit confirms it, and no rule keeps it.
+// Package audit finds orphans: disks and snapshots that the driver made on a rack and that nobody
+// wants any more, because a create was never repeated or a volume was deleted without the driver.
+// It deletes an orphan if an operator asks for it, an earlier audit saw it too, and there is no
+// skip reason.
 //
-// To read: options.go (what an operator may ask), audit.go (the steps), inventory.go (what the rack
-// has), wanted.go (what somebody wants, from a file or from kubectl), decide.go (the rules),
-// state.go (what earlier audits saw), report.go.
+// Files: options.go (flags), audit.go (the steps), inventory.go (the objects on the rack),
+// wanted.go (the wanted objects, from a file or from kubectl), decide.go (the rules), state.go
+// (what earlier audits saw), report.go.
 package audit

@@ -7,26 +7,24 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Kind is what an object of the rack is.
+// Kind is the kind of an object of the rack.
 type Kind string
 
-// The kinds of objects; either is for a handle of which nobody said what it is.
+// The kinds of objects; either is for a handle of unknown kind.
 const (
 	Disk     Kind = "disk"
 	Snapshot Kind = "snapshot"
 	either   Kind = "disk or snapshot"
 )
 
-// object is a disk or a snapshot as an audit sees it.
+// object is a disk or a snapshot of the inventory.
 type object struct {
 	Kind       Kind      `json:"kind"`
 	ID         string    `json:"id"`
@@ -36,14 +34,14 @@ type object struct {
 	Created    time.Time `json:"created,omitzero"`
 	State      string    `json:"state"`
 	AttachedTo string    `json:"attachedTo,omitempty"`
-	// Why says why it is not this cluster's; for one with this cluster's mark, what is in doubt.
-	Why string `json:"why,omitempty"`
+	// Foreign is why the object is not this cluster's, or what contradicts its ownership tag.
+	Foreign string `json:"foreign,omitempty"`
 
 	description string
 	halfDeleted bool
 }
 
-// free says whether nothing and nobody is at the object, as far as the rack says.
+// free reports whether the object is not in use, as far as the rack shows.
 func (o object) free() bool {
 	if o.Kind == Disk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
@@ -52,25 +50,25 @@ func (o object) free() bool {
 		o.State == string(oxide.SnapshotStateFaulted)
 }
 
-// markedFor says whether the object carries the mark of a cluster.
-func (o object) markedFor(cluster string) bool {
+// taggedFor reports whether the object has the ownership tag of a cluster.
+func (o object) taggedFor(cluster string) bool {
 	m, ok := volume.ParseTag(o.description)
 	return ok && m.Cluster == cluster
 }
 
-// inventory is what the project has, by id.
+// inventory has the project's objects, by id.
 type inventory struct {
-	owned  map[string]object // with this cluster's mark
+	owned  map[string]object // with this cluster's ownership tag
 	others map[string]object
 }
 
-// ownedRack is the rack with the cluster whose objects are looked for.
+// ownedRack is the rack's client and the cluster whose objects are owned.
 type ownedRack struct {
 	*rack.Client
 	ClusterID string
 }
 
-// takeStock lists the project's disks and snapshots, all of them or none.
+// list lists all of the project's disks and snapshots, or returns an error.
 func (c *ownedRack) list(ctx context.Context) (inventory, error) {
 	s := inventory{owned: map[string]object{}, others: map[string]object{}}
 	var inside error
@@ -78,7 +76,7 @@ func (c *ownedRack) list(ctx context.Context) (inventory, error) {
 		switch {
 		case err != nil:
 			inside = err
-		case o.markedFor(c.ClusterID):
+		case o.taggedFor(c.ClusterID):
 			s.owned[o.ID] = o
 		default:
 			s.others[o.ID] = o
@@ -102,7 +100,8 @@ func (c *ownedRack) diskObject(d *oxide.Disk) object {
 	return object{
 		Kind: Disk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
-		State: string(d.State.State()), AttachedTo: rack.Holder(d), Why: rack.ForeignDisk(d, c.ClusterID),
+		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Foreign: rack.ForeignDisk(d,
+			c.ClusterID),
 		description: d.Description, halfDeleted: rack.HalfDeleted(d),
 	}
 }
@@ -112,7 +111,7 @@ func (c *ownedRack) snapshotObject(s *oxide.Snapshot) object {
 	return object{
 		Kind: Snapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
-		Why: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
+		Foreign: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
 	}
 }
 
@@ -123,10 +122,10 @@ func createdAt(t *time.Time) time.Time {
 	return *t
 }
 
-// anywhere finds what a handle names, also in another project, or nil.
+// find returns the object that a handle names, even in another project, or nil.
 func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, error) {
 	for _, listed := range []map[string]object{s.owned, s.others} {
-		if o, ok := listed[h.ID]; ok && h.could(o.Kind) {
+		if o, ok := listed[h.ID]; ok && h.mayBe(o.Kind) {
 			return &o, nil
 		}
 	}
@@ -135,7 +134,7 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 		return nil, nil
 	}
 	for _, kind := range []Kind{Disk, Snapshot} {
-		if !h.could(kind) {
+		if !h.mayBe(kind) {
 			continue
 		}
 		o, err := c.read(ctx, kind, id)
@@ -146,7 +145,7 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 	return nil, nil
 }
 
-// read reads an object, nil when the rack does not know it.
+// read reads an object. It returns nil if the rack does not know it.
 func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object,
 	error) {
 	var o object
@@ -170,21 +169,21 @@ func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*ob
 	return &o, nil
 }
 
-// deleteOrphan reads the object once more and deletes it if it is what was seen. kept says why it
-// stays; an object that is gone by itself counts as kept from deletion.
-func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (kept string, err error) {
+// deleteOrphan reads the object once more and deletes it if it is unchanged. skipReason is why it
+// was not deleted, such as that it is already gone.
+func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (skipReason string, err error) {
 	id := oxide.NameOrId(seen.ID)
 	now, err := c.read(ctx, seen.Kind, id)
 	switch {
 	case err != nil:
 		return "", err
 	case now == nil:
-		return "it is gone by now", nil
-	case now.Why != "":
-		return "it " + now.Why, nil
+		return "it is already gone", nil
+	case now.Foreign != "":
+		return "it " + now.Foreign, nil
 	case now.Name != seen.Name, now.description != seen.description,
 		!now.Created.Equal(seen.Created):
-		return "it is not what was listed", nil
+		return "it has changed since it was listed", nil
 	case !now.free():
 		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
 	}
@@ -196,18 +195,18 @@ func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (kept string,
 	switch {
 	case err == nil:
 		return "", nil
-	case rack.Unknown(err):
+	case rack.NotFound(err):
 		if now, err := c.read(ctx, seen.Kind, id); now != nil || err != nil {
-			return "the rack shows it, and does not know it when it is to delete it", err
+			return "the rack shows it, but does not find it for deletion", err
 		}
-		return "it is gone by now", nil
+		return "it is already gone", nil
 	case rack.Refused(err):
 		return "the rack refuses: " + csierr.Message(rack.Error(ctx, "delete", err)), nil
 	}
 	return "", rack.Error(ctx, "delete the "+string(seen.Kind)+" "+seen.ID, err)
 }
 
-// sorted lists objects, disks first, by name and id.
+// sorted sorts objects: disks first, by name and id.
 func sorted(objects []object) []object {
 	slices.SortFunc(objects, func(a, b object) int {
 		return strings.Compare(string(a.Kind)+a.Name+a.ID, string(b.Kind)+b.Name+b.ID)

@@ -7,12 +7,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// report is what an audit found.
+// report is the result of an audit.
 type report struct {
 	Cluster  string          `json:"cluster"`
 	Project  string          `json:"project"`
@@ -25,32 +24,33 @@ type report struct {
 	Static   []staticObject  `json:"static"`
 }
 
-// orphan is an object of this cluster that nobody wants.
+// orphan is an object of this cluster that is not wanted.
 type orphan struct {
 	object
 
 	Deleted    bool   `json:"deleted"`
-	SkipReason string `json:"skipReason,omitempty"` // why it is not deleted, when it might have been
+	SkipReason string `json:"skipReason,omitempty"` // why it is not deleted, with --delete
 }
 
-// missingObject is a volume or snapshot that somebody wants and the rack does not have.
+// missingObject is a wanted volume or snapshot that is not on the rack.
 type missingObject struct {
 	Kind     Kind   `json:"kind"`
 	ID       string `json:"id"`
 	WantedBy string `json:"wantedBy"`
 }
 
-// staticObject is an object that somebody wants and this cluster's driver did not make.
+// staticObject is a wanted object that this cluster's driver did not make.
 type staticObject struct {
 	object
 
 	WantedBy string `json:"wantedBy"`
 }
 
-// found says whether something is left that somebody should look at.
+// found reports whether orphans or missing objects are left.
 func (r *report) found() bool { return len(r.Missing) > 0 || r.Deleted < len(r.Orphans) }
 
-// write writes the report, and its figure as the last line: beside the JSON it would be no JSON.
+// write writes the report and, as the last line, its figure. With JSON the figure goes to log, so
+// that out is valid JSON.
 func (r *report) write(asJSON bool, out, log io.Writer) error {
 	figureTo := out
 	if asJSON {
@@ -73,7 +73,7 @@ func (r *report) writeTables(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
 	if len(r.Orphans) > 0 {
-		line("ORPHANS: made for this cluster, wanted by nobody")
+		line("ORPHANS: made for this cluster, not wanted")
 		line("KIND\tID\tNAME\tCSI NAME\tSIZE\tAGE\tSTATE\tATTACHED TO\tDELETED")
 		for _, o := range r.Orphans {
 			line("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", o.Kind, o.ID, csierr.Plain(o.Name),
@@ -83,7 +83,7 @@ func (r *report) writeTables(out io.Writer) error {
 		line("")
 	}
 	if len(r.Missing) > 0 {
-		line("MISSING: wanted, and not on the rack")
+		line("MISSING: wanted, not on the rack")
 		line("KIND\tID\tWANTED BY")
 		for _, m := range r.Missing {
 			line("%s\t%s\t%s", m.Kind, csierr.Plain(m.ID), csierr.Plain(m.WantedBy))
@@ -91,11 +91,11 @@ func (r *report) writeTables(out io.Writer) error {
 		line("")
 	}
 	if len(r.Static) > 0 {
-		line("STATIC: wanted, and made by somebody else; the driver never deletes these")
-		line("KIND\tID\tNAME\tWANTED BY\tWHY")
+		line("STATIC: wanted, not made by this cluster's driver, which never deletes them")
+		line("KIND\tID\tNAME\tWANTED BY\tNOT OURS BECAUSE")
 		for _, s := range r.Static {
 			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.WantedBy),
-				csierr.Plain(s.Why))
+				csierr.Plain(s.Foreign))
 		}
 		line("")
 	}
@@ -108,8 +108,8 @@ func (o *orphan) deleted() string {
 		return "yes"
 	case o.SkipReason != "":
 		return "no: " + csierr.Plain(o.SkipReason)
-	case o.Why != "":
-		return "no: it " + csierr.Plain(o.Why)
+	case o.Foreign != "":
+		return "no: it " + csierr.Plain(o.Foreign)
 	}
 	return "no"
 }
@@ -118,7 +118,7 @@ func (o object) age(at time.Time) string {
 	if o.Created.IsZero() {
 		return "-"
 	}
-	return short(at.Sub(o.Created))
+	return formatAge(at.Sub(o.Created))
 }
 
 func sizeText(bytes int64) string {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// state is what earlier audits saw: orphans, and when each was seen first. It is a file of the
-// operator's, and good for one cluster in one project.
+// state has the orphans that earlier audits saw, and when each was first seen. It is kept in a file
+// for one cluster in one project.
 type state struct {
 	Version int                  `json:"version"`
 	Cluster string               `json:"cluster"`
@@ -19,17 +19,17 @@ type state struct {
 	Objects map[string]firstSeen `json:"objects"`
 }
 
-// firstSeen is of one orphan, by id.
+// firstSeen is one orphan and when it was first seen.
 type firstSeen struct {
-	Kind    Kind      `json:"kind"`
-	Name    string    `json:"name"`
-	Created time.Time `json:"created"`
-	First   time.Time `json:"first"`
+	Kind      Kind      `json:"kind"`
+	Name      string    `json:"name"`
+	Created   time.Time `json:"created"`
+	FirstSeen time.Time `json:"firstSeen"`
 }
 
 const stateVersion = 1
 
-// readState reads a state file; one that does not exist yet has no objects.
+// readState reads a state file. A file that does not exist yet has no objects.
 func readState(path, cluster, project string) (state, error) {
 	none := state{Version: stateVersion, Cluster: cluster, Project: project}
 	if path == "" {
@@ -45,18 +45,18 @@ func readState(path, cluster, project string) (state, error) {
 	var s state
 	switch err := json.Unmarshal(data, &s); {
 	case err != nil:
-		return none, fmt.Errorf("%s is no state file of an audit: %w", path, err)
+		return none, fmt.Errorf("%s is not a state file of an audit: %w", path, err)
 	case s.Version != stateVersion:
 		return none, fmt.Errorf("%s has the version %d, not %d", path, s.Version, stateVersion)
 	case s.Cluster != cluster || s.Project != project:
-		return none, fmt.Errorf("%s is of the cluster %q in the project %s, this audit is of %q in "+
-			"%s; use a file of its own", path, s.Cluster, s.Project, cluster, project)
+		return none, fmt.Errorf("%s belongs to the cluster %q in the project %s, but this audit is of "+
+			"%q in %s; use another file", path, s.Cluster, s.Project, cluster, project)
 	}
 	return s, nil
 }
 
-// next is the state after an audit whose list was made at a time. What is no orphan any more,
-// or is in use, is dropped; a list that is not to be trusted adds nothing.
+// next returns the state after an audit whose list was made at a time. It drops objects that are no
+// longer orphans or are in use, and adds none from a list that is not trusted.
 func (s state) next(orphans []object, at time.Time, t trust) state {
 	n := s
 	n.Objects = map[string]firstSeen{}
@@ -64,7 +64,7 @@ func (s state) next(orphans []object, at time.Time, t trust) state {
 		seen, ok := s.Objects[o.ID]
 		known := ok && seen.Kind == o.Kind && seen.Name == o.Name && seen.Created.Equal(o.Created)
 		switch {
-		case o.Why != "" || !o.free():
+		case o.Foreign != "" || !o.free():
 		case known:
 			n.Objects[o.ID] = seen
 		case t[o.Kind] == "":
@@ -74,7 +74,7 @@ func (s state) next(orphans []object, at time.Time, t trust) state {
 	return n
 }
 
-// write replaces the file, so that it holds the old state or the new one whatever happens.
+// write replaces the file atomically: it always holds the old state or the new one.
 func (s state) write(path string) (err error) {
 	if path == "" {
 		return nil

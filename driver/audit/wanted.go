@@ -13,12 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// wantedSource is where an audit learns which volumes somebody wants.
+// wantedSource provides the list of wanted volumes.
 type wantedSource interface {
 	read(ctx context.Context) (wanted, error)
 }
@@ -27,18 +26,18 @@ func (o Options) wantedSource() wantedSource {
 	if o.Kubectl {
 		return kubectl{}
 	}
-	return &wantedFile{path: o.Volumes, whole: o.Delete}
+	return &wantedFile{path: o.Volumes, complete: o.Delete}
 }
 
-// wantedFile is a file of handles, one in each line, or of Kubernetes' JSON; "-" is standard input.
+// wantedFile is a file of handles, one per line, or of Kubernetes' JSON; "-" is standard input.
 type wantedFile struct {
 	path string
-	// whole demands of lines that the last one says that they are all.
-	whole bool
-	once  *wanted // of standard input, which can be read once
+	// complete requires that the last line marks the end of the list.
+	complete bool
+	once     *wanted // the list from standard input, which can be read only once
 }
 
-// maxWantedBytes is more than any cluster's volumes take, and less than a machine's memory.
+// maxWantedBytes is more than the list of any cluster and less than a machine's memory.
 const maxWantedBytes = 1 << 30
 
 func (f *wantedFile) read(context.Context) (wanted, error) {
@@ -53,7 +52,7 @@ func (f *wantedFile) read(context.Context) (wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A file is as old as its last write. What comes through a pipe is written now.
+	// A file is as old as its last write. Data from a pipe is written now.
 	at := time.Now()
 	if info, err := file.Stat(); err != nil {
 		return wanted{}, fmt.Errorf("--volumes: %w", err)
@@ -68,9 +67,9 @@ func (f *wantedFile) read(context.Context) (wanted, error) {
 		return wanted{}, fmt.Errorf("--volumes: %w", err)
 	}
 	t, err := parseWanted(data, at)
-	if err == nil && f.whole && !isWhole(data) {
-		err = errors.New(`its last line is not "# end", so nobody can tell whether it was cut short; ` +
-			`with --delete, write that line when all handles are written`)
+	if err == nil && f.complete && !isComplete(data) {
+		err = errors.New(`its last line is not "# end", so it may be truncated; with --delete, write ` +
+			`that line after all handles`)
 	}
 	if err != nil {
 		return wanted{}, fmt.Errorf("--volumes: %w", err)
@@ -81,7 +80,7 @@ func (f *wantedFile) read(context.Context) (wanted, error) {
 	return t, nil
 }
 
-// parseWanted reads handles, one in each line, or Kubernetes' JSON, whichever it is.
+// parseWanted parses handles, one per line, or Kubernetes' JSON.
 func parseWanted(data []byte, at time.Time) (wanted, error) {
 	t := newWanted(at)
 	if isJSON(data) {
@@ -93,8 +92,8 @@ func parseWanted(data []byte, at time.Time) (wanted, error) {
 			continue
 		}
 		if _, ok := volume.ParseID(line); !ok {
-			return t, fmt.Errorf("line %d is no volume handle of this driver, which are UUIDs, nor is "+
-				"the whole JSON: %.40q", i+1, line)
+			return t, fmt.Errorf("line %d is not a volume handle of this driver (a UUID), and the file is "+
+				"not JSON: %.40q", i+1, line)
 		}
 		t.add(either, line, fmt.Sprintf("line %d", i+1))
 	}
@@ -103,15 +102,16 @@ func parseWanted(data []byte, at time.Time) (wanted, error) {
 
 func isJSON(data []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) }
 
-// isWhole says whether a list cannot have been cut short: JSON that could be read, or lines with an
-// end.
-func isWhole(data []byte) bool {
+// isComplete reports whether a list cannot be truncated: it is JSON, which has been parsed, or
+// lines with an end.
+func isComplete(data []byte) bool {
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	word, isComment := strings.CutPrefix(strings.TrimSpace(lines[len(lines)-1]), "#")
 	return isJSON(data) || isComment && strings.TrimSpace(word) == "end"
 }
 
-// kubeObject has what an audit reads of Kubernetes' objects: a list, or one of four kinds.
+// kubeObject has the fields that an audit reads of Kubernetes' objects: a list, or one of four
+// kinds.
 type kubeObject struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
@@ -146,9 +146,9 @@ type kubeReference struct {
 
 func (t *wanted) addKubernetes(data []byte) error {
 	var list kubeObject
-	// What follows the object is an error too: two lists one after the other are not one.
+	// Data after the object is an error too: two concatenated lists are not one.
 	if err := json.Unmarshal(data, &list); err != nil {
-		return fmt.Errorf("is not the whole of what kubectl prints with -o json: %w", err)
+		return fmt.Errorf("is not the complete output of kubectl get -o json: %w", err)
 	}
 	element, isList := strings.CutSuffix(list.Kind, "List")
 	switch {
@@ -182,7 +182,7 @@ func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 			return fmt.Errorf("the %s has no volumeHandle", by)
 		}
 		t.add(Disk, o.Spec.CSI.VolumeHandle, by)
-		t.claim(o.Spec.ClaimRef.UID)
+		t.addClaim(o.Spec.ClaimRef.UID)
 	case "VolumeSnapshotContent":
 		if o.Spec.Driver != volume.DriverName {
 			return nil
@@ -192,20 +192,19 @@ func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 				t.add(Snapshot, id, by)
 			}
 		}
-		t.claim(o.Spec.VolumeSnapshotRef.UID)
+		t.addClaim(o.Spec.VolumeSnapshotRef.UID)
 	case "PersistentVolumeClaim", "VolumeSnapshot":
-		t.claim(o.Metadata.UID)
+		t.addClaim(o.Metadata.UID)
 	default:
-		return fmt.Errorf("holds a %.40q, which is neither a volume, a claim nor a snapshot", kind)
+		return fmt.Errorf("contains a %.40q, which is neither a volume, a claim nor a snapshot", kind)
 	}
 	return nil
 }
 
-// kubectl asks the cluster that kubectl speaks to. It is an operator's program, and what it prints
-// is data: if it does not print the whole, nothing is believed.
+// kubectl reads the wanted volumes from kubectl's current cluster. Incomplete output is an error.
 type kubectl struct{}
 
-// The custom resources of snapshots, which not every cluster has.
+// snapshotCRDs are the custom resources of snapshots, which not every cluster has.
 const snapshotCRDs = "volumesnapshotcontents.snapshot.storage.k8s.io " +
 	"volumesnapshots.snapshot.storage.k8s.io"
 
@@ -232,14 +231,14 @@ func (kubectl) read(ctx context.Context) (wanted, error) {
 	}
 	t := newWanted(at)
 	if err := t.addKubernetes(list); err != nil {
-		return wanted{}, fmt.Errorf("what kubectl printed %w", err)
+		return wanted{}, fmt.Errorf("the output of kubectl %w", err)
 	}
 	return t, nil
 }
 
 func runKubectl(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
-	// It may run plugins of its own, which the rack's token is none of the business of.
+	// kubectl may run plugins, which must not see the rack's token.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		return strings.HasPrefix(entry, "OXIDE_")
 	})

@@ -7,12 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // persistent is a PersistentVolume as kubectl prints it.
@@ -123,8 +122,8 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
 	json := listOf(persistent("one", volume.DriverName, racktest.Disk))
 	for name, test := range map[string]struct {
-		text  string
-		whole bool
+		text     string
+		complete bool
 	}{
 		"JSON":                         {json, true},
 		"lines with an end":            {racktest.Disk + "\n# end\n", true},
@@ -144,7 +143,7 @@ func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
 				t.Errorf("without --delete: %v", err)
 			}
 			_, err := (Options{Volumes: path, Delete: true}).wantedSource().read(t.Context())
-			if (err == nil) != test.whole || err != nil && !strings.Contains(err.Error(), "# end") {
+			if (err == nil) != test.complete || err != nil && !strings.Contains(err.Error(), "# end") {
 				t.Errorf("with --delete: %v", err)
 			}
 		})

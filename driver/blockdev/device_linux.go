@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -51,20 +52,18 @@ type Host struct {
 // Find waits, at most for the given time, until exactly one device has the serial and a device
 // node. It polls: the kernel reports no sysfs changes through inotify, and udev need not run.
 func (h Host) Find(ctx context.Context, serial string, wait time.Duration) (Device, error) {
-	deadline := time.Now().Add(wait)
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 250 * time.Millisecond,
+		End: time.Now().Add(wait)}
+	for {
 		found, err := h.Lookup(serial)
 		if err == nil || (!csierr.Has(err, csierr.DeviceNotFound) && !errors.Is(err, errNoNode)) {
 			return found, err
 		}
-		left := time.Until(deadline)
-		if left <= 0 {
+		switch again, ended := backoff.Wait(ctx); {
+		case ended != nil:
+			return Device{}, fmt.Errorf("%w while waiting for the device: %s", ended, err.Error())
+		case !again:
 			return Device{}, err
-		}
-		select {
-		case <-ctx.Done():
-			return Device{}, fmt.Errorf("%w while waiting for the device: %s", ctx.Err(), err.Error())
-		case <-time.After(min(pause, left)):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
@@ -42,7 +43,9 @@ func (h Host) OpenLocked(ctx context.Context, device Device) (*OpenDevice, error
 // not lock, or that opens another node of the device, such as one in a container's own /dev: the
 // exclusive open (TryExclusive) and the search for writers (AwaitNoWriters) find those.
 func (d *OpenDevice) lock(ctx context.Context) error {
-	for deadline := time.Now().Add(lockWait); ; {
+	backoff := async.Backoff{Pause: 10 * time.Millisecond, Max: 10 * time.Millisecond,
+		End: time.Now().Add(lockWait)}
+	for {
 		err := unix.Flock(d.descriptor(), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
@@ -51,14 +54,13 @@ func (d *OpenDevice) lock(ctx context.Context) error {
 			continue
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return fmt.Errorf("lock %s: %w", d.Path, err)
-		case time.Now().After(deadline):
+		}
+		switch again, ended := backoff.Wait(ctx); {
+		case ended != nil:
+			return fmt.Errorf("wait for the lock of %s: %w", d.Path, ended)
+		case !again:
 			return csierr.New(csierr.DeviceLocked, "%s is locked by %s; repeat the call when that has "+
 				"ended", d.Path, d.locker())
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the lock of %s: %w", d.Path, ctx.Err())
-		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }

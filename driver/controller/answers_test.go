@@ -4,15 +4,13 @@ import (
 	"context"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
@@ -23,9 +21,9 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 		call  func(context.Context, *Service) error
 		lines []racktest.Exchange
 	}{
-		{"another project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+		{"another project", deleteNothing, []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject, `{"id":"`+racktest.Disk+`","name":"puppies"}`)}},
-		{"no project", deleteNothing, []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+		{"no project", deleteNothing, []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject,
 				nothing)}},
 		{"another instance", publishOwn, []racktest.Exchange{alone, refused.To(attach),
@@ -42,7 +40,7 @@ func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			csitest.Want(t, test.call(t.Context(), rackThat(t, test.lines...)), codes.Internal,
-				csierr.RackAnswerWrong)
+				csierr.RackResponseInvalid)
 		})
 	}
 }

@@ -3,19 +3,18 @@ package controller
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// GetCapacity says how much of the silo's quota is left. Disks of stopped instances and snapshots
-// count as used. What no volume can have is not an error, but has no capacity.
+// GetCapacity returns how much of the silo's quota is left. Disks of stopped instances and
+// snapshots count as used. A request that no volume can satisfy is not an error, but has no
+// capacity.
 func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	*csi.GetCapacityResponse, error) {
 	possible, err := c.possible(req)
@@ -42,7 +41,7 @@ func (c *Service) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) 
 	return answer, nil
 }
 
-// possible says whether there can be volumes such as the request describes.
+// possible reports whether a volume can satisfy the request.
 func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
 		switch p := volume.CapabilityProblem(capability); {
@@ -54,16 +53,15 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	}
 	if p, err := volume.ParseParameters(req.GetParameters()); err != nil ||
 		p.Fits(req.GetVolumeCapabilities()) != nil {
-		return false, nil //nolint:nilerr // no volume is like that, so there is no room for one
+		return false, nil //nolint:nilerr // no volume can satisfy it, so there is no capacity
 	}
 	wanted := req.GetAccessibleTopology()
 	if wanted == nil {
 		return true, nil
 	}
 	if len(c.Topology) == 0 {
-		return false, csierr.New(csierr.TopologyInvalid, "accessible_topology is "+
-			"set, but this plugin was started without a topology; set OXIDE_TOPOLOGY on "+
-			"controller and nodes")
+		return false, csierr.New(csierr.TopologyInvalid, "accessible_topology is set, but this plugin "+
+			"was started without a topology; set OXIDE_TOPOLOGY on controller and nodes")
 	}
 	for _, here := range c.Topology {
 		if here.Within(wanted.GetSegments()) {
@@ -73,7 +71,7 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 	return false, nil
 }
 
-// available is what is left, in whole GiB as disks are.
+// available returns what is left, in whole GiB like the size of disks.
 func available(capacity, provisioned oxide.ByteCount) int64 {
 	if provisioned >= capacity {
 		return 0

@@ -4,15 +4,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing.T) {
@@ -35,7 +33,7 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 		return append([]racktest.Exchange{taken.To(postDisk), racktest.OK(viewName, wrong("detached")),
 			racktest.OK(racktest.ViewDisk, wrong("detached"))}, answer...)
 	}
-	source := []racktest.Exchange{ready, racktest.Lost.To(racktest.ViewDisk)}
+	source := []racktest.Exchange{ready, racktest.NotFound.To(racktest.ViewDisk)}
 	for _, test := range []struct {
 		name   string
 		req    *csi.CreateVolumeRequest
@@ -53,10 +51,10 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 			codes.InvalidArgument, csierr.SourceIncompatible},
 		{"the same again, whose undoing fails again", in512, append(source,
 			undo(down.To(racktest.DeleteDisk))...), codes.Unavailable, csierr.RackUnavailable},
-		{"a corrected order finds it and deletes it", corrected, append([]racktest.Exchange{ready},
+		{"a corrected spec finds it and deletes it", corrected, append([]racktest.Exchange{ready},
 			undo(gone)...), codes.Aborted, csierr.DiskBusy},
-		{"so does an order for a blank one", blank, undo(gone), codes.Aborted, csierr.DiskBusy},
-		{"when the snapshot is gone too", in512, append([]racktest.Exchange{racktest.Lost.To(viewSnap),
+		{"so does a request for a blank one", blank, undo(gone), codes.Aborted, csierr.DiskBusy},
+		{"when the snapshot is gone too", in512, append([]racktest.Exchange{racktest.NotFound.To(viewSnap),
 			racktest.OK(viewName, wrong("detached")), racktest.OK(racktest.ViewDisk, wrong("detached"))},
 			gone),
 			codes.InvalidArgument, csierr.SourceIncompatible},
@@ -78,8 +76,8 @@ func TestCV15ADiskThatInheritedOtherBlocksIsDeletedByWhicheverCallCan(t *testing
 					volume.Tag{Name: "pvc-1", Cluster: "red", BlockSize: 512}.Description())))),
 			codes.AlreadyExists, csierr.VolumeExists},
 		{"one that somebody attached stays", in512, append(source, taken.To(postDisk),
-			racktest.OK(viewName, wrong(racktest.Here)), racktest.OK(racktest.ViewDisk,
-				wrong(racktest.Here))), codes.Aborted, csierr.DiskBusy},
+			racktest.OK(viewName, wrong(racktest.AttachedHere)), racktest.OK(racktest.ViewDisk,
+				wrong(racktest.AttachedHere))), codes.Aborted, csierr.DiskBusy},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)
@@ -98,25 +96,25 @@ func TestDeletingVolumes(t *testing.T) {
 		{"is a look and one request", []racktest.Exchange{seen, {Want: racktest.DeleteDisk, Status: 204}},
 			codes.OK,
 			"", ""},
-		{"DV-2 of a disk that is gone", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+		{"DV-2 of a disk that is gone", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())}, codes.OK, "", ""},
 		{"DV-2 of a disk that goes between look and request", []racktest.Exchange{seen,
-			racktest.Lost.To(racktest.DeleteDisk), racktest.Lost.To(racktest.ViewDisk),
+			racktest.NotFound.To(racktest.DeleteDisk), racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			codes.OK, "",
 			""},
 		{"OX-6 of a disk that is there although the rack denies it", []racktest.Exchange{seen,
-			racktest.Lost.To(racktest.DeleteDisk), seen}, codes.Aborted, csierr.DiskBusy, ""},
+			racktest.NotFound.To(racktest.DeleteDisk), seen}, codes.Aborted, csierr.DiskBusy, ""},
 		{"DV-2 of a disk that the rack calls destroyed",
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("destroyed")), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			codes.OK, "", ""},
-		{"OX-6 of a disk that cannot be seen", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
-			racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"OX-6 of a disk that cannot be seen", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+			racktest.NotFound.To(racktest.ViewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"OX-6 of a disk that cannot be seen any more", []racktest.Exchange{seen,
-			racktest.Lost.To(racktest.DeleteDisk),
-			racktest.Lost.To(racktest.ViewDisk), racktest.Lost.To(racktest.ViewProject)},
+			racktest.NotFound.To(racktest.DeleteDisk),
+			racktest.NotFound.To(racktest.ViewDisk), racktest.NotFound.To(racktest.ViewProject)},
 			codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
 		{"OX-6 at an address that is no rack", []racktest.Exchange{seen, {Want: racktest.DeleteDisk,
@@ -136,7 +134,7 @@ func TestDeletingVolumes(t *testing.T) {
 			Cluster: "blue"}.Description(), racktest.With("name", "by-hand")), codes.FailedPrecondition,
 			csierr.DiskNotOurs, "another name"},
 		{"D-69 of an attached disk made by hand", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf(racktest.Here,
+			racktest.DiskOf(racktest.AttachedHere,
 				racktest.With("description", "")))}, codes.FailedPrecondition, csierr.DiskNotOurs, ""},
 		{"of a disk that the rack began to delete and gave up",
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk,
@@ -144,27 +142,27 @@ func TestDeletingVolumes(t *testing.T) {
 				{Want: racktest.DeleteDisk, Status: 204}}, codes.OK, "", ""},
 		{"of another disk that came as the answer", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detached",
-				racktest.With("id", racktest.Image)))}, codes.Internal, csierr.RackAnswerWrong, racktest.Image},
+				racktest.With("id", racktest.Image)))}, codes.Internal, csierr.RackResponseInvalid, racktest.Image},
 		{"DV-3 of an attached disk", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf(racktest.Here))},
+			racktest.DiskOf(racktest.AttachedHere))},
 			codes.FailedPrecondition, csierr.DiskAttached, racktest.Instance},
 		{"DV-3 of a disk being detached", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("detaching "+racktest.Instance))}, codes.FailedPrecondition, csierr.DiskAttached,
 			"detaching"},
 		{"DV-3 of a disk that is attached meanwhile", []racktest.Exchange{seen,
-			racktest.Not.To(racktest.DeleteDisk),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here))}, codes.FailedPrecondition,
+			racktest.Refused.To(racktest.DeleteDisk),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere))}, codes.FailedPrecondition,
 			csierr.DiskAttached,
 			""},
 		{"DV-3 of a disk being snapshotted", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("maintenance")),
-			racktest.Not.To(racktest.DeleteDisk), racktest.OK(racktest.ViewDisk,
+			racktest.Refused.To(racktest.DeleteDisk), racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("maintenance"))}, codes.Aborted,
 			csierr.DiskBusy, ""},
-		{"of a disk that goes meanwhile", []racktest.Exchange{seen, racktest.Not.To(racktest.DeleteDisk),
-			racktest.Lost.To(racktest.ViewDisk),
+		{"of a disk that goes meanwhile", []racktest.Exchange{seen, racktest.Refused.To(racktest.DeleteDisk),
+			racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
-		{"of a disk that is free again", []racktest.Exchange{seen, racktest.Not.To(racktest.DeleteDisk),
+		{"of a disk that is free again", []racktest.Exchange{seen, racktest.Refused.To(racktest.DeleteDisk),
 			seen},
 			codes.Aborted, csierr.DiskBusy, ""},
 		{"DV-4 of a disk that the rack ties to another object", []racktest.Exchange{seen,
@@ -175,7 +173,7 @@ func TestDeletingVolumes(t *testing.T) {
 			Body:   "<html>welcome"}}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"of a faulted disk that the rack keeps", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf("faulted")),
-			racktest.Not.To(racktest.DeleteDisk), racktest.OK(racktest.ViewDisk,
+			racktest.Refused.To(racktest.DeleteDisk), racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("faulted"))}, codes.Internal,
 			csierr.RackError, ""},
 		{"without an answer", []racktest.Exchange{seen, {Want: racktest.DeleteDisk, Cut: true}},

@@ -6,40 +6,38 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// The pace at which a passing state is looked at.
 const (
-	firstLook = 100 * time.Millisecond
-	lastLook  = 2 * time.Second
-	// answerMargin is kept of the caller's time for the answer.
+	// longestWait is how long a call waits for a disk to leave a transitional state.
+	longestWait = 30 * time.Second
+	// answerMargin is the part of the caller's time that is reserved for the answer.
 	answerMargin = 500 * time.Millisecond
-	longestWait  = 30 * time.Second
 )
 
-// await reads a disk again while it is in a passing state, until the caller's time is nearly up,
-// and returns what it saw last.
+// await reads a disk again while it is in a transitional state, until the caller's time is nearly
+// up, and returns the disk as it was read last.
 func (c *Service) await(ctx context.Context, disk *oxide.Disk,
-	passing ...oxide.DiskStateState) (*oxide.Disk, error) {
+	transitional ...oxide.DiskStateState) (*oxide.Disk, error) {
 	end := time.Now().Add(longestWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-answerMargin).Before(end) {
 		end = deadline.Add(-answerMargin)
 	}
-	pause := firstLook
-	for ; slices.Contains(passing, disk.State.State()); pause = min(2*pause, lastLook) {
-		if time.Now().Add(pause).After(end) {
+	backoff := async.Backoff{Pause: 100 * time.Millisecond, Max: 2 * time.Second, End: end}
+	for slices.Contains(transitional, disk.State.State()) {
+		again, err := backoff.Wait(ctx)
+		switch {
+		case err != nil:
+			return nil, rack.Error(ctx, "wait for disk", err)
+		case !again:
 			return disk, nil
 		}
-		if err := sleep(ctx, pause); err != nil {
-			return nil, rack.Error(ctx, "wait for disk", err)
-		}
-		var err error
 		if disk, err = c.Rack.Disk(ctx, oxide.NameOrId(disk.Id)); err != nil {
 			return nil, err
 		}
@@ -47,19 +45,8 @@ func (c *Service) await(ctx context.Context, disk *oxide.Disk,
 	return disk, nil
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
-}
-
-// volume is a disk in CSI's words. Everything in it comes from the disk, so that every call says
-// the same of a volume.
+// volume converts a disk to CSI. Everything comes from the disk, so that every call describes a
+// volume alike.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,
@@ -75,8 +62,8 @@ func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	return v
 }
 
-// volumeContext holds the id too: it ties the name to the volume, so that a publish needs no look
-// whether the two belong together. Attributes that were copied to another volume betray themselves.
+// volumeContext includes the id, which ties the name to the volume: a publish need not check that
+// the two belong together, and attributes that were copied to another volume are detected.
 func volumeContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -89,8 +76,8 @@ func volumeContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// publishContext tells the node what the rack shows of the disk, and what the ownership tag says of
-// its history. The tag counts only on a disk that this driver made for this cluster.
+// publishContext passes to the node what the rack shows of the disk, and the disk's history from
+// the ownership tag. The tag counts only on a disk that this driver made for this cluster.
 func (c *Service) publishContext(d *oxide.Disk) map[string]string {
 	values := map[string]string{
 		volume.CtxDiskName:  string(d.Name),
@@ -116,8 +103,9 @@ func (c *Service) publishContext(d *oxide.Disk) map[string]string {
 	return values
 }
 
-// expectedUUID is the UUID of the filesystem on a disk that this driver made, empty if it cannot be
-// known: a disk from an image, from a foreign snapshot, or one that workloads write as a device.
+// expectedUUID returns the UUID of the filesystem on a disk that this driver made. It is empty if
+// it is unknown: for a disk from an image or a foreign snapshot, or one that workloads write as a
+// device.
 func expectedUUID(d *oxide.Disk, m volume.Tag) string {
 	switch {
 	case m.Use != volume.UseFilesystem:

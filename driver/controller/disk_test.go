@@ -3,13 +3,12 @@ package controller
 import (
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
@@ -18,5 +17,5 @@ func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
 			nil))))
 	_, err := c.ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
-	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 }

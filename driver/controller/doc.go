@@ -1,12 +1,12 @@
-// Package controller is CSI's controller service: each RPC reads its request, decides from what the
-// rack shows, does one thing to the rack, and builds its answer.
+// Package controller is CSI's controller service. Each RPC parses its request, decides from the
+// state of the rack, makes one change, and builds its response.
 //
-// To read: service.go (what there is), then a file for each RPC: volume.go (create and delete),
-// publish.go and unpublish.go, snapshot.go, list.go, capacity.go, validate.go, health.go. What they
-// share: volume_order.go and snapshot_order.go (what a create asks for), disk.go (a disk in CSI's
-// words), own.go (which disks are this driver's), twins.go (disks that a guest cannot tell apart),
-// effect.go (answers that leave open what was done).
+// Files: service.go, then one for each group of RPCs: volume.go (create and delete), publish.go and
+// unpublish.go, snapshot.go, list.go, capacity.go, validate.go, health.go. Shared: volume_spec.go
+// and snapshot_spec.go (parsed creates), disk.go (a disk in CSI's terms), own.go (which disks this
+// driver made), twins.go (disks that a guest cannot distinguish), effect.go (responses that leave
+// open what was done).
 //
-// It keeps nothing between calls, never stops an instance, and deletes nothing that does not carry
-// this cluster's tag.
+// It keeps no state between calls, never stops an instance, and deletes nothing without this
+// cluster's ownership tag.
 package controller

@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// ControllerListVolumeHealth lists this cluster's volumes that something is wrong with.
+// ControllerListVolumeHealth lists this cluster's volumes that have a problem.
 func (c *Service) ControllerListVolumeHealth(ctx context.Context,
 	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
@@ -31,7 +31,7 @@ func (c *Service) ControllerListVolumeHealth(ctx context.Context,
 	return answer, nil
 }
 
-// ControllerGetVolumeHealth says whether something is wrong with one disk.
+// ControllerGetVolumeHealth returns the health of one volume.
 func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
@@ -41,7 +41,8 @@ func (c *Service) ControllerGetVolumeHealth(ctx context.Context,
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(disk)}, nil
 }
 
-// volumeHealth reads a disk's state. Only a faulted disk is ill; the others are at work.
+// volumeHealth derives a volume's health from the disk's state. Only a faulted disk has a problem;
+// the other states are transitional or normal.
 func volumeHealth(disk *oxide.Disk) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: disk.Id}
 	if disk.State.State() == oxide.DiskStateStateFaulted {

@@ -3,16 +3,15 @@ package controller
 import (
 	"context"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// ListVolumes lists this cluster's volumes: the disks it made, and those made by hand while they
-// are attached, boot disks excepted. A CO takes what is attached and not listed for lost.
+// ListVolumes lists this cluster's volumes: the disks it made, and, while they are attached, those
+// made by hand except boot disks. A CO would treat an attached disk that is not listed as lost.
 func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 	*csi.ListVolumesResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
@@ -39,7 +38,7 @@ func (c *Service) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) 
 	return answer, nil
 }
 
-// ControllerGetVolume says what is known of one disk.
+// ControllerGetVolume returns one volume and the node that has it.
 func (c *Service) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (
 	*csi.ControllerGetVolumeResponse, error) {
 	disk, err := c.requestedDisk(ctx, req.GetVolumeId())
@@ -60,16 +59,16 @@ func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 	var boot map[string]bool
 	var inside error
 	err := c.Rack.EachDisk(ctx, pages, func(disk *oxide.Disk) bool {
-		m, marked := volume.ParseTag(disk.Description)
+		m, tagged := volume.ParseTag(disk.Description)
 		switch {
-		case marked && m.Cluster != c.ClusterID, !marked && rack.Holder(disk) == "":
+		case tagged && m.Cluster != c.ClusterID, !tagged && rack.InstanceOf(disk) == "":
 			return false
-		case !marked && boot == nil:
+		case !tagged && boot == nil:
 			if boot, inside = c.Rack.BootDisks(ctx); inside != nil {
 				return true
 			}
 		}
-		if !marked && boot[disk.Id] {
+		if !tagged && boot[disk.Id] {
 			return false
 		}
 		if inside = rack.ValidateDisk("list disks", disk); inside != nil {
@@ -84,7 +83,7 @@ func (c *Service) eachVolume(ctx context.Context, pages *rack.Pager,
 }
 
 func publishedNodes(disk *oxide.Disk) []string {
-	if node := rack.Holder(disk); node != "" {
+	if node := rack.InstanceOf(disk); node != "" {
 		return []string{node}
 	}
 	return nil

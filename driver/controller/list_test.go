@@ -8,10 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -20,6 +16,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func listed(n int, state string, edit ...func(map[string]any)) string {
@@ -41,13 +39,13 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	red := racktest.With("description", volume.Tag{Name: "x", Cluster: "red"}.Description())
 	c := rackThat(t,
 		racktest.OK(listDisks, racktest.PageOf("p2",
-			listed(1, "detached"), listed(2, racktest.Here), listed(3, "detached", red), listed(4,
-				racktest.Here,
+			listed(1, "detached"), listed(2, racktest.AttachedHere), listed(3, "detached", red), listed(4,
+				racktest.AttachedHere,
 				red),
 			listed(5, "detached", mine))),
 		// Only an attached disk of somebody else's making raises the question of boot disks.
-		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.Here, mine), listed(7,
-			racktest.Here, mine),
+		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.AttachedHere, mine), listed(7,
+			racktest.AttachedHere, mine),
 			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
 		racktest.OK("GET /v1/instances", racktest.PageOf("i2", racktest.InstanceOf("running",
 			racktest.With("boot_disk_id",
@@ -90,7 +88,7 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 	c := rackThat(t, racktest.OK(viewSnap, racktest.SnapshotOf("ready")), created(postDisk,
 		restored("creating")),
 		racktest.OK(listDisks, racktest.PageOf("", restored("detached"))), racktest.OK(racktest.ViewDisk,
-			restored(racktest.Here)))
+			restored(racktest.AttachedHere)))
 	c.Topology = rackA
 	r := createRequest()
 	r.Parameters = map[string]string{"mkfsOptions": "reservedPercent=0"}
@@ -116,10 +114,10 @@ func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
 }
 
 func TestGV2AndVH4UnknownVolumes(t *testing.T) {
-	_, err := rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
+	_, err := rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
+	_, err = rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
@@ -216,7 +214,7 @@ func TestAListThatGoesInCirclesEnds(t *testing.T) {
 	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
 		racktest.OK(listDisks, racktest.PageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 }
 
 func TestAListIsWholeOrAnError(t *testing.T) {
@@ -225,7 +223,7 @@ func TestAListIsWholeOrAnError(t *testing.T) {
 		down.To(listDisks)).
 		ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
-	_, err = rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, racktest.Here,
+	_, err = rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, racktest.AttachedHere,
 		racktest.With("description", "")))),
 		down.To("GET /v1/instances")).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
@@ -248,7 +246,7 @@ func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
 	csitest.SameMessage(t, answer, &csi.ControllerListVolumeHealthResponse{
 		Entries: []*csi.VolumeHealth{ill}, NextToken: racktest.Numbered(2)})
 
-	for _, state := range []string{"creating", "detached", racktest.Here, "maintenance",
+	for _, state := range []string{"creating", "detached", racktest.AttachedHere, "maintenance",
 		"import_ready"} {
 		got, err := rackThat(t, racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf(state))).ControllerGetVolumeHealth(t.Context(),

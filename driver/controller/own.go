@@ -3,18 +3,16 @@ package controller
 import (
 	"fmt"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// useProblem says why a disk that this driver made is not for these capabilities, or "". A disk
-// that workloads write as a raw device could later be taken for blank, or for one of the driver's
+// useProblem returns why a disk that this driver made does not fit these capabilities, or "". A
+// disk that workloads write as a raw device could later look blank, or like one of the driver's
 // filesystems.
 func (c *Service) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) string {
 	if rack.ForeignDisk(d, c.ClusterID) != "" {
@@ -30,8 +28,8 @@ func (c *Service) useProblem(d *oxide.Disk, wanted ...*csi.VolumeCapability) str
 		"access type that the workload needs, and copy the data", d.Name, words[m.Use])
 }
 
-// checkOwnDisk refuses a disk that this driver did not make: what it did not make it does not
-// delete, a boot disk for instance that somebody wrote into a volume.
+// checkOwnDisk refuses a disk that this driver did not make, such as a boot disk that somebody
+// wrote into a PersistentVolume. The driver deletes only what it made.
 func (c *Service) checkOwnDisk(d *oxide.Disk) error {
 	if why := rack.ForeignDisk(d, c.ClusterID); why != "" {
 		return csierr.New(csierr.DiskNotOurs, "the disk %.80s (%s) %s; the driver "+

@@ -13,16 +13,14 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
@@ -45,7 +43,7 @@ func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
 			}
 			t.Run(name+" as "+body, func(t *testing.T) {
 				csitest.Want(t, list.call(t.Context(), rackThat(t, lines...)), codes.Internal,
-					csierr.RackAnswerWrong)
+					csierr.RackResponseInvalid)
 			})
 		}
 	}
@@ -109,7 +107,7 @@ var pagedLists = map[string]struct {
 	call func(ctx context.Context, c *Service, most int32, token string) (ids []string,
 		next string, err error)
 }{
-	"volumes": {func(n int) string { return listed(n, racktest.Here) },
+	"volumes": {func(n int) string { return listed(n, racktest.AttachedHere) },
 		func(ctx context.Context, c *Service, most int32, token string) ([]string, string,
 			error) {
 			answer, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: most,
@@ -186,7 +184,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service,
 func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
-		rack.items = append(rack.items, listed(n, racktest.Here))
+		rack.items = append(rack.items, listed(n, racktest.AttachedHere))
 	}
 	walkList(t, rack, pagedLists["volumes"].call, 0)
 }

@@ -5,18 +5,16 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// ControllerPublishVolume attaches the volume's disk to the node's instance. The rack answers the
-// same for a disk that is attached there already.
+// ControllerPublishVolume attaches the volume's disk to the node's instance. The rack accepts a
+// disk that is already attached there.
 func (c *Service) ControllerPublishVolume(ctx context.Context,
 	req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	a, err := attachmentOf(req)
@@ -30,16 +28,16 @@ func (c *Service) ControllerPublishVolume(ctx context.Context,
 	return &csi.ControllerPublishVolumeResponse{PublishContext: c.publishContext(disk)}, nil
 }
 
-// attachment is a ControllerPublishVolume request that was understood.
+// attachment is a parsed ControllerPublishVolume request.
 type attachment struct {
 	Disk, Instance oxide.NameOrId
-	DiskName       string // what volume_context says, empty for most static volumes
-	ContextID      string // whose volume_context it is, as volume_context says
+	DiskName       string // from volume_context, empty for most static volumes
+	ContextID      string // the disk's id in volume_context
 	Capability     *csi.VolumeCapability
 }
 
-// named reports whether the context is the one that this driver gave the volume. Its name then need
-// not be read before the attach.
+// named reports whether volume_context is the one that this driver gave the volume. Then the disk's
+// name need not be read before the attach.
 func (a attachment) named() bool {
 	return volume.IsOwnName(a.DiskName) && a.ContextID == string(a.Disk)
 }
@@ -60,8 +58,8 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 		return a, err
 	}
 	if req.GetReadonly() {
-		return a, csierr.New(csierr.ReadOnlyUnsupported, "readonly is not "+
-			"supported when a disk is attached; let the node mount the volume read-only")
+		return a, csierr.New(csierr.ReadOnlyUnsupported, "readonly is not supported when a disk is "+
+			"attached; let the node mount the volume read-only")
 	}
 	var ok bool
 	if a.Disk, ok = rack.ID(req.GetVolumeId()); !ok {
@@ -73,36 +71,37 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	return a, nil
 }
 
-// attachDisk attaches a disk between two looks at the instance's disks: of two whose names begin
-// with the same bytes the guest shows one only (CP-12), whoever made them. The look before saves an
-// attach. The look after finds what was attached meanwhile: of two attached at once, the later look
-// sees both, so they never both stay with an OK.
+// attachDisk lists the instance's disks before and after it attaches one: of two disks whose names
+// begin with the same bytes the guest shows only one (CP-12), whoever made them. The list before
+// saves an attach that would have to be undone. The list after finds what was attached meanwhile:
+// if two such disks are attached at once, the later list shows both, so that the two calls never
+// both return OK.
 func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
-	before, err := c.lookBefore(ctx, a)
+	before, err := c.checkBeforeAttach(ctx, a)
 	if err != nil {
 		return nil, err
 	}
-	if disk := before.Own; disk != nil && rack.Holder(disk) == string(a.Instance) &&
+	if disk := before.Own; disk != nil && rack.InstanceOf(disk) == string(a.Instance) &&
 		disk.State.State() == oxide.DiskStateStateAttached {
-		return disk, c.objection(a, disk, before)
+		return disk, c.checkAttached(a, disk, before)
 	}
 	disk, mine, err := c.requestAttach(ctx, a, before)
 	if err != nil {
 		return nil, err
 	}
-	after, err := c.lookAfter(ctx, a, disk)
+	after, err := c.listAfterAttach(ctx, a, disk)
 	if err != nil {
 		return nil, err
 	}
-	why := c.objection(a, disk, after)
+	why := c.checkAttached(a, disk, after)
 	if why != nil && mine && before.Own == nil {
 		why = c.undoAttach(ctx, a, disk, why)
 	}
 	return disk, why
 }
 
-// requestAttach asks the rack to attach, and returns the disk as it is attached. mine reports
-// whether this request can have done it.
+// requestAttach attaches the disk and returns it. mine reports whether this request may have
+// attached it.
 func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours) (
 	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
@@ -110,16 +109,16 @@ func (c *Service) requestAttach(ctx context.Context, a attachment, before neighb
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
-	mine = err == nil || rack.Undecided(err)
+	mine = err == nil || rack.MaybeApplied(err)
 	if err == nil {
 		err = a.checkAnswer(doing, disk)
 	}
 	switch {
 	case err == nil:
 	case mine:
-		disk, err = c.attachedAfterAll(ctx, a, rack.Error(ctx, doing, err))
-	case rack.Unknown(err), rack.Refused(err):
-		disk, err = c.refusedAttach(ctx, a, before, err)
+		disk, err = c.resolveAttach(ctx, a, rack.Error(ctx, doing, err))
+	case rack.NotFound(err), rack.Refused(err):
+		disk, err = c.explainRefusedAttach(ctx, a, before, err)
 	default:
 		err = rack.Error(ctx, doing, err)
 	}
@@ -127,10 +126,10 @@ func (c *Service) requestAttach(ctx context.Context, a attachment, before neighb
 		return nil, mine, err
 	}
 	disk, err = c.awaitAttached(ctx, a, disk)
-	return disk, mine, comeBack(err)
+	return disk, mine, retryLater(err)
 }
 
-// checkAnswer holds the rack's success to what was asked.
+// checkAnswer compares the rack's response with the request.
 func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 	switch err := rack.ValidateDisk(doing, disk); {
 	case err != nil:
@@ -141,18 +140,18 @@ func (a attachment) checkAnswer(doing string, disk *oxide.Disk) error {
 	return a.checkPlace(doing, disk)
 }
 
-// checkPlace demands a disk that is attached to the instance, or on its way there.
+// checkPlace returns an error unless the disk is attached to the instance, or being attached to it.
 func (a attachment) checkPlace(doing string, disk *oxide.Disk) error {
 	state := disk.State.State()
-	if rack.Holder(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
+	if rack.InstanceOf(disk) != string(a.Instance) || state == oxide.DiskStateStateDetaching {
 		return rack.InvalidResponse(doing, "the disk %s is %s %s, not attached to the instance %s",
 			disk.Name,
-			state, rack.Holder(disk), a.Instance)
+			state, rack.InstanceOf(disk), a.Instance)
 	}
 	return nil
 }
 
-// checkContext holds what volume_context says to the disk.
+// checkContext compares volume_context with the disk.
 func (a attachment) checkContext(disk *oxide.Disk) error {
 	switch {
 	case a.DiskName != "" && a.DiskName != string(disk.Name):
@@ -167,7 +166,7 @@ func (a attachment) checkContext(disk *oxide.Disk) error {
 	return nil
 }
 
-// awaitAttached waits while the disk is on its way to the instance.
+// awaitAttached waits while the rack is attaching the disk.
 func (c *Service) awaitAttached(ctx context.Context, a attachment, disk *oxide.Disk) (
 	*oxide.Disk, error) {
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateAttaching)
@@ -175,52 +174,52 @@ func (c *Service) awaitAttached(ctx context.Context, a attachment, disk *oxide.D
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateAttaching:
-		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still "+
-			"attaching the disk %s; a repeated call goes on waiting", disk.Name)
+		return nil, csierr.New(csierr.DeadlineExceeded, "the rack is still attaching the disk %s; "+
+			"repeat the call", disk.Name)
 	}
 	return disk, a.checkPlace("attach disk", disk)
 }
 
-// attachedAfterAll is for an answer that leaves open whether the disk was attached. Its state says
-// so.
-func (c *Service) attachedAfterAll(ctx context.Context, a attachment, why error) (*oxide.Disk,
+// resolveAttach reads the disk to find out whether an attach without a clear response was done.
+func (c *Service) resolveAttach(ctx context.Context, a attachment, why error) (*oxide.Disk,
 	error) {
 	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
 	case csierr.IsNotFound(err):
 		return nil, err
 	case err != nil:
-		return nil, comeBack(err)
+		return nil, retryLater(err)
 	case disk.State.State() == oxide.DiskStateStateDetached:
-		return nil, comeBack(why)
+		return nil, retryLater(why)
 	}
 	return disk, a.stateProblem(disk)
 }
 
-// refusedAttach finds the reason of a refusal in the state of disk and instance. The disk comes
-// back when it is attached as wanted after all.
-func (c *Service) refusedAttach(ctx context.Context, a attachment, before neighbours,
+// explainRefusedAttach finds the reason of a refusal in the state of the disk and the instance. It
+// returns the disk if it is attached as requested after all.
+func (c *Service) explainRefusedAttach(ctx context.Context, a attachment, before neighbours,
 	why error) (*oxide.Disk, error) {
 	disk, err := c.Rack.Disk(ctx, a.Disk)
 	switch {
 	case err != nil:
 		return nil, err
 	case disk.State.State() == oxide.DiskStateStateDetached:
-		return nil, c.refusedByInstance(ctx, a, disk, before, why)
+		return nil, c.explainByInstance(ctx, a, disk, before, why)
 	}
 	return disk, a.stateProblem(disk)
 }
 
-// stateProblem says why a disk that is not detached is not attached as wanted.
+// stateProblem returns why a disk that is not detached is not attached as requested, or nil if it
+// is.
 func (a attachment) stateProblem(disk *oxide.Disk) error {
 	switch state := disk.State.State(); {
 	case state == oxide.DiskStateStateDetaching:
-		// From whichever instance: it is free in a moment (CP-13).
+		// Whichever instance has it, it will soon be free (CP-13).
 		return diskBusy(disk)
-	case rack.Holder(disk) != "" && rack.Holder(disk) != string(a.Instance):
-		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is "+
-			"%s at the instance %s, which is the node to unpublish it from first", disk.Name, state,
-			rack.Holder(disk))
+	case rack.InstanceOf(disk) != "" && rack.InstanceOf(disk) != string(a.Instance):
+		return csierr.New(csierr.DiskAttachedElsewhere, "the disk %s is %s at the instance %s; "+
+			"unpublish it from that node first", disk.Name, state,
+			rack.InstanceOf(disk))
 	case state == oxide.DiskStateStateAttached, state == oxide.DiskStateStateAttaching:
 		return nil
 	case state == oxide.DiskStateStateFaulted:
@@ -229,9 +228,9 @@ func (a attachment) stateProblem(disk *oxide.Disk) error {
 	return diskBusy(disk)
 }
 
-// refusedByInstance is for a disk that could be attached: the instance is the reason. Nothing can
-// be said of one whose disks came and went meanwhile.
-func (c *Service) refusedByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
+// explainByInstance finds the reason in the instance, for a disk that could be attached. If the
+// instance's disks have changed meanwhile, the reason is unknown.
+func (c *Service) explainByInstance(ctx context.Context, a attachment, disk *oxide.Disk,
 	before neighbours, why error) error {
 	instance, err := c.Rack.Instance(ctx, a.Instance)
 	if err != nil {
@@ -250,21 +249,21 @@ func (c *Service) refusedByInstance(ctx context.Context, a attachment, disk *oxi
 			"the boot disk included, and the rack allows %d", instance.Name, len(now.Others),
 			c.maxDisks())
 	case now.differ(before):
-		return csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and "+
-			"the disks of the instance %s have changed meanwhile; repeat the call", disk.Name,
+		return csierr.New(csierr.OperationPending, "the rack did not attach the disk %s, and the disks "+
+			"of the instance %s changed meanwhile; repeat the call", disk.Name,
 			instance.Name)
 	}
 	return instanceRefusal("attach", disk, instance, why)
 }
 
-// activeStates are those in which an instance has a virtual machine.
+// activeStates are the states in which an instance has a virtual machine.
 var activeStates = []oxide.InstanceState{
 	oxide.InstanceStateStarting, oxide.InstanceStateRunning, oxide.InstanceStateStopping,
 	oxide.InstanceStateRebooting, oxide.InstanceStateMigrating,
 }
 
-// instanceRefusal says what of the instance's state forbids an attach or detach (CP-10, CU-7). The
-// driver never stops an instance: what runs on it is not its own.
+// instanceRefusal returns the error for an instance whose state forbids an attach or detach (CP-10,
+// CU-7). The driver never stops an instance, because it does not own what runs there.
 func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, why error) error {
 	words := "no explanation"
 	var answer *oxide.HTTPError
@@ -274,13 +273,12 @@ func instanceRefusal(verb string, disk *oxide.Disk, instance *oxide.Instance, wh
 	if slices.Contains(activeStates, instance.RunState) {
 		cause := "this rack has no hot-plug"
 		if disk.DiskType == oxide.DiskTypeLocal {
-			// A running zone cannot gain a volume of its sled, and will not with hot-plug either.
+			// A running zone cannot gain a volume of its sled, not even with hot-plug.
 			cause = "a local disk is only attached and detached while the instance is stopped"
 		}
-		return csierr.New(csierr.InstanceMustBeStopped, "the instance %s is %s "+
-			"and must be stopped to %s a disk: %s; see "+
-			"https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: %s; if that is "+
-			"about the disk, it was busy a moment ago, and a repeated call succeeds)",
+		return csierr.New(csierr.InstanceMustBeStopped, "the instance %s is %s and must be stopped to "+
+			"%s a disk: %s; see https://github.com/oxidecomputer/oxide-csi-plugin#limits (the rack says: "+
+			"%s; if that is about the disk, the disk was busy, and a repeated call succeeds)",
 			instance.Name, instance.RunState, verb, cause, words)
 	}
 	return csierr.New(csierr.InstanceState, "the rack does not %s a disk while "+

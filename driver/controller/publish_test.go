@@ -6,15 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (
@@ -57,12 +55,12 @@ func (s scene) verify(t *testing.T, err error) {
 var alone = racktest.OK(beside, racktest.PageOf(""))
 
 func together(others ...string) racktest.Exchange {
-	return racktest.OK(beside, racktest.PageOf("", append(others, racktest.DiskOf(racktest.Here))...))
+	return racktest.OK(beside, racktest.PageOf("", append(others, racktest.DiskOf(racktest.AttachedHere))...))
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return racktest.DiskOf(racktest.Here, racktest.With("id", racktest.Image), racktest.With("name",
+	return racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image), racktest.With("name",
 		name))
 }
 
@@ -72,7 +70,7 @@ var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 func TestPublishing(t *testing.T) {
 	manyDisks := make([]string, 12)
 	for i := range manyDisks {
-		manyDisks[i] = racktest.DiskOf(racktest.Here, racktest.With("id", racktest.Numbered(i)),
+		manyDisks[i] = racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Numbered(i)),
 			racktest.With("name",
 				fmt.Sprint("other-", i)))
 	}
@@ -80,39 +78,39 @@ func TestPublishing(t *testing.T) {
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
 	for _, s := range []scene{
 		{"is an attach between two looks at the instance", []racktest.Exchange{alone,
-			accepted(attach, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
+			accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
 		{"is no attach when the disk is attached there", []racktest.Exchange{together()}, codes.OK, "",
 			""},
-		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{racktest.Lost.To(beside),
-			racktest.Lost.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-4 an unknown disk", []racktest.Exchange{alone, racktest.Lost.To(attach),
-			racktest.Lost.To(racktest.ViewDisk)},
+		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{racktest.NotFound.To(beside),
+			racktest.NotFound.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk", []racktest.Exchange{alone, racktest.NotFound.To(attach),
+			racktest.NotFound.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"CP-5 an unknown instance", []racktest.Exchange{racktest.Lost.To(beside),
+		{"CP-5 an unknown instance", []racktest.Exchange{racktest.NotFound.To(beside),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached"))},
 			codes.NotFound, csierr.InstanceNotFound, racktest.Instance},
-		{"CP-5 a destroyed instance", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-5 a destroyed instance", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("destroyed"))},
 			codes.NotFound, csierr.InstanceNotFound, ""},
 		{"CP-6 a refusal although it is attached there", []racktest.Exchange{alone,
-			racktest.Not.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
-		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, racktest.Not.To(attach),
+			racktest.Refused.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
+		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere,
 			racktest.OtherInstance},
-		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.OtherInstance))},
 			codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
-		{"CP-9 a full instance", []racktest.Exchange{full, racktest.Not.To(attach),
+		{"CP-9 a full instance", []racktest.Exchange{full, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached")),
 			racktest.OK(viewInstance, racktest.InstanceOf("running")), full},
 			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
@@ -123,47 +121,47 @@ func TestPublishing(t *testing.T) {
 				"local"))),
 			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
 			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, racktest.Not.To(attach),
+		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"an instance in a state that takes no disks", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("failed")), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
-		{"CP-11 another project", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-11 another project", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached",
 					racktest.With("project_id", racktest.Disk))), racktest.OK(viewInstance,
 				racktest.InstanceOf("running"))},
 			codes.InvalidArgument, csierr.OtherProject, "different projects"},
-		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being made", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-13 a disk being made", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("creating"))}, codes.Aborted, csierr.DiskBusy,
 			"creating"},
-		{"CP-13 a disk on its way off", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-13 a disk on its way off", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance))}, codes.Aborted,
 			csierr.DiskBusy,
 			"detaching"},
 		{"CP-13 a disk on its way off another instance", []racktest.Exchange{alone,
-			racktest.Not.To(attach),
+			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.OtherInstance))},
 			codes.Aborted,
 			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a faulted disk", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-13 a faulted disk", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("faulted"))}, codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CP-13 a destroyed disk", []racktest.Exchange{alone, racktest.Not.To(attach),
+		{"CP-13 a destroyed disk", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
 		{"CP-15 a disk on its way is awaited", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.OK(racktest.ViewDisk,
-				racktest.DiskOf(racktest.Here)),
+				racktest.DiskOf(racktest.AttachedHere)),
 			together()}, codes.OK, "", ""},
 		{"a success that is none", []racktest.Exchange{alone, accepted(attach,
 			racktest.DiskOf("detached")),
@@ -174,16 +172,16 @@ func TestPublishing(t *testing.T) {
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
 		{"another disk's success", []racktest.Exchange{alone, accepted(attach,
-			racktest.DiskOf(racktest.Here,
+			racktest.DiskOf(racktest.AttachedHere,
 				racktest.With("id",
 					racktest.Image))), racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))},
 			codes.Unavailable,
 			csierr.EffectUnknown,
 			racktest.Image},
 		{"another disk's success behind the effect", []racktest.Exchange{alone, accepted(attach,
-			racktest.DiskOf(racktest.Here,
+			racktest.DiskOf(racktest.AttachedHere,
 				racktest.With("id", racktest.Image))), racktest.OK(racktest.ViewDisk,
-			racktest.DiskOf(racktest.Here)),
+			racktest.DiskOf(racktest.AttachedHere)),
 			together()},
 			codes.OK, "", ""},
 		{"a lost answer", []racktest.Exchange{alone, {Want: attach, Cut: true}}, codes.Unavailable,
@@ -193,7 +191,7 @@ func TestPublishing(t *testing.T) {
 			csierr.RackUnavailable,
 			"oops"},
 		{"OX-8 an error inside the rack behind the effect", []racktest.Exchange{alone, gateway.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together()}, codes.OK, "", ""},
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
 		{"OX-8 an error inside the rack, which then cannot be asked", []racktest.Exchange{alone,
 			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
@@ -215,7 +213,7 @@ func TestPublishing(t *testing.T) {
 }
 
 func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
-	mine := accepted(attach, racktest.DiskOf(racktest.Here))
+	mine := accepted(attach, racktest.DiskOf(racktest.AttachedHere))
 	for _, s := range []scene{
 		{"one that is there already saves the attach", []racktest.Exchange{racktest.OK(beside,
 			racktest.PageOf("",
@@ -223,7 +221,7 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, "-backup"},
 		{"CP-4: that the own disk is gone is told before", []racktest.Exchange{
-			racktest.OK(beside, racktest.PageOf("", serialTwin)), racktest.Lost.To(racktest.ViewDisk)},
+			racktest.OK(beside, racktest.PageOf("", serialTwin)), racktest.NotFound.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"one that comes meanwhile has the disk detached again", []racktest.Exchange{alone, mine,
 			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
@@ -242,12 +240,12 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"nor one that somebody else attached meanwhile", []racktest.Exchange{alone,
-			racktest.Not.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)), together(serialTwin)},
+			racktest.Refused.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a detach that is refused brings the caller back", []racktest.Exchange{alone, mine,
-			together(serialTwin), racktest.Not.To(detach), racktest.OK(racktest.ViewDisk,
-				racktest.DiskOf(racktest.Here)),
+			together(serialTwin), racktest.Refused.To(detach), racktest.OK(racktest.ViewDisk,
+				racktest.DiskOf(racktest.AttachedHere)),
 			racktest.OK(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable,
 			csierr.EffectUnknown,
 			"may still be attached"},
@@ -259,13 +257,13 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 		{"so does a second look without the disk", []racktest.Exchange{alone, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
 		{"the second page of the list counts", []racktest.Exchange{alone, mine,
-			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.Here))), racktest.OK(beside,
+			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.AttachedHere))), racktest.OK(beside,
 				racktest.PageOf("y",
 					serialTwin)),
 			racktest.OK(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
 		{"a context that names another disk", []racktest.Exchange{alone, accepted(attach,
-			racktest.DiskOf(racktest.Here,
+			racktest.DiskOf(racktest.AttachedHere,
 				racktest.With("name", "csi-0000000000000000"))), together(), accepted(detach,
 			racktest.DiskOf("detached"))}, codes.InvalidArgument, csierr.FieldInvalid, "diskName"},
 	} {
@@ -304,17 +302,17 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 			"csi-0000000000000000")), raw, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			listed := racktest.OK(beside, racktest.PageOf("", test.disk(racktest.Here)))
+			listed := racktest.OK(beside, racktest.PageOf("", test.disk(racktest.AttachedHere)))
 			for name, lines := range map[string][]racktest.Exchange{
 				"attached":       {listed},
-				"to be attached": {alone, accepted(attach, test.disk(racktest.Here)), listed},
+				"to be attached": {alone, accepted(attach, test.disk(racktest.AttachedHere)), listed},
 			} {
 				if name == "to be attached" && !test.fits {
 					lines = append(lines, accepted(detach, test.disk("detached")))
 				}
 				r := publishRequest()
 				r.VolumeCapability = test.capability
-				if strings.Contains(test.disk(racktest.Here), "csi-0000000000000000") {
+				if strings.Contains(test.disk(racktest.AttachedHere), "csi-0000000000000000") {
 					r.VolumeContext[volume.CtxDiskName] = "csi-0000000000000000"
 				}
 				_, err := rackThat(t, lines...).ControllerPublishVolume(t.Context(), r)
@@ -346,25 +344,25 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 			static("detached")),
 			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))), racktest.OK(beside,
 				racktest.PageOf("")),
-			accepted(attach, static(racktest.Here)), racktest.OK(beside, racktest.PageOf("",
-				static(racktest.Here)))}, codes.OK, "",
+			accepted(attach, static(racktest.AttachedHere)), racktest.OK(beside, racktest.PageOf("",
+				static(racktest.AttachedHere)))}, codes.OK, "",
 			""},
 		{"needs no attach when it is attached", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
-			static(racktest.Here)),
-			racktest.OK(beside, racktest.PageOf("", static(racktest.Here)))}, codes.OK, "", ""},
+			static(racktest.AttachedHere)),
+			racktest.OK(beside, racktest.PageOf("", static(racktest.AttachedHere)))}, codes.OK, "", ""},
 		{"CP-12 is refused beside one of the same 20 bytes",
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk,
 				static("detached")),
 				racktest.OK(beside, racktest.PageOf("", besideDisk("made-by-hand-with-a-short-one")))},
 			codes.FailedPrecondition,
 			csierr.SerialTaken, "made-by-hand-with-a-short-one"},
-		{"CP-4 of an unknown disk", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk)},
+		{"CP-4 of an unknown disk", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk)},
 			codes.NotFound,
 			csierr.VolumeNotFound,
 			""},
 		{"CP-5 to an unknown instance", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			static("detached")),
-			racktest.Lost.To(beside)},
+			racktest.NotFound.To(beside)},
 			codes.NotFound, csierr.InstanceNotFound, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -395,7 +393,7 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 			"diskName"},
 		{"and attached when it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), alone,
-				accepted(attach, racktest.DiskOf(racktest.Here)), together()}, codes.OK, ""},
+				accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
 			"diskId": racktest.Image, "blockSize": "4096"},
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk,
@@ -405,7 +403,7 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 			racktest.DiskOf("detached"))},
 			codes.InvalidArgument, "diskId"},
 		{"a disk that is attached, which stays", map[string]string{"diskName": another},
-			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here))},
+			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere))},
 			codes.InvalidArgument,
 			"diskName"},
 	} {
@@ -504,7 +502,7 @@ func TestValidating(t *testing.T) {
 				}})
 		})
 	}
-	_, err := rackThat(t, racktest.Lost.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
+	_, err := rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)

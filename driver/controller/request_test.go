@@ -3,17 +3,14 @@ package controller
 import (
 	"testing"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 // complete requests, as an orchestrator sends them.
@@ -317,19 +314,4 @@ func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
 	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
 	_, err = c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{})
 	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)
-}
-
-func TestCC1TheControllersCapabilities(t *testing.T) {
-	answer, err := (&Service{}).ControllerGetCapabilities(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []int32
-	for _, c := range answer.GetCapabilities() {
-		got = append(got, int32(c.GetRpc().GetType()))
-	}
-	want := []int32{1, 2, 3, 4, 5, 6, 10, 12, 13, 15, 16, 17}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
 }

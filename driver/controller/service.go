@@ -4,25 +4,23 @@ import (
 	"context"
 	"log/slog"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Service is CSI's controller service: it makes, attaches, detaches and deletes disks through
-// the rack's API. It keeps nothing: several controllers may serve one cluster, and each may die at
-// any moment. What the rack says is the only state.
+// Service is CSI's controller service: it creates, attaches, detaches and deletes disks through the
+// rack's API. It keeps no state: several controllers may serve one cluster, and each may be killed
+// at any time. The rack has the only state.
 type Service struct {
 	csi.UnimplementedControllerServer
 
 	Rack      *rack.Client
-	ClusterID string            // in the description of what this cluster made; may be empty
+	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
-	MaxDisks  int               // that the rack lets an instance have; 0 means 12
+	MaxDisks  int               // the rack's limit per instance; 0 means 12
 	Log       *slog.Logger
 }
 
@@ -33,9 +31,8 @@ func (c *Service) maxDisks() int {
 	return c.MaxDisks
 }
 
-// ControllerGetCapabilities says what the controller does. Not among it, because the rack has
-// nothing like it: cloning a volume (take a snapshot and restore it), attaching read-only, growing
-// and changing a volume.
+// ControllerGetCapabilities lists what the controller supports. The rack offers no way to clone a
+// volume (take a snapshot and restore it), to attach read-only, or to grow or change a volume.
 func (c *Service) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	var list []*csi.ControllerServiceCapability
@@ -62,16 +59,15 @@ func (c *Service) ControllerGetCapabilities(context.Context,
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: list}, nil
 }
 
-// ControllerExpandVolume says that it cannot be done.
+// ControllerExpandVolume is not supported.
 func (c *Service) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (
 	*csi.ControllerExpandVolumeResponse, error) {
 	return nil, csierr.New(csierr.NotSupported, "a disk's size is fixed when it is "+
 		"made; take a snapshot of the volume and restore it into a larger one")
 }
 
-// ControllerModifyVolume says that it cannot be done.
+// ControllerModifyVolume is not supported.
 func (c *Service) ControllerModifyVolume(context.Context, *csi.ControllerModifyVolumeRequest) (
 	*csi.ControllerModifyVolumeResponse, error) {
-	return nil, csierr.New(csierr.NotSupported, "a disk has nothing that could be "+
-		"changed after it is made")
+	return nil, csierr.New(csierr.NotSupported, "a disk cannot be changed after it is made")
 }

@@ -4,33 +4,32 @@ import (
 	"context"
 	"errors"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call of
-// the same name took. The rack answers when it is cut.
+// CreateSnapshot takes a snapshot of the volume's disk, or finds the one that an earlier call with
+// the same name took. The rack responds when the snapshot's point in time is fixed.
 func (c *Service) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (
 	*csi.CreateSnapshotResponse, error) {
-	order, err := c.snapshotOrder(req)
+	spec, err := c.snapshotSpec(req)
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := c.createSnapshot(ctx, order)
+	snapshot, err := c.createSnapshot(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotAnswer(snapshot)}, nil
 }
 
-// DeleteSnapshot deletes a snapshot that this driver took. One that is already gone is a success,
-// and disks made from it stay.
+// DeleteSnapshot deletes a snapshot that this driver took. A snapshot that is already gone is a
+// success. Disks made from it remain.
 func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (
 	*csi.DeleteSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
@@ -46,7 +45,7 @@ func (c *Service) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotReq
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// ListSnapshots lists the project's snapshots, whoever took them, but none that is not cut yet.
+// ListSnapshots lists the project's snapshots, whoever took them, except those still being taken.
 func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (
 	*csi.ListSnapshotsResponse, error) {
 	pages, err := c.Rack.NewPager(req.GetStartingToken(), req.GetMaxEntries())
@@ -71,7 +70,7 @@ func (c *Service) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsReque
 	return answer, nil
 }
 
-// GetSnapshot says what is known of one snapshot, also of one that is not ready.
+// GetSnapshot returns one snapshot, even if it is not ready.
 func (c *Service) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (
 	*csi.GetSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
@@ -92,84 +91,84 @@ func snapshotIDMissing() error {
 	return csierr.New(csierr.FieldMissing, "snapshot_id is missing")
 }
 
-// createSnapshot reads the disk before: what it tells of its filesystem goes into the snapshot's
+// createSnapshot reads the disk first, because the UUID of its filesystem goes into the snapshot's
 // tag.
-func (c *Service) createSnapshot(ctx context.Context, order snapshotOrder) (*oxide.Snapshot,
+func (c *Service) createSnapshot(ctx context.Context, spec snapshotSpec) (*oxide.Snapshot,
 	error) {
 	const doing = "create snapshot"
-	source, err := c.Rack.Disk(ctx, order.Disk)
+	source, err := c.Rack.Disk(ctx, spec.Disk)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.existingSnapshot(ctx, order, err)
+		return c.existingSnapshot(ctx, spec, err)
 	case err != nil:
 		return nil, err
 	}
 	snapshot, err := c.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.Rack.ProjectParam(),
 		Body: &oxide.SnapshotCreate{
-			Name:        oxide.Name(order.rackName()),
-			Description: order.mark(source).Description(),
-			Disk:        order.Disk,
+			Name:        oxide.Name(spec.rackName()),
+			Description: spec.tag(source).Description(),
+			Disk:        spec.Disk,
 		},
 	})
-	open := err == nil || rack.Undecided(err)
+	open := err == nil || rack.MaybeApplied(err)
 	if err == nil {
-		err = order.checkAnswer(doing, snapshot)
+		err = spec.checkAnswer(doing, snapshot)
 	}
 	switch {
 	case err == nil:
 		return snapshot, snapshotFaulted(snapshot)
 	case open:
-		return c.snapshotAfterAll(ctx, order, rack.Error(ctx, doing, err))
+		return c.resolveSnapshot(ctx, spec, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
-		errors.Is(err, oxide.ErrInsufficientCapacity), rack.Unknown(err):
-		// A full quota, or a disk that is gone by now, may stand before the name that is taken.
-		return c.existingSnapshot(ctx, order, err)
+		errors.Is(err, oxide.ErrInsufficientCapacity), rack.NotFound(err):
+		// The rack checks the quota and the disk before the name, so either error may hide a taken name.
+		return c.existingSnapshot(ctx, spec, err)
 	case rack.Refused(err):
-		return nil, c.refusedSnapshot(ctx, order.Disk, err)
+		return nil, c.explainRefusedSnapshot(ctx, spec.Disk, err)
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
 
-// snapshotAfterAll is for an answer that leaves open whether the snapshot was taken. Its name says
-// so: a snapshot that has it and is another one was there before.
-func (c *Service) snapshotAfterAll(ctx context.Context, order snapshotOrder, why error) (
+// resolveSnapshot reads the snapshot by its name to find out whether a create without a clear
+// response was done. A different snapshot with the name existed before.
+func (c *Service) resolveSnapshot(ctx context.Context, spec snapshotSpec, why error) (
 	*oxide.Snapshot, error) {
-	snapshot, err := c.existingSnapshot(ctx, order, why)
+	snapshot, err := c.existingSnapshot(ctx, spec, why)
 	if csierr.IsAlreadyExists(err) {
 		return nil, err
 	}
-	return snapshot, comeBack(err)
+	return snapshot, retryLater(err)
 }
 
-// existingSnapshot is the snapshot that has the name already, if it is of the wanted disk. why is
-// the rack's refusal to take it.
-func (c *Service) existingSnapshot(ctx context.Context, order snapshotOrder, why error) (
+// existingSnapshot returns the snapshot that already has the name, if it is of the requested disk.
+// why is the rack's refusal to take it.
+func (c *Service) existingSnapshot(ctx context.Context, spec snapshotSpec, why error) (
 	*oxide.Snapshot, error) {
 	const doing = "read snapshot"
 	snapshot, err := c.Rack.SnapshotView(ctx, oxide.SnapshotViewParams{
-		Snapshot: oxide.NameOrId(order.rackName()), Project: c.Rack.ProjectParam(),
+		Snapshot: oxide.NameOrId(spec.rackName()), Project: c.Rack.ProjectParam(),
 	})
 	switch {
-	case rack.Unknown(err) && (rack.Unknown(why) || csierr.IsNotFound(why)):
+	case rack.NotFound(err) && (rack.NotFound(why) || csierr.IsNotFound(why)):
 		if err := c.Rack.CheckProject(ctx); err != nil {
 			return nil, err
 		}
-		return nil, rack.VolumeNotFound(string(order.Disk))
-	case rack.Unknown(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
+		return nil, rack.VolumeNotFound(string(spec.Disk))
+	case rack.NotFound(err) && !errors.Is(why, oxide.ErrObjectAlreadyExists):
 		return nil, rack.Error(ctx, "create snapshot", why)
-	case err != nil && !rack.Unknown(err):
+	case err != nil && !rack.NotFound(err):
 		return nil, rack.Error(ctx, doing, err)
-	case rack.Unknown(err), snapshot.State == oxide.SnapshotStateDestroyed:
-		return nil, csierr.New(csierr.OperationPending, "the snapshot %s was there and is "+
-			"gone; repeat the call", order.rackName())
+	case rack.NotFound(err), snapshot.State == oxide.SnapshotStateDestroyed:
+		return nil, csierr.New(csierr.OperationPending, "the snapshot %s existed and is gone; repeat "+
+			"the call", spec.rackName())
 	}
-	if err := order.checkName(doing, snapshot); err != nil {
+	if err := spec.checkName(doing, snapshot); err != nil {
 		return nil, err
 	}
-	if difference := order.difference(snapshot); difference != "" {
-		return nil, csierr.New(csierr.SnapshotExists, "the name is taken by the "+
-			"snapshot %s, %s", snapshot.Id, difference)
+	if difference := spec.difference(snapshot); difference != "" {
+		return nil, csierr.New(csierr.SnapshotExists, "the name belongs to the snapshot %s, %s",
+			snapshot.Id, difference)
 	}
 	return snapshot, snapshotFaulted(snapshot)
 }
@@ -182,15 +181,15 @@ func snapshotFaulted(s *oxide.Snapshot) error {
 		"snapshot %s; delete it and take another", s.Id)
 }
 
-// refusedSnapshot finds the reason of a refusal in the disk's state.
-func (c *Service) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
+// explainRefusedSnapshot finds the reason of a refusal in the disk's state.
+func (c *Service) explainRefusedSnapshot(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	if err != nil {
 		return err
 	}
 	impossible := func(what string) error {
-		return csierr.New(csierr.SnapshotImpossible, "the rack takes no "+
-			"snapshots of %s disks, and %s is one", what, disk.Name)
+		return csierr.New(csierr.SnapshotImpossible, "the rack takes no snapshots of %s disks such as %s",
+			what, disk.Name)
 	}
 	switch state := disk.State.State(); {
 	case disk.DiskType == oxide.DiskTypeLocal:
@@ -201,7 +200,7 @@ func (c *Service) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why er
 		return diskFaulted(disk)
 	case state != oxide.DiskStateStateDetached && state != oxide.DiskStateStateAttached,
 		errors.Is(why, oxide.ErrConflict):
-		// Another snapshot of the disk, or its repair, is under way.
+		// Another snapshot of the disk, or its repair, is in progress.
 		return diskBusy(disk)
 	}
 	project, err := c.Rack.ReadProject(ctx)
@@ -209,8 +208,8 @@ func (c *Service) refusedSnapshot(ctx context.Context, id oxide.NameOrId, why er
 	case err != nil:
 		return rack.Error(ctx, "read project", err)
 	case disk.ProjectId != project.Id:
-		return csierr.New(csierr.OtherProject, "the disk %s is in another project "+
-			"than OXIDE_PROJECT, and its snapshots have to be there too", disk.Name)
+		return csierr.New(csierr.OtherProject, "the disk %s is not in the project OXIDE_PROJECT, and "+
+			"its snapshots have to be in the disk's project", disk.Name)
 	}
 	return rack.Error(ctx, "create snapshot", why)
 }
@@ -230,7 +229,7 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	switch {
 	case err == nil:
 		return nil
-	case rack.Unknown(err):
+	case rack.NotFound(err):
 		return c.snapshotGone(ctx, id)
 	case !rack.Refused(err):
 		return rack.Error(ctx, "delete snapshot", err)
@@ -248,12 +247,12 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	return rack.Error(ctx, "delete snapshot", err)
 }
 
-// snapshotGone looks whether a snapshot is gone that the rack does not know when it is to delete
-// it.
+// snapshotGone verifies that a snapshot is gone that the rack did not find for deletion.
 func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	switch _, err := c.Rack.Snapshot(ctx, id); {
 	case err == nil:
-		return rack.InvalidResponse("delete snapshot", "it does not know the snapshot %s and shows it",
+		return rack.InvalidResponse("delete snapshot", "it lists the snapshot %s, but does not find it "+
+			"for deletion",
 			id)
 	case !csierr.IsNotFound(err):
 		return err
@@ -261,8 +260,8 @@ func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	return c.Rack.CheckProject(ctx)
 }
 
-// matchingSnapshots visits the snapshots that the request's filters let through. What does not
-// exist matches nothing, which is no error.
+// matchingSnapshots visits the snapshots that match the request's filters. An id that does not
+// exist matches nothing, which is not an error.
 func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest,
 	pages *rack.Pager, visit func(*oxide.Snapshot) (enough bool)) error {
 	source, isDisk := rack.ID(req.GetSourceVolumeId())
@@ -295,7 +294,7 @@ func (c *Service) matchingSnapshots(ctx context.Context, req *csi.ListSnapshotsR
 	return nil
 }
 
-// cut says whether the snapshot's point in time has come.
+// cut reports whether the snapshot's point in time is fixed.
 func cut(s *oxide.Snapshot) bool {
 	return s.State == oxide.SnapshotStateReady || s.State == oxide.SnapshotStateFaulted
 }
@@ -305,7 +304,7 @@ func snapshotAnswer(s *oxide.Snapshot) *csi.Snapshot {
 		SnapshotId:     s.Id,
 		SourceVolumeId: s.DiskId,
 		SizeBytes:      int64(s.Size),
-		CreationTime:   timestamppb.New(*s.TimeCreated), // there in every believable snapshot
+		CreationTime:   timestamppb.New(*s.TimeCreated), // set in every valid snapshot
 		ReadyToUse:     s.State == oxide.SnapshotStateReady,
 	}
 }

@@ -6,10 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -17,6 +13,8 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (
@@ -40,19 +38,19 @@ func TestTakingSnapshots(t *testing.T) {
 				}
 			}}}, codes.OK, "", ""},
 		{"CS-4 of a volume that goes between look and request",
-			[]racktest.Exchange{racktest.Lost.To(postSnap),
-				racktest.Lost.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			[]racktest.Exchange{racktest.NotFound.To(postSnap),
+				racktest.NotFound.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			codes.NotFound,
 			csierr.VolumeNotFound, racktest.Disk},
-		{"OX-6 in a project that cannot be seen", []racktest.Exchange{racktest.Lost.To(postSnap),
-			racktest.Lost.To(viewSnapName),
-			racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
+		{"OX-6 in a project that cannot be seen", []racktest.Exchange{racktest.NotFound.To(postSnap),
+			racktest.NotFound.To(viewSnapName),
+			racktest.NotFound.To(racktest.ViewProject)}, codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"CS-5 twice", []racktest.Exchange{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready"))},
 			codes.OK, "", ""},
 		{"CS-5 twice, with a full quota", []racktest.Exchange{full.To(postSnap),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"CS-5 twice, the volume deleted between", []racktest.Exchange{racktest.Lost.To(postSnap),
+		{"CS-5 twice, the volume deleted between", []racktest.Exchange{racktest.NotFound.To(postSnap),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 		{"CS-6 of another volume", []racktest.Exchange{taken.To(postSnap), racktest.OK(viewSnapName,
 			racktest.SnapshotOf("ready",
@@ -65,36 +63,36 @@ func TestTakingSnapshots(t *testing.T) {
 			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted,
 			csierr.OperationPending, ""},
 		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap),
-			racktest.Lost.To(viewSnapName)},
+			racktest.NotFound.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
 		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
-				racktest.DiskOf(racktest.Here))},
+				racktest.DiskOf(racktest.AttachedHere))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), racktest.Lost.To(viewSnapName)},
+		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), racktest.NotFound.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("faulted"))},
 			codes.Internal,
 			csierr.SnapshotFaulted, "take another"},
-		{"CS-10 of a local disk", []racktest.Exchange{racktest.Not.To(postSnap),
+		{"CS-10 of a local disk", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached",
 					racktest.With("disk_type", "local")))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"local"},
-		{"CS-10 of a read-only disk", []racktest.Exchange{racktest.Not.To(postSnap),
+		{"CS-10 of a read-only disk", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached",
 					racktest.With("read_only", true)))}, codes.FailedPrecondition, csierr.SnapshotImpossible,
 			"read-only"},
-		{"CS-10 of a faulted disk", []racktest.Exchange{racktest.Not.To(postSnap),
+		{"CS-10 of a faulted disk", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("faulted"))},
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Not.To(postSnap),
+		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"of a disk in another project", []racktest.Exchange{racktest.Not.To(postSnap),
+		{"of a disk in another project", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("detached",
 					racktest.With("project_id", racktest.Disk))), racktest.OK(racktest.ViewProject,
@@ -102,22 +100,22 @@ func TestTakingSnapshots(t *testing.T) {
 			codes.InvalidArgument,
 			csierr.OtherProject, ""},
 		{"while the rack cannot hold the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
-			racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
+			racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"with another disk's answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("disk_id", racktest.Image))), racktest.Lost.To(viewSnapName)}, codes.Unavailable,
+			racktest.With("disk_id", racktest.Image))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, racktest.Image},
 		{"with another disk's answer behind the effect", []racktest.Exchange{created(postSnap,
 			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 		{"with a nameless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
 			racktest.With("name",
-				""))), racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+				""))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"with a timeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("time_created", nil))), racktest.Lost.To(viewSnapName)}, codes.Unavailable,
+			racktest.With("time_created", nil))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, ""},
 		{"with a sizeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
 			racktest.With("size",
-				0))), racktest.Lost.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+				0))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
 		{"without an answer", []racktest.Exchange{{Want: postSnap, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 	} {
@@ -135,16 +133,16 @@ func TestTakingSnapshots(t *testing.T) {
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	for _, s := range []scene{
-		{"CS-4 is not found", []racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
-			racktest.Lost.To(viewSnapName),
+		{"CS-4 is not found", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+			racktest.NotFound.To(viewSnapName),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound,
 			racktest.Disk},
 		{"OX-6 is something else in a project that cannot be seen",
-			[]racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
-				racktest.Lost.To(viewSnapName), racktest.Lost.To(racktest.ViewProject)}, codes.PermissionDenied,
+			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+				racktest.NotFound.To(viewSnapName), racktest.NotFound.To(racktest.ViewProject)}, codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
 		{"CS-5 finds the snapshot that was taken of it",
-			[]racktest.Exchange{racktest.Lost.To(racktest.ViewDisk),
+			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 				racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -215,16 +213,16 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
-				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
+				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)),
 					answer.To(postSnap),
 					test.found).CreateSnapshot(t.Context(), snapshotRequest())
 				scene{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
-			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.Here)),
+			_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)),
 				answer.To(postSnap),
-				racktest.Lost.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
+				racktest.NotFound.To(viewSnapName)).CreateSnapshot(t.Context(), snapshotRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still take it", err)
 			}
@@ -259,18 +257,18 @@ func TestDeletingSnapshots(t *testing.T) {
 		{"is a look and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
 			codes.OK,
 			"", ""},
-		{"DS-2 of one that is gone", []racktest.Exchange{racktest.Lost.To(viewSnap),
+		{"DS-2 of one that is gone", []racktest.Exchange{racktest.NotFound.To(viewSnap),
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())},
 			codes.OK, "", ""},
 		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen,
-			racktest.Lost.To(deleteSnap),
-			racktest.Lost.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK,
+			racktest.NotFound.To(deleteSnap),
+			racktest.NotFound.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK,
 			"", ""},
 		{"OX-6 of one that is there although the rack denies it", []racktest.Exchange{seen,
-			racktest.Lost.To(deleteSnap), seen}, codes.Internal, csierr.RackAnswerWrong, ""},
-		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.Lost.To(viewSnap),
-			racktest.Lost.To(racktest.ViewProject)},
+			racktest.NotFound.To(deleteSnap), seen}, codes.Internal, csierr.RackResponseInvalid, ""},
+		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.NotFound.To(viewSnap),
+			racktest.NotFound.To(racktest.ViewProject)},
 			codes.PermissionDenied, csierr.ProjectNotFound, ""},
 		{"D-69 of one taken by hand", described(racktest.With("description", "before the upgrade")),
 			codes.FailedPrecondition, csierr.DiskNotOurs, "Retain"},
@@ -280,11 +278,11 @@ func TestDeletingSnapshots(t *testing.T) {
 			codes.FailedPrecondition, csierr.DiskNotOurs, "another name"},
 		{"DS-5 of one in the making", []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("creating")),
-			racktest.Not.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))},
+			racktest.Refused.To(deleteSnap), racktest.OK(viewSnap, racktest.SnapshotOf("creating"))},
 			codes.Aborted,
 			csierr.SnapshotNotReady, ""},
-		{"of one that goes meanwhile", []racktest.Exchange{seen, racktest.Not.To(deleteSnap),
-			racktest.Lost.To(viewSnap),
+		{"of one that goes meanwhile", []racktest.Exchange{seen, racktest.Refused.To(deleteSnap),
+			racktest.NotFound.To(viewSnap),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK, "", ""},
 		{"DS-4 of one that the rack keeps", []racktest.Exchange{seen, racktest.Error(409, "Conflict",
 			"in use").To(deleteSnap), seen}, codes.FailedPrecondition, csierr.Conflict, "in use"},
@@ -341,7 +339,7 @@ func TestListingSnapshots(t *testing.T) {
 			"ready"))},
 			"[]"},
 		{"LS-3 an unknown one", &csi.ListSnapshotsRequest{SnapshotId: racktest.Snapshot},
-			[]racktest.Exchange{racktest.Lost.To(viewSnap)}, "[]"},
+			[]racktest.Exchange{racktest.NotFound.To(viewSnap)}, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).ListSnapshots(t.Context(), test.req)
@@ -365,7 +363,7 @@ func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
 	c := rackThat(t, racktest.OK(listSnaps, racktest.PageOf("", racktest.SnapshotOf("ready",
 		racktest.With("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
-	csitest.Want(t, err, codes.Internal, csierr.RackAnswerWrong)
+	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 }
 
 func TestGetSnapshot(t *testing.T) {
@@ -376,7 +374,7 @@ func TestGetSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	csitest.SameMessage(t, answer.GetSnapshot(), wantedSnapshot(false))
-	for _, line := range []racktest.Exchange{racktest.Lost.To(viewSnap), racktest.OK(viewSnap,
+	for _, line := range []racktest.Exchange{racktest.NotFound.To(viewSnap), racktest.OK(viewSnap,
 		racktest.SnapshotOf("destroyed"))} {
 		_, err = rackThat(t, line).GetSnapshot(t.Context(), &csi.GetSnapshotRequest{
 			SnapshotId: racktest.Snapshot})

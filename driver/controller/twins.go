@@ -4,14 +4,13 @@ import (
 	"context"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// neighbours are the disks of an instance: the one that is being published, nil when the instance
+// neighbours are the disks of an instance: the one that is being published, nil if the instance
 // does not have it, and the others.
 type neighbours struct {
 	Own    *oxide.Disk
@@ -31,7 +30,7 @@ func (c *Service) neighbours(ctx context.Context, a attachment) (neighbours, err
 	return n, err
 }
 
-// differ reports whether other disks are beside the published one than there were before.
+// differ reports whether the other disks of the instance have changed.
 func (n neighbours) differ(before neighbours) bool {
 	ids := func(disks []oxide.Disk) []string {
 		var all []string
@@ -44,7 +43,8 @@ func (n neighbours) differ(before neighbours) bool {
 	return !slices.Equal(ids(n.Others), ids(before.Others))
 }
 
-// twin is a disk whose serial number the guest could not tell from that of a disk with this name.
+// twin returns a disk that the guest would show with the same serial number as a disk with this
+// name, or nil.
 func (n neighbours) twin(name string) *oxide.Disk {
 	for i := range n.Others {
 		if volume.Serial(string(n.Others[i].Name)) == volume.Serial(name) {
@@ -54,9 +54,9 @@ func (n neighbours) twin(name string) *oxide.Disk {
 	return nil
 }
 
-// lookBefore refuses an attach that would have to be undone. A disk without a context of this
-// driver is read first, because the list does not show a disk that is not attached.
-func (c *Service) lookBefore(ctx context.Context, a attachment) (neighbours, error) {
+// checkBeforeAttach refuses an attach that would have to be undone. It reads a disk without a
+// context of this driver first, because the list does not show a disk that is not attached.
+func (c *Service) checkBeforeAttach(ctx context.Context, a attachment) (neighbours, error) {
 	name := a.DiskName
 	if !a.named() {
 		disk, err := c.Rack.Disk(ctx, a.Disk)
@@ -75,7 +75,7 @@ func (c *Service) lookBefore(ctx context.Context, a attachment) (neighbours, err
 		hopeless = err != nil
 	}
 	if hopeless && a.named() && before.Own == nil {
-		// CP-4: a disk that is unknown is told before anything else.
+		// CP-4: an unknown disk is reported before anything else.
 		if _, diskErr := c.Rack.Disk(ctx, a.Disk); diskErr != nil {
 			return before, diskErr
 		}
@@ -83,22 +83,22 @@ func (c *Service) lookBefore(ctx context.Context, a attachment) (neighbours, err
 	return before, err
 }
 
-// lookAfter lists what the instance has once the disk is attached. The attach has been done, so
-// every failure brings the caller back.
-func (c *Service) lookAfter(ctx context.Context, a attachment, disk *oxide.Disk) (neighbours,
+// listAfterAttach lists the instance's disks after the attach. The attach is done, so every error
+// is retryable.
+func (c *Service) listAfterAttach(ctx context.Context, a attachment, disk *oxide.Disk) (neighbours,
 	error) {
 	after, err := c.neighbours(ctx, a)
 	switch {
 	case err != nil:
-		return after, comeBack(err)
+		return after, retryLater(err)
 	case after.Own == nil:
-		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance "+
-			"%s and is not among its disks now; repeat the call", disk.Name, a.Instance)
+		return after, csierr.New(csierr.DiskBusy, "the disk %s was attached to the instance %s, but is "+
+			"not among its disks; repeat the call", disk.Name, a.Instance)
 	}
 	return after, nil
 }
 
-// checkDisk holds the request to what the rack shows of the disk.
+// checkDisk compares the request with the disk.
 func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
 	if err := a.checkContext(disk); err != nil {
 		return err
@@ -109,9 +109,9 @@ func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
 	return nil
 }
 
-// objection says why a disk that is attached must not be used: it is not the one that the request
-// tells of, or the guest cannot tell it from another one.
-func (c *Service) objection(a attachment, disk *oxide.Disk, n neighbours) error {
+// checkAttached returns why an attached disk must not be used: it is not the one that the request
+// describes, or the guest cannot distinguish it from another one.
+func (c *Service) checkAttached(a attachment, disk *oxide.Disk, n neighbours) error {
 	if err := c.checkDisk(a, disk); err != nil {
 		return err
 	}
@@ -123,18 +123,18 @@ func (a attachment) checkTwin(name string, n neighbours) error {
 	if twin == nil {
 		return nil
 	}
-	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, "+
-		"which is attached to the instance %s, begin with the same %d bytes, and the guest would show "+
-		"only one of them; detach that one", name, twin.Name, a.Instance, volume.SerialBytes)
+	return csierr.New(csierr.SerialTaken, "the names of the disks %s and %s, which is attached to "+
+		"the instance %s, begin with the same %d bytes, so the guest would show only one of them; "+
+		"detach that one", name, twin.Name, a.Instance, volume.SerialBytes)
 }
 
-// undoAttach detaches the disk that this call attached. The caller has to come back unless the disk
-// is seen to be detached.
+// undoAttach detaches the disk that this call attached. Its error is retryable unless the disk is
+// verified to be detached.
 func (c *Service) undoAttach(ctx context.Context, a attachment, disk *oxide.Disk,
 	why error) error {
 	if _, err := c.detachDisk(ctx, a.Disk, a.Instance); err != nil {
-		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to "+
-			"the instance %s, is to be detached again (%s), and may still be attached: %s; repeat the "+
+		return csierr.New(csierr.EffectUnknown, "the disk %s, which this call attached to the instance "+
+			"%s, has to be detached again (%s), but may still be attached: %s; repeat the "+
 			"call", disk.Name, a.Instance, csierr.Message(why), csierr.Message(err))
 	}
 	return why

@@ -5,21 +5,19 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// ValidateVolumeCapabilities says whether a disk, which may have been made by hand, can be what the
-// request describes. No is not an error but an answer without confirmation.
+// ValidateVolumeCapabilities reports whether a disk, which may have been made by hand, fits the
+// request. If it does not, the response has no confirmation; that is not an error.
 func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	id, objection, err := validationOf(req)
+	id, mismatch, err := validationOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -27,14 +25,14 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if objection == "" {
-		objection = c.useProblem(disk, req.GetVolumeCapabilities()...)
+	if mismatch == "" {
+		mismatch = c.useProblem(disk, req.GetVolumeCapabilities()...)
 	}
-	if objection == "" {
-		objection = unlike(disk, req.GetVolumeContext(), req.GetParameters())
+	if mismatch == "" {
+		mismatch = diskMismatch(disk, req.GetVolumeContext(), req.GetParameters())
 	}
-	if objection != "" {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: objection}, nil
+	if mismatch != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: mismatch}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
 		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -45,9 +43,9 @@ func (c *Service) ValidateVolumeCapabilities(ctx context.Context,
 	}, nil
 }
 
-// validationOf checks the request. objection is what no disk can be, and is told only for a disk
-// that exists.
-func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, objection string,
+// validationOf parses the request. mismatch is what no disk satisfies; it is reported only for a
+// disk that exists.
+func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId, mismatch string,
 	err error) {
 	switch {
 	case req.GetVolumeId() == "":
@@ -61,25 +59,25 @@ func validationOf(req *csi.ValidateVolumeCapabilitiesRequest) (id oxide.NameOrId
 		case p.Malformed:
 			return "", "", csierr.New(csierr.CapabilityInvalid, "%s", p.Message)
 		case p.Unsupported:
-			objection = p.Message
+			mismatch = p.Message
 		}
 		_, err := volume.ParseMountFlags(capability.GetMount().GetMountFlags())
-		if err != nil && objection == "" {
-			objection = err.Error()
+		if err != nil && mismatch == "" {
+			mismatch = err.Error()
 		}
 	}
-	if objection == "" && len(req.GetMutableParameters()) > 0 {
-		objection = "mutable_parameters are not supported"
+	if mismatch == "" && len(req.GetMutableParameters()) > 0 {
+		mismatch = "mutable_parameters are not supported"
 	}
 	id, ok := rack.ID(req.GetVolumeId())
 	if !ok {
 		return "", "", rack.VolumeNotFound(req.GetVolumeId())
 	}
-	return id, objection, nil
+	return id, mismatch, nil
 }
 
-// unlike says in what a disk is not what context and parameters say, or "".
-func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
+// diskMismatch returns in what a disk differs from context and parameters, or "".
+func diskMismatch(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	for key, value := range volumeContext {
 		if text := contextProblem(disk, key, value); text != "" {
 			return text
@@ -98,15 +96,15 @@ func unlike(disk *oxide.Disk, volumeContext, values map[string]string) string {
 	case values[volume.ParamDiskType] != "" && string(p.DiskType) != string(disk.DiskType):
 		return fmt.Sprintf("diskType: the disk is %s", disk.DiskType)
 	case p.ImageID != "" && p.ImageID != disk.ImageId:
-		return "imageId: the disk was made from something else"
+		return "imageId: the disk has another source"
 	case values[volume.ParamMkfsOptions] != "" && p.MkfsOptions.String() != m.MkfsOptions:
-		return "mkfsOptions: the volume was made with others"
+		return "mkfsOptions: the volume has others"
 	}
 	return ""
 }
 
 func contextProblem(disk *oxide.Disk, key, value string) string {
-	m, marked := volume.ParseTag(disk.Description)
+	m, tagged := volume.ParseTag(disk.Description)
 	switch {
 	case volume.ForeignKey(key):
 	case key == volume.CtxDiskName && value != string(disk.Name):
@@ -116,14 +114,14 @@ func contextProblem(disk *oxide.Disk, key, value string) string {
 	case key == volume.CtxBlockSize && value != strconv.Itoa(int(disk.BlockSize)):
 		return fmt.Sprintf("volume_context: %s: the disk has blocks of %d bytes", key,
 			disk.BlockSize)
-	case key == volume.CtxMkfsOptions && marked && value != m.MkfsOptions:
-		return fmt.Sprintf("volume_context: %s: the volume was made with others", key)
+	case key == volume.CtxMkfsOptions && tagged && value != m.MkfsOptions:
+		return fmt.Sprintf("volume_context: %s: the volume has others", key)
 	case key == volume.CtxMkfsOptions:
 		if _, err := volume.ParseMkfsOptions(value); err != nil {
 			return csierr.Plain(err.Error())
 		}
 	case key != volume.CtxDiskName && key != volume.CtxDiskID && key != volume.CtxBlockSize:
-		return fmt.Sprintf("volume_context: the key %.80q means nothing to this driver", key)
+		return fmt.Sprintf("volume_context: the key %.80q is unknown to this driver", key)
 	}
 	return ""
 }

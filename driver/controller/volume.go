@@ -6,35 +6,34 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// CreateVolume makes the volume's disk, or finds the one that an earlier call of the same name
-// made.
+// CreateVolume creates the volume's disk, or finds the one that an earlier call with the same name
+// created.
 func (c *Service) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (
 	*csi.CreateVolumeResponse, error) {
-	order, err := c.volumeOrder(req)
+	spec, err := c.volumeSpec(req)
 	if err != nil {
 		return nil, err
 	}
-	disk, err := c.createDisk(ctx, order)
+	disk, err := c.createDisk(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
 	volume := c.volume(disk)
-	volume.ContentSource, volume.AccessibleTopology = req.GetVolumeContentSource(), order.Topology
+	volume.ContentSource, volume.AccessibleTopology = req.GetVolumeContentSource(), spec.Topology
 	return &csi.CreateVolumeResponse{Volume: volume}, nil
 }
 
-// DeleteVolume deletes the volume's disk, if this driver made it. A disk that is already gone is a
-// success, as the spec asks; its snapshots stay.
+// DeleteVolume deletes the volume's disk if this driver made it. A disk that is already gone is a
+// success, as CSI demands. Snapshots of the disk remain.
 func (c *Service) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (
 	*csi.DeleteVolumeResponse, error) {
 	if req.GetVolumeId() == "" {
@@ -54,7 +53,8 @@ func volumeIDMissing() error {
 	return csierr.New(csierr.VolumeIDMissing, "volume_id is missing")
 }
 
-// deleteDisk reads the disk before it deletes it: of what is deleted nothing can be read any more.
+// deleteDisk reads the disk before it deletes it, because a deleted disk cannot be checked any
+// more.
 func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
@@ -66,28 +66,28 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	if err := c.checkOwnDisk(disk); err != nil {
 		return err
 	}
-	if rack.Holder(disk) != "" {
+	if rack.InstanceOf(disk) != "" {
 		return diskAttached(disk)
 	}
 	err = c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	switch {
 	case err == nil:
 		return nil
-	case rack.Unknown(err), rack.Refused(err):
-		return c.refusedDelete(ctx, id, err)
+	case rack.NotFound(err), rack.Refused(err):
+		return c.explainRefusedDelete(ctx, id, err)
 	}
 	return rack.Error(ctx, "delete disk", err)
 }
 
-// refusedDelete finds the reason of a refusal in the disk's state.
-func (c *Service) refusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
+// explainRefusedDelete finds the reason of a refusal in the disk's state.
+func (c *Service) explainRefusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.CheckProject(ctx) // it went while we asked
+		return c.Rack.CheckProject(ctx) // deleted meanwhile
 	case err != nil:
 		return err
-	case rack.Holder(disk) != "":
+	case rack.InstanceOf(disk) != "":
 		return diskAttached(disk)
 	case disk.State.State() == oxide.DiskStateStateFaulted, errors.Is(why, oxide.ErrConflict):
 		return rack.Error(ctx, "delete disk", why)
@@ -97,130 +97,129 @@ func (c *Service) refusedDelete(ctx context.Context, id oxide.NameOrId, why erro
 
 func diskAttached(d *oxide.Disk) error {
 	return csierr.New(csierr.DiskAttached, "the disk %s is %s at the instance "+
-		"%s; unpublish the volume first", d.Name, d.State.State(), rack.Holder(d))
+		"%s; unpublish the volume first", d.Name, d.State.State(), rack.InstanceOf(d))
 }
 
 func diskBusy(d *oxide.Disk) error {
-	return csierr.New(csierr.DiskBusy, "the rack is at work on the disk %s (%s); repeat "+
-		"the call later", d.Name, d.State.State())
+	return csierr.New(csierr.DiskBusy, "the rack is busy with the disk %s (%s); repeat the call later",
+		d.Name, d.State.State())
 }
 
-// createDisk makes the disk of an order. The 201 to our own request is the end of the rack's work,
-// although the disk in it still says "creating".
-func (c *Service) createDisk(ctx context.Context, order volumeOrder) (*oxide.Disk, error) {
+// createDisk creates the requested disk. When the rack responds 201 the disk is complete, although
+// its state in the response is still "creating".
+func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk, error) {
 	const doing = "create disk"
-	source, err := c.volumeSource(ctx, order)
+	source, err := c.volumeSource(ctx, spec)
 	switch {
 	case source.gone:
-		return c.madeBefore(ctx, order, err)
+		return c.existingWithoutSource(ctx, spec, err)
 	case err != nil:
 		return nil, err
 	}
-	sizeBytes, err := order.Range.DiskSize(source.floorBytes, order.Parameters.Largest())
+	sizeBytes, err := spec.Range.DiskSize(source.floorBytes, spec.Parameters.Largest())
 	if err != nil {
 		return nil, err
 	}
 	disk, err := c.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: c.Rack.ProjectParam(),
 		Body: &oxide.DiskCreate{
-			Name:        oxide.Name(order.diskName()),
-			Description: order.mark(source).Description(),
+			Name:        oxide.Name(spec.diskName()),
+			Description: spec.tag(source).Description(),
 			Size:        oxide.ByteCount(sizeBytes),
-			DiskBackend: order.backend(),
+			DiskBackend: spec.backend(),
 		},
 	})
-	open := rack.Undecided(err)
+	open := rack.MaybeApplied(err)
 	if err == nil {
-		if err = order.checkAnswer(doing, disk, sizeBytes); err == nil {
-			return disk, c.checkMade(ctx, order, disk)
+		if err = spec.checkAnswer(doing, disk, sizeBytes); err == nil {
+			return disk, c.checkCreated(ctx, spec, disk)
 		}
 		open = true
 	}
 	switch {
 	case open:
-		return c.createdAfterAll(ctx, order, rack.Error(ctx, doing, err))
+		return c.resolveCreate(ctx, spec, rack.Error(ctx, doing, err))
 	case errors.Is(err, oxide.ErrObjectAlreadyExists),
 		errors.Is(err, oxide.ErrInsufficientCapacity):
-		// The rack counts the quota before it looks at the name: a repeated create may meet either.
-		return c.existingDisk(ctx, order, err)
-	case rack.Refused(err) && order.hasSource():
-		return nil, c.refusedSource(ctx, source, err)
-	case rack.Unknown(err) && !order.hasSource():
-		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "the rack shows this token no "+
-			"project of the name or id in OXIDE_PROJECT")
+		// The rack checks the quota before the name, so a repeated create may get either error.
+		return c.existingDisk(ctx, spec, err)
+	case rack.Refused(err) && spec.hasSource():
+		return nil, c.explainRefusedSource(ctx, source, err)
+	case rack.NotFound(err) && !spec.hasSource():
+		return nil, csierr.Coded(codes.NotFound, csierr.ProjectNotFound, "this token sees no project "+
+			"with the name or id in OXIDE_PROJECT")
 	}
 	return nil, rack.Error(ctx, doing, err)
 }
 
-// createdAfterAll is for an answer that leaves open whether the disk was made. Its name says so: a
-// disk that has it and is not the order's was there before.
-func (c *Service) createdAfterAll(ctx context.Context, order volumeOrder, why error) (
+// resolveCreate reads the disk by its name to find out whether a create without a clear response
+// was done. A disk with the name that does not match the spec existed before.
+func (c *Service) resolveCreate(ctx context.Context, spec volumeSpec, why error) (
 	*oxide.Disk, error) {
-	disk, err := c.existingDisk(ctx, order, nil)
+	disk, err := c.existingDisk(ctx, spec, nil)
 	switch status.Code(err) {
 	case codes.OK, codes.AlreadyExists, codes.InvalidArgument:
 		return disk, err
 	case codes.NotFound:
-		return nil, comeBack(why)
+		return nil, retryLater(why)
 	}
-	return nil, comeBack(err)
+	return nil, retryLater(err)
 }
 
-// madeBefore is for a source that is gone: the disk may have been made while it was there, and then
-// a repeated create has to find it.
-func (c *Service) madeBefore(ctx context.Context, order volumeOrder, sourceErr error) (
+// existingWithoutSource handles a source that is gone: the disk may have been created before, and
+// then a repeated create has to find it.
+func (c *Service) existingWithoutSource(ctx context.Context, spec volumeSpec, sourceErr error) (
 	*oxide.Disk, error) {
-	disk, err := c.existingDisk(ctx, order, nil)
+	disk, err := c.existingDisk(ctx, spec, nil)
 	if csierr.IsNotFound(err) || csierr.IsAlreadyExists(err) {
 		return nil, sourceErr
 	}
 	return disk, err
 }
 
-// existingDisk is the disk that has the order's name already, if it is what is asked for. why is
-// the rack's refusal to make it, nil when it was not asked.
-func (c *Service) existingDisk(ctx context.Context, order volumeOrder, why error) (
+// existingDisk returns the disk that already has the spec's name, if it matches the spec. why is
+// the rack's refusal to create it, nil if the driver has not tried.
+func (c *Service) existingDisk(ctx context.Context, spec volumeSpec, why error) (
 	*oxide.Disk, error) {
 	disk, err := c.Rack.DiskView(ctx, oxide.DiskViewParams{
-		Disk: oxide.NameOrId(order.diskName()), Project: c.Rack.ProjectParam(),
+		Disk: oxide.NameOrId(spec.diskName()), Project: c.Rack.ProjectParam(),
 	})
 	switch {
-	case rack.Unknown(err) && why == nil:
-		return nil, rack.VolumeNotFound(order.diskName())
-	case rack.Unknown(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
+	case rack.NotFound(err) && why == nil:
+		return nil, rack.VolumeNotFound(spec.diskName())
+	case rack.NotFound(err) && errors.Is(why, oxide.ErrInsufficientCapacity):
 		return nil, rack.Error(ctx, "create disk", why)
-	case rack.Unknown(err):
-		// The rack undid a create that was at work, or somebody deleted the disk.
-		return nil, csierr.New(csierr.DiskBusy, "the disk %s was there and is gone; "+
-			"repeat the call", order.diskName())
+	case rack.NotFound(err):
+		// The rack undid another create, or somebody deleted the disk.
+		return nil, csierr.New(csierr.DiskBusy, "the disk %s existed and is gone; repeat the call",
+			spec.diskName())
 	case err != nil:
 		return nil, rack.Error(ctx, "read disk", err)
 	}
 	if err := rack.ValidateDisk("read disk", disk); err != nil {
 		return nil, err
 	}
-	if string(disk.Name) != order.diskName() {
-		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", order.diskName(),
+	if string(disk.Name) != spec.diskName() {
+		return nil, rack.InvalidResponse("read disk", "asked for %s and got %.80q", spec.diskName(),
 			disk.Name)
 	}
-	if order.neverHandedOut(disk) {
+	if spec.neverReturned(disk) {
 		// An earlier call could not undo it.
-		return nil, c.undoInherited(ctx, order, disk)
+		return nil, c.deleteInherited(ctx, spec, disk)
 	}
-	if difference := order.difference(disk); difference != "" {
-		return nil, csierr.New(csierr.VolumeExists, "the name is taken by the disk "+
-			"%s (%s), which %s", disk.Name, disk.Id, difference)
+	if difference := spec.difference(disk); difference != "" {
+		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s (%s), which "+
+			"%s", disk.Name, disk.Id, difference)
 	}
 	return c.readyDisk(ctx, disk)
 }
 
-// readyDisk waits while another request makes the disk.
+// readyDisk waits while another request creates the disk.
 func (c *Service) readyDisk(ctx context.Context, disk *oxide.Disk) (*oxide.Disk, error) {
 	disk, err := c.await(ctx, disk, oxide.DiskStateStateCreating)
 	switch {
 	case csierr.IsNotFound(err):
-		return nil, csierr.New(csierr.DiskBusy, "the rack has undone the making of the "+
-			"disk; repeat the call")
+		return nil, csierr.New(csierr.DiskBusy, "the rack did not complete the disk; repeat the call")
 	case err != nil:
 		return nil, err
 	}
@@ -237,7 +236,7 @@ func diskFaulted(d *oxide.Disk) error {
 	return csierr.New(csierr.DiskFaulted, "%s", faultText(d))
 }
 
-// newDiskFaulted is for a disk that the call itself has made.
+// newDiskFaulted is the error for a disk that the call itself has created.
 func newDiskFaulted(d *oxide.Disk) error {
 	return csierr.Coded(codes.Internal, csierr.DiskFaulted, "%s", faultText(d))
 }
@@ -247,26 +246,26 @@ func faultText(d *oxide.Disk) string {
 		"rack's operator", d.Name, d.Id)
 }
 
-// statesWhenMade are those of a disk in the answer to its own create.
-var statesWhenMade = []oxide.DiskStateState{
+// statesOfNewDisk are the states that a disk may have in the response to its own create.
+var statesOfNewDisk = []oxide.DiskStateState{
 	oxide.DiskStateStateCreating, oxide.DiskStateStateDetached, oxide.DiskStateStateFaulted,
 }
 
-// checkAnswer compares the rack's answer to a create with the order.
-func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) error {
+// checkAnswer compares the rack's response to a create with the spec.
+func (v volumeSpec) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) error {
 	if err := rack.ValidateDisk(doing, d); err != nil {
 		return err
 	}
-	expected := o
-	if o.hasSource() {
-		expected.Parameters.BlockSize = 0 // inherited, and looked at last
+	expected := v
+	if v.hasSource() {
+		expected.Parameters.BlockSize = 0 // inherited; checkCreated checks it
 	}
 	switch state := d.State.State(); {
-	case string(d.Name) != o.diskName():
-		return rack.InvalidResponse(doing, "asked for %s and got %.80q", o.diskName(), d.Name)
+	case string(d.Name) != v.diskName():
+		return rack.InvalidResponse(doing, "asked for %s and got %.80q", v.diskName(), d.Name)
 	case int64(d.Size) != sizeBytes:
 		return rack.InvalidResponse(doing, "asked for %d bytes and got %d", sizeBytes, d.Size)
-	case !slices.Contains(statesWhenMade, state):
+	case !slices.Contains(statesOfNewDisk, state):
 		return rack.InvalidResponse(doing, "the new disk is %s", state)
 	}
 	if difference := expected.difference(d); difference != "" {
@@ -275,36 +274,37 @@ func (o volumeOrder) checkAnswer(doing string, d *oxide.Disk, sizeBytes int64) e
 	return nil
 }
 
-// checkMade refuses a faulted disk, and undoes one whose source has other blocks than were asked
-// for. Only now can that be known: a snapshot does not show its block size, and its disk was gone.
-func (c *Service) checkMade(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+// checkCreated refuses a faulted disk, and deletes one that inherited a block size other than the
+// requested one. Only now is that known: a snapshot does not show its block size, and its disk was
+// gone.
+func (c *Service) checkCreated(ctx context.Context, spec volumeSpec, d *oxide.Disk) error {
 	if d.State.State() == oxide.DiskStateStateFaulted {
 		return newDiskFaulted(d)
 	}
-	want := order.Parameters.BlockSize
-	if !order.hasSource() || want == 0 || want == int(d.BlockSize) {
+	want := spec.Parameters.BlockSize
+	if !spec.hasSource() || want == 0 || want == int(d.BlockSize) {
 		return nil
 	}
-	return c.undoInherited(ctx, order, d)
+	return c.deleteInherited(ctx, spec, d)
 }
 
-// undoInherited deletes a disk that was never handed out, and says what the order has to change, if
-// it is still the order that the disk was made for. Without a sure end the caller has to come back:
-// the next call finds the disk by its mark.
-func (c *Service) undoInherited(ctx context.Context, order volumeOrder, d *oxide.Disk) error {
+// deleteInherited deletes a disk that was never returned to a CO. Its error names the block size to
+// request, if the spec is still the one that the disk was made for. If the deletion may have failed
+// the error is retryable: the next call finds the disk by its ownership tag.
+func (c *Service) deleteInherited(ctx context.Context, spec volumeSpec, d *oxide.Disk) error {
 	err := c.deleteDisk(ctx, oxide.NameOrId(d.Id))
 	switch {
 	case err == nil:
 	case csierr.Retryable(err):
 		return err
 	default:
-		return csierr.New(csierr.DiskBusy, "the disk %s (%s) inherited other blocks than "+
-			"were asked for, and cannot be deleted now; repeat the call: %s", d.Name, d.Id,
+		return csierr.New(csierr.DiskBusy, "the disk %s (%s) inherited a block size other than the "+
+			"requested one, and cannot be deleted now; repeat the call: %s", d.Name, d.Id,
 			csierr.Message(err))
 	}
-	if want := order.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
+	if want := spec.Parameters.BlockSize; want != 0 && want != int(d.BlockSize) {
 		return blockSizeInherited(want, int(d.BlockSize))
 	}
-	return csierr.New(csierr.DiskBusy, "the disk %s (%s) was left by an earlier call that "+
-		"asked for other blocks, and is deleted; repeat the call", d.Name, d.Id)
+	return csierr.New(csierr.DiskBusy, "the disk %s (%s), left by an earlier call with another block "+
+		"size, is deleted; repeat the call", d.Name, d.Id)
 }

@@ -7,16 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
 const (
@@ -124,17 +122,17 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	}
 
 	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")))
-	ctx, cancel := context.WithTimeout(t.Context(), answerMargin+firstLook/2)
+	ctx, cancel := context.WithTimeout(t.Context(), answerMargin)
 	defer cancel()
 	_, err := c.CreateVolume(ctx, createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 
 	// Its making came to nothing.
 	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
-		racktest.Lost.To(view))
+		racktest.NotFound.To(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
-	c = rackThat(t, taken.To(postDisk), racktest.Lost.To(viewName))
+	c = rackThat(t, taken.To(postDisk), racktest.NotFound.To(viewName))
 	_, err = c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
@@ -149,7 +147,7 @@ func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
 }
 
 func TestCV22NoRoom(t *testing.T) {
-	c := rackThat(t, full.To(postDisk), racktest.Lost.To(viewName))
+	c := rackThat(t, full.To(postDisk), racktest.NotFound.To(viewName))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.ResourceExhausted, csierr.RackFull)
 }
@@ -185,10 +183,10 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := created(postDisk, racktest.DiskOf("creating", edit))
-			_, err := rackThat(t, answer, racktest.Lost.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer, racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
 				createRequest())
 			csitest.Want(t, err, codes.Unavailable, csierr.EffectUnknown)
-			if !strings.Contains(err.Error(), string(csierr.RackAnswerWrong)) {
+			if !strings.Contains(err.Error(), string(csierr.RackResponseInvalid)) {
 				t.Errorf("%v does not say why", err)
 			}
 			// What was made all the same is found.
@@ -248,7 +246,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			})
 		}
 		t.Run(name+", no disk has the name", func(t *testing.T) {
-			_, err := rackThat(t, answer.To(postDisk), racktest.Lost.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer.To(postDisk), racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
 				createRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
@@ -258,7 +256,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 }
 
 func TestAProjectThatIsNotThere(t *testing.T) {
-	c := rackThat(t, racktest.Lost.To(postDisk))
+	c := rackThat(t, racktest.NotFound.To(postDisk))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.NotFound, csierr.ProjectNotFound)
 }
@@ -332,13 +330,13 @@ func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
 	r := createRequest()
 	r.Parameters = map[string]string{"imageId": racktest.Image}
 	made := racktest.DiskOf("detached", racktest.With("image_id", racktest.Image))
-	if _, err := rackThat(t, racktest.Lost.To(viewImage), racktest.OK(viewName,
+	if _, err := rackThat(t, racktest.NotFound.To(viewImage), racktest.OK(viewName,
 		made)).CreateVolume(t.Context(),
 		r); err != nil {
 		t.Error(err)
 	}
-	_, err := rackThat(t, racktest.Lost.To(viewImage),
-		racktest.Lost.To(viewName)).CreateVolume(t.Context(), r)
+	_, err := rackThat(t, racktest.NotFound.To(viewImage),
+		racktest.NotFound.To(viewName)).CreateVolume(t.Context(), r)
 	csitest.Want(t, err, codes.InvalidArgument, csierr.ImageNotFound)
 }
 
@@ -367,43 +365,43 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	}{
 		{"D-18 is two requests", restore(), []racktest.Exchange{ready, created(postDisk, restored)},
 			codes.OK, ""},
-		{"CV-14 an unknown snapshot", restore(), []racktest.Exchange{racktest.Lost.To(viewSnap),
-			racktest.Lost.To(viewName)},
+		{"CV-14 an unknown snapshot", restore(), []racktest.Exchange{racktest.NotFound.To(viewSnap),
+			racktest.NotFound.To(viewName)},
 			codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-18 a snapshot that went after the restore", restore(),
-			[]racktest.Exchange{racktest.Lost.To(viewSnap),
+			[]racktest.Exchange{racktest.NotFound.To(viewSnap),
 				racktest.OK(viewName, racktest.DiskOf("detached", racktest.With("snapshot_id",
 					racktest.Snapshot)))},
 			codes.OK, ""},
 		{"a name that is taken and a snapshot that is gone", restore(),
-			[]racktest.Exchange{racktest.Lost.To(viewSnap),
+			[]racktest.Exchange{racktest.NotFound.To(viewSnap),
 				racktest.OK(viewName, racktest.DiskOf("detached"))}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-15 the snapshot's disk shows other blocks", restore(in512), []racktest.Exchange{ready,
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.InvalidArgument,
 			csierr.SourceIncompatible},
 		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
 			[]racktest.Exchange{ready,
-				racktest.Lost.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk,
+				racktest.NotFound.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk,
 					restored),
 				{Want: racktest.DeleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []racktest.Exchange{ready,
-			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("detached",
+			racktest.NotFound.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("detached",
 				racktest.With("snapshot_id", racktest.Snapshot),
 				racktest.With("block_size", 2048), racktest.With("name", "somebodys-disk"))),
-			racktest.Lost.To(viewName)},
+			racktest.NotFound.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"a disk in use in the answer, which is not deleted", restore(in512), []racktest.Exchange{ready,
-			racktest.Lost.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+
+			racktest.NotFound.To(racktest.ViewDisk), created(postDisk, racktest.DiskOf("attached "+
 				""+racktest.Instance,
 				racktest.With("snapshot_id", racktest.Snapshot), racktest.With("block_size", 2048))),
-			racktest.Lost.To(viewName)},
+			racktest.NotFound.To(viewName)},
 			codes.Unavailable, csierr.EffectUnknown},
 		{"CV-15 a snapshot of another project", restore(), []racktest.Exchange{
 			racktest.OK(viewSnap, racktest.SnapshotOf("ready", racktest.With("project_id", other))),
-			racktest.Not.To(postDisk),
+			racktest.Refused.To(postDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.InvalidArgument,
 			csierr.SourceIncompatible},
-		{"a refusal for another reason", restore(), []racktest.Exchange{ready, racktest.Not.To(postDisk),
+		{"a refusal for another reason", restore(), []racktest.Exchange{ready, racktest.Refused.To(postDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.Internal, csierr.RackError},
 		{"CV-16 a snapshot in the making", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("creating"))},
@@ -413,13 +411,13 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			codes.FailedPrecondition, csierr.SnapshotFaulted},
 		{"CV-16 a destroyed snapshot", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("destroyed")),
-			racktest.Lost.To(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
+			racktest.NotFound.To(viewName)}, codes.NotFound, csierr.SnapshotNotFound},
 		{"CV-17 a limit below the snapshot", restore(func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0, 9*volume.GiB)
 		}), []racktest.Exchange{ready}, codes.OutOfRange, csierr.CapacityOutOfRange},
 		{"a snapshot without a size", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("ready",
-				racktest.With("size", 0)))}, codes.Internal, csierr.RackAnswerWrong},
+				racktest.With("size", 0)))}, codes.Internal, csierr.RackResponseInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := rackThat(t, test.lines...).CreateVolume(t.Context(), test.req)

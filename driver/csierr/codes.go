@@ -2,8 +2,7 @@ package csierr
 
 import "google.golang.org/grpc/codes"
 
-// codeOf is the gRPC code of each reason. A few have another one in some calls, because CSI
-// asks for it there: see Coded.
+// codeOf is the gRPC code of each reason. In some calls CSI requires another code: see Coded.
 var codeOf = map[Reason]codes.Code{
 	VolumeIDMissing:       codes.InvalidArgument,
 	FieldMissing:          codes.InvalidArgument,
@@ -55,7 +54,7 @@ var codeOf = map[Reason]codes.Code{
 	EffectUnknown:         codes.Unavailable,
 	RackUnknown:           codes.Internal,
 	RackError:             codes.Internal,
-	RackAnswerWrong:       codes.Internal,
+	RackResponseInvalid:   codes.Internal,
 	DeadlineExceeded:      codes.DeadlineExceeded,
 	Canceled:              codes.Canceled,
 	ToolsMissing:          codes.FailedPrecondition,

@@ -1,9 +1,9 @@
-// Package csierr is the one error language of the driver. Every error that a caller of the CSI
-// services sees is an Error: a Reason, which a person can look up in driver/REASONS.md, and a
-// sentence. One table gives each reason its gRPC code, so code below the RPCs needs no gRPC.
+// Package csierr defines the driver's errors. Every error that a caller of the CSI services sees is
+// an Error: a Reason, which driver/REASONS.md explains, and a sentence. One table maps each reason
+// to its gRPC code, so that the layers below the RPCs need no gRPC.
 //
-// To read: reasons.go (what there is), codes.go (their codes), error.go (how errors are made,
-// wrapped, recognized and shown).
+// Files: reasons.go (the reasons), codes.go (their codes), error.go (making, wrapping, recognizing
+// and formatting errors), plain.go (safe text).
 package csierr
 
 import (
@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Error is an error with the reason a person can look up.
+// Error is an error with a reason.
 type Error struct {
 	Reason Reason
 	code   codes.Code
@@ -28,8 +28,7 @@ func New(reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: codeOf[reason], err: fmt.Errorf(format, args...)}
 }
 
-// Coded returns an Error with another code than its reason's, for the calls in which CSI asks for
-// it.
+// Coded returns an Error with a code other than its reason's, for calls in which CSI requires it.
 func Coded(code codes.Code, reason Reason, format string, args ...any) error {
 	return &Error{Reason: reason, code: code, err: fmt.Errorf(format, args...)}
 }
@@ -45,15 +44,15 @@ func (e *Error) WithText(text string) *Error {
 	return &Error{Reason: e.Reason, code: e.code, err: errors.New(text)}
 }
 
-// Message returns what the caller sees, "Reason: sentence" on one line.
+// Message returns the text for the caller, "Reason: sentence" on one line.
 func (e *Error) Message() string { return string(e.Reason) + ": " + Plain(e.Error()) }
 
-// GRPCStatus returns the status that gRPC sends, without details: CSI wants them empty.
+// GRPCStatus returns the status that gRPC sends. It has no details, as CSI requires.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.code, e.Message()) }
 
-// Convert makes any error an Error; nil stays nil. The text of an error that wraps an Error is kept
-// as a whole. The end of a context has a reason of its own, and an error without a reason gets the
-// given one.
+// Convert converts any error to an Error; nil stays nil. An error that wraps an Error keeps its
+// whole text. The errors of an ended context have reasons of their own. An error without a reason
+// gets the given one.
 func Convert(err error, otherwise Reason) error {
 	if err == nil {
 		return nil
@@ -61,7 +60,7 @@ func Convert(err error, otherwise Reason) error {
 	return From(err, otherwise)
 }
 
-// From is Convert for an error that is not nil.
+// From is like Convert, for an error that is not nil.
 func From(err error, otherwise Reason) *Error {
 	var e *Error
 	switch {
@@ -78,7 +77,7 @@ func From(err error, otherwise Reason) *Error {
 	return fromStatus(err, otherwise)
 }
 
-// fromStatus keeps the code of an error that gRPC itself has made.
+// fromStatus keeps the code of an error that gRPC itself made.
 func fromStatus(err error, otherwise Reason) *Error {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() == codes.Unknown || s.Code() == codes.OK {
@@ -106,7 +105,7 @@ func ReasonOf(err error) Reason {
 // Has reports whether an error has the reason.
 func Has(err error, reason Reason) bool { return err != nil && ReasonOf(err) == reason }
 
-// Message returns what the caller would see of an error, or "" for nil.
+// Message returns the text that the caller would see of an error, or "" for nil.
 func Message(err error) string {
 	if err == nil {
 		return ""
@@ -114,17 +113,16 @@ func Message(err error) string {
 	return From(err, Internal).Message()
 }
 
-// IsNotFound reports whether an error says that an object does not exist.
+// IsNotFound reports whether the error's code is NOT_FOUND.
 func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 
-// IsAlreadyExists reports whether an error says that a name is taken.
+// IsAlreadyExists reports whether the error's code is ALREADY_EXISTS.
 func IsAlreadyExists(err error) bool { return status.Code(err) == codes.AlreadyExists }
 
-// retryable are the codes after which a CO makes the same call again. It takes any other for the
-// end.
+// retryable are the codes after which a CO repeats the call. Any other code is final.
 var retryable = []codes.Code{
 	codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted,
 }
 
-// Retryable reports whether a CO makes the same call again after the error.
+// Retryable reports whether a CO repeats the call after the error.
 func Retryable(err error) bool { return slices.Contains(retryable, status.Code(err)) }

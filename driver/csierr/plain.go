@@ -9,11 +9,11 @@ import (
 	"unicode"
 )
 
-// rackToken is what a token of the rack looks like, wherever it may have got into.
+// rackToken matches a token of the rack.
 var rackToken = regexp.MustCompile(`oxide-token-[A-Za-z0-9_.-]*`)
 
-// Plain makes text fit to be shown to anybody: one line of at most about 1000 bytes, valid UTF-8,
-// no token. The text may come from whatever answered in the rack's place.
+// Plain converts untrusted text to one line of at most about 1000 bytes, valid UTF-8, without
+// tokens. The text may come from any server that answered in the rack's place.
 func Plain(text string) string {
 	const most = 1000
 	text = WithoutTokens(strings.ToValidUTF8(text, "�"))
@@ -29,10 +29,11 @@ func Plain(text string) string {
 	return strings.TrimSpace(text)
 }
 
-// WithoutTokens replaces what looks like a token of the rack by ***.
+// WithoutTokens replaces what looks like a token of the rack with ***.
 func WithoutTokens(text string) string { return rackToken.ReplaceAllString(text, "***") }
 
-// WithoutPath is an error of the system without the path, which is the operator's value.
+// WithoutPath removes the path from an error of the system, because the path is the operator's
+// value.
 func WithoutPath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -41,12 +42,12 @@ func WithoutPath(err error) error {
 	return err
 }
 
-// LastWords makes one line of the end of a program's output.
+// LastWords returns the end of a program's output as one line.
 func LastWords(output string) string {
 	const most = 300
 	words := strings.Join(strings.Fields(output), " ")
 	if words == "" {
-		return "it said nothing"
+		return "no output"
 	}
 	if len(words) > most {
 		words = "…" + strings.ToValidUTF8(words[len(words)-most:], "")

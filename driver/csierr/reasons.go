@@ -1,10 +1,10 @@
 package csierr
 
-// Reason is the first word of every error a CO sees: one word for dashboards and documentation,
-// before the sentence for people.
+// Reason is the first word of every error that a CO sees. Dashboards and documentation refer to it;
+// the sentence after it is for people.
 type Reason string
 
-// What a request can have wrong.
+// Reasons in the request.
 const (
 	// VolumeIDMissing: the request names no volume.
 	VolumeIDMissing Reason = "VolumeIDMissing"
@@ -41,13 +41,13 @@ const (
 	NotSupported Reason = "NotSupported"
 )
 
-// What the state of an object can forbid.
+// Reasons in the state of an object.
 const (
-	// OperationPending: another call for this object is at work. Repeat the call later.
+	// OperationPending: another call for this object is in progress. Repeat the call later.
 	OperationPending Reason = "OperationPending"
 	// VolumeNotFound: the rack has no disk with this id, or the token may not see it.
 	VolumeNotFound Reason = "VolumeNotFound"
-	// VolumeExists: a volume of that name exists and is not what is asked for.
+	// VolumeExists: a volume of that name exists and differs from the request.
 	VolumeExists Reason = "VolumeExists"
 	// InstanceNotFound: the rack has no instance with the node's id, or the token may not see
 	// it.
@@ -65,7 +65,7 @@ const (
 	// DiskAttachedElsewhere: the disk is attached to another instance, which the message
 	// names.
 	DiskAttachedElsewhere Reason = "DiskAttachedElsewhere"
-	// DiskBusy: the rack is at work on the disk. Repeat the call later.
+	// DiskBusy: the rack is busy with the disk. Repeat the call later.
 	DiskBusy Reason = "DiskBusy"
 	// DiskFaulted: the rack reports the disk as faulted. Restore the volume from a snapshot,
 	// or ask the rack's operator.
@@ -80,9 +80,9 @@ const (
 	UseDiffers Reason = "UseDiffers"
 	// BootDisk: the disk is the instance's boot disk, which cannot be detached.
 	BootDisk Reason = "BootDisk"
-	// DiskNotOurs: the disk or snapshot carries no mark of this driver, or another cluster's,
-	// and the driver deletes only what it made. Give the volume the reclaim policy Retain (the
-	// snapshot the deletionPolicy Retain), and delete by hand on the rack.
+	// DiskNotOurs: the disk or snapshot has no ownership tag of this driver, or another cluster's, and
+	// the driver deletes only what it made. Give the volume the reclaim policy Retain (the snapshot
+	// the deletionPolicy Retain), and delete by hand on the rack.
 	DiskNotOurs Reason = "DiskNotOurs"
 	// SnapshotNotFound: the rack has no snapshot with this id, or the token may not see it.
 	SnapshotNotFound Reason = "SnapshotNotFound"
@@ -98,12 +98,12 @@ const (
 	ImageNotFound Reason = "ImageNotFound"
 )
 
-// What the rack can answer, or fail to answer.
+// Reasons in the rack's responses.
 const (
 	// TokenRejected: the rack does not accept the token. It may have expired.
 	TokenRejected Reason = "TokenRejected"
-	// TokenFileUnreadable: the token file blocks, is gone, or holds no token. Calls go on with
-	// the token last read.
+	// TokenFileUnreadable: the token file blocks, is gone, or holds no token. Calls continue with the
+	// token read last.
 	TokenFileUnreadable Reason = "TokenFileUnreadable"
 	// RoleMissing: the token's user lacks the role limited-collaborator on the project.
 	RoleMissing Reason = "RoleMissing"
@@ -119,26 +119,24 @@ const (
 	Conflict Reason = "Conflict"
 	// RackFull: the silo's quota or the rack's space is used up.
 	RackFull Reason = "RackFull"
-	// RackUnavailable: the rack cannot be reached, or cannot answer now. The call is
-	// repeated.
+	// RackUnavailable: the rack cannot be reached, or cannot respond now. The CO repeats the call.
 	RackUnavailable Reason = "RackUnavailable"
-	// EffectUnknown: the rack's answers leave open whether a disk or snapshot was made, or a
-	// disk attached or detached. The call is repeated, and finds out.
+	// EffectUnknown: the rack's responses leave open whether a disk or snapshot was made, or a disk
+	// attached or detached. The CO repeats the call, which finds out.
 	EffectUnknown Reason = "EffectUnknown"
 	// RackUnknown: what answers at OXIDE_HOST is not a rack of release v20 or later.
 	RackUnknown Reason = "RackUnknown"
 	// RackError: the rack failed. Give its operator the request id.
 	RackError Reason = "RackError"
-	// RackAnswerWrong: the rack's answer contradicts the call and is not believed.
-	RackAnswerWrong Reason = "RackAnswerWrong"
-	// DeadlineExceeded: the caller's time was up before the rack answered. The call is
-	// repeated.
+	// RackResponseInvalid: the rack's response is invalid or contradicts the call.
+	RackResponseInvalid Reason = "RackResponseInvalid"
+	// DeadlineExceeded: the deadline passed before the rack responded. The CO repeats the call.
 	DeadlineExceeded Reason = "DeadlineExceeded"
 	// Canceled: the caller gave up.
 	Canceled Reason = "Canceled"
 )
 
-// What the plugin itself can lack.
+// Reasons in the plugin itself.
 const (
 	// ToolsMissing: programs that the node service runs are not in the image or on the host.
 	ToolsMissing Reason = "ToolsMissing"
@@ -146,85 +144,83 @@ const (
 	Internal Reason = "Internal"
 )
 
-// The reasons a node gives. Each names one condition a person can act on.
+// Reasons of a node.
 const (
-	// DeviceNotFound: no device of this instance carries the disk's serial. Look whether the
-	// disk is attached to this instance, and at the serials the message lists.
+	// DeviceNotFound: no device of this instance has the disk's serial. Check whether the disk is
+	// attached to this instance, and the serials in the message.
 	DeviceNotFound Reason = "DeviceNotFound"
-	// DeviceNotUnique: two devices carry the same serial. Detach one of the two disks; their
-	// names share the first 20 bytes.
+	// DeviceNotUnique: two devices have the same serial. Detach one of the two disks; their names
+	// share the first 20 bytes.
 	DeviceNotUnique Reason = "DeviceNotUnique"
 	// DeviceChanged: the device became another one while the driver worked on it. The call is
 	// safe to repeat.
 	DeviceChanged Reason = "DeviceChanged"
 	// DeviceWrongSize: the device's size is not the disk's. Compare the two with the rack.
 	DeviceWrongSize Reason = "DeviceWrongSize"
-	// DeviceDiffers: the device is not what the rack says of the disk: it has blocks of another
-	// size. Another disk may have taken the volume's place.
+	// DeviceDiffers: the device has another block size than the rack's disk. It may be another disk.
 	DeviceDiffers Reason = "DeviceDiffers"
 	// DeviceHeld: the device is mounted or held open exclusively elsewhere on the node. The
 	// message says where if it can be seen.
 	DeviceHeld Reason = "DeviceHeld"
 	// DeviceReadOnly: the device cannot be written, and the request needs that.
 	DeviceReadOnly Reason = "DeviceReadOnly"
-	// DeviceUnreadable: the device answers reads with errors, so nothing can be said of it.
+	// DeviceUnreadable: reads of the device fail, so its content is unknown.
 	DeviceUnreadable Reason = "DeviceUnreadable"
 	// DiskNameMissing: neither context names the disk. A static volume needs the volume
 	// attribute diskName, or a controller that publishes it.
 	DiskNameMissing Reason = "DiskNameMissing"
-	// DiskNotBlank: the disk holds something that is not the wanted filesystem, or the mark of
-	// an unfinished format of another volume. The driver never overwrites; the message says what was
-	// found and where.
+	// DiskNotBlank: the disk holds something other than the requested filesystem, or the
+	// format-in-progress record of another volume. The driver never overwrites it; the message says
+	// what was found and where.
 	DiskNotBlank Reason = "DiskNotBlank"
-	// DiskSizeUnknown: the disk is blank, but nobody has told the node how large it is to be, so
-	// it is not formatted. Let a controller publish the volume, or make the filesystem by hand.
+	// DiskSizeUnknown: the disk is blank, but the node does not know its expected size, so it does not
+	// format it. Let a controller publish the volume, or make the filesystem by hand.
 	DiskSizeUnknown Reason = "DiskSizeUnknown"
-	// WrongFilesystem: the disk holds a filesystem, but not the volume's own: its UUID is
-	// another one. Another disk may have taken the volume's place; the message names both UUIDs.
+	// WrongFilesystem: the disk holds a filesystem with a UUID other than the volume's. It may be
+	// another disk; the message names both UUIDs.
 	WrongFilesystem Reason = "WrongFilesystem"
 	// DeviceLocked: another process of the driver, or a program it started, works on the device.
 	// Repeat the call later.
 	DeviceLocked Reason = "DeviceLocked"
-	// DiskProofPending: the disk is being read whole before it is formatted. Repeat the call.
+	// DiskProofPending: the node is reading the whole disk before it formats it. Repeat the call.
 	DiskProofPending Reason = "DiskProofPending"
-	// FilesystemDamaged: the filesystem's check found what it may not repair by itself.
+	// FilesystemDamaged: the filesystem check found damage that it must not repair by itself.
 	FilesystemDamaged Reason = "FilesystemDamaged"
 	// FilesystemTooLarge: the filesystem claims more bytes than its device has.
 	FilesystemTooLarge Reason = "FilesystemTooLarge"
-	// FilesystemNotGrown: the filesystem is smaller than its disk, and stays so, because
-	// something lies behind it or because nothing grows it. Only a volume's health has this reason.
+	// FilesystemNotGrown: the filesystem is smaller than its disk and is not grown, because other data
+	// follows it or no tool grows it. Only a volume's health has this reason.
 	FilesystemNotGrown Reason = "FilesystemNotGrown"
-	// FilesystemFailed: the kernel made the filesystem read-only, or shut it down, after
-	// errors. Look at the kernel's log; unpublish the volume everywhere, then stage it again.
+	// FilesystemFailed: the kernel made the filesystem read-only, or shut it down, after errors. See
+	// the kernel's log; unpublish the volume everywhere, then stage it again.
 	FilesystemFailed Reason = "FilesystemFailed"
-	// MkfsOptions: mkfsOptions holds what the driver does not allow for this filesystem.
+	// MkfsOptions: mkfsOptions has an option that the driver does not allow for this filesystem.
 	MkfsOptions Reason = "MkfsOptionsInvalid"
-	// MountFlags: a mount flag is one that a volume may not have.
+	// MountFlags: the driver does not allow a mount flag for volumes.
 	MountFlags Reason = "MountFlagsUnsupported"
-	// StagedDifferently: something else than the request asks for is mounted at the path, or the
-	// volume is another disk on this node than the request names. Unstage it first.
+	// StagedDifferently: something other than the request is mounted at the path, or the volume is a
+	// different disk on this node. Unstage it first.
 	StagedDifferently Reason = "StagedDifferently"
 	// NotStaged: the volume is not mounted at the staging path. Stage it again.
 	NotStaged Reason = "NotStaged"
-	// PublishedDifferently: the target path is taken by a publication with other arguments.
+	// PublishedDifferently: the volume is published at the target path with other arguments.
 	PublishedDifferently Reason = "PublishedDifferently"
 	// PublishedElsewhere: the access mode allows one target path, and the volume has one.
 	PublishedElsewhere Reason = "PublishedElsewhere"
 	// StillMounted: mounts of the volume are left on the node; unpublish them first.
 	StillMounted Reason = "StillMounted"
-	// TargetNotEmpty: the target path holds files of somebody, and is left alone.
+	// TargetNotEmpty: the target path contains files. The driver does not remove them.
 	TargetNotEmpty Reason = "TargetNotEmpty"
 	// PathInvalid: a path of the request is not absolute, or of the wrong kind.
 	PathInvalid Reason = "PathInvalid"
 	// VolumeNotAtPath: the path shows no volume, or another one.
 	VolumeNotAtPath Reason = "VolumeNotAtPath"
-	// VolumeUnknownToNode: this node knows nothing of the volume.
+	// VolumeUnknownToNode: this node has no record of the volume.
 	VolumeUnknownToNode Reason = "VolumeUnknownToNode"
-	// StateNotKept: the node cannot write down which disk the volume is. Look at the space and
-	// the rights of its state directory.
+	// StateNotKept: the node cannot write the volume record. Check the space and the permissions of
+	// its state directory.
 	StateNotKept Reason = "StateNotKept"
-	// NodeToolFailed: mkfs, e2fsck, resize2fs or the kernel refused. The message has its
-	// words.
+	// NodeToolFailed: mkfs, e2fsck, resize2fs or the kernel failed. The message quotes it.
 	NodeToolFailed Reason = "NodeToolFailed"
 	// InstanceUnknown: the driver does not know which instance it runs on.
 	InstanceUnknown Reason = "InstanceUnknown"

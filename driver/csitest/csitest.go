@@ -1,5 +1,5 @@
-// Package csitest has what the tests of several packages share: parts of CSI requests, and what is
-// asked of an error.
+// Package csitest has helpers for the tests of several packages: parts of CSI requests, and checks
+// of errors.
 package csitest
 
 import (
@@ -10,13 +10,12 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -29,7 +28,7 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Want ends the test unless err has the code and the reason, and can be shown to anybody.
+// Want ends the test unless err has the code and the reason, and a presentable message.
 func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 	t.Helper()
 	s := status.Convert(err)
@@ -41,8 +40,8 @@ func Want(t *testing.T, err error, code codes.Code, reason csierr.Reason) {
 
 var startsWithReason = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*: \S`)
 
-// Presentable demands of an error that it has one of the codes, and a message that may be shown to
-// anybody: a reason, one line of bounded length, no token, no details.
+// Presentable ends the test unless an error has one of the codes and a message that anybody may
+// see: a reason, one line of bounded length, no token, no details.
 func Presentable(t *testing.T, err error, allowed ...codes.Code) {
 	t.Helper()
 	s := status.Convert(err)
@@ -53,11 +52,11 @@ func Presentable(t *testing.T, err error, allowed ...codes.Code) {
 	case !startsWithReason.MatchString(message), len(s.Details()) > 0,
 		strings.ContainsAny(message, "\n\r\x00"), strings.Contains(message, "tweety"),
 		!utf8.ValidString(message), len(message) > 1200, csierr.WithoutTokens(message) != message:
-		t.Fatalf("the message is not fit to be shown: %q", message)
+		t.Fatalf("the message is not presentable: %q", message)
 	}
 }
 
-// UUID matches the one form in which the driver knows an id.
+// UUID matches an id in canonical form.
 var UUID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // Filesystem is a capability for a filesystem.
@@ -84,7 +83,7 @@ func Range(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 }
 
-// Pairs reads lines of key=value.
+// Pairs parses lines of key=value.
 func Pairs(text string) map[string]string {
 	values := map[string]string{}
 	for line := range strings.SplitSeq(text, "\n") {
@@ -95,7 +94,7 @@ func Pairs(text string) map[string]string {
 	return values
 }
 
-// Topologies reads topologies as the driver's settings have them, "region=R1,zone=Z2" each.
+// Topologies parses topologies in the form of the driver's settings, such as "region=R1,zone=Z2".
 func Topologies(texts ...string) []*csi.Topology {
 	var list []*csi.Topology
 	for _, text := range texts {
@@ -108,7 +107,7 @@ func Topologies(texts ...string) []*csi.Topology {
 	return list
 }
 
-// Await waits for something that another goroutine does.
+// Await waits until met returns true, and ends the test after 10 seconds.
 func Await(t *testing.T, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
@@ -117,10 +116,10 @@ func Await(t *testing.T, what string, met func() bool) {
 		}
 		<-time.After(2 * time.Millisecond)
 	}
-	t.Fatalf("it did not come to pass that %s", what)
+	t.Fatalf("timed out waiting until %s", what)
 }
 
-// SameMessage compares two messages.
+// SameMessage fails the test unless two messages are equal.
 func SameMessage(t *testing.T, got, want proto.Message) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -252,8 +253,9 @@ func (vs Views) Elsewhere(mounts []Found, own []*mountinfo.Info) []Found {
 // waited for. A copy in another namespace may be brief, as when a container starts.
 func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	find func(Views) []Found) error {
-	deadline := time.Now().Add(wait)
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,
+		End: time.Now().Add(wait)}
+	for {
 		views, err := readViews(ctx, log)
 		if err != nil {
 			return err
@@ -262,15 +264,15 @@ func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 		if len(left) == 0 {
 			return nil
 		}
-		here := slices.ContainsFunc(left, func(m Found) bool { return m.view.pid == 0 })
-		if here || time.Now().After(deadline) {
+		again := !slices.ContainsFunc(left, func(m Found) bool { return m.view.pid == 0 })
+		if again {
+			if again, err = backoff.Wait(ctx); err != nil {
+				return fmt.Errorf("wait until the volume is not mounted at %s: %w", describe(left), err)
+			}
+		}
+		if !again {
 			return csierr.New(csierr.StillMounted, "the volume is still mounted at %s; unpublish it there "+
 				"first", describe(left))
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait until the volume is not mounted at %s: %w", describe(left), ctx.Err())
-		case <-time.After(pause):
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -19,10 +21,14 @@ var errNotMounted = errors.New("not mounted")
 // while the filesystem is still in use. It returns errNotMounted if there is no mount.
 func unmount(path string) error {
 	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-	// A process that reads a filesystem's usage or device keeps it busy for a moment.
-	for pause := 5 * time.Millisecond; errors.Is(err, unix.EBUSY) && pause < 100*time.Millisecond; {
-		<-time.After(pause)
-		err, pause = unix.Unmount(path, unix.UMOUNT_NOFOLLOW), 2*pause
+	// A process that reads the filesystem's usage or opens its device holds it for a moment.
+	backoff := async.Backoff{Pause: 5 * time.Millisecond, Max: 80 * time.Millisecond,
+		End: time.Now().Add(155 * time.Millisecond)}
+	for errors.Is(err, unix.EBUSY) {
+		if again, _ := backoff.Wait(context.Background()); !again {
+			break
+		}
+		err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return errNotMounted

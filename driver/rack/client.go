@@ -16,17 +16,17 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Client is the rack as one project shows it: the Oxide client, and reads whose answers are
-// checked.
+// Client is the client of one project of a rack: the Oxide client, and reads that validate their
+// responses.
 type Client struct {
 	*oxide.Client
 	Project string // name or UUID
 }
 
-// requestTimeLimit is a net under the deadlines that every call carries.
+// requestTimeLimit is a safety net: every call has a shorter deadline of its own.
 const requestTimeLimit = 10 * time.Minute
 
-// Options say where the rack is and what of it is the driver's.
+// Options are the rack's address, the driver's project, and how to connect.
 type Options struct {
 	Host      string
 	Project   string // name or UUID
@@ -34,8 +34,8 @@ type Options struct {
 	UserAgent string
 }
 
-// New makes the rack's client, which sends its requests by way of t. The returned function
-// gives up the connections that are idle.
+// New returns a client that sends its requests through t, and a function that closes idle
+// connections.
 func New(o Options, t *Transport) (*Client, func(), error) {
 	base, err := connections(o.CAFile)
 	if err != nil {
@@ -52,7 +52,7 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 		oxide.WithHTTPClient(&http.Client{
 			Timeout:   requestTimeLimit,
 			Transport: t,
-			// A rack does not redirect, and what it sent to another host would carry the token.
+			// A rack does not redirect, and a request to another host would carry the token.
 			CheckRedirect: func(*http.Request, []*http.Request) error {
 				return http.ErrUseLastResponse
 			},
@@ -64,14 +64,13 @@ func New(o Options, t *Transport) (*Client, func(), error) {
 	return &Client{client, o.Project}, base.CloseIdleConnections, nil
 }
 
-// connections makes the connections to the rack; caFile is empty for the system's certificates.
+// connections returns the transport to the rack. An empty caFile means the system's certificates.
 func connections(caFile string) (*http.Transport, error) {
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.MaxIdleConnsPerHost = 32
 	base.IdleConnTimeout = 30 * time.Second
-	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it
-	// any more, and without pings every call would wait there until TCP gives up, after a quarter
-	// of an hour.
+	// All calls share one HTTP/2 connection. When the rack's address moves, nobody answers on it any
+	// more. Without pings every call would wait until TCP gives up, after a quarter of an hour.
 	base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second}
 	if caFile == "" {
 		return base, nil
@@ -91,16 +90,16 @@ func certificates(path string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, errors.New("holds no certificate in PEM form")
+		return nil, errors.New("holds no PEM certificate")
 	}
 	return pool, nil
 }
 
-// ID reads an id as the Oxide client takes it.
+// ID parses an id for the Oxide client.
 func ID(id string) (oxide.NameOrId, bool) {
 	canonical, ok := volume.ParseID(id)
 	return oxide.NameOrId(canonical), ok
 }
 
-// ProjectParam is the project as a parameter of the client.
+// ProjectParam returns the project as a parameter of the Oxide client.
 func (c *Client) ProjectParam() oxide.NameOrId { return oxide.NameOrId(c.Project) }

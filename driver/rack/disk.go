@@ -13,8 +13,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Holder is the instance that a disk is attached to, or on its way to or from; empty when none.
-func Holder(d *oxide.Disk) string {
+// InstanceOf returns the instance that a disk is attached to, or is being attached to or detached
+// from, or "".
+func InstanceOf(d *oxide.Disk) string {
 	if s, ok := d.State.AsAttached(); ok {
 		return s.Instance
 	}
@@ -27,20 +28,20 @@ func Holder(d *oxide.Disk) string {
 	return ""
 }
 
-// statesAtInstance are those in which an instance has the disk.
+// statesAtInstance are the states in which an instance has the disk.
 var statesAtInstance = []oxide.DiskStateState{
 	oxide.DiskStateStateAttaching, oxide.DiskStateStateAttached, oxide.DiskStateStateDetaching,
 }
 
-// ReadOnly reports whether the rack calls the disk read-only.
+// ReadOnly reports whether the rack marks the disk as read-only.
 func ReadOnly(d *oxide.Disk) bool { return d.ReadOnly != nil && *d.ReadOnly }
 
-// ValidateDisk checks a disk in an answer: what the driver passes on, and decides from, has to be
-// there.
+// ValidateDisk checks that a disk in a response has everything that the driver passes on or decides
+// from.
 func ValidateDisk(doing string, d *oxide.Disk) error {
 	switch {
 	case !volume.IsID(d.Id):
-		return InvalidResponse(doing, "the disk's id %.80q is no UUID", d.Id)
+		return InvalidResponse(doing, "the disk's id %.80q is not a UUID", d.Id)
 	case d.Name == "":
 		return InvalidResponse(doing, "the disk %s has no name", d.Id)
 	case d.Size == 0 || d.Size > 1<<62:
@@ -48,87 +49,87 @@ func ValidateDisk(doing string, d *oxide.Disk) error {
 	case !slices.Contains(volume.BlockSizes, int(d.BlockSize)):
 		return InvalidResponse(doing, "the disk %s has blocks of %d bytes", d.Id, d.BlockSize)
 	case d.DiskType == "":
-		// One of another release: what is not said would pass for a difference from what was asked.
+		// Another release may omit the type, which would look like a difference from the request.
 		return InvalidResponse(doing, "the disk %s has no type", d.Id)
 	case d.State.State() == "":
 		return InvalidResponse(doing, "the disk %s has no state", d.Id)
-	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(Holder(d)):
-		// Taken for a disk that nobody has, it would be unpublished by doing nothing.
-		return InvalidResponse(doing, "the disk %s is %s at no instance", d.Id, d.State.State())
+	case slices.Contains(statesAtInstance, d.State.State()) && !volume.IsID(InstanceOf(d)):
+		// The driver would take it for a disk without an instance, and unpublish it by doing nothing.
+		return InvalidResponse(doing, "the disk %s is %s, but names no instance", d.Id, d.State.State())
 	}
 	return nil
 }
 
-// VolumeNotFound is the error for a volume whose disk the rack does not show.
+// VolumeNotFound returns the error for a volume whose disk the rack does not show.
 func VolumeNotFound(id string) error {
-	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or shows this "+
-		"token none; volume_id is a disk's UUID", id)
+	return csierr.New(csierr.VolumeNotFound, "the rack has no disk %.80q, or this token may not see "+
+		"it; volume_id is a disk's UUID", id)
 }
 
-// Unknown says whether the rack does not know an object of the call. A 404 without the rack's code
-// is somebody else's and says nothing about objects.
-func Unknown(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
+// NotFound reports whether the rack does not know an object of the call. A 404 without the rack's
+// error code comes from another server and proves nothing about the object.
+func NotFound(err error) bool { return errors.Is(err, oxide.ErrObjectNotFound) }
 
-// Refused says whether the rack understood the call and declined it. Why is read from the objects'
-// state, never from the text.
+// Refused reports whether the rack understood the call and declined it. The driver finds the reason
+// in the state of the objects, never in the text.
 func Refused(err error) bool {
 	return errors.Is(err, oxide.ErrInvalidRequest) || errors.Is(err, oxide.ErrConflict)
 }
 
-// ProjectError is the error for a project that could not be read.
+// ProjectError returns the error for a project that could not be read.
 func ProjectError(ctx context.Context, err error) error {
-	if Unknown(err) {
-		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "the rack shows this token "+
-			"no project of the name or id in OXIDE_PROJECT, so nothing can be said about what is in it; "+
-			"give the token's user a role on it")
+	if NotFound(err) {
+		return csierr.Coded(codes.PermissionDenied, csierr.ProjectNotFound, "this token sees no project "+
+			"with the name or id in OXIDE_PROJECT, so the state of its objects is unknown; give the "+
+			"token's user a role on the project")
 	}
 	return Error(ctx, "read project", err)
 }
 
-// ForeignDisk says why a disk is none that this driver made for this cluster, or "". It reads as
-// the end of "the disk …".
+// ForeignDisk returns why a disk is not one that this driver made for this cluster, or "" if it is.
+// The text continues "the disk …".
 func ForeignDisk(d *oxide.Disk, cluster string) string {
 	return foreign(d.Description, cluster, func(m volume.Tag) bool {
-		// A delete that the rack gave up leaves the disk faulted and with the second name.
+		// A delete that the rack gave up leaves the disk faulted, with the name "deleted-<id>".
 		return string(d.Name) == volume.DiskName(m.Cluster, m.Name) || HalfDeleted(d)
 	})
 }
 
-// HalfDeleted says whether the rack began to delete the disk and gave up.
+// HalfDeleted reports whether the rack began to delete the disk and gave up.
 func HalfDeleted(d *oxide.Disk) bool {
 	return string(d.Name) == "deleted-"+d.Id &&
 		d.State.State() == oxide.DiskStateStateFaulted
 }
 
-// ForeignSnapshot is ForeignDisk for a snapshot.
+// ForeignSnapshot is like ForeignDisk, for a snapshot.
 func ForeignSnapshot(s *oxide.Snapshot, cluster string) string {
 	return foreign(s.Description, cluster, func(m volume.Tag) bool {
 		return string(s.Name) == volume.SnapshotName(m.Cluster, m.Name)
 	})
 }
 
-// foreign holds an object to its mark. The name has to be the one that the mark stands for: a
-// description can be copied, from a volume to the disk that somebody made of its data.
+// foreign compares an object with its ownership tag. The name has to be the one that the tag stands
+// for, because somebody may copy a description to a disk of their own.
 func foreign(description, cluster string, named func(volume.Tag) bool) string {
 	m, marked := volume.ParseTag(description)
 	switch {
 	case !marked:
-		return "carries no mark of this driver"
+		return "has no ownership tag of this driver"
 	case m.Cluster != cluster:
-		return fmt.Sprintf("carries the mark of the cluster %.80q, and OXIDE_CLUSTER_ID is %q here",
+		return fmt.Sprintf("has the ownership tag of the cluster %.80q, and OXIDE_CLUSTER_ID is %q here",
 			m.Cluster, cluster)
 	case !named(m):
-		return fmt.Sprintf("carries the mark of %.80q, and another name", m.Name)
+		return fmt.Sprintf("has the ownership tag of %.80q, but another name", m.Name)
 	}
 	return ""
 }
 
-// Disk reads a disk. An unknown one is NOT_FOUND.
+// Disk reads a disk. An unknown disk is NOT_FOUND.
 func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, error) {
 	const doing = "read disk"
 	disk, err := c.DiskView(ctx, oxide.DiskViewParams{Disk: id})
 	switch {
-	case Unknown(err):
+	case NotFound(err):
 		return nil, VolumeNotFound(string(id))
 	case err != nil:
 		return nil, Error(ctx, doing, err)
@@ -144,8 +145,8 @@ func (c *Client) Disk(ctx context.Context, id oxide.NameOrId) (*oxide.Disk, erro
 	return disk, nil
 }
 
-// CheckProject answers for a token that may not see the project. Such a token sees none of its
-// objects either, and then "not found" does not mean that they are gone.
+// CheckProject returns an error if the token may not see the project. Such a token sees none of the
+// project's objects either, so "not found" does not mean that an object is gone.
 func (c *Client) CheckProject(ctx context.Context) error {
 	_, err := c.ReadProject(ctx)
 	if err != nil {
@@ -154,7 +155,7 @@ func (c *Client) CheckProject(ctx context.Context) error {
 	return nil
 }
 
-// InstanceDisks lists the disks that an instance has.
+// InstanceDisks lists the disks of an instance.
 func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]oxide.Disk,
 	error) {
 	const doing = "list the instance's disks"
@@ -165,7 +166,7 @@ func (c *Client) InstanceDisks(ctx context.Context, instance oxide.NameOrId) ([]
 			Instance: instance, Limit: oxide.NewPointer(pageSize), PageToken: token,
 		})
 		switch {
-		case Unknown(err):
+		case NotFound(err):
 			return nil, "", InstanceNotFound(string(instance))
 		case err != nil:
 			return nil, "", Error(ctx, doing, err)

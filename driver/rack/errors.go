@@ -15,9 +15,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Error turns an error of the Oxide client into the status the CO sees. It is the default for
-// answers that no RPC has a better word for; what a refusal means for an object is decided from the
-// object's state, which the RPC reads again. doing names the call: "create disk".
+// Error converts an error of the Oxide client to the error that the CO sees. It is the default:
+// where a refusal depends on an object, the RPC reads the object again and decides from its state.
+// doing names the call: "create disk".
 func Error(ctx context.Context, doing string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
@@ -27,24 +27,24 @@ func Error(ctx context.Context, doing string, err error) error {
 		return transportError(ctx, doing, err)
 	}
 	if truncated(answer) {
-		// The client's own text would show the answer's headers and what there is of its body.
-		return transportError(ctx, doing, fmt.Errorf("one with HTTP %d broke off",
+		// The client's own text would show the response's headers and the received part of its body.
+		return transportError(ctx, doing, fmt.Errorf("a response with HTTP %d was truncated",
 			answer.HTTPResponse.StatusCode))
 	}
 	why := AnswerText(answer)
 	switch {
 	case errors.Is(err, oxide.ErrHTTP401):
-		return csierr.New(csierr.TokenRejected, "%s: the rack does not accept the "+
-			"token: %s; put a valid one into OXIDE_TOKEN or the token file", doing, why)
+		return csierr.New(csierr.TokenRejected, "%s: the rack does not accept the token: %s; set a "+
+			"valid one in OXIDE_TOKEN or the token file", doing, why)
 	case errors.Is(err, oxide.ErrHTTP403):
 		return csierr.New(csierr.RoleMissing, "%s: the token's user may not do "+
 			"this: %s; give it the role limited-collaborator on the project", doing, why)
 	case errors.Is(err, oxide.ErrObjectNotFound):
 		return csierr.New(csierr.ObjectNotFound, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrHTTP404):
-		return csierr.New(csierr.RackUnknown, "%s: what answers at OXIDE_HOST does not "+
-			"know this call: %s; look whether it is the rack's address and its release at least "+
-			"v20", doing, why)
+		return csierr.New(csierr.RackUnknown, "%s: the server at OXIDE_HOST does not know this call: "+
+			"%s; check that it is the rack's address and that the rack runs release v20 or later", doing,
+			why)
 	case errors.Is(err, oxide.ErrHTTP507), errors.Is(err, oxide.ErrInsufficientCapacity):
 		return csierr.New(csierr.RackFull, "%s: %s", doing, why)
 	case errors.Is(err, oxide.ErrConflict):
@@ -60,9 +60,9 @@ func Error(ctx context.Context, doing string, err error) error {
 	return csierr.New(csierr.RackError, "%s: %s", doing, why)
 }
 
-// retryable reports whether the same call may be answered in a moment: the rack's own failures, and
-// what a proxy before it says when it gave up. A change may have been made behind such an answer,
-// so a code that ends the call would leave behind what nobody knows of.
+// retryable reports whether the same call may succeed later: after failures of the rack, and when a
+// proxy before it gave up. The change may have been made all the same, so a final code would leave
+// behind an object that nobody knows of.
 func retryable(answer *oxide.HTTPError) bool {
 	switch code := answer.HTTPResponse.StatusCode; code {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests:
@@ -74,45 +74,45 @@ func retryable(answer *oxide.HTTPError) bool {
 	}
 }
 
-// truncated reports whether the connection broke within the rack's explanation. What it was about
-// to say is then not known.
+// truncated reports whether the connection broke within the rack's error message, which is then
+// unknown.
 func truncated(answer *oxide.HTTPError) bool {
 	return answer.ErrorResponse == nil &&
 		answer.HTTPResponse.ContentLength > int64(len(answer.RawBody))
 }
 
-// transportError is for a call that got no whole answer. It may have had its effect, so the codes
-// are those after which a CO asks again.
+// transportError returns the error for a call without a complete response. The call may have had
+// its effect, so the codes are those after which a CO repeats it.
 func transportError(ctx context.Context, doing string, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled) && !outOfTime(ctx):
 		return csierr.New(csierr.Canceled, "%s: the caller stopped waiting", doing)
 	case ctx.Err() != nil:
-		return csierr.New(csierr.DeadlineExceeded, "%s: the rack did not answer "+
-			"in time; the rack goes on with it, and a repeated call finds the result", doing)
+		return csierr.New(csierr.DeadlineExceeded, "%s: the rack did not answer in time; it continues "+
+			"the request, and a repeated call finds the result", doing)
 	}
-	return csierr.New(csierr.RackUnavailable, "%s: no whole answer from the rack: %s",
+	return csierr.New(csierr.RackUnavailable, "%s: incomplete response from the rack: %s",
 		doing, transportText(err))
 }
 
-// outOfTime says whether the caller's time is up. At that moment gRPC cancels the call itself, and
-// may be a little faster at it than the context's own clock.
+// outOfTime reports whether the caller's deadline has passed. gRPC cancels the call at the
+// deadline, sometimes slightly before the context's own timer fires.
 func outOfTime(ctx context.Context) bool {
 	const little = 5 * time.Millisecond
 	deadline, limited := ctx.Deadline()
 	return limited && time.Until(deadline) < little
 }
 
-// address is where net/http says what it was talking to.
+// address matches the addresses in errors of net/http.
 var address = regexp.MustCompile(`(dial|read|write|local error|remote error) tcp [^ ]+: |` +
 	`lookup [^ ]+( on [^ ]+)?: `)
 
-// otherNames is where crypto/tls says whose a certificate is, and whose it should be.
+// otherNames matches the names in a certificate error of crypto/tls.
 var otherNames = regexp.MustCompile(`x509: (certificate is (not )?valid for|` +
 	`cannot validate certificate for) .*`)
 
-// transportText shortens what net/http says about a failed call: the client wraps it as text, with
-// the URL in front. The message may reach people whom the rack's address is none of the business.
+// transportText shortens an error of net/http, which the client wraps as text behind the URL. It
+// removes the rack's address, because the message may reach people who should not see it.
 func transportText(err error) string {
 	text := err.Error()
 	if _, after, ok := strings.Cut(text, `": `); ok {
@@ -127,12 +127,12 @@ func transportText(err error) string {
 	return text
 }
 
-// AnswerText is the rack's message with its request id. A body that is not the rack's JSON (a
-// proxy's page) is not shown.
+// AnswerText returns the rack's message with its request id. It does not show a body that is not
+// the rack's JSON, such as a proxy's page.
 func AnswerText(answer *oxide.HTTPError) string {
 	code := answer.HTTPResponse.StatusCode
 	if answer.ErrorResponse == nil || answer.ErrorResponse.Message == "" {
-		return fmt.Sprintf("HTTP %d without an explanation of the rack's", code)
+		return fmt.Sprintf("HTTP %d without an error message of the rack", code)
 	}
 	text := strings.TrimRight(csierr.Plain(answer.ErrorResponse.Message), ". ")
 	if id := answer.ErrorResponse.RequestId; id != "" {
@@ -141,15 +141,16 @@ func AnswerText(answer *oxide.HTTPError) string {
 	return fmt.Sprintf("%s (HTTP %d)", text, code)
 }
 
-// InvalidResponse is for an answer that contradicts the call: a success that cannot be believed.
+// InvalidResponse returns the error for a successful response that contradicts the call.
 func InvalidResponse(doing, format string, args ...any) error {
-	return csierr.New(csierr.RackAnswerWrong, "%s: the rack's answer cannot be believed: "+
+	return csierr.New(csierr.RackResponseInvalid, "%s: invalid response from the rack: "+
 		"%s", doing, fmt.Sprintf(format, args...))
 }
 
-// Undecided reports whether an answer to a change leaves open whether the change was made: the rack
-// or a proxy gave up on it, maybe behind its effect. A request that is at fault itself has none.
-func Undecided(err error) bool {
+// MaybeApplied reports whether a change may have been made although its response is an error: the
+// rack or a proxy gave up, perhaps after the effect. A request that the rack rejects as invalid has
+// no effect.
+func MaybeApplied(err error) bool {
 	var answer *oxide.HTTPError
 	if !errors.As(err, &answer) || truncated(answer) || errors.Is(err, oxide.ErrInsufficientCapacity) {
 		return false

@@ -9,15 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
-
+	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/oxidecomputer/oxide.go/oxide"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
 // viewing reads the disk, as the simplest call that can meet an answer.
@@ -82,9 +80,9 @@ func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
 			codes.Internal,
 			csierr.RackError, "HTTP 418"},
 		{"a success that is no JSON", racktest.Exchange{Status: 200, Body: "<html>hello</html>"},
-			codes.Unavailable, csierr.RackUnavailable, "no whole answer"},
+			codes.Unavailable, csierr.RackUnavailable, "incomplete response"},
 		{"OX-9 a connection cut before the answer", racktest.Exchange{Cut: true}, codes.Unavailable,
-			csierr.RackUnavailable, "no whole answer"},
+			csierr.RackUnavailable, "incomplete response"},
 		{"B-16 a token in the rack's text is not shown", racktest.Error(500, "Internal",
 			"Bearer "+racktest.Token+"\nline two"), codes.Unavailable, csierr.RackUnavailable,
 			"Bearer *** line two"},

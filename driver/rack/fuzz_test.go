@@ -54,7 +54,7 @@ func FuzzRackAnswer(f *testing.F) {
 			got == codes.AlreadyExists && said.ErrorCode != "ObjectAlreadyExists" {
 			t.Fatalf("HTTP %d with %q is %v", response.StatusCode, body, got)
 		}
-		if (Unknown(cause) || errors.Is(cause, oxide.ErrObjectAlreadyExists)) && Refused(cause) {
+		if (NotFound(cause) || errors.Is(cause, oxide.ErrObjectAlreadyExists)) && Refused(cause) {
 			t.Fatalf("HTTP %d with %q is unknown and refused at once", response.StatusCode, body)
 		}
 	})

@@ -8,11 +8,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Instance reads an instance. An unknown one is NOT_FOUND.
+// Instance reads an instance. An unknown instance is NOT_FOUND.
 func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instance, error) {
 	instance, err := c.InstanceView(ctx, oxide.InstanceViewParams{Instance: id})
 	switch {
-	case Unknown(err):
+	case NotFound(err):
 		return nil, InstanceNotFound(string(id))
 	case err != nil:
 		return nil, Error(ctx, "read instance", err)
@@ -26,8 +26,8 @@ func (c *Client) Instance(ctx context.Context, id oxide.NameOrId) (*oxide.Instan
 	return instance, nil
 }
 
-// InstanceNotFound is the error for a node whose instance the rack does not show.
+// InstanceNotFound returns the error for a node whose instance the rack does not show.
 func InstanceNotFound(id string) error {
-	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or shows "+
-		"this token none; node_id is an instance's UUID", id)
+	return csierr.New(csierr.InstanceNotFound, "the rack has no instance %.80q, or this token may "+
+		"not see it; node_id is an instance's UUID", id)
 }

@@ -10,23 +10,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// A starting token is the id of the last entry that was handed out and, behind a dot, the rack's
-// token of the page on which the listing goes on. CSI allows 128 bytes, and the rack's token has
-// about 200, so it is deflated. What does not fit all the same is left out: the listing then begins
-// at the rack's first page, and skips what was handed out.
+// A starting token is the id of the last returned entry and, after a dot, the rack's token of the
+// page on which the listing continues. CSI allows 128 bytes and the rack's token has about 200, so
+// it is deflated. If it still does not fit it is left out: the listing then begins at the rack's
+// first page and skips what was returned before.
 
-// packToken is the token of what comes behind an id; page is empty for the rack's first page.
+// packToken returns the token that continues after an id; page is empty for the rack's first page.
 func packToken(project, after, page string) string {
 	raw, err := base64.URLEncoding.DecodeString(page)
 	if err != nil || page == "" || base64.URLEncoding.EncodeToString(raw) != page {
 		return after
 	}
 	var packed bytes.Buffer
-	w, err := flate.NewWriterDict(&packed, flate.BestCompression, tokenWords(project))
+	w, err := flate.NewWriterDict(&packed, flate.BestCompression, tokenDictionary(project))
 	if err != nil {
-		panic(err) // the level is a good one
+		panic(err) // the level is valid
 	}
-	_, _ = w.Write(raw) // a buffer takes everything
+	_, _ = w.Write(raw) // a buffer never fails
 	_ = w.Close()
 	token := after + "." + base64.RawURLEncoding.EncodeToString(packed.Bytes())
 	if len(token) > volume.MaxStringBytes {
@@ -35,7 +35,7 @@ func packToken(project, after, page string) string {
 	return token
 }
 
-// unpackToken reads what packToken wrote, and nothing else.
+// unpackToken parses a token of packToken and rejects everything else.
 func unpackToken(project, token string) (after, page string, ok bool) {
 	after, packed, paged := strings.Cut(token, ".")
 	switch {
@@ -50,7 +50,7 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	}
 	const most = 512 // of the rack's own token
 	raw, err := io.ReadAll(io.LimitReader(
-		flate.NewReaderDict(bytes.NewReader(data), tokenWords(project)), most))
+		flate.NewReaderDict(bytes.NewReader(data), tokenDictionary(project)), most))
 	if err != nil {
 		return "", "", false
 	}
@@ -58,9 +58,9 @@ func unpackToken(project, token string) (after, page string, ok bool) {
 	return after, page, packToken(project, after, page) == token
 }
 
-// tokenWords are what the rack's token is likely to hold. Nothing depends on it but the length of
-// ours; another rack's words are only packed less well.
-func tokenWords(project string) []byte {
+// tokenDictionary returns what the rack's token is likely to contain. Only the length of our tokens
+// depends on it.
+func tokenDictionary(project string) []byte {
 	return []byte(`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"` + project +
 		`","last_seen":""}}`)
 }

@@ -11,21 +11,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// pageSize is how many objects the driver asks the rack for at once.
+// pageSize is how many objects the driver requests from the rack at once.
 const pageSize = 1000
 
-// mostListBytes is the largest list that the driver answers, below gRPC's default limit of 4 MiB.
-// What does not fit is on the next page, also when the CO asked for everything.
-const mostListBytes = 7 << 19
+// maxListBytes is the largest list that the driver returns, below gRPC's default limit of 4 MiB.
+// The rest is on the next page, even if the CO asked for everything.
+const maxListBytes = 7 << 19
 
-// Pager cuts a CSI page out of a listing in the order of ids. Its token is the last id of the page
-// before, so that a page can be asked for again, from any controller, and objects that come and go
-// move no others; and the rack's own token, with which the listing goes on where it was.
+// Pager selects one CSI page from a listing in the order of ids. Its token holds the last id of the
+// page before, so that any controller can return a page again and objects that come and go move no
+// others. It also holds the rack's own token, with which the listing continues where it was.
 type Pager struct {
 	project string
 	from    string // the rack's page to begin with; empty for the first
 	after   string
-	most    int // 0 means no limit
+	limit   int // 0 means no limit
 
 	page  string // the rack's page that is being visited
 	pages int    // that were asked for
@@ -35,12 +35,12 @@ type Pager struct {
 	Next  string
 }
 
-// NewPager begins a page of at most maxEntries entries, 0 for no limit, behind a starting token.
+// NewPager begins a page of at most maxEntries entries after a starting token; 0 means no limit.
 func (c *Client) NewPager(startingToken string, maxEntries int32) (*Pager, error) {
 	if maxEntries < 0 {
 		return nil, csierr.New(csierr.FieldInvalid, "max_entries is negative")
 	}
-	p := &Pager{project: c.Project, most: int(maxEntries)}
+	p := &Pager{project: c.Project, limit: int(maxEntries)}
 	if startingToken == "" {
 		return p, nil
 	}
@@ -52,18 +52,19 @@ func (c *Client) NewPager(startingToken string, maxEntries int32) (*Pager, error
 }
 
 func startingTokenInvalid() error {
-	return csierr.New(csierr.StartingTokenInvalid, "starting_token is none that "+
-		"this driver gave; begin the listing again without one")
+	return csierr.New(csierr.StartingTokenInvalid, "starting_token is not one of this driver; begin "+
+		"the listing again without one")
 }
 
-// Take puts an object that belongs into the listing on this page, if it belongs there.
+// Take adds an entry to this page and reports whether it did. An entry of an earlier or later page
+// is not added.
 func (p *Pager) Take(id string, entry proto.Message) bool {
-	const frame = 8 // around an entry in the answer
+	const frame = 8 // around an entry in the response
 	if id <= p.after || p.Next != "" {
 		return false
 	}
 	size := proto.Size(entry) + frame
-	if p.most > 0 && p.taken == p.most || p.taken > 0 && p.bytes+size > mostListBytes {
+	if p.limit > 0 && p.taken == p.limit || p.taken > 0 && p.bytes+size > maxListBytes {
 		p.Next = packToken(p.project, p.last, p.page)
 		return false
 	}
@@ -71,40 +72,40 @@ func (p *Pager) Take(id string, entry proto.Message) bool {
 	return true
 }
 
-// Full says that nothing more can be taken.
+// Full reports whether the page is complete.
 func (p *Pager) Full() bool { return p.Next != "" }
 
-// ask says which page of the rack comes next, and how many objects to ask for. Two requests make a
-// page as long as most of the objects belong into the listing: one for its entries, and one for the
-// entry behind them.
-func (p *Pager) ask(token string) (page string, limit *int) {
+// nextPage returns the rack's next page and how many objects to request. If most of the objects
+// belong into the listing, two requests make a page: one for its entries, and one for the entry
+// after them.
+func (p *Pager) nextPage(token string) (page string, limit *int) {
 	if p.page = token; token == "" {
 		p.page = p.from
 	}
 	p.pages++
 	n := pageSize
 	switch {
-	case p.most == 0 || p.pages > 2:
-	case p.taken == p.most:
+	case p.limit == 0 || p.pages > 2:
+	case p.taken == p.limit:
 		n = 1
 	default:
-		n = min(p.most, pageSize)
+		n = min(p.limit, pageSize)
 	}
 	return p.page, &n
 }
 
-// problem is what the rack has against a page. A token of another rack's, or of another release, is
-// none of this driver's.
-func (p *Pager) problem(ctx context.Context, doing string, err error) error {
+// pageError converts the rack's refusal of a page. A token of another rack or of another release is
+// not one of this driver.
+func (p *Pager) pageError(ctx context.Context, doing string, err error) error {
 	if p.page != "" && p.page == p.from && errors.Is(err, oxide.ErrHTTP400) {
 		return startingTokenInvalid()
 	}
 	return Error(ctx, doing, err)
 }
 
-// eachObject visits the objects of all the rack's pages until visit says that it has enough. The
-// rack names a next page after every page that is not empty, and a page that is empty need not be
-// the last one.
+// eachObject visits the objects of all the rack's pages until visit reports that it has enough. The
+// rack names a next page after every page that is not empty, and an empty page need not be the
+// last.
 func eachObject[T any](fetch func(token string) (items []T, next string, err error),
 	visit func(*T) (enough bool)) error {
 	var walk pageWalk
@@ -114,8 +115,8 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 			return err
 		}
 		if items == nil {
-			// The rack's empty page has a list, an empty one. Without any it is somebody else's
-			// answer, and what is not listed would pass for lost.
+			// The rack's empty page has an empty list. A response without a list comes from another server,
+			// and the objects that it does not list would appear to be lost.
 			return InvalidResponse("list", "the page has no list of objects")
 		}
 		for i := range items {
@@ -136,11 +137,11 @@ func eachObject[T any](fetch func(token string) (items []T, next string, err err
 	}
 }
 
-// mostEmptyPages is how many pages in a row may be empty and not the last.
-const mostEmptyPages = 10
+// maxEmptyPages is how many pages in a row may be empty without being the last.
+const maxEmptyPages = 10
 
-// pageWalk ends a listing that would not end: no page and no object comes twice in one, for the
-// rack goes by an order in which each is behind the one before.
+// pageWalk stops a listing that would not end. The rack lists objects in order, so no page and no
+// object appears twice.
 type pageWalk struct {
 	tokens, objects map[string]bool
 	empty           int
@@ -157,7 +158,7 @@ func (w *pageWalk) object(id string) error {
 	return nil
 }
 
-// page takes note of a page of that many objects and the token of the next one.
+// page records a page with that many objects and the token of the next one.
 func (w *pageWalk) page(objects int, next string) error {
 	w.empty++
 	if objects > 0 {
@@ -165,8 +166,8 @@ func (w *pageWalk) page(objects int, next string) error {
 	}
 	switch {
 	case w.tokens[next]:
-		return InvalidResponse("list", "its pages go round in a circle")
-	case w.empty > mostEmptyPages:
+		return InvalidResponse("list", "its pages repeat")
+	case w.empty > maxEmptyPages:
 		return InvalidResponse("list", "%d pages in a row are empty and name a next one", w.empty)
 	}
 	if w.tokens == nil {
@@ -176,7 +177,7 @@ func (w *pageWalk) page(objects int, next string) error {
 	return nil
 }
 
-// objectID is the id of an object that a rack lists.
+// objectID returns the id of a listed object.
 func objectID(object any) string {
 	switch o := object.(type) {
 	case *oxide.Disk:
@@ -189,40 +190,40 @@ func objectID(object any) string {
 	return ""
 }
 
-// EachDisk visits the project's disks in the order of their ids, from where the pages begin.
+// EachDisk visits the project's disks in the order of their ids, beginning at the pager's token.
 func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 	visit func(*oxide.Disk) (enough bool)) error {
 	return eachObject(func(token string) ([]oxide.Disk, string, error) {
 		var params oxide.DiskListParams
-		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
+		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.DiskList(ctx, params)
 		if err != nil {
-			return nil, "", pages.problem(ctx, "list disks", err)
+			return nil, "", pages.pageError(ctx, "list disks", err)
 		}
 		return page.Items, page.NextPage, nil
 	}, visit)
 }
 
-// EachSnapshot visits the project's snapshots in the order of their ids, from where the pages
-// begin.
+// EachSnapshot visits the project's snapshots in the order of their ids, beginning at the pager's
+// token.
 func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 	visit func(*oxide.Snapshot) bool) error {
 	return eachObject(func(token string) ([]oxide.Snapshot, string, error) {
 		var params oxide.SnapshotListParams
-		if params.PageToken, params.Limit = pages.ask(token); params.PageToken == "" {
+		if params.PageToken, params.Limit = pages.nextPage(token); params.PageToken == "" {
 			params.Project, params.SortBy = c.ProjectParam(), oxide.NameOrIdSortModeIdAscending
 		}
 		page, err := c.SnapshotList(ctx, params)
 		if err != nil {
-			return nil, "", pages.problem(ctx, "list snapshots", err)
+			return nil, "", pages.pageError(ctx, "list snapshots", err)
 		}
 		return page.Items, page.NextPage, nil
 	}, visit)
 }
 
-// BootDisks are the ids of the project's boot disks.
+// BootDisks returns the ids of the project's boot disks.
 func (c *Client) BootDisks(ctx context.Context) (map[string]bool, error) {
 	boot := map[string]bool{}
 	err := eachObject(func(token string) ([]oxide.Instance, string, error) {

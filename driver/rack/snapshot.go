@@ -9,12 +9,12 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Snapshot reads a snapshot. An unknown one is NOT_FOUND.
+// Snapshot reads a snapshot. An unknown snapshot is NOT_FOUND.
 func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapshot, error) {
 	const doing = "read snapshot"
 	snapshot, err := c.SnapshotView(ctx, oxide.SnapshotViewParams{Snapshot: id})
 	switch {
-	case Unknown(err):
+	case NotFound(err):
 		return nil, SnapshotNotFound(string(id))
 	case err != nil:
 		return nil, Error(ctx, doing, err)
@@ -30,11 +30,11 @@ func (c *Client) Snapshot(ctx context.Context, id oxide.NameOrId) (*oxide.Snapsh
 	return snapshot, nil
 }
 
-// ValidateSnapshot checks what the driver passes on.
+// ValidateSnapshot checks that a snapshot in a response has everything that the driver passes on.
 func ValidateSnapshot(doing string, s *oxide.Snapshot) error {
 	switch {
 	case !volume.IsID(s.Id):
-		return InvalidResponse(doing, "the snapshot's id %.80q is no UUID", s.Id)
+		return InvalidResponse(doing, "the snapshot's id %.80q is not a UUID", s.Id)
 	case s.Size == 0 || s.Size > 1<<62:
 		return InvalidResponse(doing, "the snapshot %s has %d bytes", s.Id, s.Size)
 	case s.TimeCreated == nil:
@@ -43,8 +43,8 @@ func ValidateSnapshot(doing string, s *oxide.Snapshot) error {
 	return nil
 }
 
-// SnapshotNotFound is the error for a snapshot that the rack does not show.
+// SnapshotNotFound returns the error for a snapshot that the rack does not show.
 func SnapshotNotFound(id string) error {
-	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or shows "+
-		"this token none; snapshot_id is a snapshot's UUID", id)
+	return csierr.New(csierr.SnapshotNotFound, "the rack has no snapshot %.80q, or this token may "+
+		"not see it; snapshot_id is a snapshot's UUID", id)
 }

@@ -15,16 +15,15 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// TokenSource is where the rack's token comes from: a fixed one, or a file that somebody renews.
+// TokenSource provides the rack's token: a fixed one, or one from a file that somebody renews.
 type TokenSource struct {
 	Fixed string
 	Path  string
-	// Learned is told every token before it is sent, so that nobody is shown it; may be nil.
-	Learned func(token string)
+	// OnToken receives every token before it is sent, so that it can be redacted; may be nil.
+	OnToken func(token string)
 	Log     *slog.Logger
 	// Limit is how long a caller waits for the file; 0 means tokenFileLimit.
 	Limit time.Duration
@@ -34,34 +33,35 @@ type TokenSource struct {
 	token string
 	// guarded by mu: the file that held token
 	file os.FileInfo
-	// guarded by mu: what the last reading lacked, nil for nothing
+	// guarded by mu: the error of the last reading
 	problem error
-	// guarded by mu: that took long
+	// guarded by mu: whether the last reading was slow and failed
 	slow bool
-	// guarded by mu: the reading under way
+	// guarded by mu: the reading in progress
 	reading *tokenReading
 }
 
 // tokenFileLimit is how long a file may keep its readers waiting.
 const tokenFileLimit = 3 * time.Second
 
-// tokenReading is one look at the file.
+// tokenReading is one reading of the file.
 type tokenReading struct {
-	force bool // reads also the file that was read before
+	force bool // reads the file even if it is unchanged
 	began time.Time
 	done  chan struct{} // closed at the end
 }
 
-// current is the token to send. The file is read again when it is another one than last time; while
-// it cannot be read the token last seen serves on.
-func (s *TokenSource) current(ctx context.Context) (string, error) { return s.ask(ctx, false) }
+// current returns the token to send. It reads the file again if the file has changed; if that fails
+// it returns the token read last.
+func (s *TokenSource) current(ctx context.Context) (string, error) { return s.get(ctx, false) }
 
-// renewed reads the file anew, for a rack that refused the token: the file's times need not tell.
-func (s *TokenSource) renewed(ctx context.Context) (string, error) { return s.ask(ctx, true) }
+// refresh reads the file again after the rack refused the token, because a new token may leave the
+// file's times unchanged.
+func (s *TokenSource) refresh(ctx context.Context) (string, error) { return s.get(ctx, true) }
 
-// ask waits for a reading, but no longer than the limit: on a mount that hangs, even a look at the
-// file's times does not come back, and no call may hang with it.
-func (s *TokenSource) ask(ctx context.Context, force bool) (string, error) {
+// get waits for a reading, but no longer than the limit: on a mount that hangs not even stat
+// returns, and no call may hang with it.
+func (s *TokenSource) get(ctx context.Context, force bool) (string, error) {
 	if s.Path == "" {
 		return s.Fixed, nil
 	}
@@ -75,14 +75,14 @@ func (s *TokenSource) ask(ctx context.Context, force bool) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.token == "" {
-		return "", cmp.Or(s.trouble(), ctx.Err())
+		return "", cmp.Or(s.lastError(), ctx.Err())
 	}
 	return s.token, nil
 }
 
-// begin begins a reading, or joins the one under way: a file that blocks has one reader, for as
-// long as it takes. Nobody can end a system call on a mount that hangs. wait says whether to wait
-// for it: when the one before was slow and failed, only who has no other token does.
+// begin begins a reading, or joins the one in progress: a file that blocks has one reader, since a
+// system call on a mount that hangs cannot be canceled. wait reports whether to wait for it: after
+// a slow and failed reading, only a caller without another token waits.
 func (s *TokenSource) begin(force bool) (r *tokenReading, wait bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *TokenSource) begin(force bool) (r *tokenReading, wait bool) {
 	return s.reading, force || s.token == "" || !s.slow
 }
 
-// await says whether a reading has ended before the time for it was up.
+// await reports whether a reading ended within the limit.
 func (s *TokenSource) await(ctx context.Context, r *tokenReading) bool {
 	limit := time.NewTimer(time.Until(r.began.Add(s.limit())))
 	defer limit.Stop()
@@ -129,8 +129,8 @@ func (s *TokenSource) readFile(force bool) error {
 	if err != nil {
 		return err
 	}
-	if s.Learned != nil {
-		s.Learned(token)
+	if s.OnToken != nil {
+		s.OnToken(token)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,52 +144,54 @@ func (s *TokenSource) knows(info os.FileInfo) bool {
 	return s.file != nil && sameFile(info, s.file)
 }
 
-// trouble is called with mu held.
-func (s *TokenSource) trouble() error {
+// lastError returns the error of the last reading, or of one that takes too long. The caller holds
+// mu.
+func (s *TokenSource) lastError() error {
 	if s.reading != nil && time.Since(s.reading.began) >= s.limit() {
-		return fmt.Errorf("reading it has not ended within %s; look whether its mount hangs",
+		return fmt.Errorf("not read within %s; check whether its mount hangs",
 			s.limit())
 	}
 	return s.problem
 }
 
-// Fault is what a person has to mend about the file, or nil. Calls go on with the token last seen.
+// Fault returns what a person has to repair about the file, or nil. Calls continue with the token
+// read last.
 func (s *TokenSource) Fault() error {
 	if s == nil {
 		return nil
 	}
 	s.mu.Lock()
-	err := s.trouble()
+	err := s.lastError()
 	s.mu.Unlock()
 	if err == nil {
 		return nil
 	}
-	// Whoever asks again finds out whether it is mended, also when no call needs the token.
+	// Read the file again, so that the next caller learns of a repair even if no call needs the token.
 	_, _ = s.begin(false)
-	return csierr.New(csierr.TokenFileUnreadable, "OXIDE_TOKEN_FILE "+
-		"(--token-file): %s; the token last read is in use until the rack refuses it", err)
+	return csierr.New(csierr.TokenFileUnreadable, "OXIDE_TOKEN_FILE (--token-file): %s; the token "+
+		"last read is in use until the rack refuses it", err)
 }
 
-// readToken reads a file that need not be one: what keeps it waiting is given up, as far as the
-// system lets it.
+// readToken reads the file. It gives up on a path that blocks, such as a FIFO, where the system
+// allows it.
 func readToken(path string, limit time.Duration) (string, os.FileInfo, error) {
-	// With O_NONBLOCK a FIFO that nobody writes to is opened at once, and has an end.
+	// With O_NONBLOCK, open does not wait for a FIFO's writer, and reading finds the end.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", nil, fmt.Errorf("open: %w", csierr.WithoutPath(err))
 	}
 	defer func() { _ = f.Close() }()
-	// Files have no deadline, and need none.
+	// Regular files do not support deadlines, and need none.
 	_ = f.SetReadDeadline(time.Now().Add(limit / 2))
 	info, err := f.Stat()
 	if err != nil {
-		return "", nil, fmt.Errorf("look at: %w", csierr.WithoutPath(err))
+		return "", nil, fmt.Errorf("stat: %w", csierr.WithoutPath(err))
 	}
 	const most = 64 << 10
 	content, err := io.ReadAll(io.LimitReader(f, most))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return "", nil, errors.New("read: nothing came; it has to be a file, and is a pipe")
+		return "", nil, errors.New("read: timed out; it is a pipe, and has to be a file")
 	case err != nil:
 		return "", nil, fmt.Errorf("read: %w", csierr.WithoutPath(err))
 	}
@@ -201,7 +203,7 @@ func sameFile(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// CheckToken is why a token cannot be sent at all. Whether the rack likes it is seen later.
+// CheckToken returns why a token cannot be sent, or nil. It does not ask the rack.
 func CheckToken(token string) error {
 	const most = 4096
 	noWord := func(r rune) bool { return r <= ' ' || r > '~' }
@@ -209,8 +211,7 @@ func CheckToken(token string) error {
 	case token == "":
 		return errors.New("holds no token")
 	case len(token) > most || strings.ContainsFunc(token, noWord):
-		return errors.New("holds something that is no token: a token is one word of ASCII " +
-			"characters")
+		return errors.New("holds no valid token: a token is one word of ASCII characters")
 	}
 	return nil
 }

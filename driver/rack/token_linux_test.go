@@ -71,7 +71,7 @@ func TestD63ATokenFileThatBlocksHoldsNobodyUp(t *testing.T) {
 			var callers sync.WaitGroup
 			for range 50 {
 				callers.Go(func() {
-					for _, ask := range []func(context.Context) (string, error){s.current, s.renewed} {
+					for _, ask := range []func(context.Context) (string, error){s.current, s.refresh} {
 						if token, err := ask(t.Context()); token != "one" || err != nil {
 							t.Errorf("got %q, %v, want the last token", token, err)
 						}
@@ -116,7 +116,7 @@ func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgainWhenItWorks(t *testing.T)
 	must(t, os.Symlink(filepath.Join(dir, "token"), path+".new"))
 	must(t, os.Rename(path+".new", path))
 	for range 20 {
-		_, _ = s.renewed(t.Context())
+		_, _ = s.refresh(t.Context())
 	}
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]

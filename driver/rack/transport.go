@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Transport carries the client's requests: it puts the present token in, tries once more with a
-// fresh one when the rack refuses it, and counts.
+// Transport sends the client's requests. It adds the current token, and repeats a request once with
+// a fresh token if the rack refuses the first.
 type Transport struct {
 	Base   http.RoundTripper
 	Tokens *TokenSource
-	// Observe is told of every request and its answer, nil when there was none.
+	// Observe is called with every request and its response, which is nil if there was none.
 	Observe func(method string, answer *http.Response, took time.Duration)
-	// Refused is told when the rack refused the freshest token there is.
+	// Refused is called when the rack refused the newest token.
 	Refused func()
 }
 
@@ -29,7 +29,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || answer.StatusCode != http.StatusUnauthorized {
 		return answer, err
 	}
-	again, fresh := t.secondTry(req, token)
+	again, fresh := t.retry(req, token)
 	if again == nil {
 		t.refused()
 		return answer, nil
@@ -53,54 +53,54 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	if err != nil {
 		return nil, err
 	}
-	if answer.ContentLength > mostAnswerBytes {
-		// Not drained: the connection is given up with it.
+	if answer.ContentLength > maxResponseBytes {
+		// Not drained: closing the body closes the connection.
 		_ = answer.Body.Close()
-		return nil, errAnswerTooLarge
+		return nil, errResponseTooLarge
 	}
-	answer.Body = &boundedBody{ReadCloser: answer.Body, left: mostAnswerBytes}
-	if falseDelete(req, answer) {
+	answer.Body = &boundedBody{ReadCloser: answer.Body, left: maxResponseBytes}
+	if invalidDeleteResponse(req, answer) {
 		drain(answer.Body)
-		return nil, fmt.Errorf("HTTP %d to a DELETE, which is no answer of a rack's; look at "+
-			"OXIDE_HOST and at proxies before it", answer.StatusCode)
+		return nil, fmt.Errorf("HTTP %d to a DELETE, which no rack answers; check OXIDE_HOST and the "+
+			"proxies before it", answer.StatusCode)
 	}
 	return answer, nil
 }
 
-// mostAnswerBytes is more than any answer of a rack has: a page of a thousand disks with long
-// descriptions has a few MiB. Whatever else answers must not fill the driver's memory.
-const mostAnswerBytes = 32 << 20
+// maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
+// descriptions has a few MiB. Another server must not fill the driver's memory.
+const maxResponseBytes = 32 << 20
 
-var errAnswerTooLarge = fmt.Errorf("the answer has more than %d MiB, which is none of a rack's; "+
-	"look at OXIDE_HOST and at proxies before it", mostAnswerBytes>>20)
+var errResponseTooLarge = fmt.Errorf("the response has more than %d MiB, which no rack sends; "+
+	"check OXIDE_HOST and the proxies before it", maxResponseBytes>>20)
 
-// boundedBody ends the reading of an answer that turns out too large.
+// boundedBody fails when a response turns out too large.
 type boundedBody struct {
 	io.ReadCloser
 	left int64
 }
 
-// Read reads up to the bound, and is an error behind it.
+// Read reads up to the bound and then returns an error.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, errAnswerTooLarge
+		return 0, errResponseTooLarge
 	}
 	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
 	return n, err
 }
 
-// falseDelete says whether a DELETE got a success that is not the rack's, which has no body to tell
-// it by but only its 204. The client takes any 2xx, a proxy's page for one, and a disk that is
-// there still would pass for deleted.
-func falseDelete(req *http.Request, answer *http.Response) bool {
+// invalidDeleteResponse reports whether a successful response to a DELETE is not the rack's, which
+// is always 204. The client accepts any 2xx, such as a proxy's page, and a disk that still exists
+// would appear to be deleted.
+func invalidDeleteResponse(req *http.Request, answer *http.Response) bool {
 	return req.Method == http.MethodDelete && answer.StatusCode < http.StatusMultipleChoices &&
 		answer.StatusCode != http.StatusNoContent
 }
 
-// secondTry is the request once more and a fresher token for it; nil when there is none.
-func (t *Transport) secondTry(req *http.Request, token string) (*http.Request, string) {
-	fresh, err := t.Tokens.renewed(req.Context())
+// retry returns a copy of the request and a newer token for it, or nil if there is none.
+func (t *Transport) retry(req *http.Request, token string) (*http.Request, string) {
+	fresh, err := t.Tokens.refresh(req.Context())
 	if err != nil || fresh == token {
 		return nil, ""
 	}
@@ -117,7 +117,7 @@ func (t *Transport) refused() {
 	}
 }
 
-// replay is the request with its body from the start.
+// replay returns a copy of the request with its body from the start.
 func replay(req *http.Request) (*http.Request, error) {
 	again := req.Clone(req.Context())
 	if req.Body == nil || req.Body == http.NoBody {
@@ -131,7 +131,7 @@ func replay(req *http.Request) (*http.Request, error) {
 	return again, err
 }
 
-// drain lets the connection be used again.
+// drain reads the rest of a body, so that the connection can be used again.
 func drain(body io.ReadCloser) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10))
 	_ = body.Close()

@@ -4,15 +4,15 @@ import (
 	"context"
 	"strings"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
-
 	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// What the driver decides from has to be in an answer, and about the object that was asked for. A
-// disk is looked at in ValidateDisk, a snapshot in ValidateSnapshot.
+// A response has to contain what the driver decides from, and has to be about the requested object.
+// ValidateDisk checks disks, ValidateSnapshot snapshots.
 
-// ReadProject reads the driver's project.
+// ReadProject reads the driver's project. Its error is the Oxide client's; see ProjectError.
 func (c *Client) ReadProject(ctx context.Context) (*oxide.Project, error) {
 	project, err := c.ProjectView(ctx, oxide.ProjectViewParams{Project: c.ProjectParam()})
 	if err != nil {
@@ -39,7 +39,7 @@ func validateInstance(id oxide.NameOrId, i *oxide.Instance) error {
 	return nil
 }
 
-// ValidateImage checks an image in an answer.
+// ValidateImage checks an image in a response.
 func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	const doing = "read image"
 	switch {
@@ -51,10 +51,11 @@ func ValidateImage(id oxide.NameOrId, i *oxide.Image) error {
 	return nil
 }
 
-// ValidateUtilization tells no capacity from none in the answer: a rack always counts CPUs, too.
+// ValidateUtilization distinguishes a capacity of zero from a response without one: a rack always
+// counts CPUs too.
 func ValidateUtilization(u *oxide.Utilization) error {
 	if u.Capacity.Cpus == nil || u.Provisioned.Cpus == nil {
-		return InvalidResponse("read utilization", "it counts nothing")
+		return InvalidResponse("read utilization", "it has no capacity")
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package racktest is a rack for tests that answers by a script: answers that no rack in order
-// gives, and the count of the requests that a call makes.
+// Package racktest is a scripted rack for tests: it gives responses that no working rack gives, and
+// checks the number of requests that a call makes.
 package racktest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// What the script's objects have.
+// The names and ids of the script's objects.
 const (
 	Token         = "oxide-token-tweetytweety"
 	Project       = "kittens"
@@ -28,19 +28,18 @@ const (
 	Image         = "a2e7a1de-2f4f-4f05-9f0e-6f2f3f4f5f07"
 )
 
-// Exchange is one request that the driver is expected to send, and what a rack answers it.
+// Exchange is one expected request and its response.
 type Exchange struct {
 	Want   string // "POST /v1/disks"
 	Status int
 	Body   string
-	Cut    bool // the connection breaks instead of an answer
-	// check looks at the request's body.
+	Cut    bool // the connection breaks instead of a response
+	// Check checks the request's body.
 	Check func(t *testing.T, body []byte)
 	Query string // of the request; empty means any
 }
 
-// script is a rack that knows its lines: it expects exactly these requests, in this order. How many
-// they are is the budget that an RPC has.
+// script expects exactly these requests, in this order. Their number is the budget of an RPC.
 type script struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -48,7 +47,7 @@ type script struct {
 	lines []Exchange
 }
 
-// ServeHTTP answers a request with the script's next line.
+// ServeHTTP responds with the script's next line.
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +77,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, line.Body)
 }
 
-// Error is an error as the rack writes it.
+// Error returns an error in the rack's format.
 func Error(status int, code, message string) Exchange {
 	quoted := fmt.Sprintf("%q", code)
 	if code == "" {
@@ -90,13 +89,13 @@ func Error(status int, code, message string) Exchange {
 			quoted, message)}
 }
 
-// To makes the answer one to that request.
+// To returns the exchange with that request.
 func (e Exchange) To(want string) Exchange {
 	e.Want = want
 	return e
 }
 
-// Serve answers requests by a script until the test ends, which fails if a line was not asked for.
+// Serve serves a script until the test ends. The test fails if a request is missing.
 func Serve(t *testing.T, lines ...Exchange) (url string) {
 	t.Helper()
 	s := &script{t: t, lines: lines}
@@ -112,11 +111,11 @@ func Serve(t *testing.T, lines ...Exchange) (url string) {
 	return server.URL
 }
 
-// OwnTag is the tag of the volume pvc-1 of the cluster blue.
+// OwnTag is the ownership tag of the volume pvc-1 of the cluster blue.
 var OwnTag = volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginBlank,
 	Use: volume.UseFilesystem}
 
-// DiskOf is a disk that the driver made for the volume pvc-1 of the cluster blue.
+// DiskOf returns a disk that the driver made for the volume pvc-1 of the cluster blue.
 func DiskOf(state string, edit ...func(map[string]any)) string {
 	disk := map[string]any{
 		"id": Disk, "name": volume.DiskName("blue", "pvc-1"), "project_id": ProjectID,
@@ -133,7 +132,7 @@ func DiskOf(state string, edit ...func(map[string]any)) string {
 	return JSON(disk)
 }
 
-// StateOf reads "attached <instance>" or "detached".
+// StateOf parses "attached <instance>" or "detached".
 func StateOf(text string) map[string]any {
 	state, instance, ok := strings.Cut(text, " ")
 	if ok {
@@ -142,12 +141,12 @@ func StateOf(text string) map[string]any {
 	return map[string]any{"state": state}
 }
 
-// With sets a field of an object.
+// With returns an edit that sets a field of an object.
 func With(key string, value any) func(map[string]any) {
 	return func(object map[string]any) { object[key] = value }
 }
 
-// SnapshotOf is a snapshot that the driver took for the cluster blue.
+// SnapshotOf returns a snapshot that the driver took for the cluster blue.
 func SnapshotOf(state string, edit ...func(map[string]any)) string {
 	snapshot := map[string]any{
 		"id": Snapshot, "name": volume.SnapshotName("blue", "snap-1"), "project_id": ProjectID,
@@ -199,14 +198,15 @@ func JSON(value any) string {
 func Silent(t *testing.T) (url string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then does the server see the caller go
+		_, _ = io.Copy(io.Discard,
+			r.Body) // the server notices a canceled request only after the body is read
 		<-r.Context().Done()
 	}))
 	t.Cleanup(server.Close)
 	return server.URL
 }
 
-// PEM writes a certificate as a file of certificates has it.
+// PEM encodes a certificate in PEM form.
 func PEM(certificate []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
 }
@@ -214,21 +214,21 @@ func PEM(certificate []byte) []byte {
 // ViewDisk is the request that reads the disk.
 const ViewDisk = "GET /v1/disks/" + Disk
 
-// Further requests, and the state of a disk that the instance has.
+// Further requests, and the state of a disk that is attached to Instance.
 const (
-	ViewProject = "GET /v1/projects/" + Project
-	DeleteDisk  = "DELETE /v1/disks/" + Disk
-	Here        = "attached " + Instance
+	ViewProject  = "GET /v1/projects/" + Project
+	DeleteDisk   = "DELETE /v1/disks/" + Disk
+	AttachedHere = "attached " + Instance
 )
 
-// Lost and Not are the rack's answers for an object it does not know, and for a call it declines.
+// NotFound and Refused are the rack's responses for an unknown object, and for a declined call.
 var (
-	Lost = Error(404, "ObjectNotFound", "not found: it")
-	Not  = Error(400, "InvalidRequest", "the rack says no")
+	NotFound = Error(404, "ObjectNotFound", "not found: it")
+	Refused  = Error(400, "InvalidRequest", "the rack says no")
 )
 
-// OK answers a request with 200.
+// OK responds to a request with 200.
 func OK(want, body string) Exchange { return Exchange{Want: want, Status: 200, Body: body} }
 
-// Numbered is a UUID that sorts by its number.
+// Numbered returns a UUID that sorts by its number.
 func Numbered(n int) string { return fmt.Sprintf("%08x-aaaa-4bbb-8ccc-222222222222", n) }

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// The filesystems a volume may have, as the kernel names them; ext4 when the request names none.
+// The filesystems of volumes, as the kernel names them; ext4 is the default.
 const (
 	Ext3  = "ext3"
 	Ext4  = "ext4"
@@ -19,28 +19,28 @@ const (
 	Btrfs = "btrfs"
 )
 
-// IsFilesystem reports whether volumes may have filesystems of that type.
+// IsFilesystem reports whether volumes may have a filesystem of that type.
 func IsFilesystem(fsType string) bool { return slices.Contains(Filesystems, fsType) }
 
-// Filesystems are those a volume may have, the default first.
+// Filesystems are the filesystems of volumes, the default first.
 var Filesystems = []string{Ext4, Ext3, XFS, Btrfs}
 
-// supportedModes: a disk is attached to one instance at a time, for reading and writing (RFD 595).
-// How many workloads of that one node share it is the node's affair.
+// supportedModes are the access modes of a disk that is attached to one instance at a time, for
+// reading and writing (RFD 595). The node decides how many of its workloads share the disk.
 var supportedModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
 	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-// CapabilityFault says what is wrong with a volume capability. The zero value is a fine one.
+// CapabilityFault is what is wrong with a volume capability. The zero value means nothing.
 type CapabilityFault struct {
 	Malformed   bool // INVALID_ARGUMENT everywhere
-	Unsupported bool // INVALID_ARGUMENT of the controller, FAILED_PRECONDITION of the node
+	Unsupported bool // INVALID_ARGUMENT on the controller, FAILED_PRECONDITION on the node
 	Message     string
 }
 
-// CapabilityProblem finds what is wrong with a volume capability.
+// CapabilityProblem returns what is wrong with a volume capability.
 func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 	mode := c.GetAccessMode().GetMode()
 	known := csi.VolumeCapability_AccessMode_Mode_name[int32(mode)]
@@ -63,7 +63,7 @@ func CapabilityProblem(c *csi.VolumeCapability) CapabilityFault {
 }
 
 func mountProblem(m *csi.VolumeCapability_MountVolume) CapabilityFault {
-	const mostFlagBytes = 4 << 10
+	const maxFlagBytes = 4 << 10
 	total := 0
 	for _, f := range m.GetMountFlags() {
 		total += len(f)
@@ -73,11 +73,11 @@ func mountProblem(m *csi.VolumeCapability_MountVolume) CapabilityFault {
 	case fsType != "" && !IsFilesystem(fsType):
 		return unsupported("fs_type %.40q is not supported; it is one of %s", fsType,
 			strings.Join(Filesystems, ", "))
-	case total > mostFlagBytes:
-		return malformed("mount_flags have %d bytes; CSI allows %d", total, mostFlagBytes)
+	case total > maxFlagBytes:
+		return malformed("mount_flags have %d bytes; CSI allows %d", total, maxFlagBytes)
 	case m.GetVolumeMountGroup() != "":
-		return unsupported("volume_mount_group is not supported; let the CO set the group of the " +
-			"files (Kubernetes: fsGroup)")
+		return unsupported("volume_mount_group is not supported; let the orchestrator set the group of " +
+			"the files (Kubernetes: fsGroup)")
 	}
 	return CapabilityFault{}
 }
@@ -90,8 +90,8 @@ func unsupported(message string, args ...any) CapabilityFault {
 	return CapabilityFault{Unsupported: true, Message: fmt.Sprintf(message, args...)}
 }
 
-// CheckCapabilities answers for the capabilities of a controller's request, all of which have to be
-// ones that volumes have.
+// CheckCapabilities checks the capabilities of a controller's request, all of which have to be
+// supported.
 func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
 		return csierr.New(csierr.FieldMissing, "volume_capabilities is missing")
@@ -104,7 +104,7 @@ func CheckCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// CheckCapability answers for one capability of a controller's request.
+// CheckCapability checks one capability of a controller's request.
 func CheckCapability(c *csi.VolumeCapability) error {
 	switch p := CapabilityProblem(c); {
 	case p.Malformed:
@@ -112,7 +112,7 @@ func CheckCapability(c *csi.VolumeCapability) error {
 	case p.Unsupported:
 		return csierr.New(csierr.CapabilityUnsupported, "%s", p.Message)
 	}
-	// A node would refuse them when the volume is there.
+	// Otherwise the node would refuse them after the volume is made.
 	if _, err := ParseMountFlags(c.GetMount().GetMountFlags()); err != nil {
 		return csierr.Coded(codes.InvalidArgument, csierr.MountFlags, "%s", err)
 	}

@@ -11,20 +11,20 @@ import (
 const (
 	// GiB is the unit of a disk's size.
 	GiB = 1 << 30
-	// defaultSizeBytes is the size of a volume for which nobody asked for one.
+	// defaultSizeBytes is the size of a volume without a requested size.
 	defaultSizeBytes = 10 * GiB
-	// MaxDistributedBytes is the largest distributed disk a rack makes. For a local one only the
-	// rack knows.
+	// MaxDistributedBytes is the size of a rack's largest distributed disk. Only the rack knows the
+	// largest local disk.
 	MaxDistributedBytes = 1023 * GiB
 )
 
-// CapacityRange is a request's range in bytes; max is MaxInt64 where it sets no limit.
+// CapacityRange is a requested range in bytes; max is MaxInt64 if there is no limit.
 type CapacityRange struct {
 	given    bool
 	min, max int64
 }
 
-// ParseCapacityRange reads a capacity range in bytes; nil sets no limit.
+// ParseCapacityRange parses a capacity range in bytes; nil sets no limit.
 func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	if r == nil {
 		return CapacityRange{max: math.MaxInt64}, nil
@@ -34,8 +34,8 @@ func ParseCapacityRange(r *csi.CapacityRange) (CapacityRange, error) {
 	case out.min < 0 || out.max < 0:
 		return out, csierr.New(csierr.CapacityInvalid, "capacity_range is negative")
 	case out.min == 0 && out.max == 0:
-		return out, csierr.New(csierr.CapacityInvalid, "capacity_range sets "+
-			"neither required_bytes nor limit_bytes; leave it out for a volume of %d bytes",
+		return out, csierr.New(csierr.CapacityInvalid, "capacity_range sets neither required_bytes nor "+
+			"limit_bytes; leave it out for a volume of %d bytes",
 			int64(defaultSizeBytes))
 	case out.max == 0:
 		out.max = math.MaxInt64
@@ -51,27 +51,28 @@ func (r CapacityRange) Contains(sizeBytes int64) bool {
 	return r.min <= sizeBytes && sizeBytes <= r.max
 }
 
-// DiskSize is the size of the disk to make: whole GiB, as the rack wants it, within the range.
-// floor is what the source holds, 0 for a blank disk; ceiling is the largest disk the rack makes.
+// DiskSize returns the size of the disk to create: whole GiB, as the rack requires, within the
+// range. floor is the size of the source, 0 for a blank disk; ceiling is the size of the rack's
+// largest disk.
 func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
-	// Nobody asked for more than what there is: the source's size, or the default.
+	// Without a requested size use the source's size, or the default.
 	size := r.min
 	if size == 0 && floor == 0 {
 		size = min(defaultSizeBytes, max(r.max-r.max%GiB, GiB))
 	}
 	size = max(size, floor, GiB)
 	if size > ceiling {
-		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the "+
-			"largest disk, %d", size, ceiling)
+		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the largest disk, "+
+			"%d", size, ceiling)
 	}
 	size = RoundUp(size)
 	if size > r.max {
 		if floor > r.max {
-			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less "+
-				"than the source's %d bytes", r.max, floor)
+			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less than the source's %d "+
+				"bytes", r.max, floor)
 		}
-		return 0, csierr.New(csierr.CapacityOutOfRange, "disks have whole GiB, at "+
-			"least one, and the next size, %d bytes, is above limit_bytes %d", size, r.max)
+		return 0, csierr.New(csierr.CapacityOutOfRange, "disks have whole GiB, at least one, and the "+
+			"next size, %d bytes, is above limit_bytes %d", size, r.max)
 	}
 	return size, nil
 }

@@ -1,9 +1,9 @@
-// Package volume has the words in which CSI, a StorageClass and the rack speak of a volume, and
-// what follows from them alone: no call, no file, no clock.
+// Package volume parses and checks the names, ids and parameters by which CSI, a StorageClass and
+// the rack describe a volume. Its functions are pure: no call, no file, no clock.
 //
-// To read: name.go (names and ids, and the keys of the contexts), tag.go (what the driver writes
-// into the description of a disk or snapshot to know it again), capacity.go, capability.go,
-// parameters.go and mkfs_options.go (what may be asked of a volume), topology.go, mount_flags.go.
+// Files: name.go (names, ids, and the keys of the contexts), tag.go (the ownership tag in the
+// description of a disk or snapshot), capacity.go, capability.go, parameters.go and mkfs_options.go
+// (the properties of a requested volume), topology.go, mount_flags.go.
 //
-// A function here answers a malformed request with a csierr.Error, which the caller returns as is.
+// For an invalid request these functions return a csierr.Error, which the caller returns unchanged.
 package volume

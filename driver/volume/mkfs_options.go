@@ -10,15 +10,16 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// MkfsOptions is what a StorageClass may ask of mkfs: name=value pairs from a list of allowed ones,
-// never free arguments, so that no option reaches mkfs that overrides a finding or opens a file.
+// MkfsOptions are the options of mkfs that a StorageClass may set: name=value pairs from a list of
+// allowed ones, never free arguments, so that no option overrides a safety check of mkfs or opens a
+// file.
 type MkfsOptions struct {
 	chosen []mkfsChoice
 }
 
 type mkfsChoice struct{ name, value string }
 
-// mkfsRule says what values an option may have and which arguments it becomes, by filesystem.
+// mkfsRule has the valid values of an option and its arguments for each filesystem.
 type mkfsRule struct {
 	valid string // in words, for the error
 	check func(value string) bool
@@ -67,7 +68,8 @@ var mkfsRules = map[string]mkfsRule{
 	},
 }
 
-// ParseMkfsOptions reads "bytesPerInode=16384,reservedPercent=0". Empty means none.
+// ParseMkfsOptions parses options such as "bytesPerInode=16384,reservedPercent=0". Empty means
+// none.
 func ParseMkfsOptions(s string) (MkfsOptions, error) {
 	var o MkfsOptions
 	if strings.TrimSpace(s) == "" {
@@ -91,7 +93,7 @@ func ParseMkfsOptions(s string) (MkfsOptions, error) {
 	return o, nil
 }
 
-// String is the canonical form: what ParseMkfsOptions reads, sorted.
+// String returns the canonical form: what ParseMkfsOptions parses, sorted.
 func (o MkfsOptions) String() string {
 	words := make([]string, 0, len(o.chosen))
 	for _, c := range o.chosen {
@@ -101,7 +103,7 @@ func (o MkfsOptions) String() string {
 	return strings.Join(words, ",")
 }
 
-// Check says whether every option has a meaning for that filesystem.
+// Check returns an error if an option does not apply to the filesystem.
 func (o MkfsOptions) Check(fsType string) error {
 	for _, c := range o.chosen {
 		if mkfsRules[c.name].args[fsType] == nil {
@@ -126,7 +128,7 @@ func (o MkfsOptions) Check(fsType string) error {
 	return nil
 }
 
-// Args are the options as arguments of the filesystem's mkfs.
+// Args returns the options as arguments of the filesystem's mkfs.
 func (o MkfsOptions) Args(fsType string) []string {
 	var args []string
 	for _, c := range o.chosen {
@@ -137,7 +139,7 @@ func (o MkfsOptions) Args(fsType string) []string {
 	return args
 }
 
-// Value is the value of an option, "" when it was not chosen.
+// Value returns the value of an option, or "" if it is not set.
 func (o MkfsOptions) Value(name string) string {
 	for _, c := range o.chosen {
 		if c.name == name {
@@ -147,7 +149,7 @@ func (o MkfsOptions) Value(name string) string {
 	return ""
 }
 
-// allowedMkfsOptions lists the options of a filesystem, or all of them.
+// allowedMkfsOptions lists the options of a filesystem, or of all filesystems.
 func allowedMkfsOptions(fsType string) string {
 	var names []string
 	for name, rule := range mkfsRules {
@@ -171,7 +173,7 @@ func anyOf(values ...string) func(string) bool {
 	return func(value string) bool { return slices.Contains(values, value) }
 }
 
-// numberFrom accepts decimal numbers in their only form: no sign, no leading zero.
+// numberFrom accepts decimal numbers in canonical form: no sign, no leading zero.
 func numberFrom(low, high int) func(string) bool {
 	return func(value string) bool {
 		n, err := strconv.Atoi(value)

@@ -7,7 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// The attributes of a mount as mount_setattr(2) numbers them.
+// The attributes of a mount, with the values of mount_setattr(2).
 const (
 	AttrReadOnly    = 0x1
 	AttrNoSUID      = 0x2
@@ -20,25 +20,25 @@ const (
 	AttrNoSymFollow = 0x200000
 )
 
-// MountOptions are mount flags, sorted by what takes them: the mount, or the filesystem.
+// MountOptions are mount flags, separated into those of the mount and those of the filesystem.
 type MountOptions struct {
 	Attr uint64 // of the mount
-	// AtimeChosen says that the flags name a way to keep access times.
+	// AtimeChosen reports whether a flag sets how access times are updated.
 	AtimeChosen bool
 	Super       []string // flags that every filesystem knows: ro, sync, dirsync, lazytime
 	Data        []MountOption
-	// Given says that somebody chose flags. They may be sensitive, so nothing that may quote them,
-	// such as the kernel's messages, may be shown then.
+	// Given reports whether the request has flags. They may be sensitive, so text that may quote them,
+	// such as the kernel's messages, must not be shown.
 	Given bool
 }
 
-// MountOption is an option that only the filesystem understands.
+// MountOption is an option of the filesystem.
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
 }
 
-// attrFlags are the flags of the mount itself: what they set and what they clear.
+// attrFlags are the flags of the mount itself: the attributes that they set and clear.
 var attrFlags = map[string]struct{ set, clear uint64 }{
 	"rw": {0, AttrReadOnly}, "ro": {AttrReadOnly, 0},
 	"suid": {0, AttrNoSUID}, "nosuid": {AttrNoSUID, 0},
@@ -53,10 +53,10 @@ var attrFlags = map[string]struct{ set, clear uint64 }{
 
 var (
 	superFlags = []string{"sync", "async", "dirsync", "lazytime", "nolazytime"}
-	// ignoredFlags speak to mount(8) and to init systems.
+	// ignoredFlags are for mount(8) and init systems.
 	ignoredFlags = []string{"", "defaults", "auto", "noauto", "nofail", "_netdev", "nouser"}
-	// refusedFlags would do something else than mount this volume's filesystem at this path, or
-	// would bring in another device or file.
+	// refusedFlags would do something other than mount this volume's filesystem at this path, or would
+	// use another device or file.
 	refusedFlags = []string{
 		"bind", "rbind", "remount", "move", "loop", "offset", "sizelimit", "helper", "source", "subdir",
 		"user", "users", "owner", "group", "shared", "rshared", "private", "rprivate", "slave", "rslave",
@@ -64,22 +64,21 @@ var (
 	}
 )
 
-// ParseMountFlags reads the mount flags of a volume capability. Its errors name the position of a
+// ParseMountFlags parses the mount flags of a volume capability. Its errors name the position of a
 // flag, never the flag.
 func ParseMountFlags(flags []string) (MountOptions, error) {
 	var o MountOptions
 	for i, f := range flags {
 		words, ok := splitFlag(f)
 		if !ok {
-			return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has a quote without "+
-				"its partner, or a NUL", i+1)
+			return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d has an unbalanced quote or "+
+				"a NUL", i+1)
 		}
 		for _, word := range words {
 			if !o.add(word) {
-				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for "+
-					"volumes: bind, remount, move, loop, propagation and user flags, those that "+
-					"name another device, and values for flags that have none, such as ro, are "+
-					"refused", i+1)
+				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for volumes: bind, "+
+					"remount, move, loop, propagation and user flags, those that name another device, and values "+
+					"for flags that have none, such as ro, are refused", i+1)
 			}
 		}
 	}
@@ -90,7 +89,7 @@ func ParseMountFlags(flags []string) (MountOptions, error) {
 	return o, nil
 }
 
-// splitFlag cuts "noatime,context=\"a,b\"" at its commas, but not at those between quotes.
+// splitFlag splits "noatime,context=\"a,b\"" at commas outside quotes.
 func splitFlag(flag string) (words []string, ok bool) {
 	var word strings.Builder
 	quoted := false
@@ -110,7 +109,7 @@ func splitFlag(flag string) (words []string, ok bool) {
 	return append(words, word.String()), !quoted
 }
 
-// add takes one flag; false means that a volume may not have it.
+// add adds one flag and reports whether a volume may have it.
 func (o *MountOptions) add(word string) bool {
 	key, value, hasValue := strings.Cut(word, "=")
 	attr, isAttr := attrFlags[word]
@@ -118,7 +117,7 @@ func (o *MountOptions) add(word string) bool {
 	case slices.Contains(refusedFlags, key):
 		return false
 	case hasValue && hasNoValue(key):
-		return false // the kernel would take "ro=0" for ro
+		return false // the kernel treats "ro=0" as ro
 	case slices.Contains(ignoredFlags, word), key == "comment", strings.HasPrefix(key, "x-"),
 		strings.HasPrefix(key, "X-"):
 	case isAttr:
@@ -132,7 +131,7 @@ func (o *MountOptions) add(word string) bool {
 	return true
 }
 
-// hasNoValue reports whether a flag is one that is there or not.
+// hasNoValue reports whether a flag takes no value.
 func hasNoValue(key string) bool {
 	_, isAttr := attrFlags[key]
 	return isAttr || slices.Contains(superFlags, key)
@@ -149,16 +148,16 @@ func (o *MountOptions) SetReadOnly() {
 	}
 }
 
-// AddData adds an option of the filesystem unless it is there.
+// AddData adds an option of the filesystem if it is missing.
 func (o *MountOptions) AddData(key string) {
 	if !slices.ContainsFunc(o.Data, func(d MountOption) bool { return d.Key == key }) {
 		o.Data = append(o.Data, MountOption{Key: key})
 	}
 }
 
-// Two mounts are alike when their filesystem is and when they agree in the flags that mountinfo
-// always shows: those of the mount, and sync, dirsync and lazytime. What else a filesystem takes is
-// not compared, because it shows there in other words, or not at all when it is the default.
+// Two mounts are equal if their filesystem is the same and they agree in the flags that mountinfo
+// always shows: those of the mount, and sync, dirsync and lazytime. Other options of a filesystem
+// are not compared, because mountinfo may show them in another form, or not at all.
 var (
 	shownMountFlags = []string{
 		"ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow",
@@ -166,7 +165,7 @@ var (
 	shownSuperFlags = []string{"sync", "dirsync", "lazytime"}
 )
 
-// Shown are the comparable flags with which a mount of these options appears in mountinfo, sorted.
+// Shown returns the comparable flags that mountinfo shows for a mount with these options, sorted.
 func (o MountOptions) Shown() []string {
 	words := attrWords(o.Attr)
 	for _, f := range shownSuperFlags {
@@ -185,7 +184,7 @@ func (o MountOptions) Shown() []string {
 	return words
 }
 
-// attrWords are the words mountinfo shows for a mount's attributes.
+// attrWords returns the words that mountinfo shows for a mount's attributes.
 func attrWords(attr uint64) []string {
 	var words []string
 	for _, w := range []struct {
@@ -205,7 +204,7 @@ func attrWords(attr uint64) []string {
 	return words
 }
 
-// ShownFlags picks the comparable flags out of the two lists of a mountinfo line, sorted.
+// ShownFlags returns the comparable flags in the two lists of a mountinfo line, sorted.
 func ShownFlags(mount, super string) []string {
 	var words []string
 	for w := range strings.SplitSeq(mount, ",") {
@@ -222,8 +221,8 @@ func ShownFlags(mount, super string) []string {
 	return words
 }
 
-// PublishedFlags are the comparable flags of a publication: those of the staging mount, of which it
-// is a copy, and those of the mount that the publication adds.
+// PublishedFlags returns the comparable flags of a publication: those of the staging mount, of
+// which it is a copy, and those that the publication adds.
 func PublishedFlags(staged []string, o MountOptions, readOnly bool) []string {
 	words := slices.Clone(staged)
 	added := attrWords(o.Attr)

@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// DriverName is the driver's name in CSI, and begins the description of what it made.
+// DriverName is the driver's name in CSI, and the beginning of every ownership tag.
 const DriverName = "csi.oxide.computer"
 
 // The keys of volume_context and publish_context.
@@ -29,10 +29,10 @@ const (
 	CtxFilesystemUUID = "filesystemUUID" // publish_context, see expectedUUID
 )
 
-// DefaultMaxDisks is how many disks a rack lets an instance have, the boot disk included.
+// DefaultMaxDisks is a rack's limit of disks per instance, including the boot disk.
 const DefaultMaxDisks = 12
 
-// What a disk was made from, and what a volume is for.
+// The origin of a disk and the use of a volume.
 const (
 	OriginBlank    = "blank"
 	OriginSnapshot = "snapshot"
@@ -62,25 +62,25 @@ var nameEncoding = base32.NewEncoding(nameAlphabet).WithPadding(base32.NoPadding
 // whole name.
 func DiskName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// SnapshotName is the name of the snapshot that the CO calls csiName. Snapshots have names of their
-// own on the rack, so this may equal a disk's.
+// SnapshotName returns the rack's name of the snapshot that the CO calls csiName. Snapshots have
+// names of their own on the rack, so this may equal a disk's.
 func SnapshotName(cluster, csiName string) string { return ownName(cluster, csiName) }
 
-// ownName hashes the cluster's id too, so that the volumes of two clusters may have the same name.
-// No id contains a NUL, so no two pairs are the same text.
+// ownName hashes the cluster's id too, so that volumes of two clusters may have the same name. No
+// id contains a NUL, so no two pairs hash the same text.
 func ownName(cluster, csiName string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + csiName))
 	return ownPrefix + nameEncoding.EncodeToString(sum[:])[:SerialBytes-len(ownPrefix)]
 }
 
-// IsOwnName says whether a name has the form of those the driver gives.
+// IsOwnName reports whether a name has the form of the driver's own names.
 func IsOwnName(s string) bool {
 	code, ok := strings.CutPrefix(s, ownPrefix)
 	return ok && len(s) == SerialBytes && strings.Trim(code, nameAlphabet) == ""
 }
 
-// ParseID reads a volume, snapshot or node id. What is no UUID names nothing that exists, and must
-// not reach the API, which would take it for an object's name.
+// ParseID parses a volume, snapshot or node id. An id that is not a UUID names nothing that exists,
+// and must not reach the API, which would treat it as an object's name.
 func ParseID(id string) (string, bool) {
 	if len(id) != len(uuid.Nil.String()) {
 		return "", false
@@ -89,7 +89,7 @@ func ParseID(id string) (string, bool) {
 	return u.String(), err == nil
 }
 
-// IsID says whether the rack could have written an id: a UUID in lower case.
+// IsID reports whether an id is a UUID in lower case, as the rack writes it.
 func IsID(id string) bool {
 	canonical, ok := ParseID(id)
 	return ok && canonical == id
@@ -98,8 +98,8 @@ func IsID(id string) bool {
 // RackName is the form of the rack's names.
 var RackName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// CheckName holds the name of a new volume or snapshot to CSI's rules: any Unicode, in at most 128
-// bytes, but no control characters other than tab, line feed and carriage return.
+// CheckName checks the name of a new volume or snapshot against CSI's rules: any Unicode, in at
+// most 128 bytes, but no control characters other than tab, line feed and carriage return.
 func CheckName(name string) error {
 	banned := func(r rune) bool {
 		return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r)
@@ -116,7 +116,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Serial is the serial number under which a guest sees the disk with that name.
+// Serial returns the serial number with which a guest sees the disk of that name.
 func Serial(diskName string) string {
 	return diskName[:min(len(diskName), SerialBytes)]
 }

@@ -12,28 +12,28 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// The parameters of a StorageClass. blockSize and MkfsOptions have the keys of the contexts.
+// The parameters of a StorageClass. blockSize and mkfsOptions have the same keys in the contexts.
 const (
 	ParamDiskType    = "diskType"
 	paramBlockSize   = CtxBlockSize
 	ParamImageID     = "imageId"
 	ParamMkfsOptions = CtxMkfsOptions
 
-	// DefaultBlockSize is a blank disk's when nobody chose: what today's filesystems work in.
+	// DefaultBlockSize is the default block size of a blank disk, which today's filesystems use.
 	DefaultBlockSize = 4096
-	// localBlockSize is the only one that local disks have.
+	// localBlockSize is the block size of every local disk.
 	localBlockSize = 4096
 )
 
 var (
 	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions}
-	// BlockSizes are those a disk may have, in bytes.
+	// BlockSizes are the block sizes of disks, in bytes.
 	BlockSizes = []int{512, 2048, 4096}
-	// foreignKeys begin what a CO adds to parameters and contexts for itself.
+	// foreignKeys are the prefixes of keys that a CO adds to parameters and contexts for itself.
 	foreignKeys = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
 )
 
-// DiskType is a kind of the rack's disks, in the rack's own word.
+// DiskType is the type of a disk, in the rack's terms.
 type DiskType string
 
 // The disk types: on the storage of the whole rack, or on the drives of one sled.
@@ -42,7 +42,7 @@ const (
 	DiskTypeLocal       DiskType = "local"
 )
 
-// Parameters are a StorageClass's, checked. The zero BlockSize says that nobody chose one.
+// Parameters are the parsed parameters of a StorageClass. A BlockSize of 0 means not set.
 type Parameters struct {
 	DiskType    DiskType
 	BlockSize   int
@@ -50,14 +50,14 @@ type Parameters struct {
 	MkfsOptions MkfsOptions
 }
 
-// ForeignKey reports whether a CO adds a parameter with that key for itself.
+// ForeignKey reports whether a key is one that a CO adds for itself.
 func ForeignKey(key string) bool {
 	return slices.ContainsFunc(foreignKeys, func(p string) bool {
 		return strings.HasPrefix(key, p)
 	})
 }
 
-// ParseParameters reads the parameters of a StorageClass.
+// ParseParameters parses the parameters of a StorageClass.
 func ParseParameters(values map[string]string) (Parameters, error) {
 	p := Parameters{DiskType: DiskTypeDistributed}
 	for key, value := range values {
@@ -81,8 +81,8 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 			}
 		default:
 			if !ForeignKey(key) {
-				return p, csierr.New(csierr.ParameterInvalid, "the parameter "+
-					"%.80q is unknown; known are %s", key, strings.Join(parameterNames, ", "))
+				return p, csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown; known are "+
+					"%s", key, strings.Join(parameterNames, ", "))
 			}
 		}
 		if err != nil {
@@ -100,7 +100,7 @@ func parseBlockSize(value string) (int, error) {
 	return n, nil
 }
 
-// contradiction is what no disk can be.
+// contradiction returns an error for parameters that no disk can have together.
 func (p Parameters) contradiction() error {
 	if p.DiskType != DiskTypeLocal {
 		return nil
@@ -110,13 +110,13 @@ func (p Parameters) contradiction() error {
 		return csierr.New(csierr.ParameterInvalid, "blockSize has to be %d with "+
 			"diskType local", localBlockSize)
 	case p.ImageID != "":
-		return csierr.New(csierr.ParameterInvalid, "imageId does not go with "+
-			"diskType local: local disks begin blank")
+		return csierr.New(csierr.ParameterInvalid, "imageId cannot be combined with diskType local: "+
+			"local disks are created blank")
 	}
 	return nil
 }
 
-// Fits says whether the parameters mean something for the capabilities.
+// Fits returns an error if the parameters do not apply to the capabilities.
 func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 	for _, c := range capabilities {
 		if c.GetMount() == nil {
@@ -133,10 +133,10 @@ func (p Parameters) Fits(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// Largest is the largest disk of the type.
+// Largest returns the size of the largest disk of the type.
 func (p Parameters) Largest() int64 {
 	if p.DiskType == DiskTypeLocal {
-		return 1<<63 - GiB // the rack knows its drives
+		return 1<<63 - GiB // only the rack knows the limit
 	}
 	return MaxDistributedBytes
 }

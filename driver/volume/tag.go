@@ -5,39 +5,40 @@ import (
 	"strings"
 )
 
-// Tag is what the driver writes into the description of a disk or snapshot it makes: the CO's name
-// for it, which the rack's name only hashes, and what else a later call has to answer again.
+// Tag is the ownership tag, which the driver writes into the description of every disk and snapshot
+// that it makes: the CO's name, of which the rack's name is only a hash, and what later calls need.
 type Tag struct {
 	Name        string `json:"name"`
 	Cluster     string `json:"cluster,omitempty"`
 	MkfsOptions string `json:"mkfsOptions,omitempty"`
-	// BlockSize is what was asked of a disk that inherits its blocks. One that inherited others was
-	// never handed out.
+	// BlockSize is the requested block size of a disk that inherits it. A disk that inherited another
+	// one was never returned to a CO.
 	BlockSize int `json:"blockSize,omitempty"`
-	// Origin is what the disk was made from. Only of one that was made blank can a sample of its
-	// bytes prove that it still is.
+	// Origin is what the disk was made from. A sample of the bytes proves that a disk is blank only if
+	// it was made blank.
 	Origin string `json:"origin,omitempty"`
-	// Use is what the volume's capabilities were when it was created. One that is for filesystems
-	// alone is never shown to a workload as a raw device.
+	// Use is the volume's use, from its capabilities at creation. A volume for filesystems only is
+	// never given to a workload as a raw device.
 	Use string `json:"use,omitempty"`
-	// SourceBytes is the size of the snapshot that the disk was restored from. What lies behind it
-	// was made blank by the rack.
+	// SourceBytes is the size of the snapshot that the disk was restored from. The rack made the rest
+	// of the disk blank.
 	SourceBytes int64 `json:"sourceBytes,omitempty"`
-	// FilesystemUUID is that of the filesystem which a snapshot holds, if the driver made it, and so
-	// of a disk that was restored from it. A disk that was made blank gets its own id.
+	// FilesystemUUID is the UUID of the filesystem in a snapshot, if the driver made it, and of a disk
+	// that was restored from the snapshot. It is empty for a disk that was made blank, whose
+	// filesystem has the disk's id.
 	FilesystemUUID string `json:"filesystemUUID,omitempty"`
 }
 
-// Description is the description of an object with the tag.
+// Description returns the description of an object with the tag.
 func (t Tag) Description() string {
 	text, err := json.Marshal(t)
 	if err != nil {
-		panic(err) // strings and a number
+		panic(err) // cannot fail: strings and numbers
 	}
 	return DriverName + " " + string(text)
 }
 
-// ParseTag reads a description; ok is false for an object the driver did not make.
+// ParseTag parses a description; ok is false for an object that the driver did not make.
 func ParseTag(description string) (t Tag, ok bool) {
 	text, ok := strings.CutPrefix(description, DriverName+" ")
 	if !ok || json.Unmarshal([]byte(text), &t) != nil || t.Name == "" {

@@ -13,11 +13,11 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// TopologyPrefix begins every topology key of this driver, as CSI demands of a plugin.
+// TopologyPrefix is the prefix of every topology key of this driver, as CSI requires.
 const TopologyPrefix = "topology.csi.oxide.computer/"
 
-// Segments is one place: topology keys with their values. An Oxide rack shows neither rack nor
-// region to its users, so an operator names the places.
+// Segments is one location: topology keys with their values. An Oxide rack shows neither rack nor
+// region to its users, so an operator names the locations.
 type Segments map[string]string
 
 var (
@@ -25,7 +25,7 @@ var (
 	topologyDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 )
 
-// ParseTopology reads "rack=a,zone=b", and further places after semicolons: those that reach the
+// ParseTopology parses "rack=a,zone=b", and further locations after semicolons, which reach the
 // same disks (D-74).
 func ParseTopology(text string) ([]Segments, error) {
 	var places []Segments
@@ -44,26 +44,26 @@ func ParseTopology(text string) ([]Segments, error) {
 	}
 	for _, place := range places[1:] {
 		if !sameKeys(place, places[0]) {
-			return nil, errors.New("has to give every place the same keys")
+			return nil, errors.New("has to give every location the same keys")
 		}
 	}
 	return places, nil
 }
 
-// Add adds a segment, under the driver's prefix.
+// Add adds a segment with the driver's prefix.
 func (s Segments) Add(name, value string) error {
 	switch {
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
 			"underscores, with a letter or digit at both ends")
 	case s.has(TopologyPrefix + name):
-		return errors.New("gives a key twice; keys that differ in case only are the same")
+		return errors.New("has a key twice; the case of keys does not count")
 	}
 	s[TopologyPrefix+name] = value
 	return nil
 }
 
-// has says whether the place has the key, whose case does not count.
+// has reports whether the location has the key, whose case does not count.
 func (s Segments) has(key string) bool {
 	_, ok := s.value(key)
 	return ok
@@ -78,7 +78,7 @@ func (s Segments) value(key string) (string, bool) {
 	return "", false
 }
 
-// Within says whether the place is in the wanted one: it has all its segments.
+// Within reports whether the location has all segments of the wanted one.
 func (s Segments) Within(wanted map[string]string) bool {
 	for key, want := range wanted {
 		if got, ok := s.value(key); !ok || got != want {
@@ -97,8 +97,9 @@ func sameKeys(a, b Segments) bool {
 	return len(a) == len(b)
 }
 
-// ChooseTopology decides where a volume goes: of the places that reach this rack's disks, the first
-// that the request prefers, else one it allows. Without a topology there is nothing to decide.
+// ChooseTopology returns where a volume goes: of the locations that reach this rack's disks, the
+// first that the request prefers, else one that it allows. It returns none if the driver has no
+// topology.
 func ChooseTopology(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, error) {
 	if req == nil {
 		return AccessibleTopologies(ours, nil), nil
@@ -119,15 +120,15 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topol
 		}
 	}
 	if len(req.GetRequisite()) == 0 {
-		return AccessibleTopologies(ours, nil), nil // a preference is no demand
+		return AccessibleTopologies(ours, nil), nil // a preference is not a requirement
 	}
-	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d "+
-		"requisite topologies is where this rack's disks can be reached: %s",
+	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
+		"where this rack's disks can be reached: %s",
 		len(req.GetRequisite()), ours)
 }
 
-// AccessibleTopologies is a volume's topology: all places that reach this rack's disks, the chosen
-// one first.
+// AccessibleTopologies returns a volume's topology: all locations that reach this rack's disks, the
+// chosen one first.
 func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	var list []*csi.Topology
 	if chosen != nil {
@@ -141,7 +142,7 @@ func AccessibleTopologies(ours []Segments, chosen Segments) []*csi.Topology {
 	return list
 }
 
-// checkTopologyRequirement holds a requirement to CSI's rules.
+// checkTopologyRequirement checks a requirement against CSI's rules.
 func checkTopologyRequirement(req *csi.TopologyRequirement) error {
 	if len(req.GetRequisite()) == 0 && len(req.GetPreferred()) == 0 {
 		return invalidTopology("has neither requisite nor preferred topologies")

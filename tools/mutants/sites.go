@@ -14,7 +14,7 @@ import (
 	"strconv"
 )
 
-// site is a place in the source and what a mutant has there.
+// site is a place in the source and its mutant.
 type site struct {
 	id            string
 	file          string
@@ -22,7 +22,7 @@ type site struct {
 	kind          string
 	start, end    int // in bytes
 	before, after string
-	// with is the text that has both, behind the switch.
+	// with returns the text with both variants, behind the switch.
 	with func(id string) string
 }
 
@@ -90,7 +90,7 @@ type finder struct {
 	name  string
 	text  []byte
 	files *token.FileSet
-	// results are those of the function that is being walked.
+	// results are the results of the function that is being visited.
 	results *ast.FieldList
 }
 
@@ -136,7 +136,7 @@ func (f *finder) add(n ast.Node, kind, before, after string, with func(id string
 	})
 }
 
-// condition is turned round.
+// condition adds a mutant that negates a condition.
 func (f *finder) condition(e ast.Expr) {
 	text := f.source(e)
 	f.add(e, "condition", text, "!("+text+")", func(id string) string {
@@ -149,7 +149,7 @@ var others = map[token.Token]token.Token{
 	token.EQL: token.NEQ, token.NEQ: token.EQL, token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// binary is a comparison with another operator, or with another number.
+// binary adds mutants of a comparison: with another operator, or with another number.
 func (f *finder) binary(e *ast.BinaryExpr) {
 	other, ok := others[e.Op]
 	if !ok {
@@ -169,7 +169,7 @@ func (f *finder) either(e ast.Expr, kind, after string) {
 	})
 }
 
-// returned is a return that forgets its error.
+// returned adds a mutant of a return that drops its error.
 func (f *finder) returned(n *ast.ReturnStmt) {
 	if f.results == nil || len(n.Results) == 0 || len(n.Results) != f.results.NumFields() {
 		return

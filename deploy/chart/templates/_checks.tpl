@@ -1,5 +1,5 @@
-{{- /* A value that is wrong ends `helm template` with a sentence of ours. The schema holds types, names
-and fixed words; what it would tell with a regular expression is told here. Each problem is a line. */ -}}
+{{- /* An invalid value ends `helm template` with an explanation. The schema has types, names and fixed
+words; what it would express with a regular expression is checked here. Each problem is a line. */ -}}
 
 {{- define "oxide.problems" -}}
 {{- template "oxide.problems.secret" . }}
@@ -21,7 +21,7 @@ secret.{{ $name }} is empty: with secret.create the chart needs the rack's addre
 {{- end }}
 {{- end }}
 {{- if and $s.host (not (regexMatch "^https?://[^/?#@[:space:]]+/?$" $s.host)) }}
-secret.host is no address of a rack: it has to look like https://silo.sys.example.com.
+secret.host is not the address of a rack: it has to look like https://silo.sys.example.com.
 {{- end }}
 {{- if and .Values.ownCA (empty $s.caBundle) }}
 secret.caBundle is empty: with ownCA and secret.create the chart needs the PEM certificates to trust.
@@ -38,7 +38,7 @@ secret.caBundle is given, and ownCA is off: set ownCA to trust those certificate
 {{- end }}
 {{- range $name, $key := $s.keys }}
 {{- if not (regexMatch "^[-._a-zA-Z0-9]+$" $key) }}
-secret.keys.{{ $name }} is {{ $key | quote }}, which no key of a Secret can be: use letters, digits, dots, hyphens and underscores.
+secret.keys.{{ $name }} is {{ $key | quote }}, which is not a valid key of a Secret: use letters, digits, dots, hyphens and underscores.
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -56,10 +56,10 @@ clusterId is {{ .Values.clusterId | quote }}: it has to be at most 63 letters, d
 {{- end }}
 {{- end }}
 {{- if contains ";" .Values.topology }}
-topology names several places: a node is in one; further places that reach the rack's disks are topologyAlso.
+topology names several locations: a node is in one; further locations that reach the rack's disks belong into topologyAlso.
 {{- end }}
 {{- if and .Values.topologyAlso (empty .Values.topology) }}
-topologyAlso is given without topology: say first where the rack is.
+topologyAlso is given without topology: set the rack's location first.
 {{- end }}
 {{- if or (lt (int .Values.maxDisks) 1) (gt (int .Values.maxDisks) 1000) }}
 maxDisks is {{ .Values.maxDisks }}: it has to be a number from 1 to 1000, what the rack lets an instance have.

@@ -1,0 +1,92 @@
+package controller
+
+import (
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// snapshotSpec is a parsed CreateSnapshot request.
+type snapshotSpec struct {
+	Name    string // the CO's
+	Cluster string
+	Disk    oxide.NameOrId
+}
+
+// snapshotSpec parses a request. It makes no call.
+func (c *Service) snapshotSpec(req *csi.CreateSnapshotRequest) (snapshotSpec, error) {
+	spec := snapshotSpec{Name: req.GetName(), Cluster: c.ClusterID}
+	if err := volume.CheckName(req.GetName()); err != nil {
+		return spec, err
+	}
+	if req.GetSourceVolumeId() == "" {
+		return spec, csierr.New(csierr.FieldMissing, "source_volume_id is missing")
+	}
+	for key := range req.GetParameters() {
+		if !volume.ForeignKey(key) {
+			return spec, csierr.New(csierr.ParameterInvalid, "the parameter %.80q is unknown; snapshots "+
+				"have none", key)
+		}
+	}
+	if req.GetAccessibilityRequirements() != nil {
+		return spec, csierr.New(csierr.TopologyInvalid, "accessibility_requirements are not supported "+
+			"for snapshots; a snapshot is where its volume is")
+	}
+	var ok bool
+	if spec.Disk, ok = rack.ID(req.GetSourceVolumeId()); !ok {
+		return spec, rack.VolumeNotFound(req.GetSourceVolumeId())
+	}
+	return spec, nil
+}
+
+func (s snapshotSpec) rackName() string { return volume.SnapshotName(s.Cluster, s.Name) }
+
+// tag returns the snapshot's ownership tag. The UUID of the filesystem is known for a disk that
+// this driver made for this cluster, and with it that of a volume restored from the snapshot.
+func (s snapshotSpec) tag(source *oxide.Disk) volume.Tag {
+	m := volume.Tag{Name: s.Name, Cluster: s.Cluster}
+	if rack.ForeignDisk(source, s.Cluster) == "" {
+		tag, _ := volume.ParseTag(source.Description)
+		m.FilesystemUUID = expectedUUID(source, tag)
+	}
+	return m
+}
+
+func (s snapshotSpec) checkName(doing string, got *oxide.Snapshot) error {
+	if err := rack.ValidateSnapshot(doing, got); err != nil {
+		return err
+	}
+	if string(got.Name) != s.rackName() {
+		return rack.InvalidResponse(doing, "asked for %s and got %.80q", s.rackName(), got.Name)
+	}
+	return nil
+}
+
+// checkAnswer compares the rack's response to a create with the spec.
+func (s snapshotSpec) checkAnswer(doing string, got *oxide.Snapshot) error {
+	if err := s.checkName(doing, got); err != nil {
+		return err
+	}
+	if got.DiskId != string(s.Disk) {
+		return rack.InvalidResponse(doing, "asked for the disk %s and got %.80q", s.Disk, got.DiskId)
+	}
+	return nil
+}
+
+// difference returns in what a snapshot differs from the spec, or "". The text continues "the
+// snapshot, …".
+func (s snapshotSpec) difference(got *oxide.Snapshot) string {
+	m, tagged := volume.ParseTag(got.Description)
+	switch {
+	case !tagged || m.Name != s.Name || m.Cluster != s.Cluster:
+		return "which was not made for this cluster and name"
+	case got.DiskId != string(s.Disk):
+		return fmt.Sprintf("of the volume %.80s", got.DiskId)
+	}
+	return ""
+}

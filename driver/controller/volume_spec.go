@@ -1,0 +1,299 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// volumeSpec is a parsed CreateVolume request.
+type volumeSpec struct {
+	Name       string // the CO's
+	Cluster    string
+	Range      volume.CapacityRange
+	Parameters volume.Parameters
+	SnapshotID oxide.NameOrId // empty: blank, or the parameters' image
+	Topology   []*csi.Topology
+	Use        string // what the capabilities are for
+}
+
+// volumeSpec parses a request. It makes no call.
+func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
+	spec := volumeSpec{Name: req.GetName(), Cluster: c.ClusterID,
+		Use: useOf(req.GetVolumeCapabilities())}
+	if err := volume.CheckName(req.GetName()); err != nil {
+		return spec, err
+	}
+	if err := volume.CheckCapabilities(req.GetVolumeCapabilities()); err != nil {
+		return spec, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return spec, csierr.New(csierr.ParameterInvalid, "mutable_parameters are not supported: a disk "+
+			"cannot be changed after it is made")
+	}
+	var err error
+	if spec.Parameters, err = volume.ParseParameters(req.GetParameters()); err != nil {
+		return spec, err
+	}
+	if err = spec.Parameters.Fits(req.GetVolumeCapabilities()); err != nil {
+		return spec, err
+	}
+	if err = spec.checkFilesystemBlocks(); err != nil {
+		return spec, err
+	}
+	if spec.SnapshotID, err = requestedSnapshot(req.GetVolumeContentSource()); err != nil {
+		return spec, err
+	}
+	if spec.SnapshotID != "" && spec.Parameters.ImageID != "" {
+		return spec, csierr.New(csierr.SourceIncompatible, "a volume is made from a snapshot or from "+
+			"imageId, not from both")
+	}
+	if spec.SnapshotID != "" && spec.Parameters.DiskType == volume.DiskTypeLocal {
+		return spec, csierr.New(csierr.SourceIncompatible, "a snapshot cannot be restored into diskType "+
+			"local: local disks are created blank")
+	}
+	if spec.Topology, err = volume.ChooseTopology(req.GetAccessibilityRequirements(),
+		c.Topology); err != nil {
+		return spec, err
+	}
+	spec.Range, err = volume.ParseCapacityRange(req.GetCapacityRange())
+	return spec, err
+}
+
+// requestedSnapshot returns the snapshot to restore; empty for a blank volume.
+func requestedSnapshot(source *csi.VolumeContentSource) (oxide.NameOrId, error) {
+	switch {
+	case source == nil:
+		return "", nil
+	case source.GetVolume() != nil:
+		return "", csierr.New(csierr.SourceUnsupported, "cloning a volume is not supported; take a "+
+			"snapshot of it and restore that")
+	case source.GetSnapshot() == nil:
+		return "", csierr.New(csierr.SourceUnsupported, "volume_content_source is empty; a volume can "+
+			"be made from a snapshot")
+	case source.GetSnapshot().GetSnapshotId() == "":
+		return "", csierr.New(csierr.FieldMissing, "snapshot_id is missing")
+	}
+	id, ok := rack.ID(source.GetSnapshot().GetSnapshotId())
+	if !ok {
+		return "", rack.SnapshotNotFound(source.GetSnapshot().GetSnapshotId())
+	}
+	return id, nil
+}
+
+func (v volumeSpec) diskName() string { return volume.DiskName(v.Cluster, v.Name) }
+
+func (v volumeSpec) hasSource() bool { return v.SnapshotID != "" || v.Parameters.ImageID != "" }
+
+// tag returns the ownership tag of the disk that is made from source.
+func (v volumeSpec) tag(source volumeSource) volume.Tag {
+	m := volume.Tag{Name: v.Name, Cluster: v.Cluster, MkfsOptions: v.Parameters.MkfsOptions.String(),
+		Use: v.Use, Origin: volume.OriginBlank}
+	switch {
+	case v.SnapshotID != "":
+		m.Origin, m.SourceBytes = volume.OriginSnapshot, source.floorBytes
+		m.FilesystemUUID = source.filesystemUUID
+	case v.Parameters.ImageID != "":
+		m.Origin = volume.OriginImage
+	}
+	if v.hasSource() {
+		m.BlockSize = v.Parameters.BlockSize
+	}
+	return m
+}
+
+// useOf returns the use of a volume with these capabilities.
+func useOf(capabilities []*csi.VolumeCapability) string {
+	use := ""
+	for _, c := range capabilities {
+		one := volume.UseFilesystem
+		if c.GetBlock() != nil {
+			one = volume.UseBlock
+		}
+		if use != "" && use != one {
+			return volume.UseBoth
+		}
+		use = one
+	}
+	return use
+}
+
+// neverReturned reports whether a disk was made for a volume of this name and inherited a block
+// size other than the requested one. Such a create always fails, so no CO has the disk.
+func (v volumeSpec) neverReturned(d *oxide.Disk) bool {
+	m, tagged := volume.ParseTag(d.Description)
+	return tagged && m.Name == v.Name && m.Cluster == v.Cluster &&
+		m.BlockSize != 0 && m.BlockSize != int(d.BlockSize)
+}
+
+func (v volumeSpec) blankBlockSize() int {
+	if v.Parameters.BlockSize == 0 {
+		return volume.DefaultBlockSize
+	}
+	return v.Parameters.BlockSize
+}
+
+// checkFilesystemBlocks refuses a filesystem that mkfs cannot make on the disk, before the disk is
+// created. A disk from an image already has its filesystem.
+func (v volumeSpec) checkFilesystemBlocks() error {
+	n, err := strconv.Atoi(v.Parameters.MkfsOptions.Value("fsBlockSize"))
+	if err == nil && v.Parameters.ImageID == "" && n < v.blankBlockSize() {
+		return csierr.New(csierr.MkfsOptions,
+			"mkfsOptions: fsBlockSize=%d is less "+
+				"than the disk's blocks of %d bytes; set blockSize to 512 or 2048", n,
+			v.blankBlockSize())
+	}
+	return nil
+}
+
+func (v volumeSpec) backend() oxide.DiskBackend {
+	if v.Parameters.DiskType == volume.DiskTypeLocal {
+		return oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	}
+	var source oxide.DiskSource
+	switch {
+	case v.SnapshotID != "":
+		source.Value = &oxide.DiskSourceSnapshot{
+			SnapshotId: string(v.SnapshotID), ReadOnly: oxide.NewPointer(false),
+		}
+	case v.Parameters.ImageID != "":
+		source.Value = &oxide.DiskSourceImage{
+			ImageId: v.Parameters.ImageID, ReadOnly: oxide.NewPointer(false),
+		}
+	default:
+		source.Value = &oxide.DiskSourceBlank{BlockSize: oxide.BlockSize(v.blankBlockSize())}
+	}
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: source}}
+}
+
+// difference returns in what a disk differs from the spec, or "". The text continues "the disk …".
+func (v volumeSpec) difference(d *oxide.Disk) string {
+	m, tagged := volume.ParseTag(d.Description)
+	wantBlocks := v.Parameters.BlockSize
+	if !v.hasSource() {
+		wantBlocks = v.blankBlockSize()
+	}
+	switch {
+	case !tagged:
+		return "was not made by this driver"
+	case m.Name != v.Name:
+		return "belongs to a volume of another name"
+	case m.Cluster != v.Cluster:
+		return "belongs to another cluster"
+	case m.Use != "" && m.Use != v.Use:
+		return fmt.Sprintf("is for the use %q, not %q", m.Use, v.Use)
+	case !v.Range.Contains(int64(d.Size)):
+		return fmt.Sprintf("has %d bytes, not what capacity_range asks for", d.Size)
+	case wantBlocks != 0 && wantBlocks != int(d.BlockSize):
+		return fmt.Sprintf("has blocks of %d bytes, not %d", d.BlockSize, wantBlocks)
+	case string(d.DiskType) != string(v.Parameters.DiskType):
+		return fmt.Sprintf("is %.40q, not %s", d.DiskType, v.Parameters.DiskType)
+	case d.SnapshotId != string(v.SnapshotID):
+		return "was made from another source"
+	case d.ImageId != v.Parameters.ImageID:
+		return "was made from another image"
+	case m.MkfsOptions != v.Parameters.MkfsOptions.String():
+		return "has other mkfsOptions"
+	case rack.ReadOnly(d):
+		return "is read-only"
+	}
+	return ""
+}
+
+// volumeSource is what is known of the source before the disk is created.
+type volumeSource struct {
+	floorBytes int64  // 0 for a blank disk
+	projectID  string // empty for an image of the whole silo
+	gone       bool   // the rack does not know it (any more); set with an error
+	// filesystemUUID is the UUID of the filesystem in a snapshot of this cluster, if it is known.
+	filesystemUUID string
+}
+
+// volumeSource reads the snapshot or image of a request. A blank disk needs no call.
+func (c *Service) volumeSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
+	switch {
+	case spec.SnapshotID != "":
+		return c.snapshotSource(ctx, spec)
+	case spec.Parameters.ImageID != "":
+		return c.imageSource(ctx, spec)
+	}
+	return volumeSource{}, nil
+}
+
+func (c *Service) snapshotSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
+	snapshot, err := c.Rack.Snapshot(ctx, spec.SnapshotID)
+	if err != nil {
+		return volumeSource{gone: csierr.IsNotFound(err)}, err
+	}
+	// The rack does not check whether the snapshot is complete.
+	switch snapshot.State {
+	case oxide.SnapshotStateReady:
+	case oxide.SnapshotStateFaulted:
+		return volumeSource{}, csierr.New(csierr.SnapshotFaulted, "the rack reports the snapshot %s as "+
+			"faulted; take another", snapshot.Id)
+	default:
+		return volumeSource{}, csierr.New(csierr.SnapshotNotReady, "the snapshot %s is %s; repeat the "+
+			"call when it is ready", snapshot.Id, snapshot.State)
+	}
+	source := volumeSource{floorBytes: int64(snapshot.Size), projectID: snapshot.ProjectId}
+	if rack.ForeignSnapshot(snapshot, c.ClusterID) == "" {
+		m, _ := volume.ParseTag(snapshot.Description)
+		source.filesystemUUID = m.FilesystemUUID
+	}
+	want := spec.Parameters.BlockSize
+	if id, ok := rack.ID(snapshot.DiskId); ok && want != 0 {
+		// The snapshot's disk, unless it is gone, has the block size that the new disk inherits.
+		disk, err := c.Rack.Disk(ctx, id)
+		switch {
+		case csierr.IsNotFound(err):
+		case err != nil:
+			return source, err
+		case int(disk.BlockSize) != want:
+			return source, blockSizeInherited(want, int(disk.BlockSize))
+		}
+	}
+	return source, nil
+}
+
+func (c *Service) imageSource(ctx context.Context, spec volumeSpec) (volumeSource, error) {
+	id := oxide.NameOrId(spec.Parameters.ImageID)
+	image, err := c.Rack.ImageView(ctx, oxide.ImageViewParams{Image: id})
+	if err == nil {
+		err = rack.ValidateImage(id, image)
+	}
+	switch want := spec.Parameters.BlockSize; {
+	case rack.NotFound(err):
+		return volumeSource{gone: true}, csierr.New(csierr.ImageNotFound,
+			"imageId: the rack has no image %s, or this token may not see it", id)
+	case err != nil:
+		return volumeSource{}, rack.Error(ctx, "read image", err)
+	case want != 0 && want != int(image.BlockSize):
+		return volumeSource{}, blockSizeInherited(want, int(image.BlockSize))
+	}
+	return volumeSource{floorBytes: int64(image.Size), projectID: image.ProjectId}, nil
+}
+
+func blockSizeInherited(want, inherited int) error {
+	return csierr.New(csierr.SourceIncompatible, "blockSize is %d, but the source "+
+		"has blocks of %d bytes, which the volume inherits; leave blockSize out", want, inherited)
+}
+
+// explainRefusedSource returns why the rack does not create a disk from this source.
+func (c *Service) explainRefusedSource(ctx context.Context, source volumeSource, why error) error {
+	project, err := c.Rack.ReadProject(ctx)
+	switch {
+	case err != nil:
+		return rack.Error(ctx, "read project", err)
+	case source.projectID != "" && source.projectID != project.Id:
+		return csierr.New(csierr.SourceIncompatible, "the source belongs to another project; the rack "+
+			"makes disks from sources of their own project only")
+	}
+	return rack.Error(ctx, "create disk", why)
+}
