@@ -261,6 +261,8 @@ func TestDeletingSnapshots(t *testing.T) {
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())},
 			codes.OK, "", ""},
+		{"of one that cannot be looked at", []racktest.Exchange{racktest.Error(503, "ServiceNotAvailable",
+			"later").To(viewSnap)}, codes.Unavailable, csierr.RackUnavailable, ""},
 		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen,
 			racktest.NotFound.To(deleteSnap),
 			racktest.NotFound.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK,
