@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-func TestWhatAnAuditIsGiven(t *testing.T) {
+func TestAuditOptions(t *testing.T) {
 	env := map[string]string{"OXIDE_HOST": "https://rack", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": racktest.Project, "OXIDE_CLUSTER_ID": "blue"}
 	parse := func(without string, args ...string) (AuditConfig, error) {

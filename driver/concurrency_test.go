@@ -45,7 +45,7 @@ func callAtOnce(t *testing.T, calls int, call func(r *rand.Rand, caller int) err
 	callers.Wait()
 }
 
-func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
+func TestManyCallsToARackThatHangsOrFailsLeaveNoGoroutine(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// The server looks whether the driver hangs up only when the body is read.
@@ -59,7 +59,7 @@ func TestACrowdAtARackThatHangsOrFailsLeavesNoGoroutine(t *testing.T) {
 	client, closeIdle, err := newTestClient(Config{Host: rack.URL, Token: racktest.Token,
 		Project: racktest.Project})
 	must(t, err)
-	s := serve(t, &Server{Controller: &controller.Service{Rack: client}})
+	s := serve(t, &csiServer{Controller: &controller.Service{Rack: client}})
 	controller := csi.NewControllerClient(s.conn)
 	callAtOnce(t, 6, func(r *rand.Rand, _ int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+r.IntN(80))*time.Millisecond)

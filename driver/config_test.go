@@ -159,7 +159,7 @@ func TestB23EverySettingHasAVariableAndIsInTheHelp(t *testing.T) {
 	}
 }
 
-func TestB26RunFailsFastOnWhatOnlyItCanSee(t *testing.T) {
+func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "tweety")
 	if err := os.WriteFile(junk, []byte("no pem, no token"), 0o600); err != nil {
@@ -213,7 +213,7 @@ func TestB37TheDocumentationListsEverySetting(t *testing.T) {
 	var want []string
 	for _, s := range settings {
 		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") {
-			// They stand in the line of the whole topology.
+			// The line of the topology names them.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
 			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {
 				t.Errorf("docs/configuration.md does not name %s", s.env)

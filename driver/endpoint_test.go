@@ -62,14 +62,14 @@ func TestB19NothingButASocketIsRemoved(t *testing.T) {
 	}
 }
 
-func TestB19OfManyThatStartAtOnceOneServes(t *testing.T) {
+func TestB19OfManyProcessesThatStartAtOnceOneServes(t *testing.T) {
 	for range 50 {
 		path := filepath.Join(t.TempDir(), "csi.sock")
 		left, err := listenUnix(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// As a killed process leaves it: all of them find a socket to remove.
+		// A stale socket, which all of them try to remove.
 		abandon(left)
 		servers := startAtOnce(t, path, 16)
 		conn, err := net.Dial("unix", path)
@@ -124,7 +124,7 @@ func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Somebody takes the old one's socket away, and another process starts.
+	// The old socket is removed, and another process starts.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestB19AProcessThatEndsLeavesItsSuccessorsSocket(t *testing.T) {
 	_ = successor.Close()
 }
 
-func TestAnEndpointWhoseDirectoryIsLockedIsNotWaitedForLong(t *testing.T) {
+func TestTheWaitForALockedSocketDirectoryIsShort(t *testing.T) {
 	dir := t.TempDir()
 	held, err := os.Open(dir)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
+func TestB15ATokenOfAnyFormIsRedacted(t *testing.T) {
 	for _, token := range []string{"x", "hunter2", "tweetytweety", "tweetytweety-without-a-prefix",
 		`tweety"tweety\tweety`, "tweety<tweety>&tweety", "tweety***tweety", "a.b+c(d)e[f]$tweety",
 		strings.Repeat("tweety", 600)} {
@@ -39,7 +39,7 @@ func TestB15ATokenIsHiddenWhateverItLooksLike(t *testing.T) {
 	}
 }
 
-func TestB15TokensThatWereRotatedOutAreHiddenToo(t *testing.T) {
+func TestB15OldTokensAreRedactedToo(t *testing.T) {
 	h := &hidden{}
 	for n := range maxTokens {
 		h.add(fmt.Sprintf("tweety-%d", n))
@@ -77,10 +77,10 @@ func TestB15NoTokenIsLeftInAnyText(t *testing.T) {
 	})
 }
 
-func TestB16ATokenThatComesBackIsInNoStatus(t *testing.T) {
+func TestB16AnEchoedTokenIsInNoStatus(t *testing.T) {
 	h := &hidden{}
 	h.add("Internal")
-	s := serve(t, &Server{hidden: h, Controller: oddController{create: func(context.Context) (
+	s := serve(t, &csiServer{hidden: h, Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
 		return nil, csierr.New(csierr.Internal, "the rack says Internal")
 	}}})
@@ -95,7 +95,7 @@ type showsToken struct{ token string }
 
 func (s showsToken) LogValue() slog.Value { return slog.StringValue("a value with " + s.token) }
 
-func TestB15ATokenIsInNoLineOfTheLog(t *testing.T) {
+func TestB15ATokenIsInNoLogLine(t *testing.T) {
 	const token = "tweetytweety-without-a-prefix"
 	for _, asJSON := range []bool{false, true} {
 		book := &logBook{}

@@ -9,8 +9,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// Identity is CSI's identity service, which every process of the plugin serves.
-type Identity struct {
+// identityService is CSI's identity service, which every process of the plugin serves.
+type identityService struct {
 	csi.UnimplementedIdentityServer
 
 	// Topology reports whether the operator set a topology. Controller and nodes have to agree.
@@ -21,7 +21,7 @@ type Identity struct {
 }
 
 // GetPluginInfo returns the driver's name and version.
-func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
+func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
 	*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: volume.DriverName, VendorVersion: Version()}, nil
 }
@@ -31,7 +31,7 @@ func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
 //
 // Group snapshots, snapshot metadata and expansion are missing because the rack does not support
 // them.
-func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+func (i *identityService) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
 	*csi.GetPluginCapabilitiesResponse, error) {
 	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
 	if i.Topology {
@@ -49,7 +49,7 @@ func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 // Probe reports whether this process is ready. It makes no call, so it may be called at any rate.
 // An outage of the rack is no reason to restart the plugin. A refused token and missing programs
 // are errors, because a person has to repair them.
-func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (i *identityService) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ready := true
 	if i.Health != nil {
 		var err error

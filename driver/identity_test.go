@@ -51,7 +51,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	t.Cleanup(server.Close)
 	h := &rackHealth{Rack: clientFor(t, server.URL), Log: slog.New(slog.DiscardHandler),
 		asked: make(chan struct{}, 1)}
-	identity := &Identity{Health: h.state}
+	identity := &identityService{Health: h.state}
 	probe := func() (bool, error) {
 		answer, err := identity.Probe(t.Context(), &csi.ProbeRequest{})
 		return answer.GetReady().GetValue(), err
@@ -105,7 +105,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	}
 }
 
-func TestARefusedTokenIsLookedIntoAtOnce(t *testing.T) {
+func TestARefusedTokenCausesACheckAtOnce(t *testing.T) {
 	rack := &moodyRack{mood: racktest.Exchange{Status: 200, Body: racktest.ProjectOf()}}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)

@@ -15,7 +15,7 @@ import (
 // interceptors returns the interceptors of every call, outermost first. The log and the metrics see
 // the final result, even of a panic. The lock is released however the handler ends. The deadline
 // applies to the handler only.
-func (s *Server) interceptors() []grpc.UnaryServerInterceptor {
+func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		logCalls(s.Log),
 		s.metrics.intercept,

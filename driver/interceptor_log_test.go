@@ -14,7 +14,7 @@ import (
 )
 
 // A log is read by machines too: who adds up what a volume cost finds its calls by their objects.
-func TestAFinishedCallIsOneLineWithItsObjectsAndItsTime(t *testing.T) {
+func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
 	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
 	type objects map[string]string
 	for _, test := range []struct {

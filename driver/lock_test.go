@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-func TestACallWhoseCallerHasGivenUpDoesNotBegin(t *testing.T) {
+func TestACanceledCallDoesNotBegin(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	late, cancel := context.WithDeadline(t.Context(), time.Now())

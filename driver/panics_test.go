@@ -20,7 +20,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
+func TestAPanicInAGoroutineOfACallIsTheCalls(t *testing.T) {
 	for name, call := range map[string]func() (any, error){
 		"in the background": func() (any, error) { return async.Start(panicking)() },
 		"in a crew": func() (any, error) {
@@ -48,9 +48,9 @@ func TestAPanicInAHelpersGoroutineIsTheCallsOwn(t *testing.T) {
 
 func panicking() (any, error) { panic("the secret is " + canary) }
 
-func TestAPanicInALookAtTheRackIsToldByProbe(t *testing.T) {
+func TestAPanicInARackCheckIsReportedByProbe(t *testing.T) {
 	book := &logBook{}
-	// Without a client every look panics.
+	// Without a client every check panics.
 	h := &rackHealth{Rack: &rack.Client{Project: racktest.Project}, Log: newLog(Config{}, &hidden{},
 		book),
 		asked: make(chan struct{}, 1)}

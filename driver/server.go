@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// Server serves the CSI services of one process at one socket.
-type Server struct {
+// csiServer serves the CSI services of one process at one socket.
+type csiServer struct {
 	Identity   csi.IdentityServer
 	Controller csi.ControllerServer // nil: not served
 	Node       csi.NodeServer       // nil: not served
@@ -30,9 +30,9 @@ type Server struct {
 	hidden  *hidden // nil: no tokens to redact
 }
 
-// Serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
+// serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
 // socket and returns nil.
-func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+func (s *csiServer) serve(ctx context.Context, listener net.Listener) error {
 	if s.metrics == nil {
 		s.metrics = newMetrics()
 	}
@@ -128,10 +128,10 @@ func (p *plugin) close() {
 	}
 }
 
-func (p *plugin) assemble() (*Server, error) {
+func (p *plugin) assemble() (*csiServer, error) {
 	c := p.config
-	server := &Server{
-		Identity: &Identity{Topology: len(c.Topology) > 0, Health: p.state},
+	server := &csiServer{
+		Identity: &identityService{Topology: len(c.Topology) > 0, Health: p.state},
 		Log:      p.log,
 		metrics:  p.metrics,
 		hidden:   &p.hidden,
@@ -208,7 +208,7 @@ func (p *plugin) state() (ready bool, err error) {
 }
 
 // serve runs the CSI server, the metrics and the rack checks, and returns when all have ended.
-func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net.Listener) error {
+func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt, metricsAt net.Listener) error {
 	// Serve metrics until the last calls have finished.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
@@ -228,7 +228,7 @@ func (p *plugin) serve(ctx context.Context, server *Server, csiAt, metricsAt net
 	if p.stop != nil {
 		defer async.AfterDone(ctx, p.log, "shutdown of reads", p.stop)()
 	}
-	err := server.Serve(ctx, csiAt)
+	err := server.serve(ctx, csiAt)
 	cancel()
 	work.Wait()
 	p.log.Info("ended")

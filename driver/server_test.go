@@ -57,7 +57,7 @@ type served struct {
 	path string
 }
 
-func serve(t *testing.T, s *Server) *served {
+func serve(t *testing.T, s *csiServer) *served {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "csi") // t.TempDir is too long for a socket
 	if err != nil {
@@ -67,7 +67,7 @@ func serve(t *testing.T, s *Server) *served {
 	out := &served{log: &logBook{}, path: filepath.Join(dir, "csi.sock")}
 	s.Log = newLog(Config{LogLevel: slog.LevelDebug - 4}, &hidden{}, out.log)
 	if s.Identity == nil {
-		s.Identity = &Identity{}
+		s.Identity = &identityService{}
 	}
 	listener, err := listenUnix(out.path)
 	if err != nil {
@@ -75,7 +75,7 @@ func serve(t *testing.T, s *Server) *served {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx, listener) }()
+	go func() { ended <- s.serve(ctx, listener) }()
 	stop := sync.OnceValue(func() error {
 		cancel()
 		return <-ended
@@ -103,12 +103,12 @@ func (o oddController) CreateVolume(ctx context.Context, _ *csi.CreateVolumeRequ
 }
 
 func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
-	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+	s := serve(t, &csiServer{Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
 		panic("the secret is " + canary)
 	}}})
 	controller := csi.NewControllerClient(s.conn)
-	for range 2 { // the second call would find the lock held, had the panic kept it
+	for range 2 { // the second call fails if the panic left the lock held
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "x"})
 		csitest.Want(t, err, codes.Internal, csierr.Internal)
 	}
@@ -117,8 +117,8 @@ func TestAPanicIsInternalAndTheServerLives(t *testing.T) {
 	}
 }
 
-func TestOX12ABareErrorIsInternal(t *testing.T) {
-	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+func TestOX12APlainErrorIsInternal(t *testing.T) {
+	s := serve(t, &csiServer{Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
 		return nil, errors.New("bare")
 	}}})
@@ -126,12 +126,12 @@ func TestOX12ABareErrorIsInternal(t *testing.T) {
 	csitest.Want(t, err, codes.Internal, csierr.Internal)
 }
 
-func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
+func TestB12TheLockIsHeldAsLongAsTheHandlerRuns(t *testing.T) {
 	working, finish := make(chan struct{}, 1), make(chan struct{})
-	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+	s := serve(t, &csiServer{Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
 		working <- struct{}{}
-		<-finish // whatever the context says, as mkfs does
+		<-finish // ignores the context, like mkfs
 		return &csi.CreateVolumeResponse{}, nil
 	}}})
 	controller := csi.NewControllerClient(s.conn)
@@ -160,17 +160,17 @@ func TestB12TheLockLivesAsLongAsTheWork(t *testing.T) {
 	if err := <-other; err != nil {
 		t.Error(err)
 	}
-	// And this one is, once the work is done.
+	// So is this one when the call has ended.
 	csitest.Await(t, "the lock is free", func() bool {
 		_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a"})
 		return err == nil
 	})
 }
 
-func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
+func TestB29TheServerDrainsCallsAndRemovesItsSocket(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	working, finish := make(chan struct{}), make(chan struct{})
-	s := serve(t, &Server{Controller: oddController{create: func(context.Context) (
+	s := serve(t, &csiServer{Controller: oddController{create: func(context.Context) (
 		*csi.CreateVolumeResponse, error) {
 		close(working)
 		<-finish
@@ -205,8 +205,8 @@ func TestB29TheServerFinishesCallsAndRemovesItsSocket(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-func TestB29AClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
-	s := serve(t, &Server{})
+func TestB29ASilentClientDoesNotDelayTheShutdown(t *testing.T) {
+	s := serve(t, &csiServer{})
 	if _, err := csi.NewIdentityClient(s.conn).Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestB15NoSecretReachesTheLogAtAnyLevel(t *testing.T) {
 	capability := csitest.Filesystem("ext4")
 	capability.GetMount().MountFlags = []string{canary, "context=" + canary}
 	secrets := map[string]string{"key": canary}
-	s := serve(t, &Server{Controller: &controller.Service{}})
+	s := serve(t, &csiServer{Controller: &controller.Service{}})
 	controller := csi.NewControllerClient(s.conn)
 	requests := []func() error{
 		func() error {
@@ -317,7 +317,7 @@ func plantCanaries(m protoreflect.Message, depth int) {
 	}
 }
 
-func TestLogLevelsFitTheOccasion(t *testing.T) {
+func TestLogLevels(t *testing.T) {
 	for _, test := range []struct {
 		method string
 		err    error

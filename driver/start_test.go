@@ -19,7 +19,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
+func TestD45SurroundingWhitespaceIsTrimmed(t *testing.T) {
 	values := map[string]string{
 		"OXIDE_HOST": "https://silo.sys.example.com", "OXIDE_TOKEN": racktest.Token,
 		"OXIDE_PROJECT": "kittens", "OXIDE_CLUSTER_ID": "e2e", "OXIDE_LOG_FORMAT": "json",
@@ -52,7 +52,7 @@ func TestD45ASecretsValueMayEndWithANewline(t *testing.T) {
 	}
 }
 
-func TestD45AnEmptyValueIsOneThatIsNotSet(t *testing.T) {
+func TestD45AnEmptyValueIsNotSet(t *testing.T) {
 	for _, value := range []string{"", "\n", "  "} {
 		for _, key := range []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_PROJECT"} {
 			_, err := ParseConfig(nil, goodEnv(map[string]string{key: value}), io.Discard)
@@ -111,14 +111,14 @@ func started(t *testing.T, level string, args []string, env map[string]string) m
 	return found
 }
 
-func TestAControllerWithoutAClusterIDSaysSoWhenItStarts(t *testing.T) {
+func TestAControllerWithoutAClusterIDLogsAWarning(t *testing.T) {
 	line := started(t, "WARN", nil, map[string]string{"OXIDE_CLUSTER_ID": ""})
 	if !strings.Contains(line["msg"], "OXIDE_CLUSTER_ID") {
 		t.Errorf("the warning is %q", line["msg"])
 	}
 }
 
-func TestD45AControllerSaysInOneLineWhatTheRackHasAgainstIt(t *testing.T) {
+func TestD45AControllerLogsOneLineWhenTheRackRefusesIt(t *testing.T) {
 	answering := func(e racktest.Exchange) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(e.Status)
@@ -194,7 +194,7 @@ func secureRack(t *testing.T, h http.Handler) *httptest.Server {
 	return server
 }
 
-func TestWhatAnOperatorShouldKnowOfTheSettingsIsSaidAtTheStart(t *testing.T) {
+func TestDangerousSettingsAreLoggedAtStart(t *testing.T) {
 	for _, test := range []struct {
 		host, cluster string
 		want          []string
@@ -231,7 +231,7 @@ func TestWhatAnOperatorShouldKnowOfTheSettingsIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
-func TestATroubleWithTheRackIsToldOnce(t *testing.T) {
+func TestAProblemWithTheRackIsLoggedOnce(t *testing.T) {
 	rack := &moodyRack{}
 	server := httptest.NewServer(rack)
 	t.Cleanup(server.Close)

@@ -11,11 +11,11 @@ import (
 	"testing"
 )
 
-// trustOf, when it is set, makes TestTheSystemsCertificatesWin the process that is asked whom it
+// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process that is asked whom it
 // trusts: nobody's certificates but those of the file, or of the binary when it names none.
 const trustOf = "TEST_TRUST_OF"
 
-func TestTheSystemsCertificatesWin(t *testing.T) {
+func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 	if path, asked := os.LookupEnv(trustOf); asked {
 		trusts(t, path)
 		return
@@ -33,7 +33,7 @@ func TestTheSystemsCertificatesWin(t *testing.T) {
 		{"a system's are trusted alone", authority, authority},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			cmd := exec.Command(os.Args[0], "-test.run=^TestTheSystemsCertificatesWin$")
+			cmd := exec.Command(os.Args[0], "-test.run=^TestTheSystemsCertificatesTakePrecedence$")
 			cmd.Env = []string{"SSL_CERT_FILE=" + test.file, "SSL_CERT_DIR=" + nowhere,
 				trustOf + "=" + test.trusted}
 			if out, err := cmd.CombinedOutput(); err != nil {

@@ -47,14 +47,14 @@ func nodeProgram(t *testing.T, program, dir string, variables ...string) (*exec.
 	return cmd, said
 }
 
-func TestD67TheDriverTakesTheFileAndTheVariable(t *testing.T) {
+func TestD67TheDriverReadsTheFileAndTheVariable(t *testing.T) {
 	program := plugin(t)
 	config := apiServer(t, nodeWith("oxide://"+testID))
 	written := tell(t.Context(), t, config, testNode)
 	if written.err != nil {
 		t.Fatal(written.err)
 	}
-	// What the kubelet makes of the file for a fileKeyRef.
+	// The kubelet's parsing of the file for a fileKeyRef.
 	value := strings.TrimSuffix(strings.TrimPrefix(written.file, "OXIDE_INSTANCE_ID='"), "'\n")
 	for _, test := range []struct {
 		name      string

@@ -131,7 +131,7 @@ func environment(key, value string) func(string) string {
 	}
 }
 
-func TestD65TheInstanceOfANodeIsWhatItsProviderIDSays(t *testing.T) {
+func TestD65TheInstanceComesFromTheProviderID(t *testing.T) {
 	for _, test := range []struct{ name, providerID string }{
 		{"as the cloud controller manager writes it", "oxide://" + testID},
 		{"in capitals", "oxide://" + strings.ToUpper(testID)},
@@ -152,7 +152,7 @@ func TestD65TheInstanceOfANodeIsWhatItsProviderIDSays(t *testing.T) {
 	}
 }
 
-func TestD65AProviderIDThatIsNoInstanceIsRefused(t *testing.T) {
+func TestD65AProviderIDThatNamesNoInstanceIsRefused(t *testing.T) {
 	for _, test := range []struct{ name, providerID, want string }{
 		{"of another cloud", "aws:///us-east-1a/i-0123456789", `"aws:///us-east-1a/i-0123456789", ` +
 			`of another cloud`},
@@ -189,7 +189,7 @@ func wantRefusal(t *testing.T, got outcome, want string) {
 	}
 }
 
-func TestD66EveryMistakeIsOneSentenceThatSaysWhatToDo(t *testing.T) {
+func TestD66EveryErrorIsOneSentenceWithWhatToDo(t *testing.T) {
 	status := func(code int, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, message) }
 	}
@@ -233,7 +233,7 @@ func TestD66EveryMistakeIsOneSentenceThatSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestD66WithoutAServiceAccountThePodIsToldSo(t *testing.T) {
+func TestD66AMissingServiceAccountIsReported(t *testing.T) {
 	err := run(t.Context(), nil, environment(nodeNameKey, testNode),
 		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "service account's token is mounted") {
@@ -241,7 +241,7 @@ func TestD66WithoutAServiceAccountThePodIsToldSo(t *testing.T) {
 	}
 }
 
-func TestD66AnAPIThatDoesNotAnswerIsWaitedFor(t *testing.T) {
+func TestD66AnAPIThatDoesNotRespondIsAwaited(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	got := tell(t.Context(), t, &rest.Config{Host: gone.URL}, testNode)
@@ -249,13 +249,13 @@ func TestD66AnAPIThatDoesNotAnswerIsWaitedFor(t *testing.T) {
 	wantRefusal(t, got, "connection refused")
 }
 
-func TestD66AnAPIOfAnotherCertificateIsNotToldTheToken(t *testing.T) {
+func TestD66AnAPIWithAnotherCertificateGetsNoToken(t *testing.T) {
 	config := apiServer(t, nodeWith("oxide://"+testID))
 	config.CAData = nil
 	wantRefusal(t, tell(t.Context(), t, config, testNode), "certificate")
 }
 
-func TestD66ANodeWithoutAProviderIDIsWaitedFor(t *testing.T) {
+func TestD66ANodeWithoutAProviderIDIsAwaited(t *testing.T) {
 	asked := 0
 	config := apiServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if asked++; asked < 4 {
@@ -280,7 +280,7 @@ func TestD66ANodeWithoutAProviderIDIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestD66TheWaitEndsWithTheTimeoutAndSaysForWhat(t *testing.T) {
+func TestD66TheWaitEndsAtTheTimeoutAndNamesItsReason(t *testing.T) {
 	n, err := newNode(apiServer(t, nodeWith("")), testNode)
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +299,7 @@ func TestD66TheWaitEndsWithThePod(t *testing.T) {
 	wantRefusal(t, got, "stopped while waiting: node oxide-csi-worker has no spec.providerID")
 }
 
-func TestD67TheFileIsWrittenWholeOrNotAtAll(t *testing.T) {
+func TestD67TheFileIsWrittenAtomically(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.env")
 	if err := os.WriteFile(path, []byte("what an earlier container wrote, and longer than that\n"),
@@ -321,7 +321,7 @@ func TestD67TheFileIsWrittenWholeOrNotAtAll(t *testing.T) {
 	if err := write(filepath.Join(dir, "missing", "config.env"), testID); err == nil {
 		t.Error("a directory that is not there was written to")
 	}
-	// A file cannot take the place of a directory; what was begun has to go.
+	// A file cannot replace a directory; the temporary file has to be removed.
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ var auditNow = time.Date(2026, 6, 12, 12, 0, 0, 0, time.UTC)
 
 // testDisk is a detached disk of the cluster blue, three days old.
 func testDisk(n int, edit ...func(*object)) object {
-	o := object{Kind: Disk, ID: racktest.Numbered(n), Name: fmt.Sprintf("csi-%016d", n),
+	o := object{Kind: kindDisk, ID: racktest.Numbered(n), Name: fmt.Sprintf("csi-%016d", n),
 		CSIName: fmt.Sprintf("pvc-%d", n), SizeBytes: volume.GiB, State: "detached",
 		Created: auditNow.Add(-72 * time.Hour)}
 	for _, e := range edit {
@@ -41,7 +41,7 @@ func testInventory(objects ...object) inventory {
 	return s
 }
 
-func aSnapshot(o *object) { o.Kind, o.State = Snapshot, "ready" }
+func aSnapshot(o *object) { o.Kind, o.State = kindSnapshot, "ready" }
 
 func marked(cluster string) func(*object) {
 	return func(o *object) {
@@ -50,7 +50,7 @@ func marked(cluster string) func(*object) {
 	}
 }
 
-func TestWhoIsAnOrphan(t *testing.T) {
+func TestOrphans(t *testing.T) {
 	names := func(kind Kind, n int) func(*wanted) {
 		return func(l *wanted) { l.add(kind, strings.ToUpper(racktest.Numbered(n)), "test") }
 	}
@@ -61,13 +61,13 @@ func TestWhoIsAnOrphan(t *testing.T) {
 		want        []string
 	}{
 		{"whom nobody tells of", testInventory(testDisk(1), testDisk(2)),
-			testInventory(testDisk(1), testDisk(2)), names(Disk, 1), []string{racktest.Numbered(2)}},
+			testInventory(testDisk(1), testDisk(2)), names(kindDisk, 1), []string{racktest.Numbered(2)}},
 		{"not one that a bare handle names", testInventory(testDisk(1)), testInventory(testDisk(1)),
 			names(either, 1), nil},
 		{"a disk with the id that a snapshot is told by", testInventory(testDisk(1)),
-			testInventory(testDisk(1)), names(Snapshot, 1), []string{racktest.Numbered(1)}},
+			testInventory(testDisk(1)), names(kindSnapshot, 1), []string{racktest.Numbered(1)}},
 		{"not a snapshot that is told of", testInventory(testDisk(1, aSnapshot)),
-			testInventory(testDisk(1, aSnapshot)), names(Snapshot, 1), nil},
+			testInventory(testDisk(1, aSnapshot)), names(kindSnapshot, 1), nil},
 		{"not one that was made while the list was read", testInventory(), testInventory(testDisk(1)),
 			func(*wanted) {}, nil},
 		{"not one that was deleted while the list was read", testInventory(testDisk(1)),
@@ -96,33 +96,33 @@ func TestWhoIsAnOrphan(t *testing.T) {
 	}
 }
 
-func TestWhichListIsTrusted(t *testing.T) {
+func TestTrustInAList(t *testing.T) {
 	rack := testInventory(testDisk(1), testDisk(2, aSnapshot), testDisk(3, marked("red")),
 		testDisk(4, func(o *object) { o.Foreign = "has no ownership tag of this driver" }))
-	none := map[Kind]bool{Disk: true, Snapshot: true}
+	none := map[Kind]bool{kindDisk: true, kindSnapshot: true}
 	for _, test := range []struct {
 		name      string
 		told      map[int]Kind
 		noneTold  map[Kind]bool
-		disks     string // a word of the objection
+		disks     string // a word of the skip reason
 		snapshots string
 	}{
-		{"one that tells of both", map[int]Kind{1: Disk, 2: Snapshot}, nil, "", ""},
+		{"one that names both", map[int]Kind{1: kindDisk, 2: kindSnapshot}, nil, "", ""},
 		{"an empty one", nil, nil, "another cluster?", "another cluster?"},
 		{"an empty one, as the operator knows", nil, none, "", ""},
-		{"one that is empty against the operator's word", map[int]Kind{1: Disk},
+		{"one that contradicts --assume-none", map[int]Kind{1: kindDisk},
 			none, "names 1", ""},
 		{"a missing volume against the operator's word", map[int]Kind{9: either}, none,
 			"names 1", "names 1"},
-		{"one without any snapshot", map[int]Kind{1: Disk}, nil, "", "no snapshot"},
+		{"one without any snapshot", map[int]Kind{1: kindDisk}, nil, "", "no snapshot"},
 		{"one with handles only", map[int]Kind{1: either, 2: either}, nil, "", ""},
-		{"one that tells of nothing that is here", map[int]Kind{8: Disk, 9: Snapshot},
+		{"one that names nothing that exists", map[int]Kind{8: kindDisk, 9: kindSnapshot},
 			nil, "no disk", "no snapshot"},
-		{"one that tells of static volumes only", map[int]Kind{4: Disk}, nil, "no disk",
+		{"one that names only static volumes", map[int]Kind{4: kindDisk}, nil, "no disk",
 			"no snapshot"},
-		{"one that tells of another cluster's too", map[int]Kind{1: Disk,
-			2: Snapshot, 3: Disk}, nil, `cluster "red"`, `cluster "red"`},
-		{"one with a snapshot's handle as a volume's", map[int]Kind{2: Disk}, nil,
+		{"one that names another cluster's too", map[int]Kind{1: kindDisk,
+			2: kindSnapshot, 3: kindDisk}, nil, `cluster "red"`, `cluster "red"`},
+		{"one with a snapshot's handle as a volume's", map[int]Kind{2: kindDisk}, nil,
 			"no disk", "no snapshot"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -131,8 +131,8 @@ func TestWhichListIsTrusted(t *testing.T) {
 				l.add(kind, racktest.Numbered(n), "test")
 			}
 			got := l.trust(rack, test.noneTold)
-			for kind, word := range map[Kind]string{Disk: test.disks,
-				Snapshot: test.snapshots} {
+			for kind, word := range map[Kind]string{kindDisk: test.disks,
+				kindSnapshot: test.snapshots} {
 				if (got[kind] == "") != (word == "") || !strings.Contains(got[kind], word) {
 					t.Errorf("%s: got %q, want %q", kind, got[kind], word)
 				}
@@ -141,7 +141,7 @@ func TestWhichListIsTrusted(t *testing.T) {
 	}
 }
 
-func TestWhichOrphanMayBeDeleted(t *testing.T) {
+func TestSkipReasons(t *testing.T) {
 	policy := deletePolicy{OlderThan: 24 * time.Hour, MinInterval: time.Hour}
 	long := auditNow.Add(-2 * time.Hour)
 	in := func(state, instance string) func(*object) {
@@ -154,7 +154,7 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 		name  string
 		o     object
 		first time.Time
-		want  string // a word of the objection; empty: may be deleted
+		want  string // a word of the skip reason; empty: may be deleted
 	}{
 		{"an old one that was seen before", testDisk(1), long, ""},
 		{"exactly as old as it has to be", testDisk(1, aged(24*time.Hour)),
@@ -190,14 +190,14 @@ func TestWhichOrphanMayBeDeleted(t *testing.T) {
 	}
 }
 
-func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
+func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sightings")
 	s, err := readState(path, "blue", racktest.ProjectID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	sound, later := trust{}, auditNow.Add(time.Hour)
-	bad := trust{Disk: "another cluster's list"}
+	bad := trust{kindDisk: "another cluster's list"}
 	first := s.next([]object{testDisk(1), testDisk(2), testDisk(3, func(o *object) {
 		o.State, o.AttachedTo = "attached", racktest.Instance
 	})}, auditNow, sound)
@@ -218,7 +218,7 @@ func TestSightingsAreOfTheSameOrphanAllTheTime(t *testing.T) {
 	if !when(next, 1).Equal(auditNow) || !when(next, 2).Equal(later) || !when(next, 3).Equal(later) {
 		t.Errorf("got %v", next)
 	}
-	// In use for a while, or wanted for a while: forgotten.
+	// An orphan that was in use or wanted meanwhile is dropped.
 	if used := read.next([]object{testDisk(1, func(o *object) { o.State = "maintenance" })}, later,
 		sound); len(used.Objects) > 0 {
 		t.Errorf("got %v", used)

@@ -90,7 +90,7 @@ type trust map[Kind]string
 // another.
 func (t *wanted) trust(now inventory, assumeNone map[Kind]bool) trust {
 	verdict := trust{}
-	for _, kind := range []Kind{Disk, Snapshot} {
+	for _, kind := range []Kind{kindDisk, kindSnapshot} {
 		ours, all := 0, 0
 		for _, h := range t.Handles {
 			own, isOwn := now.owned[h.ID]

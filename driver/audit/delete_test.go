@@ -18,7 +18,7 @@ import (
 
 // seenDisk is racktest.DiskOf("detached") as an audit has listed it.
 func seenDisk() object {
-	return object{Kind: Disk, ID: racktest.Disk, Name: volume.DiskName("blue", "pvc-1"),
+	return object{Kind: kindDisk, ID: racktest.Disk, Name: volume.DiskName("blue", "pvc-1"),
 		CSIName:   "pvc-1",
 		SizeBytes: 10 * volume.GiB, State: "detached",
 		Created:     time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC),
@@ -37,7 +37,8 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 		code    codes.Code
 	}{
 		{"and deleted when it is the same", []racktest.Exchange{looks("detached"), gone}, "", codes.OK},
-		{"and stays when it is in use", []racktest.Exchange{looks(racktest.AttachedHere)}, racktest.Instance,
+		{"and stays when it is in use", []racktest.Exchange{looks(racktest.AttachedHere)},
+			racktest.Instance,
 			codes.OK},
 		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
@@ -52,16 +53,19 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 				volume.Tag{Name: "pvc-2",
 					Cluster: "blue"}.Description()))}, "changed since it was listed", codes.OK},
 		{"and stays when it was made at another time", []racktest.Exchange{looks("detached",
-			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "changed since it was listed", codes.OK},
+			racktest.With("time_created", "2026-06-12T18:01:03Z"))}, "changed since it was listed",
+			codes.OK},
 		{"and may be gone", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())}, "gone",
 			codes.OK},
-		{"and may be hidden, which is an error", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
-			racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
+		{"and may be hidden, which is an error",
+			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
+				racktest.NotFound.To(racktest.ViewProject)}, "", codes.PermissionDenied},
 		{"and may go before the request", []racktest.Exchange{looks("detached"),
 			racktest.NotFound.To(racktest.DeleteDisk),
-			racktest.NotFound.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			racktest.NotFound.To(racktest.ViewDisk), racktest.OK(racktest.ViewProject,
+				racktest.ProjectOf())},
 			"gone", codes.OK},
 		{"and is not gone because a delete does not find it", []racktest.Exchange{looks("detached"),
 			racktest.NotFound.To(racktest.DeleteDisk), looks("detached")}, "shows it", codes.OK},
@@ -100,7 +104,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		return func() (wanted, error) {
 			l := newWanted(auditNow)
 			for _, id := range ids {
-				l.add(Disk, id, "test")
+				l.add(kindDisk, id, "test")
 			}
 			return l, nil
 		}
@@ -157,7 +161,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 	}
 }
 
-func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
+func TestD69MoreOrphansThanAtMostAreAllSkipped(t *testing.T) {
 	const many = 3
 	for atMost := range many + 1 {
 		a := &audit{
@@ -179,7 +183,7 @@ func TestD69MoreOrphansThanMayGoAtOnceStayAllOfThem(t *testing.T) {
 					o.ID))),
 				racktest.Exchange{Want: "DELETE /v1/disks/" + o.ID, Status: 204})
 		}
-		// One that stays for another reason does not count.
+		// An orphan with another skip reason does not count.
 		busy := seenDisk()
 		busy.ID, busy.AttachedTo = racktest.Numbered(many+1), racktest.Instance
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: busy})

@@ -19,8 +19,8 @@ type Kind string
 
 // The kinds of objects; either is for a handle of unknown kind.
 const (
-	Disk     Kind = "disk"
-	Snapshot Kind = "snapshot"
+	kindDisk     Kind = "disk"
+	kindSnapshot Kind = "snapshot"
 	either   Kind = "disk or snapshot"
 )
 
@@ -43,7 +43,7 @@ type object struct {
 
 // free reports whether the object is not in use, as far as the rack shows.
 func (o object) free() bool {
-	if o.Kind == Disk {
+	if o.Kind == kindDisk {
 		return o.State == string(oxide.DiskStateStateDetached) || o.halfDeleted
 	}
 	return o.State == string(oxide.SnapshotStateReady) ||
@@ -98,7 +98,7 @@ func (c *ownedRack) list(ctx context.Context) (inventory, error) {
 func (c *ownedRack) diskObject(d *oxide.Disk) object {
 	m, _ := volume.ParseTag(d.Description)
 	return object{
-		Kind: Disk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
+		Kind: kindDisk, ID: d.Id, Name: string(d.Name), CSIName: m.Name,
 		SizeBytes: int64(d.Size), Created: createdAt(d.TimeCreated),
 		State: string(d.State.State()), AttachedTo: rack.InstanceOf(d), Foreign: rack.ForeignDisk(d,
 			c.ClusterID),
@@ -109,7 +109,7 @@ func (c *ownedRack) diskObject(d *oxide.Disk) object {
 func (c *ownedRack) snapshotObject(s *oxide.Snapshot) object {
 	m, _ := volume.ParseTag(s.Description)
 	return object{
-		Kind: Snapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
+		Kind: kindSnapshot, ID: s.Id, Name: string(s.Name), CSIName: m.Name,
 		SizeBytes: int64(s.Size), Created: createdAt(s.TimeCreated), State: string(s.State),
 		Foreign: rack.ForeignSnapshot(s, c.ClusterID), description: s.Description,
 	}
@@ -133,7 +133,7 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 	if !ok {
 		return nil, nil
 	}
-	for _, kind := range []Kind{Disk, Snapshot} {
+	for _, kind := range []Kind{kindDisk, kindSnapshot} {
 		if !h.mayBe(kind) {
 			continue
 		}
@@ -149,7 +149,7 @@ func (c *ownedRack) find(ctx context.Context, h handle, s inventory) (*object, e
 func (c *ownedRack) read(ctx context.Context, kind Kind, id oxide.NameOrId) (*object,
 	error) {
 	var o object
-	if kind == Disk {
+	if kind == kindDisk {
 		disk, err := c.Disk(ctx, id)
 		if csierr.IsNotFound(err) {
 			return nil, c.CheckProject(ctx)
@@ -187,7 +187,7 @@ func (c *ownedRack) deleteOrphan(ctx context.Context, seen object) (skipReason s
 	case !now.free():
 		return "it is " + strings.TrimSpace(now.State+" "+now.AttachedTo), nil
 	}
-	if seen.Kind == Disk {
+	if seen.Kind == kindDisk {
 		err = c.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
 	} else {
 		err = c.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})

@@ -65,7 +65,7 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 func (o *Options) setAssumeNone(value string) error {
 	o.AssumeNone = map[Kind]bool{}
 	for word := range strings.SplitSeq(value, ",") {
-		kind, ok := map[string]Kind{"volumes": Disk, "snapshots": Snapshot}[word]
+		kind, ok := map[string]Kind{"volumes": kindDisk, "snapshots": kindSnapshot}[word]
 		if !ok {
 			return errors.New("has to be volumes, snapshots, or volumes,snapshots")
 		}

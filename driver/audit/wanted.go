@@ -181,7 +181,7 @@ func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 		if o.Spec.CSI.VolumeHandle == "" {
 			return fmt.Errorf("the %s has no volumeHandle", by)
 		}
-		t.add(Disk, o.Spec.CSI.VolumeHandle, by)
+		t.add(kindDisk, o.Spec.CSI.VolumeHandle, by)
 		t.addClaim(o.Spec.ClaimRef.UID)
 	case "VolumeSnapshotContent":
 		if o.Spec.Driver != volume.DriverName {
@@ -189,7 +189,7 @@ func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 		}
 		for _, id := range []string{o.Status.SnapshotHandle, o.Spec.Source.SnapshotHandle} {
 			if id != "" {
-				t.add(Snapshot, id, by)
+				t.add(kindSnapshot, id, by)
 			}
 		}
 		t.addClaim(o.Spec.VolumeSnapshotRef.UID)

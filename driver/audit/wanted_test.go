@@ -26,7 +26,7 @@ func listOf(items ...string) string {
 		strings.Join(items, ",") + `]}`
 }
 
-func TestWhatAnAuditIsTold(t *testing.T) {
+func TestParseWanted(t *testing.T) {
 	content := func(spec, status string) string {
 		return `{"kind":"VolumeSnapshotContent","metadata":{"name":"c"},"spec":{"driver":"` +
 			volume.DriverName + `",` + spec + `},"status":{` + status + `}}`
@@ -41,22 +41,22 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 		{"nothing", "", nil},
 		{"an empty list", listOf(), nil},
 		{"volumes of two drivers", listOf(persistent("one", volume.DriverName, racktest.Disk),
-			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{Disk, racktest.Disk,
+			persistent("two", "ebs.csi.aws.com", racktest.Image)), []handle{{kindDisk, racktest.Disk,
 			"PersistentVolume one"}}},
-		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{Disk,
+		{"one volume", persistent("one", volume.DriverName, racktest.Disk), []handle{{kindDisk,
 			racktest.Disk,
 			"PersistentVolume one"}}},
 		{"a list from the API itself", `{"kind":"PersistentVolumeList","items":[{"metadata":` +
 			`{"name":"one"},"spec":{"csi":{"driver":"` + volume.DriverName + `","volumeHandle":"` +
-			racktest.Disk + `"}}}]}`, []handle{{Disk, racktest.Disk, "PersistentVolume one"}}},
+			racktest.Disk + `"}}}]}`, []handle{{kindDisk, racktest.Disk, "PersistentVolume one"}}},
 		{"a handle that is no UUID, which nothing on the rack has", listOf(persistent("one",
-			volume.DriverName, "my-disk")), []handle{{Disk, "my-disk", "PersistentVolume one"}}},
+			volume.DriverName, "my-disk")), []handle{{kindDisk, "my-disk", "PersistentVolume one"}}},
 		{"snapshots: taken, given, and in the making", listOf(
 			content(`"source":{"volumeHandle":"x"}`, `"snapshotHandle":"`+racktest.Snapshot+`"`),
 			content(`"source":{"snapshotHandle":"`+racktest.Image+`"}`, ""),
 			content(`"source":{"volumeHandle":"x"}`, "")), []handle{
-			{Snapshot, racktest.Snapshot, "VolumeSnapshotContent c"},
-			{Snapshot, racktest.Image, "VolumeSnapshotContent c"}}},
+			{kindSnapshot, racktest.Snapshot, "VolumeSnapshotContent c"},
+			{kindSnapshot, racktest.Image, "VolumeSnapshotContent c"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := parseWanted([]byte(test.text), auditNow)
@@ -70,7 +70,7 @@ func TestWhatAnAuditIsTold(t *testing.T) {
 	}
 }
 
-func TestAListThatIsNotWholeIsNoList(t *testing.T) {
+func TestAnIncompleteListIsAnError(t *testing.T) {
 	whole := listOf(persistent("one", volume.DriverName, racktest.Disk))
 	meta := func(text string) string {
 		return strings.Replace(whole, `"resourceVersion":""`, text, 1)
@@ -95,7 +95,7 @@ func TestAListThatIsNotWholeIsNoList(t *testing.T) {
 	}
 }
 
-func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
+func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "told")
 	if err := os.WriteFile(path, []byte(racktest.Disk), 0o600); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestAFileTellsHowThingsWereWhenItWasWritten(t *testing.T) {
 	}
 }
 
-func TestD69ALineListByWhichIsDeletedSaysThatItIsWhole(t *testing.T) {
+func TestD69AListOfLinesForDeletionNeedsAnEnd(t *testing.T) {
 	json := listOf(persistent("one", volume.DriverName, racktest.Disk))
 	for name, test := range map[string]struct {
 		text     string

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestAnAnswerThatIsNotAboutWhatWasAskedForIsNotBelieved(t *testing.T) {
+func TestAResponseAboutAnotherObjectIsRejected(t *testing.T) {
 	const nothing = `{"id":null,"name":null}`
 	refused := racktest.Error(400, "InvalidRequest", "no")
 	for _, test := range []struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-func TestADiskWithoutATypeIsOfAnotherRelease(t *testing.T) {
+func TestADiskWithoutATypeIsRejected(t *testing.T) {
 	c := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached",
 		racktest.With("disk_type",
 			nil))))

@@ -43,7 +43,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 				racktest.AttachedHere,
 				red),
 			listed(5, "detached", mine))),
-		// Only an attached disk of somebody else's making raises the question of boot disks.
+		// Only for an attached disk without a tag does the driver list the boot disks.
 		racktest.OK(listDisks, racktest.PageOf("p3", listed(6, racktest.AttachedHere, mine), listed(7,
 			racktest.AttachedHere, mine),
 			listed(8, "faulted"), listed(9, "detaching "+racktest.OtherInstance))),
@@ -78,7 +78,7 @@ func TestD69ListVolumesShowsThisClustersVolumes(t *testing.T) {
 	}
 }
 
-func TestB6EveryCallSaysTheSameOfAVolume(t *testing.T) {
+func TestB6EveryCallDescribesAVolumeAlike(t *testing.T) {
 	restored := func(state string) string {
 		return racktest.DiskOf(state, racktest.With("snapshot_id", racktest.Snapshot),
 			racktest.With("description",
@@ -117,7 +117,8 @@ func TestGV2AndVH4UnknownVolumes(t *testing.T) {
 	_, err := rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolume(t.Context(),
 		&csi.ControllerGetVolumeRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
-	_, err = rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
+	_, err = rackThat(t,
+		racktest.NotFound.To(racktest.ViewDisk)).ControllerGetVolumeHealth(t.Context(),
 		&csi.ControllerGetVolumeHealthRequest{VolumeId: racktest.Disk})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)
 }
@@ -210,14 +211,14 @@ func TestLV1AndLV2BadPages(t *testing.T) {
 	}
 }
 
-func TestAListThatGoesInCirclesEnds(t *testing.T) {
+func TestAListWhosePagesRepeatEnds(t *testing.T) {
 	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
 		racktest.OK(listDisks, racktest.PageOf("p", listed(2, "detached"))))
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
 }
 
-func TestAListIsWholeOrAnError(t *testing.T) {
+func TestAListIsCompleteOrAnError(t *testing.T) {
 	down := racktest.Error(503, "ServiceNotAvailable", "Service Unavailable")
 	_, err := rackThat(t, racktest.OK(listDisks, racktest.PageOf("p", listed(1, "detached"))),
 		down.To(listDisks)).
@@ -229,7 +230,7 @@ func TestAListIsWholeOrAnError(t *testing.T) {
 	csitest.Want(t, err, codes.Unavailable, csierr.RackUnavailable)
 }
 
-func TestVH6OnlyFaultedVolumesAreIll(t *testing.T) {
+func TestVH6OnlyFaultedVolumesAreUnhealthy(t *testing.T) {
 	c := rackThat(t, racktest.OK(listDisks, racktest.PageOf("", listed(1, "detached"), listed(2,
 		"faulted"),
 		listed(3, "maintenance"), listed(4, "faulted"))))

@@ -18,7 +18,7 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		disk  *oxide.Disk
-		words string // of why it is foreign; empty: it is the cluster blue's
+		words string // of the reason; empty: it belongs to the cluster blue
 	}{
 		{"the cluster's own", disk("blue", volume.DiskName("blue", "db")), ""},
 		{"another cluster's of the same volume name", disk("red", volume.DiskName("red", "db")), `"red"`},
@@ -33,7 +33,7 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 				!strings.Contains(why, test.words) {
 				t.Errorf("foreignDisk says %q, want %q", why, test.words)
 			}
-			// An audit owns, and deletes, what its own cluster made, and nothing else.
+			// An audit owns and deletes only what its own cluster made.
 			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
 			if why := rack.ForeignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
 				t.Errorf("foreignSnapshot says %q, want %q", why, test.words)

@@ -23,8 +23,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestAPageWithoutAListIsNoEmptyList(t *testing.T) {
-	// An unmarked disk that is attached may be a boot disk: the instances are looked at.
+func TestAPageWithoutAListIsAnError(t *testing.T) {
+	// An attached disk without a tag may be a boot disk, so the driver lists the instances.
 	byHand := listed(1, "attached "+racktest.Instance, racktest.With("description", "made by hand"))
 	for name, list := range map[string]struct {
 		call  func(context.Context, *Service) error
@@ -59,8 +59,8 @@ func listSnapshots(ctx context.Context, c *Service) error {
 	return err
 }
 
-// longRack lists disks or snapshots as a rack does, in pages of the length that is asked for, and
-// counts the requests.
+// longRack lists disks or snapshots as a rack does, in pages of the requested length, and counts
+// the requests.
 type longRack struct {
 	project string
 	items   []string // by id: numbered(i)
@@ -101,7 +101,7 @@ func (l *longRack) controller(t *testing.T) *Service {
 	return c
 }
 
-// pagedLists are ListVolumes and ListSnapshots, with what a rack lists for them.
+// pagedLists are ListVolumes and ListSnapshots, with the rack's lists for them.
 var pagedLists = map[string]struct {
 	item func(n int) string
 	call func(ctx context.Context, c *Service, most int32, token string) (ids []string,
@@ -132,7 +132,7 @@ var pagedLists = map[string]struct {
 		}},
 }
 
-func TestLV4APageCostsTheRackTwoRequestsHoweverLongTheListIs(t *testing.T) {
+func TestLV4APageTakesTwoRequestsHoweverLongTheListIs(t *testing.T) {
 	for name, list := range pagedLists {
 		for _, project := range []string{racktest.ProjectID, "p", strings.Repeat("x", 63)} {
 			for _, most := range []int32{1, 7, 100} {
@@ -149,7 +149,7 @@ func TestLV4APageCostsTheRackTwoRequestsHoweverLongTheListIs(t *testing.T) {
 	}
 }
 
-// walkList lists all there is in pages, each from another controller.
+// walkList lists everything in pages, each from another controller.
 func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service, int32, string) (
 	[]string, string, error), most int32) {
 	t.Helper()
@@ -181,7 +181,7 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service,
 	}
 }
 
-func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
+func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {
 		rack.items = append(rack.items, listed(n, racktest.AttachedHere))
@@ -189,7 +189,7 @@ func TestLV3AnAnswerThatWouldBeTooLargeIsCutIntoPages(t *testing.T) {
 	walkList(t, rack, pagedLists["volumes"].call, 0)
 }
 
-func TestLV2ATokenThatTheRackRefusesIsNoneOfOurs(t *testing.T) {
+func TestLV2ATokenThatTheRackRefusesIsInvalid(t *testing.T) {
 	const token = racktest.Disk + ".yk9TyM9JAQQAAP__" // for a page that the rack calls "of old"
 	refusal := racktest.Error(400, "", "unable to parse query string: failed to parse pagination "+
 		"token")

@@ -27,8 +27,8 @@ var (
 	elsewhere = "attached " + racktest.OtherInstance
 )
 
-// scene is a call of the controller against a script.
-type scene struct {
+// scriptedCall is a call of the controller with a script.
+type scriptedCall struct {
 	name   string
 	lines  []racktest.Exchange
 	code   codes.Code
@@ -36,7 +36,7 @@ type scene struct {
 	words  string // that the message has to contain
 }
 
-func (s scene) verify(t *testing.T, err error) {
+func (s scriptedCall) verify(t *testing.T, err error) {
 	t.Helper()
 	if s.code == codes.OK {
 		if err != nil {
@@ -50,21 +50,23 @@ func (s scene) verify(t *testing.T, err error) {
 	}
 }
 
-// alone is the list of an instance without disks, and together of one that has the volume's disk
-// and perhaps others.
+// alone lists an instance without disks. together lists one with the volume's disk and perhaps
+// others.
 var alone = racktest.OK(beside, racktest.PageOf(""))
 
 func together(others ...string) racktest.Exchange {
-	return racktest.OK(beside, racktest.PageOf("", append(others, racktest.DiskOf(racktest.AttachedHere))...))
+	return racktest.OK(beside, racktest.PageOf("", append(others,
+		racktest.DiskOf(racktest.AttachedHere))...))
 }
 
 // besideDisk is another disk of the instance.
 func besideDisk(name string) string {
-	return racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image), racktest.With("name",
-		name))
+	return racktest.DiskOf(racktest.AttachedHere, racktest.With("id", racktest.Image),
+		racktest.With("name",
+			name))
 }
 
-// serialTwin is a disk that the guest cannot tell from that of the volume pvc-1.
+// serialTwin is a disk with the same serial as the disk of the volume pvc-1.
 var serialTwin = besideDisk(volume.DiskName("blue", "pvc-1") + "-backup")
 
 func TestPublishing(t *testing.T) {
@@ -76,13 +78,14 @@ func TestPublishing(t *testing.T) {
 	}
 	full := racktest.OK(beside, racktest.PageOf("", manyDisks...))
 	gateway := racktest.Error(http.StatusInternalServerError, "Internal", "oops")
-	for _, s := range []scene{
-		{"is an attach between two looks at the instance", []racktest.Exchange{alone,
+	for _, s := range []scriptedCall{
+		{"lists the instance before and after the attach", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
-		{"is no attach when the disk is attached there", []racktest.Exchange{together()}, codes.OK, "",
+		{"makes no request to attach an attached disk", []racktest.Exchange{together()}, codes.OK, "",
 			""},
-		{"CP-4 an unknown disk comes before the node", []racktest.Exchange{racktest.NotFound.To(beside),
-			racktest.NotFound.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
+		{"CP-4 an unknown disk is reported before the node",
+			[]racktest.Exchange{racktest.NotFound.To(beside),
+				racktest.NotFound.To(racktest.ViewDisk)}, codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
 		{"CP-4 an unknown disk", []racktest.Exchange{alone, racktest.NotFound.To(attach),
 			racktest.NotFound.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
@@ -94,14 +97,15 @@ func TestPublishing(t *testing.T) {
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("destroyed"))},
 			codes.NotFound, csierr.InstanceNotFound, ""},
-		{"CP-6 a refusal although it is attached there", []racktest.Exchange{alone,
+		{"CP-6 a refusal of a disk that is attached there", []racktest.Exchange{alone,
 			racktest.Refused.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK,
+			"", ""},
 		{"CP-8 attached elsewhere names the node", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))}, codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere,
 			racktest.OtherInstance},
-		{"CP-8 on its way elsewhere", []racktest.Exchange{alone, racktest.Refused.To(attach),
+		{"CP-8 being attached elsewhere", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.OtherInstance))},
 			codes.FailedPrecondition,
 			csierr.DiskAttachedElsewhere, racktest.OtherInstance},
@@ -110,7 +114,8 @@ func TestPublishing(t *testing.T) {
 				racktest.DiskOf("detached")),
 			racktest.OK(viewInstance, racktest.InstanceOf("running")), full},
 			codes.ResourceExhausted, csierr.InstanceFull, "worker-1 has 12 disks"},
-		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone, racktest.Refused.To(attach),
+		{"CP-10 a running instance without hot-plug", []racktest.Exchange{alone,
+			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.FailedPrecondition, csierr.InstanceMustBeStopped,
@@ -121,11 +126,13 @@ func TestPublishing(t *testing.T) {
 				"local"))),
 			racktest.OK(viewInstance, racktest.InstanceOf("running")), alone}, codes.FailedPrecondition,
 			csierr.InstanceMustBeStopped, "to attach a disk: a local disk is only attached"},
-		{"CP-9 an instance that was full a moment ago", []racktest.Exchange{full, racktest.Refused.To(attach),
+		{"CP-9 an instance that was full before", []racktest.Exchange{full,
+			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("running")), alone},
 			codes.Aborted, csierr.OperationPending, "changed meanwhile"},
-		{"an instance in a state that takes no disks", []racktest.Exchange{alone, racktest.Refused.To(attach),
+		{"an instance in a state that takes no disks", []racktest.Exchange{alone,
+			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), racktest.OK(viewInstance,
 				racktest.InstanceOf("failed")), alone},
 			codes.FailedPrecondition, csierr.InstanceState, "the rack says no"},
@@ -138,14 +145,14 @@ func TestPublishing(t *testing.T) {
 		{"CP-13 a disk being snapshotted", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("maintenance"))}, codes.Aborted, csierr.DiskBusy, "maintenance"},
-		{"CP-13 a disk being made", []racktest.Exchange{alone, racktest.Refused.To(attach),
+		{"CP-13 a disk being created", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("creating"))}, codes.Aborted, csierr.DiskBusy,
 			"creating"},
-		{"CP-13 a disk on its way off", []racktest.Exchange{alone, racktest.Refused.To(attach),
+		{"CP-13 a disk being detached", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.Instance))}, codes.Aborted,
 			csierr.DiskBusy,
 			"detaching"},
-		{"CP-13 a disk on its way off another instance", []racktest.Exchange{alone,
+		{"CP-13 a disk being detached from another instance", []racktest.Exchange{alone,
 			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detaching "+racktest.OtherInstance))},
 			codes.Aborted,
@@ -157,21 +164,21 @@ func TestPublishing(t *testing.T) {
 		{"CP-13 a destroyed disk", []racktest.Exchange{alone, racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("destroyed"))}, codes.NotFound, csierr.VolumeNotFound, ""},
-		{"CP-15 a disk that cannot be read on its way", []racktest.Exchange{alone,
+		{"CP-15 a disk that cannot be read while it is attached", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.Error(503, "ServiceNotAvailable", "later").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.RackUnavailable, ""},
-		{"CP-15 a disk that arrives on another instance", []racktest.Exchange{alone,
+		{"CP-15 a disk that ends on another instance", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf(elsewhere))},
 			codes.Unavailable, csierr.EffectUnknown, "not attached to the instance"},
-		{"CP-15 a disk on its way is awaited", []racktest.Exchange{alone,
+		{"CP-15 a disk being attached is awaited", []racktest.Exchange{alone,
 			accepted(attach, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("attaching "+racktest.Instance)),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf(racktest.AttachedHere)),
 			together()}, codes.OK, "", ""},
-		{"a success that is none", []racktest.Exchange{alone, accepted(attach,
+		{"a success with a detached disk", []racktest.Exchange{alone, accepted(attach,
 			racktest.DiskOf("detached")),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable,
 			csierr.EffectUnknown,
@@ -186,21 +193,22 @@ func TestPublishing(t *testing.T) {
 			codes.Unavailable,
 			csierr.EffectUnknown,
 			racktest.Image},
-		{"another disk's success behind the effect", []racktest.Exchange{alone, accepted(attach,
+		{"another disk's success after the effect", []racktest.Exchange{alone, accepted(attach,
 			racktest.DiskOf(racktest.AttachedHere,
 				racktest.With("id", racktest.Image))), racktest.OK(racktest.ViewDisk,
 			racktest.DiskOf(racktest.AttachedHere)),
 			together()},
 			codes.OK, "", ""},
-		{"a lost answer", []racktest.Exchange{alone, {Want: attach, Cut: true}}, codes.Unavailable,
+		{"a lost response", []racktest.Exchange{alone, {Want: attach, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 		{"OX-8 an error inside the rack", []racktest.Exchange{alone, gateway.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.Unavailable,
 			csierr.RackUnavailable,
 			"oops"},
-		{"OX-8 an error inside the rack behind the effect", []racktest.Exchange{alone, gateway.To(attach),
-			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, "", ""},
-		{"OX-8 an error inside the rack, which then cannot be asked", []racktest.Exchange{alone,
+		{"OX-8 an error inside the rack after the effect", []racktest.Exchange{alone, gateway.To(attach),
+			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK,
+			"", ""},
+		{"OX-8 an error inside the rack, which then does not respond", []racktest.Exchange{alone,
 			gateway.To(attach), racktest.Error(403, "Forbidden", "Forbidden").To(racktest.ViewDisk)},
 			codes.Unavailable, csierr.EffectUnknown, "Forbidden"},
 	} {
@@ -220,18 +228,19 @@ func TestPublishing(t *testing.T) {
 	}
 }
 
-func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
+func TestCP12TwoDisksWithOneSerialAreNeverAttachedTogether(t *testing.T) {
 	mine := accepted(attach, racktest.DiskOf(racktest.AttachedHere))
-	for _, s := range []scene{
-		{"one that is there already saves the attach", []racktest.Exchange{racktest.OK(beside,
+	for _, s := range []scriptedCall{
+		{"an attached one prevents the attach", []racktest.Exchange{racktest.OK(beside,
 			racktest.PageOf("",
 				serialTwin)),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, "-backup"},
-		{"CP-4: that the own disk is gone is told before", []racktest.Exchange{
+		{"CP-4: a missing disk is reported before", []racktest.Exchange{
 			racktest.OK(beside, racktest.PageOf("", serialTwin)), racktest.NotFound.To(racktest.ViewDisk)},
 			codes.NotFound, csierr.VolumeNotFound, racktest.Disk},
-		{"one that comes meanwhile has the disk detached again", []racktest.Exchange{alone, mine,
+		{"after one that was attached meanwhile the disk is detached again", []racktest.Exchange{alone,
+			mine,
 			together(serialTwin), accepted(detach, racktest.DiskOf("detached"))}, codes.FailedPrecondition,
 			csierr.SerialTaken, volume.DiskName("blue", "pvc-1") + " and " + volume.DiskName("blue",
 				"pvc-1") + "-backup"},
@@ -243,7 +252,7 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			codes.FailedPrecondition, csierr.SerialTaken, ""},
 		{"a disk that was attached before is not detached", []racktest.Exchange{together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"nor one that was on its way before", []racktest.Exchange{
+		{"nor one that was being attached before", []racktest.Exchange{
 			racktest.OK(beside, racktest.PageOf("", racktest.DiskOf("attaching "+racktest.Instance))), mine,
 			together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
@@ -251,21 +260,22 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 			racktest.Refused.To(attach),
 			racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)), together(serialTwin)},
 			codes.FailedPrecondition, csierr.SerialTaken, "-backup"},
-		{"a detach that is refused brings the caller back", []racktest.Exchange{alone, mine,
+		{"a refused detach is retryable", []racktest.Exchange{alone, mine,
 			together(serialTwin), racktest.Refused.To(detach), racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf(racktest.AttachedHere)),
 			racktest.OK(viewInstance, racktest.InstanceOf("running"))}, codes.Unavailable,
 			csierr.EffectUnknown,
 			"may still be attached"},
-		{"so does one whose answer is lost", []racktest.Exchange{alone, mine, together(serialTwin),
+		{"so is one whose response is lost", []racktest.Exchange{alone, mine, together(serialTwin),
 			{Want: detach, Cut: true}}, codes.Unavailable, csierr.EffectUnknown, "-backup"},
-		{"so does a second look that fails", []racktest.Exchange{alone, mine,
+		{"so is a second list that fails", []racktest.Exchange{alone, mine,
 			racktest.Error(403, "Forbidden", "Forbidden").To(beside)}, codes.Unavailable,
 			csierr.EffectUnknown, "Forbidden"},
-		{"so does a second look without the disk", []racktest.Exchange{alone, mine, alone}, codes.Aborted,
+		{"so is a second list without the disk", []racktest.Exchange{alone, mine, alone}, codes.Aborted,
 			csierr.DiskBusy, "is not among its disks"},
 		{"the second page of the list counts", []racktest.Exchange{alone, mine,
-			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.AttachedHere))), racktest.OK(beside,
+			racktest.OK(beside, racktest.PageOf("x", racktest.DiskOf(racktest.AttachedHere))),
+			racktest.OK(beside,
 				racktest.PageOf("y",
 					serialTwin)),
 			racktest.OK(beside, racktest.PageOf("")), accepted(detach, racktest.DiskOf("detached"))},
@@ -282,7 +292,7 @@ func TestCP12OfTwoDisksWithOneSerialNoneIsAttachedBesideTheOther(t *testing.T) {
 	}
 }
 
-func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
+func TestUseDiffersAVolumeIsPublishedOnlyForItsUse(t *testing.T) {
 	madeFor := func(use string, edit ...func(map[string]any)) func(state string) string {
 		m := racktest.OwnTag
 		m.Use = use
@@ -305,7 +315,7 @@ func TestUseDiffersAVolumeIsPublishedOnlyForWhatItWasCreatedFor(t *testing.T) {
 		{"a device as a device", madeFor(volume.UseBlock), raw, true},
 		{"one for both as a device", madeFor(volume.UseBoth), raw, true},
 		{"one for both as a filesystem", madeFor(volume.UseBoth), csitest.Filesystem("ext4"), true},
-		{"one whose tag does not say", madeFor(""), raw, true},
+		{"one whose tag has no use", madeFor(""), raw, true},
 		{"one whose tag is another disk's", madeFor(volume.UseFilesystem, racktest.With("name",
 			"csi-0000000000000000")), raw, true},
 	} {
@@ -347,8 +357,8 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	static := func(state string) string {
 		return racktest.DiskOf(state, racktest.With("name", name), racktest.With("read_only", true))
 	}
-	for _, s := range []scene{
-		{"looks at the neighbours first", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
+	for _, s := range []scriptedCall{
+		{"lists the neighbours first", []racktest.Exchange{racktest.OK(racktest.ViewDisk,
 			static("detached")),
 			racktest.OK(beside, racktest.PageOf("x", besideDisk("boot"))), racktest.OK(beside,
 				racktest.PageOf("")),
@@ -386,7 +396,7 @@ func TestD2PublishingAStaticVolume(t *testing.T) {
 	}
 }
 
-func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
+func TestAStaticVolumeWithAttributesOfAnotherIsNotAttached(t *testing.T) {
 	another := "csi-0000000000000000"
 	for _, test := range []struct {
 		name    string
@@ -395,11 +405,11 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 		code    codes.Code
 		words   string
 	}{
-		{"a diskName of our form alone is looked at", map[string]string{"diskName": another},
+		{"a diskName without an id is checked", map[string]string{"diskName": another},
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached"))},
 			codes.InvalidArgument,
 			"diskName"},
-		{"and attached when it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
+		{"and attached if it is right", map[string]string{"diskName": volume.DiskName("blue", "pvc-1")},
 			[]racktest.Exchange{racktest.OK(racktest.ViewDisk, racktest.DiskOf("detached")), alone,
 				accepted(attach, racktest.DiskOf(racktest.AttachedHere)), together()}, codes.OK, ""},
 		{"attributes copied from another volume", map[string]string{"diskName": another,
@@ -419,7 +429,7 @@ func TestAStaticVolumeWhoseAttributesAreAnothersIsNotAttached(t *testing.T) {
 			r := publishRequest()
 			r.VolumeContext = test.context
 			_, err := rackThat(t, test.lines...).ControllerPublishVolume(t.Context(), r)
-			scene{code: test.code, reason: csierr.FieldInvalid, words: test.words}.verify(t, err)
+			scriptedCall{code: test.code, reason: csierr.FieldInvalid, words: test.words}.verify(t, err)
 		})
 	}
 }
@@ -510,7 +520,8 @@ func TestValidating(t *testing.T) {
 				}})
 		})
 	}
-	_, err := rackThat(t, racktest.NotFound.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
+	_, err := rackThat(t,
+		racktest.NotFound.To(racktest.ViewDisk)).ValidateVolumeCapabilities(t.Context(),
 		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: racktest.Disk,
 			VolumeCapabilities: []*csi.VolumeCapability{csitest.Filesystem("ext4")}})
 	csitest.Want(t, err, codes.NotFound, csierr.VolumeNotFound)

@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// rackThat serves a script and gives a controller for it.
+// rackThat serves a script and returns a controller for it.
 func rackThat(t *testing.T, lines ...racktest.Exchange) *Service {
 	t.Helper()
 	return controllerFor(t, racktest.Serve(t, lines...))

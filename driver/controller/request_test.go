@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// complete requests, as an orchestrator sends them.
+// Complete requests, as an orchestrator sends them.
 func createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name:               "pvc-1",
@@ -158,7 +158,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// TestBadRequestsNeverReachTheRack is about requests that are complete and impossible.
+// TestBadRequestsNeverReachTheRack checks requests that are complete but invalid.
 func TestBadRequestsNeverReachTheRack(t *testing.T) {
 	c := rackThat(t)
 	create := func(edit func(*csi.CreateVolumeRequest)) error {
@@ -226,7 +226,7 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 	}
 }
 
-func TestIdsThatAreNoUUIDsNeverReachTheRack(t *testing.T) {
+func TestIDsThatAreNotUUIDsNeverReachTheRack(t *testing.T) {
 	c := rackThat(t)
 	ctx := t.Context()
 	must := func(name string, err error) {
@@ -308,7 +308,7 @@ func TestCS2AndCS3ImpossibleSnapshots(t *testing.T) {
 	}
 }
 
-func TestEX1AndMV1WhatTheRackCannotDoSaysWhatToDo(t *testing.T) {
+func TestEX1AndMV1ExpandAndModifyAreNotSupported(t *testing.T) {
 	c := &Service{}
 	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{})
 	csitest.Want(t, err, codes.Unimplemented, csierr.NotSupported)

@@ -27,8 +27,8 @@ var viewSnapName = "GET /v1/snapshots/" + volume.SnapshotName("blue", "snap-1")
 
 func TestTakingSnapshots(t *testing.T) {
 	busy := racktest.Error(409, "Conflict", "volume repair lock")
-	for _, s := range []scene{
-		{"is a look and one request", []racktest.Exchange{{Want: postSnap, Status: 201,
+	for _, s := range []scriptedCall{
+		{"is a read and one request", []racktest.Exchange{{Want: postSnap, Status: 201,
 			Body:  racktest.SnapshotOf("ready"),
 			Query: "project=" + racktest.Project, Check: func(t *testing.T, body []byte) {
 				var got map[string]any
@@ -37,7 +37,7 @@ func TestTakingSnapshots(t *testing.T) {
 					t.Errorf("the body is %s", body)
 				}
 			}}}, codes.OK, "", ""},
-		{"CS-4 of a volume that goes between look and request",
+		{"CS-4 of a volume that is deleted between read and request",
 			[]racktest.Exchange{racktest.NotFound.To(postSnap),
 				racktest.NotFound.To(viewSnapName), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
 			codes.NotFound,
@@ -62,14 +62,15 @@ func TestTakingSnapshots(t *testing.T) {
 		{"of a name whose snapshot is being destroyed", []racktest.Exchange{taken.To(postSnap),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("destroyed"))}, codes.Aborted,
 			csierr.OperationPending, ""},
-		{"of a name that is gone again", []racktest.Exchange{taken.To(postSnap),
+		{"of a name that has gone", []racktest.Exchange{taken.To(postSnap),
 			racktest.NotFound.To(viewSnapName)},
 			codes.Aborted, csierr.OperationPending, ""},
 		{"CS-7 while another is taken", []racktest.Exchange{busy.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf(racktest.AttachedHere))},
 			codes.Aborted, csierr.DiskBusy, ""},
-		{"CS-8 without room", []racktest.Exchange{full.To(postSnap), racktest.NotFound.To(viewSnapName)},
+		{"CS-8 without capacity", []racktest.Exchange{full.To(postSnap),
+			racktest.NotFound.To(viewSnapName)},
 			codes.ResourceExhausted, csierr.RackFull, ""},
 		{"CS-9 that fails", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("faulted"))},
 			codes.Internal,
@@ -88,7 +89,7 @@ func TestTakingSnapshots(t *testing.T) {
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("faulted"))},
 			codes.FailedPrecondition, csierr.DiskFaulted, ""},
-		{"CS-10 of a disk in the making", []racktest.Exchange{racktest.Refused.To(postSnap),
+		{"CS-10 of a disk being created", []racktest.Exchange{racktest.Refused.To(postSnap),
 			racktest.OK(racktest.ViewDisk,
 				racktest.DiskOf("creating"))},
 			codes.Aborted, csierr.DiskBusy, ""},
@@ -99,24 +100,29 @@ func TestTakingSnapshots(t *testing.T) {
 				racktest.ProjectOf())},
 			codes.InvalidArgument,
 			csierr.OtherProject, ""},
-		{"while the rack cannot hold the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
+		{"while the rack cannot pause the writers", []racktest.Exchange{gaveUp["HTTP 503"].To(postSnap),
 			racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"with another disk's answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("disk_id", racktest.Image))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
+		{"with another disk's response", []racktest.Exchange{created(postSnap,
+			racktest.SnapshotOf("ready",
+				racktest.With("disk_id", racktest.Image))), racktest.NotFound.To(viewSnapName)},
+			codes.Unavailable,
 			csierr.EffectUnknown, racktest.Image},
-		{"with another disk's answer behind the effect", []racktest.Exchange{created(postSnap,
+		{"with another disk's response after the effect", []racktest.Exchange{created(postSnap,
 			racktest.SnapshotOf("ready", racktest.With("disk_id", racktest.Image))),
 			racktest.OK(viewSnapName, racktest.SnapshotOf("ready"))}, codes.OK, "", ""},
-		{"with a nameless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("name",
-				""))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
-		{"with a timeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("time_created", nil))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
+		{"with a response without a name", []racktest.Exchange{created(postSnap,
+			racktest.SnapshotOf("ready",
+				racktest.With("name",
+					""))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+		{"with a response without a time", []racktest.Exchange{created(postSnap,
+			racktest.SnapshotOf("ready",
+				racktest.With("time_created", nil))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable,
 			csierr.EffectUnknown, ""},
-		{"with a sizeless answer", []racktest.Exchange{created(postSnap, racktest.SnapshotOf("ready",
-			racktest.With("size",
-				0))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
-		{"without an answer", []racktest.Exchange{{Want: postSnap, Cut: true}}, codes.Unavailable,
+		{"with a response without a size", []racktest.Exchange{created(postSnap,
+			racktest.SnapshotOf("ready",
+				racktest.With("size",
+					0))), racktest.NotFound.To(viewSnapName)}, codes.Unavailable, csierr.EffectUnknown, ""},
+		{"without a response", []racktest.Exchange{{Want: postSnap, Cut: true}}, codes.Unavailable,
 			csierr.RackUnavailable, ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
@@ -132,14 +138,15 @@ func TestTakingSnapshots(t *testing.T) {
 }
 
 func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
-	for _, s := range []scene{
+	for _, s := range []scriptedCall{
 		{"CS-4 is not found", []racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
 			racktest.NotFound.To(viewSnapName),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.NotFound, csierr.VolumeNotFound,
 			racktest.Disk},
 		{"OX-6 is something else in a project that cannot be seen",
 			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
-				racktest.NotFound.To(viewSnapName), racktest.NotFound.To(racktest.ViewProject)}, codes.PermissionDenied,
+				racktest.NotFound.To(viewSnapName), racktest.NotFound.To(racktest.ViewProject)},
+			codes.PermissionDenied,
 			csierr.ProjectNotFound, ""},
 		{"CS-5 finds the snapshot that was taken of it",
 			[]racktest.Exchange{racktest.NotFound.To(racktest.ViewDisk),
@@ -152,7 +159,7 @@ func TestTakingASnapshotOfAVolumeThatIsGone(t *testing.T) {
 	}
 }
 
-func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
+func TestASnapshotRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	inherited := volume.Tag{Name: "pvc-1", Cluster: "blue", Origin: volume.OriginSnapshot,
 		Use:            volume.UseFilesystem,
 		FilesystemUUID: racktest.Image}
@@ -194,7 +201,7 @@ func TestASnapshotSaysWhichFilesystemItHolds(t *testing.T) {
 	}
 }
 
-func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
+func TestOX8AnUnclearSnapshotCreateIsResolvedByTheName(t *testing.T) {
 	for name, answer := range gaveUp {
 		for _, test := range []struct {
 			name   string
@@ -209,14 +216,14 @@ func TestOX8AnAnswerThatLeavesASnapshotOpenIsResolvedByTheName(t *testing.T) {
 					racktest.Image))), codes.AlreadyExists, csierr.SnapshotExists},
 			{"it is faulted", racktest.OK(viewSnapName, racktest.SnapshotOf("faulted")), codes.Unavailable,
 				csierr.EffectUnknown},
-			{"it cannot be looked at", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
+			{"it cannot be read", racktest.Error(403, "Forbidden", "Forbidden").To(viewSnapName),
 				codes.Unavailable, csierr.EffectUnknown},
 		} {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf(racktest.AttachedHere)),
 					answer.To(postSnap),
 					test.found).CreateSnapshot(t.Context(), snapshotRequest())
-				scene{code: test.code, reason: test.reason}.verify(t, err)
+				scriptedCall{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no snapshot has the name", func(t *testing.T) {
@@ -237,7 +244,7 @@ func wantedSnapshot(ready bool) *csi.Snapshot {
 			time.Date(2026, 6, 12, 18, 1, 2, 345678000, time.UTC))}
 }
 
-func TestCS5ASnapshotInTheMakingIsNotReady(t *testing.T) {
+func TestCS5ASnapshotBeingTakenIsNotReady(t *testing.T) {
 	answer, err := rackThat(t, racktest.OK(racktest.ViewDisk, racktest.DiskOf("maintenance")),
 		taken.To(postSnap),
 		racktest.OK(viewSnapName, racktest.SnapshotOf("creating"))).CreateSnapshot(t.Context(),
@@ -253,21 +260,22 @@ func TestDeletingSnapshots(t *testing.T) {
 	described := func(edit ...func(map[string]any)) []racktest.Exchange {
 		return []racktest.Exchange{racktest.OK(viewSnap, racktest.SnapshotOf("ready", edit...))}
 	}
-	for _, s := range []scene{
-		{"is a look and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
+	for _, s := range []scriptedCall{
+		{"is a read and one request", []racktest.Exchange{seen, {Want: deleteSnap, Status: 204}},
 			codes.OK,
 			"", ""},
 		{"DS-2 of one that is gone", []racktest.Exchange{racktest.NotFound.To(viewSnap),
 			racktest.OK(racktest.ViewProject,
 				racktest.ProjectOf())},
 			codes.OK, "", ""},
-		{"of one that cannot be looked at", []racktest.Exchange{racktest.Error(503, "ServiceNotAvailable",
+		{"of one that cannot be read", []racktest.Exchange{racktest.Error(503, "ServiceNotAvailable",
 			"later").To(viewSnap)}, codes.Unavailable, csierr.RackUnavailable, ""},
-		{"DS-2 of one that goes between look and request", []racktest.Exchange{seen,
+		{"DS-2 of one that is deleted between read and request", []racktest.Exchange{seen,
 			racktest.NotFound.To(deleteSnap),
-			racktest.NotFound.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.OK,
+			racktest.NotFound.To(viewSnap), racktest.OK(racktest.ViewProject, racktest.ProjectOf())},
+			codes.OK,
 			"", ""},
-		{"OX-6 of one that is there although the rack denies it", []racktest.Exchange{seen,
+		{"OX-6 of one that exists although the rack does not find it", []racktest.Exchange{seen,
 			racktest.NotFound.To(deleteSnap), seen}, codes.Internal, csierr.RackResponseInvalid, ""},
 		{"OX-6 of one that cannot be seen", []racktest.Exchange{racktest.NotFound.To(viewSnap),
 			racktest.NotFound.To(racktest.ViewProject)},
@@ -361,7 +369,7 @@ func TestListingSnapshots(t *testing.T) {
 	}
 }
 
-func TestASnapshotThatCannotBeIsNotListed(t *testing.T) {
+func TestAnInvalidSnapshotIsNotListed(t *testing.T) {
 	c := rackThat(t, racktest.OK(listSnaps, racktest.PageOf("", racktest.SnapshotOf("ready",
 		racktest.With("time_created", nil)))))
 	_, err := c.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})

@@ -85,7 +85,7 @@ func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 	}
 }
 
-func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
+func TestCV19AnotherVolumeWithTheNameIsReported(t *testing.T) {
 	for name, edit := range map[string]func(map[string]any){
 		"another size": racktest.With("size", 20*volume.GiB),
 		"other blocks": racktest.With("block_size", 512),
@@ -113,7 +113,7 @@ func TestCV19AnotherVolumeOfTheNameIsTold(t *testing.T) {
 	}
 }
 
-func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
+func TestCV20ADiskBeingCreatedIsAwaited(t *testing.T) {
 	view := "GET /v1/disks/" + racktest.Disk
 	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
 		racktest.OK(view, racktest.DiskOf("creating")), racktest.OK(view, racktest.DiskOf("detached")))
@@ -127,7 +127,7 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	_, err := c.CreateVolume(ctx, createRequest())
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 
-	// Its making came to nothing.
+	// Its creation failed.
 	c = rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("creating")),
 		racktest.NotFound.To(view))
 	_, err = c.CreateVolume(t.Context(), createRequest())
@@ -137,7 +137,7 @@ func TestCV20ADiskInTheMakingIsAwaited(t *testing.T) {
 	csitest.Want(t, err, codes.Aborted, csierr.DiskBusy)
 }
 
-func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
+func TestCV21AFaultedDiskIsAnError(t *testing.T) {
 	c := rackThat(t, taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("faulted")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)
@@ -146,13 +146,13 @@ func TestCV21AFaultedDiskIsNoVolume(t *testing.T) {
 	csitest.Want(t, err, codes.Internal, csierr.DiskFaulted)
 }
 
-func TestCV22NoRoom(t *testing.T) {
+func TestCV22NoCapacity(t *testing.T) {
 	c := rackThat(t, full.To(postDisk), racktest.NotFound.To(viewName))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.ResourceExhausted, csierr.RackFull)
 }
 
-func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
+func TestALostResponseIsUnavailableAndTheRetryConverges(t *testing.T) {
 	c := rackThat(t, racktest.Exchange{Want: postDisk, Cut: true},
 		taken.To(postDisk), racktest.OK(viewName, racktest.DiskOf("detached")))
 	_, err := c.CreateVolume(t.Context(), createRequest())
@@ -162,7 +162,7 @@ func TestALostAnswerIsUnavailableAndTheRetryConverges(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
+func TestAnInvalidResponseIsRejected(t *testing.T) {
 	for name, edit := range map[string]func(map[string]any){
 		"no id":          racktest.With("id", "7"),
 		"another name":   racktest.With("name", "csi-0000000000000000"),
@@ -189,7 +189,7 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 			if !strings.Contains(err.Error(), string(csierr.RackResponseInvalid)) {
 				t.Errorf("%v does not say why", err)
 			}
-			// What was made all the same is found.
+			// A disk that was created all the same is found.
 			if _, err := rackThat(t, answer, racktest.OK(viewName,
 				racktest.DiskOf("detached"))).CreateVolume(
 				t.Context(), createRequest()); err != nil {
@@ -199,7 +199,7 @@ func TestAnAnswerThatCannotBeTrueIsNotBelieved(t *testing.T) {
 	}
 }
 
-// gaveUp are answers that leave open whether what was asked for was done.
+// gaveUp are responses that leave open whether the change was made.
 var gaveUp = map[string]racktest.Exchange{
 	"HTTP 500": racktest.Error(500, "Internal", "Internal Server Error"),
 	"HTTP 408": {Status: 408, Body: "<html>timeout</html>"},
@@ -208,7 +208,7 @@ var gaveUp = map[string]racktest.Exchange{
 	"HTTP 503": racktest.Error(503, "ServiceNotAvailable", "Service Unavailable"),
 }
 
-func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
+func TestOX8AnUnclearCreateIsResolvedByTheName(t *testing.T) {
 	restored := func(blockSize int) func(map[string]any) {
 		return func(disk map[string]any) {
 			disk["snapshot_id"], disk["block_size"] = racktest.Snapshot, blockSize
@@ -232,7 +232,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			{"a disk that is faulted", []racktest.Exchange{racktest.OK(viewName,
 				racktest.DiskOf("faulted"))},
 				codes.Unavailable, csierr.EffectUnknown},
-			{"it cannot be looked at", []racktest.Exchange{racktest.Error(403, "Forbidden",
+			{"it cannot be read", []racktest.Exchange{racktest.Error(403, "Forbidden",
 				"Forbidden").To(viewName)}, codes.Unavailable, csierr.EffectUnknown},
 			{"one that was never handed out", []racktest.Exchange{racktest.OK(viewName,
 				racktest.DiskOf("detached",
@@ -242,11 +242,12 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 			t.Run(name+", "+test.name, func(t *testing.T) {
 				_, err := rackThat(t, append([]racktest.Exchange{answer.To(postDisk)}, test.found...)...).
 					CreateVolume(t.Context(), createRequest())
-				scene{code: test.code, reason: test.reason}.verify(t, err)
+				scriptedCall{code: test.code, reason: test.reason}.verify(t, err)
 			})
 		}
 		t.Run(name+", no disk has the name", func(t *testing.T) {
-			_, err := rackThat(t, answer.To(postDisk), racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
+			_, err := rackThat(t, answer.To(postDisk),
+				racktest.NotFound.To(viewName)).CreateVolume(t.Context(),
 				createRequest())
 			if got := status.Code(err); got != codes.Unavailable {
 				t.Errorf("got %v, want Unavailable: the rack may still make it", err)
@@ -255,7 +256,7 @@ func TestOX8AnAnswerThatLeavesACreateOpenIsResolvedByTheName(t *testing.T) {
 	}
 }
 
-func TestAProjectThatIsNotThere(t *testing.T) {
+func TestAMissingProject(t *testing.T) {
 	c := rackThat(t, racktest.NotFound.To(postDisk))
 	_, err := c.CreateVolume(t.Context(), createRequest())
 	csitest.Want(t, err, codes.NotFound, csierr.ProjectNotFound)
@@ -326,7 +327,7 @@ func TestParametersReachTheDisk(t *testing.T) {
 	}
 }
 
-func TestCV18AnImageThatWentAfterTheVolumeWasMade(t *testing.T) {
+func TestCV18ARepeatedCreateAfterItsImageWasDeleted(t *testing.T) {
 	r := createRequest()
 	r.Parameters = map[string]string{"imageId": racktest.Image}
 	made := racktest.DiskOf("detached", racktest.With("image_id", racktest.Image))
@@ -381,7 +382,8 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			csierr.SourceIncompatible},
 		{"CV-15 only the new disk shows other blocks, and is deleted", restore(in512),
 			[]racktest.Exchange{ready,
-				racktest.NotFound.To(racktest.ViewDisk), created(postDisk, restored), racktest.OK(racktest.ViewDisk,
+				racktest.NotFound.To(racktest.ViewDisk), created(postDisk, restored),
+				racktest.OK(racktest.ViewDisk,
 					restored),
 				{Want: racktest.DeleteDisk, Status: 204}}, codes.InvalidArgument, csierr.SourceIncompatible},
 		{"another disk's answer, whose disk is not deleted", restore(in512), []racktest.Exchange{ready,
@@ -401,7 +403,8 @@ func TestVolumesFromSnapshots(t *testing.T) {
 			racktest.Refused.To(postDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.InvalidArgument,
 			csierr.SourceIncompatible},
-		{"a refusal for another reason", restore(), []racktest.Exchange{ready, racktest.Refused.To(postDisk),
+		{"a refusal for another reason", restore(), []racktest.Exchange{ready,
+			racktest.Refused.To(postDisk),
 			racktest.OK(racktest.ViewProject, racktest.ProjectOf())}, codes.Internal, csierr.RackError},
 		{"CV-16 a snapshot in the making", restore(), []racktest.Exchange{racktest.OK(viewSnap,
 			racktest.SnapshotOf("creating"))},
@@ -434,7 +437,7 @@ func TestVolumesFromSnapshots(t *testing.T) {
 	}
 }
 
-func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
+func TestARestoredVolumeRecordsTheUUIDOfItsFilesystem(t *testing.T) {
 	snapshot := func(m volume.Tag) string {
 		return racktest.SnapshotOf("ready", racktest.With("description", m.Description()))
 	}
@@ -469,7 +472,7 @@ func TestARestoredVolumeSaysWhatItsSnapshotHolds(t *testing.T) {
 	}
 }
 
-func TestDeadlinesReachTheRack(t *testing.T) {
+func TestDeadlinesApplyToRequests(t *testing.T) {
 	c := controllerFor(t, racktest.Silent(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()

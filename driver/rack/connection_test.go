@@ -18,7 +18,7 @@ import (
 
 // A rack's address that moves to another machine leaves connections on which nobody answers. Calls
 // must not wait for those any longer than it takes to see that.
-func TestOX9AConnectionThatWentSilentIsGivenUp(t *testing.T) {
+func TestOX9ASilentConnectionIsClosed(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
 		_, _ = io.WriteString(w, racktest.ProjectOf())

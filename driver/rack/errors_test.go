@@ -24,7 +24,7 @@ func viewing(ctx context.Context, c *Client) error {
 	return Error(ctx, "read disk", err)
 }
 
-func TestEveryAnswerOfTheRackHasItsCode(t *testing.T) {
+func TestEveryResponseOfTheRackHasItsCode(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		answer racktest.Exchange
@@ -109,7 +109,7 @@ func TestOX9AnUnreachableRackIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
+func TestOX9AnUntrustedCertificateIsUnavailable(t *testing.T) {
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	server.Config.ErrorLog = nil
 	t.Cleanup(server.Close)
@@ -120,7 +120,7 @@ func TestOX9AnUntrustedCertificateIsUnavailableAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
+func TestOX11TheCallersDeadlineLimitsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.DeadlineExceeded,
@@ -131,8 +131,8 @@ func TestOX11TheCallersTimeLimitsEveryRequest(t *testing.T) {
 	csitest.Want(t, viewing(ctx, clientFor(t, racktest.Silent(t))), codes.Canceled, csierr.Canceled)
 }
 
-func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
-	// gRPC cancels a call when its time is up, and the context may hear of that first.
+func TestOX11ACallThatEndsAtItsDeadlineIsDeadlineExceeded(t *testing.T) {
+	// gRPC cancels a call at its deadline, sometimes before the context's own timer fires.
 	for left, want := range map[time.Duration]codes.Code{
 		0: codes.DeadlineExceeded, time.Millisecond: codes.DeadlineExceeded,
 		time.Hour: codes.Canceled,
@@ -145,7 +145,7 @@ func TestOX11ACallThatEndsAtItsDeadlineIsOutOfTime(t *testing.T) {
 	}
 }
 
-func TestAnExplanationThatBreaksOffIsNoAnswer(t *testing.T) {
+func TestATruncatedErrorMessageIsRetryable(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "500")
 		w.WriteHeader(http.StatusBadRequest)

@@ -15,7 +15,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-func TestLV2AStartingTokenHoldsTheRacksAndNothingElse(t *testing.T) {
+func TestLV2AStartingTokenContainsTheRacksToken(t *testing.T) {
 	page := base64.URLEncoding.EncodeToString([]byte(
 		`{"v":"v1","page_start":{"sort_by":"id_ascending","project":"kittens","last_seen":"` +
 			racktest.Disk + `"}}`))
@@ -73,7 +73,7 @@ func disksOf(ids ...string) []oxide.Disk {
 	return disks
 }
 
-func TestOX9PagesThatLoopAreNoList(t *testing.T) {
+func TestOX9PagesThatRepeatAreAnError(t *testing.T) {
 	for name, pages := range map[string]map[string]page{
 		"a page names itself": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "A"}},
 		"the third names the first": {"": {disksOf("1"), "A"}, "A": {disksOf("2"), "B"},
@@ -90,7 +90,7 @@ func TestOX9PagesThatLoopAreNoList(t *testing.T) {
 	}
 }
 
-func TestOX9EmptyPagesAreNotTheEndAndComeToAnEnd(t *testing.T) {
+func TestOX9EmptyPagesAreSkippedUpToALimit(t *testing.T) {
 	pages := map[string]page{"": {disksOf("1"), "A"}, "A": {disksOf(), "B"},
 		"B": {disksOf("2"), "C"}, "C": {disksOf(), ""}}
 	ids, err := visited(t, pages, 4)

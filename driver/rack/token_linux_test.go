@@ -56,7 +56,7 @@ func blocked(t *testing.T) map[string]func(path string) {
 	}
 }
 
-func TestD63ATokenFileThatBlocksHoldsNobodyUp(t *testing.T) {
+func TestD63ATokenFileThatBlocksDelaysNoCall(t *testing.T) {
 	for name, block := range blocked(t) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "token")
@@ -105,7 +105,7 @@ func TestD63ACallerThatIsOutOfTimeDoesNotWaitForTheTokenFile(t *testing.T) {
 	}
 }
 
-func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgainWhenItWorks(t *testing.T) {
+func TestD63ABlockedTokenFileHasOneReaderAndIsReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	writeToken(t, path, "one")
 	s := tokenFile(path)

@@ -57,7 +57,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			`"message":"credentials missing or invalid"}`)
 	case r.Method == http.MethodPost && !strings.Contains(string(body), volume.DiskName("blue",
 		"pvc-1")):
-		w.WriteHeader(http.StatusBadRequest) // the body did not come again
+		w.WriteHeader(http.StatusBadRequest) // the body was not sent again
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, racktest.DiskOf("creating"))
@@ -68,7 +68,7 @@ func (g *guardedRack) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func writeToken(t *testing.T, path, token string) {
 	t.Helper()
-	// As kubelet does it: a new file in the old one's place.
+	// Replace the file, as kubelet does.
 	if err := os.WriteFile(path+".new", []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestD63ATokenFileIsReadAgain(t *testing.T) {
 	}
 	expect("a new file is seen before the rack refuses", "two")
 
-	// The file changes in a way that its times do not show.
+	// Change the file without changing its times.
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestTheTokenGoesToTheRackOnly(t *testing.T) {
 	}
 }
 
-func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
+func TestACertificateInTheCAFileIsTrusted(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, racktest.ProjectOf())
 	}))
@@ -180,7 +180,7 @@ func TestACertificateOfItsOwnIsTrusted(t *testing.T) {
 	}
 }
 
-func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
+func TestOX9AResponseThatIsTooLargeIsRejected(t *testing.T) {
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("project") == "told" {
@@ -210,7 +210,7 @@ func TestOX9AnAnswerThatIsTooLargeIsNoAnswer(t *testing.T) {
 	}
 	closeIdle()
 	server.Close()
-	// What lies in the connection's buffers counts as sent, too.
+	// Data in the connection's buffers counts as sent too.
 	if got := sent.Load(); got > 256 {
 		t.Errorf("%d MiB of the answers were read", got)
 	}

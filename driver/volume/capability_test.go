@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-func TestD16EveryAccessModeIsJudged(t *testing.T) {
+func TestD16AccessModes(t *testing.T) {
 	fine := map[csi.VolumeCapability_AccessMode_Mode]bool{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        true,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: true,
@@ -35,7 +35,7 @@ func TestD16EveryAccessModeIsJudged(t *testing.T) {
 	}
 }
 
-func TestCV4AndCV5CapabilitiesAreJudged(t *testing.T) {
+func TestCV4AndCV5Capabilities(t *testing.T) {
 	block := csitest.Filesystem("")
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	grouped := csitest.Filesystem("xfs")

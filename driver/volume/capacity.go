@@ -65,7 +65,7 @@ func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 		return 0, csierr.New(csierr.CapacityOutOfRange, "%d bytes are more than the largest disk, "+
 			"%d", size, ceiling)
 	}
-	size = RoundUp(size)
+	size = roundUp(size)
 	if size > r.max {
 		if floor > r.max {
 			return 0, csierr.New(csierr.CapacityOutOfRange, "limit_bytes %d is less than the source's %d "+
@@ -77,8 +77,8 @@ func (r CapacityRange) DiskSize(floor, ceiling int64) (int64, error) {
 	return size, nil
 }
 
-// RoundUp rounds to whole GiB; near the end of int64 it rounds to the last whole one.
-func RoundUp(sizeBytes int64) int64 {
+// roundUp rounds to whole GiB; near the end of int64 it rounds to the last whole one.
+func roundUp(sizeBytes int64) int64 {
 	if sizeBytes > math.MaxInt64-GiB {
 		return math.MaxInt64 / GiB * GiB
 	}

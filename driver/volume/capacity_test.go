@@ -21,7 +21,7 @@ func sizeFor(r *csi.CapacityRange, floor, ceiling int64) (int64, error) {
 	return parsed.DiskSize(floor, ceiling)
 }
 
-func TestCV11AndCV12SizesAreChosen(t *testing.T) {
+func TestCV11AndCV12DiskSize(t *testing.T) {
 	const bytes, half = 1, int64(GiB / 2)
 	for _, test := range []struct {
 		name  string

@@ -72,7 +72,7 @@ func FuzzParameters(f *testing.F) {
 		local := p.DiskType == DiskTypeLocal
 		_, isID := ParseID(p.ImageID)
 		switch {
-		case !local && p.DiskType != DiskTypeDistributed,
+		case !local && p.DiskType != diskTypeDistributed,
 			p.BlockSize != 0 && !slices.Contains(BlockSizes, p.BlockSize),
 			p.ImageID != "" && !isID,
 			local && (p.ImageID != "" || p.BlockSize != 0 && p.BlockSize != 4096):
@@ -99,7 +99,7 @@ func FuzzCapacityRange(f *testing.F) {
 			}
 			return
 		}
-		p := Parameters{DiskType: DiskTypeDistributed}
+		p := Parameters{DiskType: diskTypeDistributed}
 		if local {
 			p.DiskType = DiskTypeLocal
 		}
@@ -129,7 +129,7 @@ func FuzzCapacityRange(f *testing.F) {
 func FuzzRoundUp(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a uint64) {
 		size := int64(a >> 1)
-		got := RoundUp(size)
+		got := roundUp(size)
 		if got%GiB != 0 || got < 0 || got-size >= GiB || size-got >= GiB {
 			t.Fatalf("roundUp(%d) = %d", size, got)
 		}
@@ -198,8 +198,8 @@ func FuzzVolumeName(f *testing.F) {
 // FuzzMountFlags holds that no flag is quoted in an error, that none that is refused gets through
 // in whatever company, and that what sets a mount are the known attributes only.
 func FuzzMountFlags(f *testing.F) {
-	known := uint64(AttrReadOnly | AttrNoSUID | AttrNoDev | AttrNoExec | AttrAtimeMask |
-		attrNoDirAtime | AttrNoSymFollow)
+	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
+		attrNoDirAtime | attrNoSymFollow)
 	f.Fuzz(func(t *testing.T, first, second string) {
 		o, err := ParseMountFlags([]string{first, second})
 		if err != nil {

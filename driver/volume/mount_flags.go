@@ -10,14 +10,14 @@ import (
 // The attributes of a mount, with the values of mount_setattr(2).
 const (
 	AttrReadOnly    = 0x1
-	AttrNoSUID      = 0x2
-	AttrNoDev       = 0x4
-	AttrNoExec      = 0x8
-	AttrNoAtime     = 0x10
-	AttrStrictAtime = 0x20
+	attrNoSUID      = 0x2
+	attrNoDev       = 0x4
+	attrNoExec      = 0x8
+	attrNoAtime     = 0x10
+	attrStrictAtime = 0x20
 	AttrAtimeMask   = 0x70
 	attrNoDirAtime  = 0x80
-	AttrNoSymFollow = 0x200000
+	attrNoSymFollow = 0x200000
 )
 
 // MountOptions are mount flags, separated into those of the mount and those of the filesystem.
@@ -41,14 +41,14 @@ type MountOption struct {
 // attrFlags are the flags of the mount itself: the attributes that they set and clear.
 var attrFlags = map[string]struct{ set, clear uint64 }{
 	"rw": {0, AttrReadOnly}, "ro": {AttrReadOnly, 0},
-	"suid": {0, AttrNoSUID}, "nosuid": {AttrNoSUID, 0},
-	"dev": {0, AttrNoDev}, "nodev": {AttrNoDev, 0},
-	"exec": {0, AttrNoExec}, "noexec": {AttrNoExec, 0},
-	"atime": {0, AttrNoAtime}, "noatime": {AttrNoAtime, AttrAtimeMask},
+	"suid": {0, attrNoSUID}, "nosuid": {attrNoSUID, 0},
+	"dev": {0, attrNoDev}, "nodev": {attrNoDev, 0},
+	"exec": {0, attrNoExec}, "noexec": {attrNoExec, 0},
+	"atime": {0, attrNoAtime}, "noatime": {attrNoAtime, AttrAtimeMask},
 	"relatime": {0, AttrAtimeMask}, "norelatime": {0, 0},
-	"strictatime": {AttrStrictAtime, AttrAtimeMask}, "nostrictatime": {0, AttrStrictAtime},
+	"strictatime": {attrStrictAtime, AttrAtimeMask}, "nostrictatime": {0, attrStrictAtime},
 	"diratime": {0, attrNoDirAtime}, "nodiratime": {attrNoDirAtime, 0},
-	"symfollow": {0, AttrNoSymFollow}, "nosymfollow": {AttrNoSymFollow, 0},
+	"symfollow": {0, attrNoSymFollow}, "nosymfollow": {attrNoSymFollow, 0},
 }
 
 var (
@@ -191,14 +191,14 @@ func attrWords(attr uint64) []string {
 		bit  uint64
 		word string
 	}{
-		{AttrReadOnly, "ro"}, {AttrNoSUID, "nosuid"}, {AttrNoDev, "nodev"}, {AttrNoExec, "noexec"},
-		{AttrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {AttrNoSymFollow, "nosymfollow"},
+		{AttrReadOnly, "ro"}, {attrNoSUID, "nosuid"}, {attrNoDev, "nodev"}, {attrNoExec, "noexec"},
+		{attrNoAtime, "noatime"}, {attrNoDirAtime, "nodiratime"}, {attrNoSymFollow, "nosymfollow"},
 	} {
 		if attr&w.bit != 0 {
 			words = append(words, w.word)
 		}
 	}
-	if attr&(AttrNoAtime|AttrStrictAtime) == 0 {
+	if attr&(attrNoAtime|attrStrictAtime) == 0 {
 		words = append(words, "relatime")
 	}
 	return words

@@ -13,14 +13,14 @@ func TestParseMountFlags(t *testing.T) {
 		want  MountOptions
 		shown []string
 	}{
-		{"noatime", MountOptions{Attr: AttrNoAtime, AtimeChosen: true},
+		{"noatime", MountOptions{Attr: attrNoAtime, AtimeChosen: true},
 			[]string{"noatime"}},
-		{"noatime|strictatime", MountOptions{Attr: AttrStrictAtime, AtimeChosen: true},
+		{"noatime|strictatime", MountOptions{Attr: attrStrictAtime, AtimeChosen: true},
 			nil},
 		{"noatime|relatime", MountOptions{AtimeChosen: true}, []string{"relatime"}},
 		{"nosuid,nodev|noexec|nosymfollow",
-			MountOptions{Attr: AttrNoSUID | AttrNoDev | AttrNoExec |
-				AttrNoSymFollow},
+			MountOptions{Attr: attrNoSUID | attrNoDev | attrNoExec |
+				attrNoSymFollow},
 			[]string{"nodev", "noexec", "nosuid", "nosymfollow", "relatime"}},
 		{"nosuid|suid", MountOptions{}, []string{"relatime"}},
 		{"ro", MountOptions{Attr: AttrReadOnly, Super: []string{"ro"}}, []string{"relatime",

@@ -34,7 +34,7 @@ func TestE17EveryNameIsOneTheRackTakes(t *testing.T) {
 	})
 }
 
-func TestForeignNamesAreTold(t *testing.T) {
+func TestIsOwnName(t *testing.T) {
 	for _, name := range []string{"", "csi-", "csi-0123456789abcde", "csi-0123456789abcdef0",
 		"csi-0123456789abcdeF", "csi-0123456789abcdez", "pvc-0123456789abcdef",
 		"csi-0123456789abc-ef"} {
@@ -62,7 +62,7 @@ func TestOnlyUUIDsReachTheRack(t *testing.T) {
 	}
 }
 
-func TestADescriptionIsReadBack(t *testing.T) {
+func TestParseTag(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := Tag{
 			Name:        rapid.StringN(1, 40, 128).Draw(t, "name"),

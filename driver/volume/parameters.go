@@ -38,7 +38,7 @@ type DiskType string
 
 // The disk types: on the storage of the whole rack, or on the drives of one sled.
 const (
-	DiskTypeDistributed DiskType = "distributed"
+	diskTypeDistributed DiskType = "distributed"
 	DiskTypeLocal       DiskType = "local"
 )
 
@@ -59,13 +59,13 @@ func ForeignKey(key string) bool {
 
 // ParseParameters parses the parameters of a StorageClass.
 func ParseParameters(values map[string]string) (Parameters, error) {
-	p := Parameters{DiskType: DiskTypeDistributed}
+	p := Parameters{DiskType: diskTypeDistributed}
 	for key, value := range values {
 		var err error
 		switch key {
 		case ParamDiskType:
 			p.DiskType = DiskType(value)
-			if p.DiskType != DiskTypeDistributed && p.DiskType != DiskTypeLocal {
+			if p.DiskType != diskTypeDistributed && p.DiskType != DiskTypeLocal {
 				err = fmt.Errorf("has to be distributed or local, not %.40q", value)
 			}
 		case paramBlockSize:

@@ -11,7 +11,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-func TestCV6ParametersAreRead(t *testing.T) {
+func TestCV6ParseParameters(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
 		"mkfsOptions":                    "reservedPercent=0,bytesPerInode=16384",
@@ -22,12 +22,12 @@ func TestCV6ParametersAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.BlockSize != 512 || p.DiskType != DiskTypeDistributed || p.ImageID != someID ||
+	if p.BlockSize != 512 || p.DiskType != diskTypeDistributed || p.ImageID != someID ||
 		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
 		t.Errorf("got %+v", p)
 	}
 	p, err = ParseParameters(nil)
-	if err != nil || p.DiskType != DiskTypeDistributed || p.BlockSize != 0 {
+	if err != nil || p.DiskType != diskTypeDistributed || p.BlockSize != 0 {
 		t.Errorf("without parameters: %+v, %v", p, err)
 	}
 	if _, err = ParseParameters(map[string]string{"diskType": "local",
@@ -66,7 +66,7 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 	}
 }
 
-func TestMkfsOptionsHaveToFitTheFilesystem(t *testing.T) {
+func TestMkfsOptionsHaveToApplyToTheFilesystem(t *testing.T) {
 	p, err := ParseParameters(map[string]string{"mkfsOptions": "bytesPerInode=16384"})
 	if err != nil {
 		t.Fatal(err)

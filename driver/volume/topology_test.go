@@ -45,7 +45,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 	}
 }
 
-func TestTopologyRequirementsAreJudged(t *testing.T) {
+func TestTopologyRequirements(t *testing.T) {
 	raw := func(key, value string) []*csi.Topology {
 		return []*csi.Topology{{Segments: map[string]string{key: value}}}
 	}
