@@ -31,7 +31,8 @@ func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoReque
 //
 // Group snapshots, snapshot metadata and expansion are missing because the rack does not support
 // them.
-func (i *identityService) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (
+func (i *identityService) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest) (
 	*csi.GetPluginCapabilitiesResponse, error) {
 	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
 	if i.Topology {

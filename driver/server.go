@@ -208,7 +208,8 @@ func (p *plugin) state() (ready bool, err error) {
 }
 
 // serve runs the CSI server, the metrics and the rack checks, and returns when all have ended.
-func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt, metricsAt net.Listener) error {
+func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt,
+	metricsAt net.Listener) error {
 	// Serve metrics until the last calls have finished.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group

@@ -211,7 +211,7 @@ func containsEach(texts []string) OmegaMatcher {
 	return And(each...)
 }
 
-// keepsSecret looks for the value that is wrong, and for the right token, in status, events and logs.
+// keepsSecret looks for the wrong value, and for the right token, in status, events and logs.
 func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[string][]byte) {
 	GinkgoHelper()
 	p := f.podOfSecret(ctx, wrong.name)

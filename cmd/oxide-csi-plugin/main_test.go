@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process that is asked whom it
-// trusts: nobody's certificates but those of the file, or of the binary when it names none.
+// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process under test.
+// Its value is the file with the only certificates to trust; without one, the binary's count.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {

@@ -21,7 +21,7 @@ type Kind string
 const (
 	kindDisk     Kind = "disk"
 	kindSnapshot Kind = "snapshot"
-	either   Kind = "disk or snapshot"
+	either       Kind = "disk or snapshot"
 )
 
 // object is a disk or a snapshot of the inventory.

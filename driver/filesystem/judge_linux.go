@@ -8,11 +8,11 @@ import (
 
 // The checks before mkfs or a mount, each in one place:
 //
-//   - exactly one device has the serial: blockdev.Host.Lookup; it has the disk's size:
-//     node.openVolume; the size is known: disk.format
-//   - the device stays open and is the same one before and after: verify, Reverify and
+//   - exactly one device has the serial: blockdev.Host.Lookup; it has the disk's size and is not
+//     mounted: package node, before Preparation.Run; the size is known: disk.format
+//   - the device stays open and is the same one before and after: Host.Open, Reverify and
 //     openExclusive of blockdev; mkfs opens it by the inherited descriptor: inherited
-//   - it is mounted nowhere and not in use: node.Service.stage, blockdev.OpenDevice.openExclusive
+//   - it is not in use: TryExclusive, blockdev.OpenDevice.WithExclusive
 //   - every region was read: disk.readRegions; all are zero, and blkid finds nothing:
 //     scan.checkBlank
 //   - a disk that was not created blank is read whole: Preparation.proveBlank
