@@ -48,7 +48,7 @@ func callAtOnce(t *testing.T, calls int, call func(r *rand.Rand, caller int) err
 func TestManyCallsToARackThatHangsOrFailsLeaveNoGoroutine(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	rack := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// The server looks whether the driver hangs up only when the body is read.
+		// The server notices that the driver hangs up only after the body is read.
 		_, _ = io.Copy(io.Discard, r.Body)
 		if rand.IntN(2) == 0 {
 			<-r.Context().Done() // until the driver hangs up

@@ -98,7 +98,7 @@ func TestPR1ToPR5Probe(t *testing.T) {
 
 	before := rack.count()
 	for range 100 {
-		expect("PR-5 asks nobody", true)
+		expect("PR-5 makes no request", true)
 	}
 	if after := rack.count(); after != before {
 		t.Errorf("a hundred probes made %d requests", after-before)

@@ -13,7 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-// A log is read by machines too: who adds up what a volume cost finds its calls by their objects.
+// Programs read the log too: they find the calls of a volume by its ids.
 func TestACallIsLoggedInOneLineWithItsObjectsAndDuration(t *testing.T) {
 	const volume, node, snapshot = racktest.Disk, racktest.Instance, racktest.Snapshot
 	type objects map[string]string

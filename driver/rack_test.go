@@ -23,7 +23,7 @@ func clientFor(t *testing.T, url string) *rack.Client {
 	return client
 }
 
-// newTestClient is rack.New for a test that looks at no metrics.
+// newTestClient is rack.New for a test without metrics.
 func newTestClient(c Config) (*rack.Client, func(), error) {
 	tokens := tokensOf(c, &hidden{}, slog.New(slog.DiscardHandler))
 	return rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})

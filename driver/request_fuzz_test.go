@@ -8,8 +8,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// FuzzConfig holds that no configuration, however wrong, shows a value in its error, or says more
-// than one line.
+// FuzzConfig checks that no configuration shows a value in its error, or writes more than one line.
 func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		env := csitest.Pairs(strings.ReplaceAll(text, "%", canary))

@@ -91,7 +91,7 @@ func serve(t *testing.T, s *csiServer) *served {
 	return out
 }
 
-// oddController does what a test wants.
+// oddController calls a function of the test.
 type oddController struct {
 	csi.UnimplementedControllerServer
 	create func(context.Context) (*csi.CreateVolumeResponse, error)
@@ -223,7 +223,7 @@ func TestB29ASilentClientDoesNotDelayTheShutdown(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("the server waits for a client that says nothing")
+		t.Error("the server waits for a silent client")
 	}
 }
 

@@ -149,12 +149,12 @@ func TestD45AControllerLogsOneLineWhenTheRackRefusesIt(t *testing.T) {
 			[]string{"ProjectNotFound", "OXIDE_PROJECT"}},
 		{"an address of something else", plain(http.NotFoundHandler()), "WARN",
 			[]string{"RackUnknown", "OXIDE_HOST"}},
-		{"an address where nobody is", func(t *testing.T) map[string]string {
+		{"an address where nothing listens", func(t *testing.T) map[string]string {
 			server := httptest.NewServer(fine)
 			server.Close()
 			return map[string]string{"OXIDE_HOST": server.URL}
 		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST", "connection refused"}},
-		{"a name that is nobody's", func(*testing.T) map[string]string {
+		{"a name that does not resolve", func(*testing.T) map[string]string {
 			return map[string]string{"OXIDE_HOST": "https://tweety..invalid"}
 		}, "WARN", []string{"RackUnavailable", "OXIDE_HOST"}},
 		{"a certificate of an unknown authority", func(t *testing.T) map[string]string {
@@ -184,7 +184,7 @@ func TestD45AControllerLogsOneLineWhenTheRackRefusesIt(t *testing.T) {
 	}
 }
 
-// secureRack serves HTTPS, and says nothing of the connections it loses.
+// secureRack serves HTTPS, and does not log lost connections.
 func secureRack(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)

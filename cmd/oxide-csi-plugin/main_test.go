@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process under test.
-// Its value is the file with the only certificates to trust; without one, the binary's count.
+// trustOf, when it is set, makes TestTheSystemsCertificatesTakePrecedence the process that is asked
+// whom it trusts: the certificates of the file, or of the binary if it names none.
 const trustOf = "TEST_TRUST_OF"
 
 func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
@@ -43,8 +43,8 @@ func TestTheSystemsCertificatesTakePrecedence(t *testing.T) {
 	}
 }
 
-// trusts fails unless this process trusts the authority in a file and nobody else, or many when no
-// file is named.
+// trusts fails unless this process trusts only the authority in a file, or many when no file is
+// named.
 func trusts(t *testing.T, path string) {
 	t.Helper()
 	pool, err := x509.SystemCertPool()

@@ -30,8 +30,8 @@ func plugin(t *testing.T) string {
 	return path
 }
 
-// nodeProgram is the driver as the node of a machine without disks that is nobody's instance, with
-// more variables.
+// nodeProgram is the driver as a node on a machine without disks that is not an instance, with more
+// variables.
 func nodeProgram(t *testing.T, program, dir string, variables ...string) (*exec.Cmd,
 	*bytes.Buffer) {
 	t.Helper()
@@ -90,7 +90,7 @@ func TestD67TheDriverReadsTheFileAndTheVariable(t *testing.T) {
 	}
 }
 
-// nodeID is who the driver at a socket says it is.
+// nodeID returns the node id of the driver at a socket.
 func nodeID(t *testing.T, socket string) string {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket,

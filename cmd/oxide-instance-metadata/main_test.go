@@ -26,7 +26,7 @@ const (
 	testToken = "a-service-account's-token"
 )
 
-// apiServer is a Kubernetes API with one node. answer writes what it says to a GET of that node by
+// apiServer is a Kubernetes API with one node. answer writes the response to a GET of that node by
 // the right service account.
 func apiServer(t *testing.T, answer http.HandlerFunc) *rest.Config {
 	t.Helper()
@@ -88,7 +88,7 @@ func file(t *testing.T, name, content string) string {
 	return path
 }
 
-// outcome is what a run left: its file, empty when there is none, and its words.
+// outcome is the result of a run: its file, empty if there is none, and its output.
 type outcome struct {
 	file, said string
 	err        error
@@ -105,7 +105,7 @@ func (p *patience) Write(b []byte) (int, error) {
 	return p.Buffer.Write(b)
 }
 
-// tell runs the command as a pod of the node called name does, until it waits.
+// tell runs the command as a pod on the node called name, until it waits.
 func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, args ...string,
 ) outcome {
 	t.Helper()

@@ -60,13 +60,13 @@ func TestOrphans(t *testing.T) {
 		told        func(*wanted)
 		want        []string
 	}{
-		{"whom nobody tells of", testInventory(testDisk(1), testDisk(2)),
+		{"that is not wanted", testInventory(testDisk(1), testDisk(2)),
 			testInventory(testDisk(1), testDisk(2)), names(kindDisk, 1), []string{racktest.Numbered(2)}},
 		{"not one that a bare handle names", testInventory(testDisk(1)), testInventory(testDisk(1)),
 			names(either, 1), nil},
-		{"a disk with the id that a snapshot is told by", testInventory(testDisk(1)),
+		{"a disk with the id of a wanted snapshot", testInventory(testDisk(1)),
 			testInventory(testDisk(1)), names(kindSnapshot, 1), []string{racktest.Numbered(1)}},
-		{"not a snapshot that is told of", testInventory(testDisk(1, aSnapshot)),
+		{"not a wanted snapshot", testInventory(testDisk(1, aSnapshot)),
 			testInventory(testDisk(1, aSnapshot)), names(kindSnapshot, 1), nil},
 		{"not one that was made while the list was read", testInventory(), testInventory(testDisk(1)),
 			func(*wanted) {}, nil},

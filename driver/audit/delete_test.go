@@ -141,8 +141,8 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 		deleted int
 		fails   bool
 	}{
-		{"and nobody tells of the orphan still", list(racktest.Numbered(1)), gone, 1, false},
-		{"and somebody tells of it now", list(racktest.Numbered(1), racktest.Disk), nil, 0, false},
+		{"and the orphan is still not wanted", list(racktest.Numbered(1)), gone, 1, false},
+		{"and the orphan is wanted now", list(racktest.Numbered(1), racktest.Disk), nil, 0, false},
 		{"and its claim is there now", claimed, nil, 0, false},
 		{"and it is empty, which is no list", list(), nil, 0, true},
 		{"and it cannot be read", failing, nil, 0, true},
@@ -155,7 +155,7 @@ func TestTheListIsReadAgainBeforeADeletion(t *testing.T) {
 				t.Errorf("got %v, %d deleted: %+v", err, a.report.Deleted, a.report.Orphans[0])
 			}
 			if a.report.found() != (test.deleted == 0) {
-				t.Error("what is left is not what the exit status says")
+				t.Error("found does not match the remaining orphans")
 			}
 		})
 	}
@@ -203,7 +203,7 @@ func TestD69MoreOrphansThanAtMostAreAllSkipped(t *testing.T) {
 	}
 }
 
-// rackThat is a rack that answers as a script says, seen by an audit of the cluster blue.
+// rackThat serves a script and returns its inventory for an audit of the cluster blue.
 func rackThat(t *testing.T, lines ...racktest.Exchange) *ownedRack {
 	t.Helper()
 	client, closeIdle, err := rack.New(rack.Options{Host: racktest.Serve(t, lines...),

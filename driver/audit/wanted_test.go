@@ -96,7 +96,7 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 }
 
 func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "told")
+	path := filepath.Join(t.TempDir(), "wanted")
 	if err := os.WriteFile(path, []byte(racktest.Disk), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestAFileIsAsOldAsItsLastWrite(t *testing.T) {
 		}
 	}
 	if _, err := (&wantedFile{path: path + "x"}).read(t.Context()); err == nil {
-		t.Error("a file that is not there tells nothing, which is not an empty list")
+		t.Error("a missing file is not an empty list")
 	}
 }
 
@@ -135,7 +135,7 @@ func TestD69AListOfLinesForDeletionNeedsAnEnd(t *testing.T) {
 		"a comment that is not an end": {racktest.Disk + "\n# the end\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "told")
+			path := filepath.Join(t.TempDir(), "wanted")
 			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}

@@ -31,12 +31,12 @@ func TestE17ANameBelongsToOneCluster(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			if why := rack.ForeignDisk(test.disk, "blue"); (why == "") != (test.words == "") ||
 				!strings.Contains(why, test.words) {
-				t.Errorf("foreignDisk says %q, want %q", why, test.words)
+				t.Errorf("ForeignDisk returned %q, want %q", why, test.words)
 			}
 			// An audit owns and deletes only what its own cluster made.
 			snapshot := &oxide.Snapshot{Name: test.disk.Name, Description: test.disk.Description}
 			if why := rack.ForeignSnapshot(snapshot, "blue"); (why == "") != (test.words == "") {
-				t.Errorf("foreignSnapshot says %q, want %q", why, test.words)
+				t.Errorf("ForeignSnapshot returned %q, want %q", why, test.words)
 			}
 		})
 	}

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzPlain holds that anything can be shown once it is plain, and that plain text stays as it is.
+// FuzzPlain checks that anything can be shown once it is plain, and that plain text stays as it is.
 func FuzzPlain(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		got := Plain(text)

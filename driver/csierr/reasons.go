@@ -31,7 +31,7 @@ const (
 	// TopologyInvalid: the accessibility requirements break CSI's rules, or the plugin was
 	// started without a topology.
 	TopologyInvalid Reason = "TopologyInvalid"
-	// TopologyUnreachable: this plugin's rack is in none of the wanted places.
+	// TopologyUnreachable: this plugin's rack is in none of the requested locations.
 	TopologyUnreachable Reason = "TopologyUnreachable"
 	// ReadOnlyUnsupported: the rack attaches disks for writing only.
 	ReadOnlyUnsupported Reason = "ReadOnlyUnsupported"

@@ -13,7 +13,7 @@ func clientFor(t *testing.T, url string) *Client {
 		Tokens: &TokenSource{Fixed: racktest.Token}})
 }
 
-// clientThat is a client of a rack that answers as a script says.
+// clientThat serves a script and returns a client for it.
 func clientThat(t *testing.T, lines ...racktest.Exchange) *Client {
 	t.Helper()
 	return clientFor(t, racktest.Serve(t, lines...))

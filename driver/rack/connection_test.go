@@ -16,8 +16,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-// A rack's address that moves to another machine leaves connections on which nobody answers. Calls
-// must not wait for those any longer than it takes to see that.
+// When a rack's address moves to another machine, nobody answers on the old connections. Calls must
+// not wait for those any longer than it takes to see that.
 func TestOX9ASilentConnectionIsClosed(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
@@ -90,7 +90,7 @@ func newRelay(t *testing.T, server string) *relay {
 	return r
 }
 
-// pass copies one direction; works says that silence does not concern it.
+// pass copies one direction; works reports whether silence does not affect it.
 func (r *relay) pass(to, from net.Conn, works bool) {
 	defer func() { _ = to.Close() }()
 	buffer := make([]byte, 4096)

@@ -28,9 +28,9 @@ var rackCodes = []codes.Code{
 	codes.Unavailable,
 }
 
-// FuzzRackAnswer holds that whatever answers in the rack's place, the CO gets a code it knows and a
-// line that anybody may read; and that only the rack's own words make an object "not found" (OX-6)
-// or "already there".
+// FuzzRackAnswer checks that for any response the CO gets a code it knows and a line that anybody
+// may read; and that only the rack's own words make an object "not found" (OX-6) or "already
+// there".
 func FuzzRackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code uint16, body []byte, missing uint8) {
 		response := &http.Response{
@@ -60,7 +60,7 @@ func FuzzRackAnswer(f *testing.F) {
 	})
 }
 
-// FuzzTransport holds that what net/http says of a failed call does not show where the rack is.
+// FuzzTransport checks that the text of a failed call does not show the rack's address.
 func FuzzTransport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, why string) {
 		failure := `Get "https://` + spy + `/v1/disks?project=x": ` + why
@@ -74,8 +74,8 @@ func FuzzTransport(f *testing.F) {
 
 const spy = "tweetytweety"
 
-// FuzzStartingToken holds that a token which is none of ours is ABORTED, and that from one that is
-// the pages show every object behind it once, in order, however long they are.
+// FuzzStartingToken checks that an invalid token is ABORTED, and that from one that is the pages
+// show every object behind it once, in order, however long they are.
 func FuzzStartingToken(f *testing.F) {
 	var ids []string
 	for i := range 40 {

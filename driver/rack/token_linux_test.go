@@ -18,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// hungMount mounts a filesystem that answers nothing, until it is let go.
+// hungMount mounts a filesystem that answers nothing until it is released.
 func hungMount(t *testing.T) (dir string, letGo func()) {
 	t.Helper()
 	dir = t.TempDir()

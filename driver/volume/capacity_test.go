@@ -12,7 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// sizeFor is what a request's range becomes.
+// sizeFor returns the size for a requested range.
 func sizeFor(r *csi.CapacityRange, floor, ceiling int64) (int64, error) {
 	parsed, err := ParseCapacityRange(r)
 	if err != nil {

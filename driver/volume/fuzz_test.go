@@ -16,7 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 )
 
-// FuzzRackID holds that nothing but a UUID in the rack's form reaches the rack, which would take
+// FuzzRackID checks that nothing but a UUID in the rack's form reaches the rack, which would take
 // it for a name.
 func FuzzRackID(f *testing.F) {
 	f.Fuzz(func(t *testing.T, id string) {
@@ -33,7 +33,7 @@ func FuzzRackID(f *testing.F) {
 	})
 }
 
-// FuzzDescription holds that only a description which the driver could have written makes a disk
+// FuzzDescription checks that only a description which the driver could have written makes a disk
 // one of its own.
 func FuzzDescription(f *testing.F) {
 	f.Fuzz(func(t *testing.T, description string) {
@@ -54,8 +54,8 @@ func FuzzDescription(f *testing.F) {
 	})
 }
 
-// FuzzParameters holds that parameters which are accepted mean one disk that a rack can make, that
-// nothing unknown is passed over, and that what a CO adds for itself changes nothing.
+// FuzzParameters checks that parameters which are accepted mean one disk that a rack can make, that
+// nothing unknown is ignored, and that the keys that a CO adds for itself change nothing.
 func FuzzParameters(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		values := csitest.Pairs(text)
@@ -87,7 +87,7 @@ func FuzzParameters(f *testing.F) {
 	})
 }
 
-// FuzzCapacityRange holds that a size is whole GiB, in the range, and what the rack can make; and
+// FuzzCapacityRange checks that a size is whole GiB, in the range, and what the rack can make; and
 // that a refusal is right: there is no such size.
 func FuzzCapacityRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, required, limit, floor int64, local bool) {
@@ -125,7 +125,7 @@ func FuzzCapacityRange(f *testing.F) {
 	})
 }
 
-// FuzzRoundUp holds that a size becomes the next whole GiB, and never runs over.
+// FuzzRoundUp checks that a size becomes the next whole GiB, and never runs over.
 func FuzzRoundUp(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a uint64) {
 		size := int64(a >> 1)
@@ -136,7 +136,7 @@ func FuzzRoundUp(f *testing.F) {
 	})
 }
 
-// FuzzTopology holds that what an operator's topology becomes is what CSI allows, that every place
+// FuzzTopology checks that what an operator's topology becomes is what CSI allows, that every place
 // has the same keys, and that nothing of it is lost.
 func FuzzTopology(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
@@ -168,7 +168,7 @@ func FuzzTopology(f *testing.F) {
 	})
 }
 
-// FuzzVolumeName holds that every name that CSI allows gets a name of the rack's, whole in the
+// FuzzVolumeName checks that every name that CSI allows gets a name of the rack's, whole in the
 // guest's serial, and comes back out of the disk's description.
 func FuzzVolumeName(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, cluster string) {
@@ -195,7 +195,7 @@ func FuzzVolumeName(f *testing.F) {
 	})
 }
 
-// FuzzMountFlags holds that no flag is quoted in an error, that none that is refused gets through
+// FuzzMountFlags checks that no flag is quoted in an error, that none that is refused gets through
 // in whatever company, and that what sets a mount are the known attributes only.
 func FuzzMountFlags(f *testing.F) {
 	known := uint64(AttrReadOnly | attrNoSUID | attrNoDev | attrNoExec | AttrAtimeMask |
@@ -204,7 +204,7 @@ func FuzzMountFlags(f *testing.F) {
 		o, err := ParseMountFlags([]string{first, second})
 		if err != nil {
 			if again, ok := refusedText(first, second); !ok || again != err.Error() {
-				t.Fatalf("the error says more than which flag it is: %v", err)
+				t.Fatalf("the error shows more than the number of the flag: %v", err)
 			}
 			return
 		}
@@ -229,8 +229,8 @@ func FuzzMountFlags(f *testing.F) {
 	})
 }
 
-// refusedText is what is said of the same flags with every letter of them replaced by the number
-// of the flag, which is all an error may show.
+// refusedText returns the error for the same flags with every letter replaced by the number of the
+// flag, which is all an error may show.
 func refusedText(flags ...string) (string, bool) {
 	for i := range flags {
 		alone := make([]string, i+1)
@@ -249,7 +249,7 @@ func refusedText(flags ...string) (string, bool) {
 	return "", false
 }
 
-// FuzzMkfsOptions holds that what is accepted has a canonical form that means the same, and that no
+// FuzzMkfsOptions checks that accepted options have an equivalent canonical form, and that no
 // argument is one that could overwrite a finding or name a file.
 func FuzzMkfsOptions(f *testing.F) {
 	options := []string{"-i", "-I", "-b", "-m", "-n", "-L"}
