@@ -1,0 +1,88 @@
+//go:build linux
+
+package blockdev
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+)
+
+func TestParseSerial(t *testing.T) {
+	for in, want := range map[string]string{
+		"csi-0123456789abcdef\n":                     "csi-0123456789abcdef",
+		"boot" + strings.Repeat("\x00", 16) + "\n":   "boot",
+		"boot                \n":                     "boot",
+		"boot" + strings.Repeat("\x00 ", 8) + "\n\n": "boot",
+		"two words\n":                                "two words",
+		"\n":                                         "",
+		"":                                           "",
+	} {
+		if got := parseSerial([]byte(in)); got != want {
+			t.Errorf("parseSerial(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseNumber(t *testing.T) {
+	for in, want := range map[string][2]uint32{"259:3\n": {259, 3}, "7:0": {7, 0}} {
+		major, minor, err := ParseNumber([]byte(in))
+		if err != nil || major != want[0] || minor != want[1] {
+			t.Errorf("ParseNumber(%q) = %d, %d, %v", in, major, minor, err)
+		}
+	}
+	for _, in := range []string{"", ":", "7", "7:", "-1:2", "7:4294967296", "7:1:2", "a:b"} {
+		if _, _, err := ParseNumber([]byte(in)); err == nil {
+			t.Errorf("ParseNumber(%q) is accepted", in)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	t.Run("D-35 a serial is compared as a whole", func(t *testing.T) {
+		root := guesttest.Sysfs(t, map[string]string{"nvme0n1": "boot", "nvme5n1": "csi-0123456789abcdef",
+			"nvme3n1": "csi-0123456789abcde", "vda": "-"})
+		host := Host{Sysfs: root, Dev: t.TempDir()}
+		all, err := host.List()
+		csitest.Must(t, err)
+		if len(all) != 3 {
+			t.Fatalf("listed %+v", all)
+		}
+		// The error is only that the device has no node.
+		_, err = host.Find(t.Context(), "csi-0123456789abcdef", time.Millisecond)
+		if err == nil || !strings.Contains(err.Error(), "nvme5n1") {
+			t.Fatal(err)
+		}
+	})
+	t.Run("a missing block directory is an error that names it", func(t *testing.T) {
+		_, err := Host{Sysfs: "/no/such/sys"}.Find(t.Context(), "x", time.Hour)
+		if err == nil || !strings.Contains(err.Error(), "/no/such/sys/block") {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestParseDiskstats(t *testing.T) {
+	const text = "   7       0 loop0 95279 245 2672904 9264 15799 74501 20875650 36154 0 11260" +
+		" 49908 28 0 9568286 1 2595 4488\n" +
+		"   7       1 loop1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n" +
+		" 259       0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11\n" +
+		"   8       0 sda 1 2 x 4 5 6 7 8 9 10 11 12 13 14 15\n"
+	for _, c := range []struct {
+		major, minor uint32
+		want         Counters
+	}{
+		{7, 0, Counters{ReadSectors: 2672904, WrittenSectors: 20875650, DiscardedSectors: 9568286}},
+		{7, 1, Counters{ReadSectors: 3, WrittenSectors: 7, DiscardedSectors: 14}},
+		{259, 0, Counters{}}, // from a kernel that does not count discards
+		{8, 0, Counters{}},
+		{7, 2, Counters{}},
+	} {
+		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
+			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+//go:build linux
+
+package blockdev
+
+import (
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+)
+
+// A child has a copy of every descriptor between fork and exec, so a device could stay in use after
+// an exclusive open has been closed: by the mkfs of another volume, for example.
+func TestNoForkedChildKeepsTheDeviceInUse(t *testing.T) {
+	g := guesttest.New(t)
+	d := g.Attach("csi-0123456789abcdef", 64*guesttest.MiB)
+	host := Host{Sysfs: g.Sys(""), Dev: g.Dev("")}
+	found, err := host.Lookup(d.Serial)
+	csitest.Must(t, err)
+	device, err := host.Open(found)
+	csitest.Must(t, err)
+	defer func() { _ = device.Close() }()
+	over := make(chan struct{})
+	var starting sync.WaitGroup
+	for range 4 {
+		starting.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+					_ = exec.Command("true").Run()
+				}
+			}
+		})
+	}
+	defer starting.Wait()
+	defer close(over)
+	for n, end := 0, time.Now().Add(2*time.Second); time.Now().Before(end); n++ {
+		for name, open := range map[string]func() error{
+			"TryExclusive": device.TryExclusive,
+			"WithExclusive": func() error {
+				return device.WithExclusive(func(*os.File) error { return nil })
+			},
+		} {
+			if err := open(); err != nil {
+				t.Fatalf("%s, number %d: %v", name, n, err)
+			}
+			if err := openExclusive(device.Path); err != nil {
+				t.Fatalf("after %s, number %d: %v", name, n, err)
+			}
+		}
+	}
+}
+
+// openExclusive opens the device exclusively and closes it, while no child can inherit the
+// descriptor.
+func openExclusive(path string) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

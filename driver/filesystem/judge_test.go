@@ -1,0 +1,93 @@
+//go:build linux
+
+package filesystem
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+)
+
+func TestParseBlkid(t *testing.T) {
+	for _, c := range []struct {
+		output string
+		want   blkidResult
+		fails  bool
+	}{
+		{output: "DEVNAME=/proc/self/fd/3\nTYPE=ext4\nUSAGE=filesystem\n",
+			want: blkidResult{Type: "ext4"}},
+		{output: "DEVNAME=x\nPTTYPE=gpt\n", want: blkidResult{Table: "gpt"}},
+		{output: "LABEL=TYPE=xfs\nTYPE=swap\nPTTYPE=dos\n",
+			want: blkidResult{Type: "swap", Table: "dos"}},
+		{output: "", fails: true},
+		{output: "DEVNAME=x\n", fails: true},
+	} {
+		got, err := parseBlkid(c.output)
+		if (err != nil) != c.fails || (err == nil && got != c.want) {
+			t.Errorf("parseBlkid(%q) = %+v, %v, want %+v", c.output, got, err, c.want)
+		}
+	}
+}
+
+func TestBlkidDistinguishesNothingFoundFromAnError(t *testing.T) {
+	blank := filepath.Join(t.TempDir(), "blank")
+	csitest.Must(t, os.WriteFile(blank, make([]byte, guesttest.MiB), 0o600))
+	f, err := os.Open(blank)
+	csitest.Must(t, err)
+	defer func() { _ = f.Close() }()
+	if got, err := blkid(f); err != nil || got.found() {
+		t.Errorf("a blank file: %+v, %v", got, err)
+	}
+	tools := t.TempDir()
+	for _, script := range []string{"", "exit 4", "exit 1", "kill -9 $$", "exit 0"} {
+		if script != "" {
+			csitest.Must(t, os.WriteFile(filepath.Join(tools, "blkid"), []byte("#!/bin/sh\n"+script+"\n"),
+				0o755))
+		}
+		t.Setenv("PATH", tools)
+		if got, err := blkid(f); err == nil {
+			t.Errorf("blkid that does %q returns %+v, want an error", script, got)
+		}
+	}
+}
+
+func TestNonZero(t *testing.T) {
+	for _, size := range []int{1, 511, 4096, 4097, 10000} {
+		b := make([]byte, size)
+		if got := nonZero(b); got != -1 {
+			t.Errorf("nonZero of %d zeroes = %d", size, got)
+		}
+		for _, at := range []int{size - 1, size / 2, 0} {
+			b[at] = 7
+			if got := nonZero(b); got != at {
+				t.Errorf("nonZero with byte %d of %d set = %d", at, size, got)
+			}
+		}
+	}
+}
+
+// FuzzJudge checks that no disk with a byte that is not zero, or on which blkid finds something, is
+// called blank.
+func FuzzJudge(f *testing.F) {
+	f.Add([]byte{}, []byte{}, "", "")
+	f.Add([]byte{0, 1}, []byte{0}, "ext4", "")
+	f.Add(make([]byte, 512), []byte("EFI PART"), "", "gpt")
+	f.Fuzz(func(t *testing.T, head, sector []byte, kind, table string) {
+		s := scan{Path: "/dev/x", Unexplained: -1, SizeBytes: 16 * guesttest.MiB,
+			Found: findSuperblocks(head),
+			Blkid: blkidResult{Type: kind, Table: table}, Regions: []regionData{
+				{region{0, int64(len(head)), "the head"}, head},
+				{region{RecordOffsets(16 * guesttest.MiB)[0], int64(len(sector)), "a sector"}, sector},
+			}}
+		clean := len(bytes.Trim(head, "\x00")) == 0 && len(bytes.Trim(sector, "\x00")) == 0
+		s.takeRecords()
+		got, err := s.judge(Volume{ID: "v", DiskName: "d", SizeBytes: s.SizeBytes})
+		if err == nil && got.Blank && (!clean || kind != "" || table != "") {
+			t.Fatalf("called blank: head %q, sector %q, %q, %q", head, sector, kind, table)
+		}
+	})
+}

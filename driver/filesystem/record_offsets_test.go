@@ -1,0 +1,123 @@
+//go:build linux
+
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// TestEveryMkfsLeavesARecord checks what repeating an unfinished format relies on: no mkfs of the
+// driver, whatever its options, overwrites all records on a disk. The long form, with
+// PROOF_DURATION set, tries every size.
+func TestEveryMkfsLeavesARecord(t *testing.T) {
+	sizes, sectors := []int64{64 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}, []string{"512"}
+	if os.Getenv("PROOF_DURATION") != "" {
+		sizes = []int64{64 * guesttest.MiB, 128 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB,
+			1500 * guesttest.MiB, 3 * guesttest.GiB, 10 * guesttest.GiB, 100 * guesttest.GiB,
+			1023 * guesttest.GiB}
+		sectors = []string{"512", "4096"}
+	}
+	tried := 0
+	for _, size := range sizes {
+		for _, sector := range sectors {
+			for _, fsType := range volume.Filesystems {
+				for _, options := range slotOptions(fsType, size) {
+					name := fmt.Sprintf("%s of %d MiB in blocks of %s with %q", fsType, size/guesttest.MiB,
+						sector, options)
+					t.Run(name, func(t *testing.T) {
+						for _, config := range slotConfigs(t, fsType) {
+							if left, ok := recordsAfterMkfs(t, size, sector, fsType, options, config); ok {
+								tried++
+								if left == 0 {
+									t.Errorf("no record is left with the configuration %q", config)
+								}
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+	// Some filesystems cannot be made on such a disk; most can.
+	if tried < 20 {
+		t.Fatalf("only %d filesystems could be made", tried)
+	}
+}
+
+// slotOptions returns the extremes of what a StorageClass may ask for. Options with which mkfs
+// writes a large part of the disk are left out for huge disks.
+func slotOptions(fsType string, size int64) []string {
+	switch fsType {
+	case volume.Ext3, volume.Ext4:
+		few := []string{"", "bytesPerInode=67108864", "fsBlockSize=1024", "fsBlockSize=2048"}
+		if (fsType == volume.Ext3 && size > 3*guesttest.GiB) || size > 100*guesttest.GiB {
+			return few[:2]
+		}
+		return append(few, "bytesPerInode=1024", "bytesPerInode=4096,inodeSize=2048,fsBlockSize=4096",
+			"inodeSize=1024", "bytesPerInode=2048,fsBlockSize=4096,inodeSize=512", "reservedPercent=50",
+			"label=data", "bytesPerInode=1024,inodeSize=256,fsBlockSize=1024")
+	case volume.XFS:
+		return []string{"", "fsBlockSize=1024", "fsBlockSize=2048", "inodeSize=2048", "reflink=false",
+			"inodeSize=1024,fsBlockSize=2048", "label=data"}
+	}
+	return []string{"", "nodeSize=4096", "nodeSize=32768", "nodeSize=65536", "label=data"}
+}
+
+// slotConfigs returns configuration files for mke2fs that make it leave the inode tables to the
+// kernel, and write them itself. Without a setting mke2fs decides by the running kernel.
+func slotConfigs(t *testing.T, fsType string) []string {
+	t.Helper()
+	if fsType != volume.Ext3 && fsType != volume.Ext4 {
+		return []string{""}
+	}
+	usual, err := os.ReadFile("/etc/mke2fs.conf")
+	csitest.Must(t, err)
+	configs := []string{filepath.Join(t.TempDir(), "lazy"), filepath.Join(t.TempDir(), "whole")}
+	for i, lazy := range []string{"1", "0"} {
+		text := strings.Replace(string(usual), "[defaults]", "[defaults]\n\tlazy_itable_init = "+lazy, 1)
+		csitest.Must(t, os.WriteFile(configs[i], []byte(text), 0o600))
+	}
+	return configs
+}
+
+// recordsAfterMkfs returns the number of records that a mkfs leaves. ok is false if mkfs refuses
+// the disk.
+func recordsAfterMkfs(t *testing.T, size int64, sector, fsType, options, config string) (left int,
+	ok bool) {
+	t.Helper()
+	d := disk{openDisk(t, size, "--sector-size", sector)}
+	parsed, err := volume.ParseMkfsOptions(options)
+	csitest.Must(t, err)
+	v := Volume{ID: "v", DiskName: "d", SizeBytes: size, FSType: fsType, Mkfs: parsed}
+	record, err := RecordOf(v).Encode()
+	csitest.Must(t, err)
+	csitest.Must(t, d.WithExclusive(func(w *os.File) error { return d.writeRecords(w, record) }))
+	name, args, err := mkfsCommand(v)
+	csitest.Must(t, err)
+	mkfs := exec.Command(name, append(args, d.Path)...)
+	mkfs.Env = append(os.Environ(), "MKE2FS_CONFIG="+config)
+	if err := mkfs.Run(); errors.As(err, new(*exec.ExitError)) {
+		return 0, false
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	for _, slot := range RecordOffsets(size) {
+		b, err := d.Read(slot, sectorBytes)
+		csitest.Must(t, err)
+		if bytes.Equal(b, record) {
+			left++
+		}
+	}
+	return left, true
+}

@@ -1,0 +1,189 @@
+//go:build linux
+
+package filesystem
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+const someUUID = "7d3c1f60-52c1-4f0e-8a57-2f5d1f0a9be1"
+
+// freshDisk returns the start of a disk that a mkfs has just formatted.
+func freshDisk(t *testing.T, sizeBytes int64, mkfs ...string) []byte {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "disk.img")
+	csitest.Must(t, os.WriteFile(file, nil, 0o600))
+	csitest.Must(t, os.Truncate(file, sizeBytes))
+	if out, err := exec.Command(mkfs[0], append(mkfs[1:], file)...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v\n%s", mkfs, err, out)
+	}
+	f, err := os.Open(file)
+	csitest.Must(t, err)
+	defer func() { _ = f.Close() }()
+	head := make([]byte, headBytes)
+	_, err = f.ReadAt(head, 0)
+	csitest.Must(t, err)
+	return head
+}
+
+func TestFindSuperblocks(t *testing.T) {
+	for _, c := range []struct {
+		mkfs string
+		size int64
+		want Superblock
+	}{
+		{"mke2fs -q -F -t ext4", 64 * guesttest.MiB, Superblock{Type: volume.Ext4, ChecksumOK: true,
+			UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -b 4096 -O 64bit", guesttest.GiB,
+			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 128 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -O ^metadata_csum", 64 * guesttest.MiB,
+			Superblock{Type: volume.Ext4, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext4 -O ^has_journal", 64 * guesttest.MiB,
+			Superblock{Type: volume.Ext4, ChecksumOK: true, UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext3", 64 * guesttest.MiB, Superblock{Type: volume.Ext3,
+			UnitBytes: 8 * guesttest.MiB}},
+		{"mke2fs -q -F -t ext2", 64 * guesttest.MiB, Superblock{Type: fsExt2,
+			UnitBytes: 8 * guesttest.MiB}},
+		{"mkfs.xfs -q", 300 * guesttest.MiB, Superblock{Type: volume.XFS, ChecksumOK: true,
+			UnitBytes: 64 * 4096}},
+		{"mkfs.xfs -q -b size=1024", 300 * guesttest.MiB,
+			Superblock{Type: volume.XFS, ChecksumOK: true, UnitBytes: 64 * 1024}},
+		{"mkfs.btrfs -q", 128 * guesttest.MiB, Superblock{Type: volume.Btrfs, ChecksumOK: true,
+			UnitBytes: 4096}},
+	} {
+		t.Run("the result of "+c.mkfs+" is recognized", func(t *testing.T) {
+			flag := " -U "
+			if c.want.Type == volume.XFS {
+				flag = " -m uuid="
+			}
+			head := freshDisk(t, c.size, strings.Fields(c.mkfs+flag+someUUID)...)
+			c.want.SizeBytes = c.size
+			found := findSuperblocks(head)
+			for i := range found {
+				// A btrfs is never certainly fresh.
+				maybe := found[i].MaybeFresh
+				if found[i].Fresh == maybe || maybe != (c.want.Type == volume.Btrfs) {
+					t.Errorf("it is fresh or maybe fresh: %+v", found[i])
+				}
+				found[i].Fresh, found[i].MaybeFresh = false, false
+				found[i].LogOffset, found[i].BlockBytes = 0, 0
+				found[i].Offset, found[i].DataOffset = 0, 0
+				if found[i].UUID.String() != someUUID {
+					t.Errorf("the UUID is %s, want %s", found[i].UUID, someUUID)
+				}
+				found[i].UUID = uuid.Nil
+			}
+			if len(found) != 1 || found[0] != c.want {
+				t.Fatalf("found %+v, want %+v", found, c.want)
+			}
+		})
+	}
+	t.Run("a wrong checksum is detected", func(t *testing.T) {
+		for _, c := range []struct {
+			mkfs []string
+			at   int
+		}{
+			{[]string{"mke2fs", "-q", "-F", "-t", "ext4"}, extOffset + 0x78},
+			{[]string{"mkfs.xfs", "-q"}, 108},
+			{[]string{"mkfs.btrfs", "-q"}, btrfsOffset + 0x12b},
+		} {
+			head := freshDisk(t, 300*guesttest.MiB, c.mkfs...)
+			head[c.at] ^= 1
+			if found := findSuperblocks(head); len(found) != 1 || found[0].ChecksumOK {
+				t.Errorf("%s: found %+v", c.mkfs[0], found)
+			}
+		}
+	})
+	t.Run("the reason why an ext4 needs a check is reported", func(t *testing.T) {
+		head := freshDisk(t, 64*guesttest.MiB, "mke2fs", "-q", "-F", "-t", "ext4")
+		for _, c := range []struct {
+			at    int
+			value byte
+			want  string
+		}{
+			{0x60, head[extOffset+0x60] | extIncompatRecover, ""}, // the kernel replays the journal
+			{0x3A, 0, "it was not unmounted cleanly"},
+			{0x3A, extStateValid | extStateError, "the kernel has recorded errors"},
+			{0x194, 1, "the kernel has recorded errors"},
+			{0xE8, 12, "it has orphaned inodes"},
+		} {
+			b := append([]byte(nil), head...)
+			b[extOffset+c.at] = c.value
+			if sb, ok := extSuperblock(b); !ok || sb.Unclean != c.want {
+				t.Errorf("byte %#x = %d: %q, want %q", c.at, c.value, sb.Unclean, c.want)
+			}
+		}
+	})
+}
+
+// FuzzFindSuperblocks checks that no content of a disk makes findSuperblocks panic, and that no
+// size is negative.
+func FuzzFindSuperblocks(f *testing.F) {
+	ext := make([]byte, extOffset+extBytes)
+	binary.LittleEndian.PutUint16(ext[extOffset+0x38:], 0xEF53)
+	f.Add(ext)
+	xfs := make([]byte, 512)
+	copy(xfs, "XFSB")
+	binary.BigEndian.PutUint64(xfs[8:], 1<<63)
+	binary.BigEndian.PutUint16(xfs[102:], 512)
+	f.Add(xfs)
+	f.Add([]byte("XFSB"))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, head []byte) {
+		// Prepend zeroes so that short inputs also reach the superblock of btrfs.
+		far := append(make([]byte, btrfsOffset), head...)
+		far = append(far, make([]byte, btrfsBytes)...)
+		for _, b := range [][]byte{head, far} {
+			for _, sb := range findSuperblocks(b) {
+				if sb.SizeBytes < 0 || sb.UnitBytes < 0 || sb.Type == "" {
+					t.Fatalf("found %+v", sb)
+				}
+			}
+		}
+	})
+}
+
+func TestXFSLogFresh(t *testing.T) {
+	header := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 1}
+	later := []byte{0xFE, 0xED, 0xBA, 0xBE, 0, 0, 0, 2}
+	for _, c := range []struct {
+		name   string
+		writes map[int][]byte
+		fresh  bool
+	}{
+		{"as mkfs leaves it", map[int][]byte{0: header, 512: {1}}, true},
+		{"whose record was lost in a power failure", nil, true},
+		{"whose record has lost its first sector", map[int][]byte{512: {1}}, true},
+		{"with another record after the first", map[int][]byte{0: header, 16 << 10: header}, false},
+		{"with a record after one that is lost", map[int][]byte{16 << 10: header}, false},
+		{"of the second cycle", map[int][]byte{0: later}, false},
+		{"that begins with something else", map[int][]byte{0: {1}}, false},
+	} {
+		log := make([]byte, 64<<10)
+		for at, b := range c.writes {
+			copy(log[at:], b)
+		}
+		if got := xfsLogFresh(log); got != c.fresh {
+			t.Errorf("a log %s: fresh is %t", c.name, got)
+		}
+	}
+}
+
+func TestCastagnoliIsTheFilesystemsChecksum(t *testing.T) {
+	// The check value of CRC-32C.
+	if got := crc32.Checksum([]byte("123456789"), castagnoli); got != 0xE3069283 {
+		t.Fatalf("crc32c = %#x", got)
+	}
+}

@@ -1,0 +1,146 @@
+//go:build linux
+
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// firstUnexplained returns the offset of the first byte in a disk's file that no mkfs writes, or
+// -1.
+func firstUnexplained(t *testing.T, d *guesttest.Disk) int64 {
+	t.Helper()
+	guesttest.Run(t, "blockdev", "--flushbufs", d.Loop)
+	f, err := os.Open(d.File)
+	csitest.Must(t, err)
+	defer func() { _ = f.Close() }()
+	m := mkfsTraces{d.SizeBytes, func(offset, n int64) ([]byte, error) {
+		b := make([]byte, n)
+		_, err := f.ReadAt(b, offset)
+		return b, err
+	}}
+	for at := int64(0); ; {
+		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return -1
+		}
+		csitest.Must(t, err)
+		b := make([]byte, min(chunkBytes, d.SizeBytes-from))
+		_, err = f.ReadAt(b, from)
+		csitest.Must(t, err)
+		i, err := m.check(b, from)
+		csitest.Must(t, err)
+		if i >= 0 {
+			return from + int64(i)
+		}
+		at = from + int64(len(b))
+	}
+}
+
+// TestMkfsTracesExplainEveryMkfs checks what repeating an unfinished format relies on: if a byte
+// that a mkfs of the driver wrote were not recognized, the disk would be refused forever. The long
+// form, with PROOF_DURATION set, tries every size.
+func TestMkfsTracesExplainEveryMkfs(t *testing.T) {
+	sizes := []int64{64 * guesttest.MiB, 300 * guesttest.MiB, guesttest.GiB, 10 * guesttest.GiB}
+	if os.Getenv("PROOF_DURATION") != "" {
+		sizes = append(sizes, 128*guesttest.MiB, 3*guesttest.GiB, 100*guesttest.GiB, 1023*guesttest.GiB)
+	}
+	made := 0
+	for _, size := range sizes {
+		for _, fsType := range volume.Filesystems {
+			for _, options := range slotOptions(fsType, size) {
+				for _, block := range volume.BlockSizes {
+					name := fmt.Sprintf("%s of %d MiB with %q and blocks of %d", fsType, size/guesttest.MiB,
+						options, block)
+					t.Run(name, func(t *testing.T) {
+						if mkfsIsExplained(t, fsType, options, size, block) {
+							made++
+						}
+					})
+				}
+			}
+		}
+	}
+	if made < 20 {
+		t.Fatalf("only %d filesystems could be made", made)
+	}
+}
+
+// mkfsIsExplained makes a filesystem and fails the test for a byte that is not recognized as
+// mkfs's. It returns false if mkfs refuses the disk.
+func mkfsIsExplained(t *testing.T, fsType, options string, size int64, block int) (made bool) {
+	t.Helper()
+	g := guesttest.New(t)
+	d := g.Attach(guesttest.Serial, size, "--sector-size", strconv.Itoa(block))
+	var err error
+	v := Volume{ID: zeroVolume, FSType: fsType}
+	v.Mkfs, err = volume.ParseMkfsOptions(options)
+	csitest.Must(t, err)
+	name, args, err := mkfsCommand(v)
+	csitest.Must(t, err)
+	result, err := runTool(nil, name, append(args, d.Loop)...)
+	if csitest.Must(t, err); result.Exit != 0 {
+		return false
+	}
+	if at := firstUnexplained(t, d); at >= 0 {
+		sector := d.ReadAt(t, at&^(sectorBytes-1), sectorBytes)
+		for unit := range slices.Chunk(sector, extBytes) {
+			if nonZero(unit) >= 0 && !extUnit(unit, uint64(size)/extBytes) {
+				t.Fatalf("at %d: %x", at, unit)
+			}
+		}
+		t.Fatalf("at %d: %x", at, sector)
+	}
+	return true
+}
+
+func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
+	random := make([]byte, sectorBytes)
+	for i := range random {
+		random[i] = byte(rand.New(rand.NewPCG(1, uint64(i))).Uint32())
+	}
+	text := []byte(strings.Repeat("All that a workload has written stays. ", 128))[:sectorBytes]
+	one := make([]byte, sectorBytes)
+	copy(one[700:], text[:100])
+	boot := make([]byte, sectorBytes)
+	boot[5] = 1
+	for _, c := range []struct {
+		name   string
+		sector []byte
+		at     int64
+	}{
+		{"random bytes", random, 8 << 20},
+		{"one value", bytes.Repeat([]byte{0xAA}, sectorBytes), 8 << 20},
+		{"a text", text, 8 << 20},
+		{"a hundred bytes of text", one, 8 << 20},
+		{"a single byte at the start of the disk", boot, 0},
+		{"a superblock with something before it", slices.Concat(text[:extOffset],
+			make([]byte, sectorBytes-extOffset)), 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := mkfsTraces{guesttest.GiB, func(_, n int64) ([]byte, error) { return make([]byte, n), nil }}
+			i, err := m.check(slices.Concat(make([]byte, sectorBytes), c.sector), c.at-sectorBytes)
+			if c.at == 0 {
+				i, err = m.check(c.sector, 0)
+				i += sectorBytes
+			}
+			if csitest.Must(t, err); i < sectorBytes {
+				t.Fatalf("it is recognized as written by mkfs: %d", i)
+			}
+		})
+	}
+}

@@ -1,0 +1,54 @@
+//go:build linux
+
+package mount
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+)
+
+func TestTable(t *testing.T) {
+	table, err := parseTable([]byte(strings.Join([]string{
+		`21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw`,
+		`40 21 259:3 / /a\040b\011c\012d\134e rw,noatime shared:2 master:1 - ext4 /dev/nvme3n1 rw,sync`,
+		`52 41 259:3 /sub /other ro,relatime - ext4 /dev/nvme3n1 rw`,
+		`51 40 0:52 / /a\040b\011c\012d\134e rw - tmpfs none rw`,
+	}, "\n") + "\n"))
+	csitest.Must(t, err)
+	const path = "/a b\tc\nd\\e"
+	layers := table.At(path)
+	if len(layers) != 2 || layers[1].ID != 51 || table.Top(path).FSType != "tmpfs" {
+		t.Fatalf("layers: %+v", layers)
+	}
+	if got := Flags(layers[0]); !slices.Equal(got, []string{"noatime", "sync"}) {
+		t.Fatalf("flags: %q", got)
+	}
+	if got := table.Of(blockdev.Device{Major: 259, Minor: 3}); len(got) != 2 {
+		t.Fatalf("mounts of the device: %q", got.Paths())
+	}
+	if got := table.sameFilesystem(layers[0]); len(got) != 1 || got[0].Mountpoint != "/other" {
+		t.Fatalf("other mounts of the filesystem: %q", got.Paths())
+	}
+	for line, want := range map[string]Condition{
+		"rw - ext4 /dev/nvme4n1 rw":               Healthy,
+		"ro - ext4 /dev/nvme4n1 rw":               Healthy,
+		"ro - ext4 /dev/nvme4n1 ro":               Healthy,
+		"rw - xfs /dev/nvme4n1 ro":                ReadOnlyAfterErrors,
+		"rw - ext4 /dev/nvme4n1 rw,emergency_ro":  ReadOnlyAfterErrors,
+		"ro - ext4 /dev/nvme4n1 ro,emergency_ro":  ReadOnlyAfterErrors,
+		"rw,noatime - ext4 /dev/nvme4n1 shutdown": Dead,
+	} {
+		table, err := parseTable([]byte("41 21 259:4 / / " + line + "\n"))
+		csitest.Must(t, err)
+		if got := ConditionOf(table[0]); got != want {
+			t.Errorf("the condition of %q is %q, want %q", line, got, want)
+		}
+	}
+	if table.Top("/a") != nil {
+		t.Fatal("Top returns a mount for a prefix of its path")
+	}
+}

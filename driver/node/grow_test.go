@@ -1,0 +1,121 @@
+//go:build linux
+
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// grown is a volume with an ext filesystem of a file in it, on a disk that is twice as large.
+func grown(t *testing.T, fsType string) testVolume {
+	t.Helper()
+	g := newGuest(t)
+	small := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	file := copyDisk(t, small.disk.File)
+	must(t, os.Truncate(file, 256*guesttest.MiB))
+	return g.volume(g.AttachFile(guesttest.Serial, file), fsType)
+}
+
+func (v testVolume) hasGrown(t *testing.T) {
+	t.Helper()
+	must(t, v.stage())
+	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+		t.Fatalf("the data are %q, %v", b, err)
+	}
+	must(t, v.unstage())
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		if hasRecord(t, v.disk, slot) {
+			t.Fatalf("a mark is left at %d", slot)
+		}
+	}
+	guesttest.Run(t, "e2fsck", "-fn", v.disk.Loop)
+	found, err := v.guest.node().filesystems(v.device(t))
+	must(t, err)
+	if len(found) != 1 || found[0].SizeBytes+found[0].UnitBytes <= v.disk.SizeBytes {
+		t.Fatalf("it has not grown: %+v", found)
+	}
+}
+
+func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
+	for _, fsType := range []string{volume.Ext3, volume.Ext4} {
+		for _, moment := range []string{"0", "0.001", "0.002", "0.004", "0.006", "0.01", "0.02"} {
+			t.Run("a "+fsType+" whose resize2fs was killed after "+moment+" s", func(t *testing.T) {
+				v := grown(t, fsType)
+				path := os.Getenv("PATH")
+				tools(t, map[string]string{
+					"resize2fs": "timeout -s KILL " + moment + ` "$real" "$@"; exit 1`})
+				if moment == "0" {
+					tools(t, map[string]string{"resize2fs": "exit 1"})
+				}
+				csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+				must(t, os.Setenv("PATH", path))
+				v.hasGrown(t)
+			})
+		}
+	}
+	t.Run("an ext4 whose superblock the check before was writing", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"e2fsck": "exit 8"})
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.disk.WriteAt(t, 1024+0x40, []byte{1, 2, 3}) // the time of the last check
+		v.hasGrown(t)
+	})
+	t.Run("what is no growth of this volume gets no such repair", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"resize2fs": "exit 1"})
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.ID = "0b54dc0e-93a4-4f5f-8f5d-another00000"
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+	})
+	t.Run("a mark of a growth is worth nothing after a mount, and stays", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		must(t, v.stage())
+		must(t, v.unstage())
+		nv, err := parseVolume(v.ID, v.capability(), v.published(), v.Context)
+		must(t, err)
+		m := filesystem.RecordOf(nv.Volume)
+		m.GrowFrom, m.Mounted, m.Checked = 128*guesttest.MiB, 1, true
+		b, err := m.Encode()
+		must(t, err)
+		slot := filesystem.GrowthOffsets(v.disk.SizeBytes)[0]
+		v.disk.WriteAt(t, slot, b)
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		if !hasRecord(t, v.disk, slot) {
+			t.Fatal("it was erased")
+		}
+	})
+	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		v.disk.WriteAt(t, 1024+0x88, []byte("/x"))
+		err := v.stage()
+		csitest.Want(t, err, codes.FailedPrecondition, csierr.DiskNotBlank)
+		if !strings.Contains(err.Error(), "checksum is wrong") {
+			t.Fatal(err)
+		}
+	})
+}

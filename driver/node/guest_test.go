@@ -1,0 +1,141 @@
+//go:build linux
+
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+var must = csitest.Must
+
+// instance is the id of a guest.
+const instance = "5e3a9f62-7c1b-4e0b-9a3d-0f6f0c9b8a01"
+
+// guest is a guest with an orchestrator's directory.
+type guest struct {
+	*guesttest.Guest
+	t     *testing.T
+	state string // the state directory, for those tests that give it one
+	log   bytes.Buffer
+}
+
+func newGuest(t *testing.T) *guest {
+	t.Helper()
+	g := &guest{Guest: guesttest.New(t), t: t}
+	must(t, os.MkdirAll(g.path(""), 0o755))
+	return g
+}
+
+// node is a fresh process on the guest: it knows no more than the state directory holds.
+func (g *guest) node() *Service {
+	return &Service{
+		SysfsRoot: g.Sys(""), DevRoot: g.Dev(""),
+		InstanceID:    instance,
+		DeviceTimeout: 50 * time.Millisecond, StateDir: g.state,
+		Log: slog.New(slog.NewTextHandler(&g.log, nil)),
+	}
+}
+
+// path is a path below the directory of the orchestrator.
+func (g *guest) path(name string) string { return filepath.Join(g.Dir, "kubelet", name) }
+
+// volume is a volume of the guest and where the orchestrator wants it.
+type testVolume struct {
+	guest   *guest
+	disk    *guesttest.Disk
+	ID      string
+	Name    string // of the disk
+	FSType  string // "block" for raw block
+	Mode    csi.VolumeCapability_AccessMode_Mode
+	Flags   []string
+	Context map[string]string // volume_context
+	Static  bool              // no size in publish_context
+	Tag     map[string]string // what publish_context says from the disk's ownership tag
+	Whole   bool              // not made blank for filesystems, so it is read whole
+}
+
+func (g *guest) volume(d *guesttest.Disk, fsType string) testVolume {
+	return testVolume{guest: g, disk: d, ID: "0b54dc0e-93a4-4f5f-8f5d-" + fmt.Sprintf("%012x",
+		g.Disks()),
+		Name: d.Serial, FSType: fsType, Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
+}
+
+func (v testVolume) capability() *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: v.Mode}}
+	if v.FSType == "block" {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		return c
+	}
+	c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+		FsType: v.FSType, MountFlags: v.Flags}}
+	return c
+}
+
+func (v testVolume) published() map[string]string {
+	m := map[string]string{volume.CtxDiskName: v.Name}
+	if !v.Static {
+		m[volume.CtxSizeBytes] = fmt.Sprint(v.disk.SizeBytes)
+		if !v.Whole && v.FSType != "block" {
+			m[volume.CtxOrigin], m[volume.CtxUse] = volume.OriginBlank, volume.UseFilesystem
+		}
+	}
+	maps.Copy(m, v.Tag)
+	return m
+}
+
+func (v testVolume) staging() string { return v.guest.path("staging " + v.disk.Serial) }
+
+func (v testVolume) stageRequest() *csi.NodeStageVolumeRequest {
+	return &csi.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging(),
+		VolumeCapability: v.capability(), PublishContext: v.published(), VolumeContext: v.Context}
+}
+
+func (v testVolume) publishRequest(target string) *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging(),
+		TargetPath: v.guest.path(target), VolumeCapability: v.capability(),
+		PublishContext: v.published(), VolumeContext: v.Context}
+}
+
+// A process that has just started makes each of the calls below, so none relies on an earlier one.
+
+func (v testVolume) stage() error {
+	_, err := v.guest.node().NodeStageVolume(v.guest.t.Context(), v.stageRequest())
+	return err
+}
+
+func (v testVolume) unstage() error {
+	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
+	return err
+}
+
+func (v testVolume) publish(target string) error {
+	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), v.publishRequest(target))
+	return err
+}
+
+func (v testVolume) publishReadOnly(target string) error {
+	req := v.publishRequest(target)
+	req.Readonly = true
+	_, err := v.guest.node().NodePublishVolume(v.guest.t.Context(), req)
+	return err
+}
+
+func (v testVolume) unpublish(target string) error {
+	_, err := v.guest.node().NodeUnpublishVolume(v.guest.t.Context(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)})
+	return err
+}

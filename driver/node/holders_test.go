@@ -1,0 +1,136 @@
+//go:build linux
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// opening starts a process that has a file open in that way, "<" or "<>".
+func opening(t *testing.T, how, path string) *neighbour {
+	t.Helper()
+	script := `exec 3` + how + `"$1"; echo ready; read -r x || true`
+	return startNeighbour(t, "sh", "-c", script, "sh", path)
+}
+
+func TestNU5WhoHoldsADeviceIsNamed(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	must(t, v.stage())
+	must(t, unix.Unmount(v.staging(), 0)) // and there the driver dies
+	holders := filepath.Join(g.Dir, "sys/block", v.disk.Name, "holders")
+	must(t, os.MkdirAll(filepath.Join(holders, "dm-7"), 0o755))
+	mapper, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+	must(t, err)
+	n := opening(t, "<", v.disk.Loop)
+	v.held("dm-7", fmt.Sprintf("process %d (sh)", n.pid))
+	v.held("dm-7") // a restarted driver still asks
+	must(t, mapper.Close())
+	must(t, v.unstage())
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("records left: %q", got)
+	}
+}
+
+func TestNU5ARawDeviceThatIsOpenForWritingIsNotReleased(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	// As a container has it: by a node of its own, which is no mount.
+	node := filepath.Join(g.Dir, "the pod's node")
+	var st unix.Stat_t
+	must(t, unix.Stat(v.disk.Loop, &st))
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Rdev)))
+	reader, writer := opening(t, "<", node), opening(t, "<>", node)
+	must(t, v.unpublish("dev"))
+	v.held(fmt.Sprintf("process %d (sh)", writer.pid))
+	writer.leave()
+	must(t, v.unstage()) // to read is harmless
+	reader.leave()
+}
+
+func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
+		t.Run(fsType, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+			must(t, os.Truncate(v.disk.File, 0))
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+			if left := append(guesttest.Mounts(t, g.Dir), g.records()...); len(left) > 0 {
+				t.Fatalf("left: %q", left)
+			}
+		})
+	}
+	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		breakExt(t, v)
+		must(t, v.unstage())
+	})
+}
+
+func TestAReadOnlySwitchThatADeadDriverLeftIsTakenBack(t *testing.T) {
+	readOnly := func(v testVolume) bool {
+		return strings.TrimSpace(guesttest.Run(t, "blockdev", "--getro", v.disk.Loop)) == "1"
+	}
+	for name, finish := range map[string]func(v testVolume) error{
+		"by unpublish": func(v testVolume) error { return v.unpublish("dev") },
+		"by unpublish, where the target's directory is gone": func(v testVolume) error {
+			return v.unpublish("no/such/dev")
+		},
+		"by unstage": testVolume.unstage,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+			must(t, v.stage())
+			must(t, v.publishReadOnly("dev"))
+			must(t, unix.Unmount(g.path("dev"), 0)) // and there the driver dies
+			if !readOnly(v) {
+				t.Fatal("the device can be written already")
+			}
+			must(t, finish(v))
+			if readOnly(v) {
+				t.Fatal("the device is still read-only")
+			}
+		})
+	}
+	t.Run("but not while another workload has the volume", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		v.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		must(t, v.stage())
+		must(t, v.publishReadOnly("dev"))
+		must(t, v.publishReadOnly("other"))
+		must(t, unix.Unmount(g.path("dev"), 0))
+		must(t, v.unpublish("dev"))
+		if !readOnly(v) {
+			t.Fatal("the other workload's device can be written")
+		}
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		must(t, v.unpublish("other"))
+		must(t, v.unstage())
+		if readOnly(v) {
+			t.Fatal("the device is still read-only")
+		}
+	})
+}

@@ -1,0 +1,173 @@
+//go:build linux
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestTwoDriversOfOneNodeDoNotWorkOnOneDevice(t *testing.T) {
+	t.Run("while one makes the filesystem the other is refused, until it ends", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		begun, goOn := filepath.Join(t.TempDir(), "begun"), filepath.Join(t.TempDir(), "go on")
+		tools(t, map[string]string{"mke2fs": fmt.Sprintf(
+			`touch '%s'; while [ ! -e '%s' ]; do sleep 0.01; done; "$real" "$@"`, begun, goOn)})
+		first := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
+		csitest.Await(t, "mke2fs has begun", func() bool {
+			_, err := os.Stat(begun)
+			return err == nil
+		})
+		err := v.stage()
+		csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
+		if !strings.Contains(err.Error(), "(mke2fs)") {
+			t.Errorf("the message does not name who has the device: %v", err)
+		}
+		csitest.Want(t, v.unstage(), codes.Aborted, csierr.DeviceLocked)
+		must(t, os.WriteFile(goOn, nil, 0o600))
+		_, err = first()
+		must(t, err)
+		must(t, v.stage())
+		v.checkStaged(t)
+	})
+	t.Run("what a driver has started keeps the next one out after the driver's death",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			outlives := lockedProgram(t, v)
+			for name, call := range map[string]func() error{
+				"stage": v.stage, "publish": func() error { return v.publish("pod") },
+			} {
+				err := call()
+				csitest.Want(t, err, codes.Aborted, csierr.DeviceLocked)
+				if want := fmt.Sprintf("process %d (sleep)", outlives.Process.Pid); !strings.Contains(
+					err.Error(), want) {
+					t.Errorf("%s: the message does not say %q: %v", name, want, err)
+				}
+			}
+			must(t, outlives.Process.Kill())
+			_ = outlives.Wait()
+			must(t, v.stage())
+			v.checkStaged(t)
+		})
+	t.Run("a moment's lock, like udev's, is waited for", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		node := filepath.Join(g.Dir, "dev", v.disk.Name)
+		f, err := os.Open(node)
+		must(t, err)
+		must(t, unix.Flock(int(f.Fd()), unix.LOCK_SH))
+		staged := async.Start(func() (struct{}, error) { return struct{}{}, v.stage() })
+		csitest.Await(t, "the call waits", func() bool { return ownDescriptors(t, node) > 1 })
+		must(t, f.Close())
+		_, err = staged()
+		must(t, err)
+	})
+}
+
+// ownDescriptors counts the descriptors of this process that are of the file.
+func ownDescriptors(t *testing.T, path string) (n int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	must(t, err)
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && target == path {
+			n++
+		}
+	}
+	return n
+}
+
+// lockedProgram is a program that a driver had started on the volume's device before it died.
+func lockedProgram(t *testing.T, v testVolume) *exec.Cmd {
+	t.Helper()
+	ds := v.guest.node().host()
+	found, err := ds.Lookup(v.Name)
+	must(t, err)
+	h, err := ds.OpenLocked(t.Context(), found)
+	must(t, err)
+	cmd := exec.Command("sleep", "infinity")
+	cmd.ExtraFiles = []*os.File{h.File}
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	must(t, h.Close())
+	return cmd
+}
+
+func TestADeviceThatAProcessWritesToIsNotTouched(t *testing.T) {
+	for name, prepare := range map[string]func(v testVolume){
+		"blank":      func(testVolume) {},
+		"formatted":  func(v testVolume) { guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop) },
+		"to be read": func(v testVolume) {},
+	} {
+		t.Run("one that is "+name, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			v.Whole = name == "to be read"
+			prepare(v)
+			before := v.disk.Digest(t)
+			writer := opening(t, "<>", v.disk.Loop)
+			err := v.stage()
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+			if want := fmt.Sprintf("process %d (sh)", writer.pid); !strings.Contains(err.Error(), want) {
+				t.Errorf("the message does not say %q: %v", want, err)
+			}
+			if v.disk.Digest(t) != before {
+				t.Fatal("the disk was written")
+			}
+			writer.leave()
+			must(t, v.stage())
+		})
+	}
+}
+
+func TestADeviceIsComparedWithWhatTheControllerSaysOfTheDisk(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		blocks   string
+		attached []string
+		refused  bool
+	}{
+		{"blocks of 4096 bytes where the disk's have 512", "512",
+			[]string{"--sector-size", "4096"}, true},
+		{"blocks of 512 bytes where the disk's have 4096", "4096", nil, true},
+		{"the disk's blocks", "4096", []string{"--sector-size", "4096"}, false},
+		{"blocks of which nobody says anything", "", []string{"--sector-size", "4096"}, false},
+	} {
+		t.Run("NS-6 "+c.name, func(t *testing.T) {
+			g := newGuest(t)
+			file := filepath.Join(t.TempDir(), "disk.img")
+			must(t, os.WriteFile(file, nil, 0o600))
+			must(t, os.Truncate(file, 64*guesttest.MiB))
+			v := g.volume(g.AttachFile(guesttest.Serial, file, c.attached...), volume.Ext4)
+			v.Context = map[string]string{volume.CtxBlockSize: c.blocks}
+			before := v.disk.Digest(t)
+			err := v.stage()
+			if !c.refused {
+				must(t, err)
+				return
+			}
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceDiffers)
+			if !strings.Contains(err.Error(), "512") || !strings.Contains(err.Error(), "4096") {
+				t.Errorf("the message does not name both: %v", err)
+			}
+			if v.disk.Digest(t) != before {
+				t.Fatal("the disk was written")
+			}
+		})
+	}
+}

@@ -1,0 +1,286 @@
+//go:build linux
+
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// neighbour is a process that lives beside the driver until the test lets it go.
+type neighbour struct {
+	t     *testing.T
+	pid   int
+	leave func()
+}
+
+// startNeighbour runs a shell script that prints a line when it is ready.
+func startNeighbour(t *testing.T, command string, args ...string) *neighbour {
+	t.Helper()
+	cmd := exec.Command(command, args...)
+	input, err := cmd.StdinPipe()
+	must(t, err)
+	output, err := cmd.StdoutPipe()
+	must(t, err)
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	must(t, cmd.Start())
+	if _, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+		_ = cmd.Wait()
+		t.Fatalf("%s: %v\n%s", command, err, complaints.String())
+	}
+	n := &neighbour{t: t, pid: cmd.Process.Pid}
+	n.leave = sync.OnceFunc(func() {
+		_ = input.Close()
+		_, _ = io.Copy(io.Discard, output)
+		_ = cmd.Wait()
+	})
+	t.Cleanup(n.leave)
+	return n
+}
+
+// inNamespace starts a process in a mount namespace of its own, a copy of the test's. Then it runs
+// the script there, and stays.
+func inNamespace(t *testing.T, propagation, script string, args ...string) *neighbour {
+	t.Helper()
+	return startNeighbour(t, "unshare", append([]string{"--mount", "--propagation", propagation,
+		"sh", "-c", "set -e; " + script + "\necho ready; read -r x || true", "sh"}, args...)...)
+}
+
+// mounts lists what the neighbour has mounted below a directory.
+func (n *neighbour) mounts(dir string) []string {
+	n.t.Helper()
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(n.pid), "mountinfo"))
+	must(n.t, err)
+	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(b), mountinfo.PrefixFilter(dir))
+	must(n.t, err)
+	var paths []string
+	for _, m := range table {
+		paths = append(paths, m.Mountpoint)
+	}
+	return paths
+}
+
+// impatient is a fresh process that does not wait long for others to release a device.
+func (g *guest) impatient() *Service {
+	n := g.node()
+	n.ReleaseTimeout = 50 * time.Millisecond
+	return n
+}
+
+func (v testVolume) unstageRequest() *csi.NodeUnstageVolumeRequest {
+	return &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+}
+
+// held checks that the volume is not released, that the error names all of these, and that none of
+// the driver's mounts is gone.
+func (v testVolume) held(names ...string) {
+	t := v.guest.t
+	t.Helper()
+	before := guesttest.Mounts(t, v.guest.Dir)
+	_, err := v.guest.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+	csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+	for _, name := range names {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("it does not name %s: %v", name, err)
+		}
+	}
+	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+}
+
+func TestNU5AVolumeThatAnotherMountNamespaceHasIsNotTakenDown(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs} {
+		t.Run(fsType, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			must(t, v.stage())
+			n := inNamespace(t, "private", "")
+			v.held(fmt.Sprintf("process %d", n.pid))
+			n.leave()
+			must(t, v.unstage())
+		})
+	}
+	t.Run("at another path, where the first is no longer mounted", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.Mkdir(g.path("aside"), 0o755))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, v.staging(),
+			g.path("aside"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("though its disk was yanked away", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		n := inNamespace(t, "private", "")
+		g.Unplug(v.disk)
+		v.held(fmt.Sprintf("process %d", n.pid))
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("nor a raw one", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		must(t, os.WriteFile(g.path("aside"), nil, 0o600))
+		n := inNamespace(t, "private", `mount --bind "$1" "$2"; umount "$1"`, g.path("dev"),
+			g.path("aside"))
+		must(t, v.unpublish("dev"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("but one that lets go in time is waited for", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		n := inNamespace(t, "private", "")
+		time.AfterFunc(50*time.Millisecond, n.leave) // while unstage waits
+		must(t, v.unstage())
+	})
+}
+
+// shared gives the orchestrator's directory copies in other namespaces, as kubelet's has in the
+// driver's container.
+func (g *guest) shared() {
+	g.t.Helper()
+	dir := filepath.Join(g.Dir, "kubelet")
+	guesttest.Run(g.t, "mount", "--bind", dir, dir)
+	guesttest.Run(g.t, "mount", "--make-shared", dir)
+}
+
+func TestB32CopiesThatGoWithTheDriversMountAreNoHolders(t *testing.T) {
+	for _, c := range []struct{ name, propagation, script string }{
+		{"a peer", "unchanged", ""},
+		{"a slave", "slave", ""},
+		{"a slave that is shared itself", "slave", `mount --make-rshared "$1"`},
+		{"a peer that shows the directory elsewhere", "unchanged", `mount --bind "$1" "$2"`},
+	} {
+		for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
+			t.Run(c.name+", "+fsType, func(t *testing.T) {
+				g := statefulGuest(t)
+				g.shared()
+				kubelet := filepath.Join(g.Dir, "kubelet")
+				must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
+				n := inNamespace(t, c.propagation, c.script, kubelet, filepath.Join(g.Dir, "aside"))
+				v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+				must(t, v.stage())
+				must(t, v.publish("pod"))
+				if got := n.mounts(g.Dir); len(got) < 2 {
+					t.Fatalf("nothing has reached the other namespace: %q", got)
+				}
+				must(t, v.unpublish("pod"))
+				must(t, v.unstage())
+				for _, path := range n.mounts(g.Dir) {
+					if path != kubelet && path != filepath.Join(g.Dir, "aside") {
+						t.Errorf("the other namespace still has %q", path)
+					}
+				}
+			})
+		}
+	}
+	t.Run("but one that was moved away there is", func(t *testing.T) {
+		g := statefulGuest(t)
+		g.shared()
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.Mkdir(filepath.Join(g.Dir, "aside"), 0o755))
+		n := inNamespace(t, "unchanged", `mount --bind "$1" "$2"; mount --make-private "$2"`, v.staging(),
+			filepath.Join(g.Dir, "aside"))
+		v.held(fmt.Sprintf("process %d", n.pid), "aside")
+		n.leave()
+		must(t, v.unstage())
+	})
+	t.Run("and one that stays, because something is mounted in it, is seen afterwards",
+		func(t *testing.T) {
+			g := statefulGuest(t)
+			g.shared()
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+			must(t, v.stage())
+			n := inNamespace(t, "unchanged",
+				`mount --make-private "$1"; mount -t tmpfs none "$1/lost+found"`, v.staging())
+			for range 2 {
+				_, err := g.impatient().NodeUnstageVolume(t.Context(), v.unstageRequest())
+				csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+				if !strings.Contains(err.Error(), fmt.Sprintf("process %d", n.pid)) {
+					t.Errorf("it does not name process %d: %v", n.pid, err)
+				}
+			}
+			n.leave()
+			must(t, v.unstage())
+		})
+	t.Run("and a copy in the driver's own namespace is none either", func(t *testing.T) {
+		g := statefulGuest(t)
+		g.shared()
+		aside := filepath.Join(g.Dir, "aside")
+		must(t, os.Mkdir(aside, 0o755))
+		guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "kubelet"), aside)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 4 {
+			t.Fatalf("mounts: %q", got)
+		}
+		must(t, v.unstage())
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 2 {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+}
+
+func TestUP6ATargetThatAnotherMountNamespaceHasIsNotRemoved(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, "block"} {
+		t.Run(fsType, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			n := inNamespace(t, "private", "")
+			before := n.mounts(g.Dir)
+			unpublish := func() error {
+				_, err := g.impatient().NodeUnpublishVolume(t.Context(),
+					&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: g.path("pod")})
+				return err
+			}
+			err := unpublish()
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+			if !strings.Contains(err.Error(), strconv.Itoa(n.pid)) {
+				t.Errorf("it does not name process %d: %v", n.pid, err)
+			}
+			// The same holds when nothing is mounted here: the kernel would unmount it there with the path.
+			guesttest.Run(t, "umount", g.path("pod"))
+			csitest.Want(t, unpublish(), codes.Internal, csierr.StillMounted)
+			if after := n.mounts(g.Dir); !slices.Equal(after, before) {
+				t.Errorf("there was %q and is %q", before, after)
+			}
+			n.leave()
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+}

@@ -1,0 +1,184 @@
+//go:build linux
+
+package node
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// twoVolumes are a published volume and another one, which the node knows or not.
+func twoVolumes(t *testing.T, fsType string, known bool) (v, other testVolume) {
+	g := statefulGuest(t)
+	v = g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+	if fsType == volume.Btrfs {
+		fsType = volume.Ext4 // mkfs.btrfs cannot read the mount table of a guest with such a path
+	}
+	other = g.volume(g.Attach(guesttest.OtherSerial, 512*guesttest.MiB), fsType)
+	must(t, v.stage())
+	must(t, v.publish("pod"))
+	if known {
+		must(t, other.stage())
+	}
+	return v, other
+}
+
+func eachTwoVolumes(t *testing.T, test func(t *testing.T, v, other testVolume)) {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
+		for _, known := range []bool{true, false} {
+			name := fsType + ", asked for a volume that the node does not know"
+			if known {
+				name = fsType + ", asked for another volume of the node"
+			}
+			t.Run(name, func(t *testing.T) {
+				v, other := twoVolumes(t, fsType, known)
+				test(t, v, other)
+			})
+		}
+	}
+}
+
+func TestUP2ATargetThatShowsAnotherVolumeIsNotUnpublished(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
+		before := guesttest.Mounts(t, v.guest.Dir)
+		must(t, other.unpublish("pod"))
+		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+			t.Fatalf("mounts: %q, were %q", after, before)
+		}
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}
+
+func TestNU2AStagingPathThatShowsAnotherVolumeIsNotUnstaged(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
+		must(t, v.unpublish("pod"))
+		_, known := other.guest.node().records().load(t.Context(), other.ID)
+		before := guesttest.Mounts(t, v.guest.Dir)
+		err := other.unstageAt(v.staging())
+		if known && other.FSType != "block" {
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted) // it is staged at its own path
+		} else {
+			must(t, err)
+		}
+		if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+			t.Fatalf("mounts: %q, were %q", after, before)
+		}
+		must(t, v.unstage())
+		must(t, other.unstage())
+	})
+}
+
+func (v testVolume) unstageAt(path string) error {
+	_, err := v.guest.node().NodeUnstageVolume(v.guest.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: path})
+	return err
+}
+
+func TestAMountOfNoDiskOfTheInstanceIsLeftAlone(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	d := g.Attach(guesttest.OtherSerial, 16*guesttest.MiB)
+	g.Unplug(d)
+	guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", d.Loop)
+	must(t, os.Mkdir(v.staging(), 0o755))
+	guesttest.Run(t, "mount", d.Loop, v.staging())
+	csitest.Want(t, v.unpublish("staging "+v.Name), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	if left := guesttest.Mounts(t, g.Dir); len(left) != 1 {
+		t.Fatalf("mounts: %q", left)
+	}
+}
+
+func TestAVolumeUnderAnotherOneIsNotTakenDown(t *testing.T) {
+	v, other := twoVolumes(t, volume.Ext4, true)
+	guesttest.Run(t, "mount", "--bind", other.staging(), v.guest.path("pod"))
+	guesttest.Run(t, "mount", "--bind", other.staging(), v.staging())
+	before := guesttest.Mounts(t, v.guest.Dir)
+	csitest.Want(t, v.unpublish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+		t.Fatalf("mounts: %q, were %q", after, before)
+	}
+	guesttest.Run(t, "umount", v.guest.path("pod"))
+	guesttest.Run(t, "umount", v.staging())
+	must(t, v.unpublish("pod"))
+	must(t, v.unstage())
+}
+
+func TestVS5AVolumeThatTheNodeDoesNotKnowIsNotAtAnotherOnesPath(t *testing.T) {
+	eachTwoVolumes(t, func(t *testing.T, v, other testVolume) {
+		paths := []string{v.guest.path("pod")}
+		if v.FSType != "block" {
+			paths = append(paths, v.staging())
+		}
+		for _, path := range paths {
+			for id, reason := range map[string]csierr.Reason{v.ID: "", other.ID: csierr.VolumeNotAtPath} {
+				_, err := v.guest.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
+					VolumeId: id, VolumePath: path})
+				if reason == "" {
+					must(t, err)
+				} else {
+					csitest.Want(t, err, codes.NotFound, reason)
+				}
+				_, err = v.guest.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+					VolumeId: id, VolumePublishPath: path})
+				if id == v.ID {
+					must(t, err)
+				} else if err == nil {
+					t.Errorf("the health of %q is that of the volume at %q", id, path)
+				}
+			}
+		}
+	})
+}
+
+func TestNU5AVolumeIsKnownByItsFilesystemWhereItsRecordAndStagingMountAreLost(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) (v, other testVolume) {
+		v, other = twoVolumes(t, fsType, true)
+		must(t, os.RemoveAll(v.guest.state))
+		if fsType != "block" {
+			must(t, unix.Unmount(v.staging(), 0))
+		}
+		return v, other
+	}
+	for _, fsType := range volume.Filesystems {
+		t.Run(fsType, func(t *testing.T) {
+			v, other := setUp(t, fsType)
+			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+			must(t, other.unstage())
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+		t.Run(fsType+" that was unmounted while frozen", func(t *testing.T) {
+			v, _ := setUp(t, fsType)
+			v.freeze("pod")
+			must(t, v.unpublish("pod"))
+			must(t, inTime(t, v.unstage))
+			must(t, v.exclusive())
+		})
+	}
+	t.Run("and a volume that was restored from it, and is known, does not count", func(t *testing.T) {
+		v, _ := setUp(t, volume.Ext4)
+		must(t, v.unpublish("pod"))
+		g := v.guest
+		guesttest.Run(t, "sync")
+		copied := g.Attach("csi-restored00000000", 512*guesttest.MiB)
+		guesttest.Run(t, "dd", "if="+v.disk.File, "of="+copied.File, "bs=1M", "conv=notrunc")
+		g.Unplug(v.disk)
+		restored := g.volume(copied, volume.Ext4)
+		must(t, restored.stage())
+		must(t, v.unstage())
+		must(t, restored.unstage())
+	})
+}

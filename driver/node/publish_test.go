@@ -1,0 +1,399 @@
+//go:build linux
+
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+const (
+	writer       = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+)
+
+func TestNodePublishVolumeRefusesIncompleteRequests(t *testing.T) {
+	good := &csi.NodePublishVolumeRequest{
+		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
+		TargetPath: "/tmp/nowhere-else", VolumeCapability: testVolume{Mode: writer}.capability(),
+		PublishContext: map[string]string{volume.CtxDiskName: guesttest.Serial},
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		reason csierr.Reason
+	}{
+		{"NP-1 without a volume id", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "" },
+			codes.InvalidArgument, csierr.VolumeIDMissing},
+		{"NP-1 without a target path", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "" },
+			codes.InvalidArgument, csierr.PathInvalid},
+		{"NP-1 without a capability, and without a staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability, r.StagingTargetPath = nil, ""
+		}, codes.InvalidArgument, csierr.CapabilityInvalid},
+		{"NP-2 with a relative target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "a" },
+			codes.InvalidArgument, csierr.PathInvalid},
+		{"NP-2 with a relative staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.StagingTargetPath = "a"
+		}, codes.InvalidArgument, csierr.PathInvalid},
+		{"NP-3 without a staging path", func(r *csi.NodePublishVolumeRequest) {
+			r.StagingTargetPath = ""
+		}, codes.FailedPrecondition, csierr.NotStaged},
+		{"NP-4 for many nodes", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
+		{"without the disk's name", func(r *csi.NodePublishVolumeRequest) { r.PublishContext = nil },
+			codes.InvalidArgument, csierr.DiskNameMissing},
+		{"with a mount flag that is not for volumes", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability.GetMount().MountFlags = []string{"remount"}
+		}, codes.FailedPrecondition, csierr.MountFlags},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req := proto.Clone(good).(*csi.NodePublishVolumeRequest)
+			c.change(req)
+			_, err := (&Service{SysfsRoot: t.TempDir()}).NodePublishVolume(t.Context(), req)
+			csitest.Want(t, err, c.code, c.reason)
+		})
+	}
+}
+
+func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
+	t.Run("NP-5 a volume whose disk is not here is not found", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		v.Name = "csi-another000000000"
+		csitest.Want(t, v.publish("pod"), codes.NotFound, csierr.DeviceNotFound)
+	})
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs} {
+		t.Run("NP-5 a volume of type "+fsType+" that is not staged is refused", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+			must(t, os.Mkdir(v.staging(), 0o755))
+			csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+			if _, err := os.Lstat(g.path("pod")); !errors.Is(err, os.ErrNotExist) {
+				t.Fatalf("the target was made: %v", err)
+			}
+		})
+		t.Run("NP-5 another "+fsType+" volume at the staging path is not published", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+			other := g.volume(g.Attach("csi-other00000000000", 128*guesttest.MiB), fsType)
+			must(t, other.stage())
+			req := v.publishRequest("pod")
+			req.StagingTargetPath = other.staging()
+			_, err := g.node().NodePublishVolume(t.Context(), req)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.NotStaged)
+		})
+	}
+	t.Run("NP-5 a volume staged with another filesystem is not published", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		v.FSType = volume.XFS
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
+	})
+	yank := func(t *testing.T, v testVolume) {
+		copied := copyDisk(t, v.disk.File)
+		v.guest.Unplug(v.disk)
+		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
+	}
+	for _, c := range []struct {
+		name, fsType string
+		fail         func(*testing.T, testVolume)
+	}{
+		{"an ext4 that is read-only after errors", volume.Ext4, breakExt},
+		{"an ext4 that was shut down", volume.Ext4, func(t *testing.T, v testVolume) {
+			shutDown(t,
+				v.staging())
+		}},
+		{"an xfs that was shut down", volume.XFS, func(t *testing.T, v testVolume) {
+			shutDown(t,
+				v.staging())
+		}},
+		{"an ext4 whose disk went and came back", volume.Ext4, yank},
+		{"an xfs whose disk went and came back", volume.XFS, yank},
+		{"a btrfs whose disk went and came back", volume.Btrfs, yank},
+	} {
+		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), c.fsType)
+			v.Mode = multiWriter
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			guesttest.Run(t, "sync", "--file-system", v.staging())
+			c.fail(t, v)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.FilesystemFailed)
+			if err := v.publish("pod2"); err == nil {
+				t.Fatal("it is published to one more workload")
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			must(t, os.WriteFile(filepath.Join(g.path("pod"), "x"), nil, 0o600))
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("a filesystem that turned read-only can be published for reading", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		turnReadOnly(t, v.staging())
+		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.FilesystemFailed)
+		must(t, v.publishReadOnly("pod"))
+	})
+}
+
+func TestNodePublishVolumeFollowsTheTableOfSecondCalls(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.XFS, volume.Btrfs, "block"} {
+		setUp := func(t *testing.T, mode csi.VolumeCapability_AccessMode_Mode) testVolume {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v.Mode = mode
+			must(t, v.stage())
+			must(t, v.publish("pod"))
+			return v
+		}
+		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
+			what := fsType + " with " + mode.String()
+			t.Run("NP-6 ten calls publish once: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				before := guesttest.Mounts(t, v.guest.Dir)
+				for range 9 {
+					must(t, v.publish("pod"))
+				}
+				if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+					t.Fatalf("mounts: %q, were %q", after, before)
+				}
+			})
+			t.Run("NP-7 the same target with another readonly is refused: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				csitest.Want(t, v.publishReadOnly("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+			})
+			t.Run("NP-8 a second target: "+what, func(t *testing.T) {
+				v := setUp(t, mode)
+				err := v.publish("pod2")
+				if mode == multiWriter {
+					must(t, err)
+					return
+				}
+				csitest.Want(t, err, codes.FailedPrecondition, csierr.PublishedElsewhere)
+				if _, err := os.Lstat(v.guest.path("pod2")); !errors.Is(err, os.ErrNotExist) {
+					t.Fatalf("the target was made: %v", err)
+				}
+			})
+		}
+	}
+	t.Run("NP-7 the same target with other mount flags is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		v.Flags = []string{"noexec"}
+		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	})
+	t.Run("NP-7 a target where another volume is published is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, other.stage())
+		must(t, other.publish("pod"))
+		csitest.Want(t, v.publish("pod"), codes.AlreadyExists, csierr.PublishedDifferently)
+	})
+	t.Run("NP-8 a second target with another capability is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v.Mode = multiWriter
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		v.Flags = []string{"noexec"}
+		csitest.Want(t, v.publish("pod2"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+	})
+	t.Run("a workload's own mount of a directory of the volume is no publication", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		// A name that looks like a disk's node.
+		sub := filepath.Join(v.staging(), "nvme0n1")
+		must(t, os.Mkdir(sub, 0o755))
+		must(t, os.Mkdir(g.path("sub"), 0o755))
+		guesttest.Run(t, "mount", "--bind", sub, g.path("sub"))
+		must(t, v.publish("pod"))
+		must(t, v.unpublish("pod"))
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		guesttest.Run(t, "umount", g.path("sub"))
+		must(t, v.unstage())
+	})
+	t.Run("mount flags of the publication are its own", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v.Flags = []string{"nodev"}
+		must(t, v.stage())
+		v.Flags = []string{"noexec", "noatime"}
+		for range 2 {
+			must(t, v.publish("pod"))
+		}
+		table, err := mount.ReadTable()
+		must(t, err)
+		if got := mount.Flags(table.Top(g.path("pod"))); !slices.Equal(got,
+			[]string{"noatime", "nodev", "noexec"}) {
+			t.Fatalf("flags are %q", got)
+		}
+	})
+}
+
+func TestReadOnlyPublications(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run("NP-9 a read-only "+fsType+" publication refuses writes, another one takes them",
+			func(t *testing.T) {
+				g := newGuest(t)
+				v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+				v.Mode = multiWriter
+				must(t, v.stage())
+				for range 2 {
+					must(t, v.publishReadOnly("reader"))
+				}
+				must(t, v.publish("writer"))
+				if err := os.WriteFile(filepath.Join(g.path("reader"), "x"), nil, 0o600); !errors.Is(err,
+					unix.EROFS) {
+					t.Fatalf("a write through the read-only publication: %v", err)
+				}
+				must(t, os.WriteFile(filepath.Join(g.path("writer"), "x"), nil, 0o600))
+				must(t, v.unpublish("reader"))
+				must(t, v.unpublish("writer"))
+				must(t, v.unstage())
+			})
+	}
+	t.Run("NP-9 a read-only block publication makes the device read-only until it ends",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+			v.Mode = multiWriter
+			must(t, v.stage())
+			for range 2 {
+				must(t, v.publishReadOnly("a"))
+			}
+			must(t, v.publishReadOnly("b"))
+			if err := writeTo(g.path("a")); err == nil {
+				t.Fatal("the read-only device was written")
+			}
+			csitest.Want(t, v.publish("c"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+			must(t, v.unpublish("a"))
+			if err := writeTo(g.path("b")); err == nil {
+				t.Fatal("the device became writable while a read-only publication is left")
+			}
+			must(t, v.unpublish("b"))
+			must(t, v.publish("c"))
+			must(t, writeTo(g.path("c")))
+			csitest.Want(t, v.publishReadOnly("d"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+		})
+	t.Run("NP-9 a read-only switch left by a driver that died is taken back", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		must(t, writeTo(g.path("dev")))
+		must(t, v.unpublish("dev"))
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
+		must(t, os.WriteFile(v.disk.File, nil, 0o600))
+		must(t, os.Truncate(v.disk.File, 8*guesttest.MiB))
+		guesttest.Run(t, "blockdev", "--flushbufs", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		v.FSType, v.Whole = volume.Ext4, true
+		must(t, v.stage())
+	})
+}
+
+func TestAccessTypesDoNotMix(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	v.Mode = multiWriter
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	v.FSType = volume.Ext4
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+	must(t, v.unpublish("dev"))
+	must(t, v.stage())
+	v.FSType = "block"
+	csitest.Want(t, v.publish("dev"), codes.FailedPrecondition, csierr.DeviceHeld)
+}
+
+func TestANodeOfAnotherInstanceIsNoPublication(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	// Another instance of a simulated rack has left a publication of a node whose number has become
+	// this disk's.
+	other := newGuest(t)
+	stale := filepath.Join(other.Dir, "dev/nvme1n1")
+	major, minor, err := blockdev.NumberAt(v.disk.Loop)
+	must(t, err)
+	must(t, unix.Mknod(stale, unix.S_IFBLK|0o660, int(unix.Mkdev(major, minor))))
+	must(t, os.WriteFile(other.path("pod"), nil, 0o600))
+	guesttest.Run(t, "mount", "--bind", stale, other.path("pod"))
+	must(t, v.publish("pod"))
+	must(t, v.unpublish("pod"))
+
+	// One of this instance counts, also when its node is gone and made anew.
+	must(t, os.WriteFile(g.path("old"), nil, 0o600))
+	guesttest.Run(t, "mount", "--bind", filepath.Join(g.Dir, "dev", v.disk.Name), g.path("old"))
+	g.Unplug(v.disk)
+	g.Plug(v.disk)
+	csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.PublishedElsewhere)
+	v.FSType = volume.Ext4
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+}
+
+func TestNodePublishVolumeHandlesItsTarget(t *testing.T) {
+	setUp := func(t *testing.T) testVolume {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		return v
+	}
+	t.Run("NP-10 a target left empty by a call that was cut off is used", func(t *testing.T) {
+		v := setUp(t)
+		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
+		must(t, v.publish("pod"))
+	})
+	t.Run("NP-10 a target of the wrong kind is refused and stays", func(t *testing.T) {
+		v := setUp(t)
+		must(t, os.WriteFile(v.guest.path("pod"), []byte("mine"), 0o600))
+		csitest.Want(t, v.publish("pod"), codes.InvalidArgument, csierr.PathInvalid)
+		must(t, os.Symlink("/etc", v.guest.path("link")))
+		csitest.Want(t, v.publish("link"), codes.InvalidArgument, csierr.PathInvalid)
+	})
+	t.Run("NP-10 a target whose directory is missing is refused", func(t *testing.T) {
+		v := setUp(t)
+		csitest.Want(t, v.publish("no/such/pod"), codes.InvalidArgument, csierr.PathInvalid)
+	})
+}
+
+// writeTo writes to a device node as a workload would.
+func writeTo(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte("writeTo"), 4096)
+	return errors.Join(err, f.Sync(), f.Close())
+}

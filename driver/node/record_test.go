@@ -1,0 +1,365 @@
+//go:build linux
+
+package node
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"pgregory.net/rapid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// statefulGuest is a guest whose node has a state directory.
+func statefulGuest(t *testing.T) *guest {
+	g := newGuest(t)
+	g.state = filepath.Join(g.Dir, "state", "volumes")
+	return g
+}
+
+// records are the names of the files in the state directory.
+func (g *guest) records() []string {
+	g.t.Helper()
+	entries, err := os.ReadDir(g.state)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	must(g.t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestARecordIsReadAsItWasWritten(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := record{Version: recordVersion, Volume: rapid.StringN(1, 40, 128).Draw(t, "volume"),
+			Instance: rapid.StringN(1, 40, 128).Draw(t, "instance"),
+			Disk:     rapid.StringN(1, 40, 63).Draw(t, "disk"), Block: rapid.Bool().Draw(t, "block")}
+		b, err := want.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := parseRecord(b); err != nil || got != want {
+			t.Fatalf("read %+v, %v; wrote %+v", got, err, want)
+		}
+		// A record that is truncated anywhere is invalid.
+		if cut := rapid.IntRange(0, len(b)-2).Draw(t, "cut"); cut >= 0 {
+			if got, err := parseRecord(b[:cut]); err == nil {
+				t.Fatalf("%q is taken for %+v", b[:cut], got)
+			}
+		}
+		name := recordFile(want.Volume)
+		if filepath.Base(name) != name || len(name) > 80 || strings.Trim(name,
+			"0123456789abcdef-.json") != "" {
+			t.Fatalf("volume %q has the file %q", want.Volume, name)
+		}
+	})
+}
+
+func TestWhatIsNoRecordIsNotBelieved(t *testing.T) {
+	for _, text := range []string{
+		"", "\x00\x00\x00\x00", "null", "[]", "{}", "7", `{"version":1}`,
+		`{"version":2,"volume":"v","instance":"i","disk":"d"}`,
+		`{"version":1,"volume":"","instance":"i","disk":"d"}`,
+		`{"version":1,"volume":"v","instance":"i","disk":""}`,
+		`{"version":1,"volume":"v","instance":"","disk":"d"}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d","more":1}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d"} {}`,
+		`{"version":1,"volume":"v","instance":"i","disk":"d"}` + strings.Repeat(" ", maxRecordBytes),
+	} {
+		if r, err := parseRecord([]byte(text)); err == nil {
+			t.Errorf("%.80q is taken for %+v", text, r)
+		}
+	}
+}
+
+func TestNU5ARawVolumeThatIsPublishedIsNotReleasedByARestartedDriver(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+	must(t, v.stage())
+	must(t, v.publish("dev"))
+	for range 2 {
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+	}
+	must(t, v.unpublish("dev"))
+	if got := g.records(); len(got) != 1 || got[0] != v.ID+".json" {
+		t.Fatalf("records: %q", got)
+	}
+	must(t, v.unstage())
+	if got := g.records(); len(got) != 0 {
+		t.Fatalf("records left: %q", got)
+	}
+}
+
+func TestVS5ARestartedDriverKnowsAnotherVolumeAtThePath(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, "block"} {
+		t.Run(fsType, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), fsType)
+			w := g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), fsType)
+			for _, v := range []testVolume{v, w} {
+				must(t, v.stage())
+				must(t, v.publish("pod "+v.Name))
+			}
+			at := func(v, shown testVolume) (stats, health error) {
+				path := g.path("pod " + shown.Name)
+				_, stats = g.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{
+					VolumeId: v.ID, VolumePath: path})
+				_, health = g.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+					VolumeId: v.ID, VolumePublishPath: path})
+				return stats, health
+			}
+			stats, health := at(v, v)
+			must(t, stats)
+			must(t, health)
+			stats, _ = at(v, w)
+			csitest.Want(t, stats, codes.NotFound, csierr.VolumeNotAtPath)
+		})
+	}
+}
+
+// A process of its own makes every step of a volume's life, without the state directory. It has to
+// end as it would have with it.
+func TestNoCallNeedsTheStateDirectory(t *testing.T) {
+	for _, fsType := range []string{volume.Ext4, volume.Btrfs, "block"} {
+		for lost := range 9 {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 128*guesttest.MiB), fsType)
+			readOnly := v.publish
+			if fsType == "block" {
+				readOnly = v.publishReadOnly
+			}
+			for i, step := range []func() error{
+				v.stage, v.stage, func() error { return readOnly("pod") },
+				func() error { return readOnly("pod") },
+				func() error { return v.unpublish("pod") }, func() error { return v.unpublish("pod") },
+				v.unstage, v.unstage,
+			} {
+				if i == lost {
+					must(t, os.RemoveAll(g.state))
+				}
+				if err := step(); err != nil {
+					t.Fatalf("%s, directory lost before step %d: step %d: %v", fsType, lost, i, err)
+				}
+			}
+			if left := append(guesttest.Mounts(t, g.Dir), g.records()...); len(left) != 0 {
+				t.Fatalf("%s, directory lost before step %d: left %q", fsType, lost, left)
+			}
+		}
+	}
+}
+
+func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
+	other := `{"version":1,"volume":"other","instance":"` + instance + `","disk":"d"}`
+	for name, text := range map[string]string{
+		"torn": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
+		"of another volume": other,
+		"of another instance": `{"version":1,"volume":"0b54dc0e-93a4-4f5f-8f5d-000000000001",` +
+			`"instance":"x","disk":"d"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := statefulGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+			must(t, os.MkdirAll(g.state, 0o700))
+			file := filepath.Join(g.state, v.ID+".json")
+			must(t, os.WriteFile(file, []byte(text), 0o600))
+			must(t, g.node().OpenState())
+			if _, known := g.node().records().load(t.Context(), v.ID); known {
+				t.Fatal("it is believed")
+			}
+			if !strings.Contains(g.log.String(), v.ID+".json") {
+				t.Errorf("the log does not name it: %s", g.log.String())
+			}
+			must(t, v.stage())
+			must(t, v.publish("dev"))
+			csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+			must(t, v.unpublish("dev"))
+			must(t, v.unstage())
+		})
+	}
+}
+
+func TestTheStateDirectoryIsMadeAtStartAndClearedOfWhatWasBeingWritten(t *testing.T) {
+	g := statefulGuest(t)
+	must(t, g.node().OpenState())
+	info, err := os.Stat(g.state)
+	must(t, err)
+	if info.Mode().Perm() != 0o700 {
+		t.Errorf("its mode is %v", info.Mode())
+	}
+	for _, own := range []string{recordFile(racktest.Disk), recordFile("no UUID"), "trial-1984.new"} {
+		name := filepath.Join(g.state, strings.TrimSuffix(own, newSuffix)+newSuffix)
+		must(t, os.WriteFile(name, nil, 0o600))
+	}
+	must(t, g.node().OpenState())
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T) {
+	g := statefulGuest(t)
+	must(t, os.MkdirAll(g.state, 0o700))
+	others := []string{"config.new", "x.json.new", "trial-.new", "trial-1984.new.old", "trial-x.new",
+		"passwd.new", "0" + recordFile(racktest.Disk) + newSuffix, recordFile(racktest.Disk) + ".newer",
+		strings.ToUpper(recordFile("no UUID")) + newSuffix}
+	for _, name := range others {
+		must(t, os.WriteFile(filepath.Join(g.state, name), []byte("precious"), 0o600))
+	}
+	// A directory of such a name is not the driver's either.
+	others = append(others, recordFile(racktest.Instance)+newSuffix)
+	must(t, os.Mkdir(filepath.Join(g.state, recordFile(racktest.Instance)+newSuffix), 0o700))
+	must(t, g.node().OpenState())
+	slices.Sort(others)
+	if got := g.records(); !slices.Equal(got, others) {
+		t.Errorf("left are %q, want %q", got, others)
+	}
+}
+
+func TestAVolumeIsNotTouchedWhenItsDiskCannotBeWrittenDown(t *testing.T) {
+	g := statefulGuest(t)
+	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
+	if err := g.node().OpenState(); err == nil || strings.Contains(err.Error(), g.Dir) {
+		t.Errorf("at the start: %v", err)
+	}
+	v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+	before := v.disk.Digest(t)
+	csitest.Want(t, v.stage(), codes.Internal, csierr.StateNotKept)
+	if after := v.disk.Digest(t); after != before {
+		t.Error("the disk has changed")
+	}
+	must(t, os.Remove(filepath.Dir(g.state)))
+	must(t, v.stage())
+	// It is unstaged without a record, and without a way to write one.
+	must(t, os.RemoveAll(filepath.Dir(g.state)))
+	must(t, os.WriteFile(filepath.Dir(g.state), nil, 0o600))
+	must(t, v.unstage())
+}
+
+func TestAStageThatFailedLeavesNoRecordUnlessThereWasOne(t *testing.T) {
+	g := statefulGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+	must(t, os.WriteFile(v.disk.File, []byte("somebody's"), 0o600))
+	must(t, os.Truncate(v.disk.File, 16*guesttest.MiB))
+	csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+	if got := g.records(); len(got) != 0 {
+		t.Errorf("left: %q", got)
+	}
+	other := g.volume(g.Attach("csi-another000000000", 16*guesttest.MiB), volume.Ext4)
+	must(t, other.stage())
+	other.FSType = volume.Ext3
+	csitest.Want(t, other.stage(), codes.AlreadyExists, csierr.StagedDifferently)
+	if got := g.records(); len(got) != 1 {
+		t.Errorf("of the volume that is staged is left: %q", got)
+	}
+	other.FSType = volume.Ext4
+	must(t, other.unstage())
+}
+
+// openToWrite opens the volume's device as a process does that keeps it past its publication.
+func (v testVolume) openToWrite() (letGo func()) {
+	t := v.guest.t
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	w, err := os.OpenFile(filepath.Join(v.guest.Dir, "dev", v.disk.Name), os.O_WRONLY, 0)
+	must(t, err)
+	cmd.ExtraFiles = []*os.File{w}
+	must(t, cmd.Start())
+	must(t, w.Close())
+	letGo = sync.OnceFunc(func() {
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+	})
+	t.Cleanup(letGo)
+	return letGo
+}
+
+func TestNU5ACallThatIsRefusedLeavesTheRecordAsItIs(t *testing.T) {
+	setUp := func(t *testing.T) (v, other testVolume) {
+		g := statefulGuest(t)
+		v = g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), "block")
+		other = g.volume(g.Attach(guesttest.OtherSerial, 16*guesttest.MiB), "block")
+		must(t, v.stage())
+		must(t, v.publish("dev"))
+		return v, other
+	}
+	asFilesystem := func(v, _ testVolume) testVolume { v.FSType = volume.Ext4; return v }
+	ofAnother := func(v, other testVolume) testVolume {
+		v.disk, v.Name = other.disk,
+			other.Name
+		return v
+	}
+	for name, change := range map[string]func(v, other testVolume) testVolume{
+		"as a filesystem":   asFilesystem,
+		"with another disk": ofAnother,
+		"with another disk as a filesystem": func(v, other testVolume) testVolume {
+			return ofAnother(asFilesystem(v, other), other)
+		},
+	} {
+		for _, call := range []string{"stage", "publish"} {
+			t.Run(call+" "+name, func(t *testing.T) {
+				v, other := setUp(t)
+				wrong := change(v, other)
+				refused := func() error { return wrong.publish("dev2") }
+				if call == "stage" {
+					refused = wrong.stage
+				}
+				before := v.record()
+				if err := refused(); err == nil {
+					t.Fatal("the call is not refused")
+				}
+				if after := v.record(); after != before {
+					t.Errorf("the record was %s, and is %s", before, after)
+				}
+				letGo := v.openToWrite()
+				must(t, v.unpublish("dev"))
+				csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
+				letGo()
+				must(t, v.unstage())
+			})
+		}
+	}
+	t.Run("and what was a raw device stays one until it is unstaged", func(t *testing.T) {
+		v, _ := setUp(t)
+		must(t, v.unpublish("dev"))
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		v.FSType = volume.Ext4
+		must(t, v.stage())
+		letGo := v.openToWrite()
+		csitest.Want(t, v.unstageSoon(), codes.Internal, csierr.StillMounted)
+		letGo()
+		must(t, v.unstage())
+	})
+}
+
+// record is what the state directory holds of the volume.
+func (v testVolume) record() string {
+	v.guest.t.Helper()
+	b, err := os.ReadFile(filepath.Join(v.guest.state, v.ID+".json"))
+	must(v.guest.t, err)
+	return string(b)
+}
+
+// unstageSoon is unstage by a node that does not wait.
+func (v testVolume) unstageSoon() error {
+	n := v.guest.node()
+	n.ReleaseTimeout = time.Millisecond
+	_, err := n.NodeUnstageVolume(v.guest.t.Context(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()})
+	return err
+}

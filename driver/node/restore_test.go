@@ -1,0 +1,123 @@
+//go:build linux
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestRestoredVolumes(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run("NS-13 a filesystem of type "+fsType+" grows to its larger disk", func(t *testing.T) {
+			g := newGuest(t)
+			small := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			must(t, small.stage())
+			must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+			must(t, small.unstage())
+			g.Unplug(small.disk)
+			file := copyDisk(t, small.disk.File)
+			must(t, os.Truncate(file, guesttest.GiB))
+
+			v := g.volume(g.AttachFile(guesttest.Serial, file), fsType)
+			for range 2 { // the second time there is nothing to grow
+				must(t, v.stage())
+				var st unix.Statfs_t
+				must(t, unix.Statfs(v.staging(), &st))
+				if size := int64(st.Blocks) * st.Bsize; size < guesttest.GiB*85/100 {
+					t.Fatalf("the filesystem has %d bytes of the disk's %d", size, v.disk.SizeBytes)
+				}
+				if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+					t.Fatalf("the data are %q, %v", b, err)
+				}
+				must(t, v.unstage())
+			}
+		})
+		t.Run("NS-14 a "+fsType+" filesystem is mounted next to its origin, each with its own data",
+			func(t *testing.T) {
+				g := newGuest(t)
+				origin := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+				must(t, origin.stage())
+				must(t, origin.unstage())
+				file := copyDisk(t, origin.disk.File)
+				// The origin becomes the newer of the two, which btrfs remembers.
+				must(t, origin.stage())
+				must(t, os.WriteFile(filepath.Join(origin.staging(), "who"), []byte("origin"), 0o600))
+				must(t, origin.unstage())
+
+				restored := g.volume(g.AttachFile("csi-restored00000000", file), fsType)
+				must(t, restored.stage())
+				must(t, origin.stage())
+				must(t, os.WriteFile(filepath.Join(restored.staging(), "who"), []byte("copy"), 0o600))
+				b, err := os.ReadFile(filepath.Join(origin.staging(), "who"))
+				if must(t, err); string(b) != "origin" {
+					t.Fatalf("the origin reads %q", b)
+				}
+				must(t, origin.publish("a"))
+				must(t, restored.publish("b"))
+				must(t, origin.unpublish("a"))
+				must(t, restored.unpublish("b"))
+				must(t, restored.unstage())
+				must(t, origin.unstage())
+			})
+	}
+	t.Run("an ext4 filesystem that was not unmounted keeps what was synced",
+		func(t *testing.T) {
+			g := newGuest(t)
+			origin := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+			must(t, origin.stage())
+			must(t, os.WriteFile(filepath.Join(origin.staging(), "hello"), []byte("rack"), 0o600))
+			guesttest.Run(t, "sync", "--file-system", origin.staging())
+			file := copyDisk(t, origin.disk.File)
+			head, err := os.ReadFile(file)
+			must(t, err)
+			if head[1024+0x60]&4 == 0 { // needs_recovery
+				t.Fatal("the copy is clean")
+			}
+			v := g.volume(g.AttachFile("csi-restored00000000", file), volume.Ext4)
+			must(t, v.stage())
+			if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+				t.Fatalf("the data are %q, %v", b, err)
+			}
+		})
+	t.Run("NS-11 a damaged filesystem is reported and not mounted", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, v.unstage())
+		guesttest.Run(t, "debugfs", "-w", "-R", "clri <2>", v.disk.Loop)
+		guesttest.Run(t, "debugfs", "-w", "-R", "ssv state 2", v.disk.Loop)
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
+			t.Fatalf("mounts left: %q", got)
+		}
+	})
+	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.XFS)
+		err := v.stage()
+		csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
+		if !strings.Contains(err.Error(), "mkfs.xfs") || len(guesttest.Mounts(t, g.Dir)) != 0 {
+			t.Fatal(err)
+		}
+	})
+}
+
+// copyDisk is what a snapshot and a restore make of a disk.
+func copyDisk(t *testing.T, file string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), fmt.Sprintf("copy of %s", filepath.Base(file)))
+	guesttest.Run(t, "cp", "--sparse=always", file, to)
+	return to
+}

@@ -1,0 +1,469 @@
+//go:build linux
+
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestNodeStageVolumeRefusesIncompleteRequests(t *testing.T) {
+	good := &csi.NodeStageVolumeRequest{
+		VolumeId: "0b54dc0e-93a4-4f5f-8f5d-000000000001", StagingTargetPath: "/tmp/nowhere",
+		VolumeCapability: testVolume{
+			Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}.capability(),
+		PublishContext: map[string]string{volume.CtxDiskName: guesttest.Serial},
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*csi.NodeStageVolumeRequest)
+		code   codes.Code
+		reason csierr.Reason
+	}{
+		{"NS-1 without a volume id", func(r *csi.NodeStageVolumeRequest) { r.VolumeId = "" },
+			codes.InvalidArgument, csierr.VolumeIDMissing},
+		{"NS-1 without a staging path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "" },
+			codes.InvalidArgument, csierr.PathInvalid},
+		{"NS-1 without a capability", func(r *csi.NodeStageVolumeRequest) { r.VolumeCapability = nil },
+			codes.InvalidArgument, csierr.CapabilityInvalid},
+		{"NS-2 with a relative path", func(r *csi.NodeStageVolumeRequest) { r.StagingTargetPath = "a/b" },
+			codes.InvalidArgument, csierr.PathInvalid},
+		{"NS-2 at the root directory", func(r *csi.NodeStageVolumeRequest) {
+			r.StagingTargetPath = "/x/.."
+		}, codes.InvalidArgument, csierr.PathInvalid},
+		{"NS-2 with a path longer than Linux has", func(r *csi.NodeStageVolumeRequest) {
+			r.StagingTargetPath = "/" + strings.Repeat("a/", 2048)
+		}, codes.InvalidArgument, csierr.PathInvalid},
+		{"NS-3 for many nodes", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
+		{"NS-3 with a filesystem volumes do not have", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeCapability.GetMount().FsType = "ntfs"
+		}, codes.FailedPrecondition, csierr.CapabilityUnsupported},
+		{"NS-4 without the disk's name", func(r *csi.NodeStageVolumeRequest) { r.PublishContext = nil },
+			codes.InvalidArgument, csierr.DiskNameMissing},
+		{"with a size that is no number", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxSizeBytes] = "-1"
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"with a publish_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxDiskID] = "0b54dc0e-93a4-4f5f-8f5d-000000000002"
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"with a volume_context of another volume", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{volume.CtxDiskID: "0b54dc0e-93a4-4f5f-8f5d-000000000002"}
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"with contexts that name two disks", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{volume.CtxDiskName: "csi-another000000000"}
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"with contexts of disks with different blocks", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxBlockSize] = "512"
+			r.VolumeContext = map[string]string{volume.CtxBlockSize: "4096"}
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"with a block size that is no number", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxBlockSize] = "big"
+		}, codes.InvalidArgument, csierr.FieldInvalid},
+		{"as a filesystem of a volume for raw use", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxUse] = volume.UseBlock
+		}, codes.FailedPrecondition, csierr.UseDiffers},
+		{"as a raw device of a volume for filesystems", func(r *csi.NodeStageVolumeRequest) {
+			r.PublishContext[volume.CtxUse] = volume.UseFilesystem
+			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{
+				Block: &csi.VolumeCapability_BlockVolume{}}
+		}, codes.FailedPrecondition, csierr.UseDiffers},
+		{"with mkfs options that are not allowed", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{volume.CtxMkfsOptions: "journalDevice=/dev/sda"}
+		}, codes.InvalidArgument, csierr.MkfsOptions},
+		{"with mkfs options of another filesystem", func(r *csi.NodeStageVolumeRequest) {
+			r.VolumeContext = map[string]string{volume.CtxMkfsOptions: "reflink=true"}
+		}, codes.InvalidArgument, csierr.MkfsOptions},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req := proto.Clone(good).(*csi.NodeStageVolumeRequest)
+			c.change(req)
+			_, err := (&Service{SysfsRoot: t.TempDir()}).NodeStageVolume(t.Context(), req)
+			csitest.Want(t, err, c.code, c.reason)
+		})
+	}
+}
+
+func TestNodeStageVolumeFindsTheRightDeviceOrNone(t *testing.T) {
+	t.Run("NS-5 a disk that is not there is not found, and the serials seen are told",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			v.Name = "csi-another000000000"
+			err := v.stage()
+			csitest.Want(t, err, codes.NotFound, csierr.DeviceNotFound)
+			if !strings.Contains(err.Error(), guesttest.Serial) {
+				t.Fatalf("the message does not list the serial seen: %v", err)
+			}
+		})
+	t.Run("NS-5 a device without its node is not found", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.Remove(filepath.Join(g.Dir, "dev", v.disk.Name)))
+		csitest.Want(t, v.stage(), codes.NotFound, csierr.DeviceNotFound)
+	})
+	t.Run("NS-5 a device that appears late is waited for", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		g.Unplug(v.disk)
+		n := g.node()
+		n.DeviceTimeout = time.Minute
+		done := make(chan error)
+		go func() {
+			_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			t.Fatalf("the call did not wait: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		g.Plug(v.disk)
+		must(t, <-done)
+	})
+	t.Run("NS-5 the wait ends with its caller's patience", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		g.Unplug(v.disk)
+		n := g.node()
+		n.DeviceTimeout = time.Hour
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := n.NodeStageVolume(ctx, v.stageRequest())
+		csitest.Want(t, err, codes.DeadlineExceeded, csierr.DeadlineExceeded)
+		if !strings.Contains(err.Error(), "seen: ") {
+			t.Errorf("it does not say which serials were seen: %v", err)
+		}
+	})
+	t.Run("NS-6 two devices with one serial are both named, and neither is touched",
+		func(t *testing.T) {
+			g := newGuest(t)
+			a, b := g.Attach(guesttest.Serial, 8*guesttest.MiB), g.Attach(guesttest.Serial, 8*guesttest.MiB)
+			before := a.Digest(t) + b.Digest(t)
+			err := g.volume(a, volume.Ext4).stage()
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceNotUnique)
+			if !strings.Contains(err.Error(), a.Name) || !strings.Contains(err.Error(), b.Name) {
+				t.Fatalf("the message does not name both: %v", err)
+			}
+			if after := a.Digest(t) + b.Digest(t); after != before {
+				t.Fatal("a disk was written")
+			}
+		})
+	t.Run("D-35 only the whole serial counts, of the name's first 20 bytes", func(t *testing.T) {
+		g := newGuest(t)
+		g.Attach("data-0123456789abcd", 8*guesttest.MiB)
+		v := g.volume(g.Attach("data-0123456789abcde", 8*guesttest.MiB), "block")
+		v.Name = "data-0123456789abcdef-and-more"
+		must(t, v.stage())
+	})
+	t.Run("a node that is another device is not opened as the disk's", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		node := filepath.Join(g.Dir, "dev", v.disk.Name)
+		must(t, os.Remove(node))
+		must(t, unix.Mknod(node, unix.S_IFBLK|0o660, int(unix.Mkdev(7, 255))))
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
+	})
+	t.Run("a device of another size than the disk's is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		v.disk.SizeBytes *= 2
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceWrongSize)
+	})
+	t.Run("a device that was born after sysfs was read is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.WriteFile(filepath.Join(g.Dir, "sys/block", v.disk.Name, "diskseq"), []byte("1\n"),
+			0o444))
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceChanged)
+	})
+}
+
+func TestNodeStageVolumeIsIdempotent(t *testing.T) {
+	for _, fsType := range volume.Filesystems {
+		t.Run("NS-7 ten calls make one "+fsType+" filesystem and one mount", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v.Flags = []string{"noatime,nodev"}
+			must(t, v.stage())
+			id := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop)
+			for range 9 {
+				must(t, v.stage())
+			}
+			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+				t.Fatalf("filesystem %s became %s", id, again)
+			}
+			if got := guesttest.Mounts(t, g.Dir); len(got) != 1 {
+				t.Fatalf("mounts: %q", got)
+			}
+			must(t, v.unstage())
+			must(t, v.stage())
+			if again := guesttest.Run(t, "blkid", "-p", "-s", "UUID", v.disk.Loop); again != id {
+				t.Fatalf("filesystem %s became %s after unstage", id, again)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name  string
+		other func(*testVolume)
+	}{
+		{"filesystem", func(v *testVolume) { v.FSType = volume.XFS }},
+		{"flags", func(v *testVolume) { v.Flags = []string{"noexec"} }},
+		{"access type", func(v *testVolume) { v.FSType = "block" }},
+	} {
+		t.Run("NS-8 a second call with another "+c.name+" is refused", func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			must(t, v.stage())
+			c.other(&v)
+			csitest.Want(t, v.stage(), codes.AlreadyExists, csierr.StagedDifferently)
+		})
+	}
+	t.Run("NS-8 another volume's staging path is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		other := g.volume(g.Attach("csi-other00000000000", 8*guesttest.MiB), volume.Ext4)
+		req := other.stageRequest()
+		req.StagingTargetPath = v.staging()
+		_, err := g.node().NodeStageVolume(t.Context(), req)
+		csitest.Want(t, err, codes.AlreadyExists, csierr.StagedDifferently)
+	})
+	t.Run("a volume that is mounted elsewhere is not mounted twice", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		req := v.stageRequest()
+		req.StagingTargetPath += "2"
+		_, err := g.node().NodeStageVolume(t.Context(), req)
+		csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceHeld)
+	})
+	t.Run("a disk that somebody holds exclusively is neither formatted nor mounted",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+			holder, err := os.OpenFile(v.disk.Loop, os.O_RDWR|unix.O_EXCL, 0)
+			must(t, err)
+			defer func() { _ = holder.Close() }()
+			before := v.disk.Digest(t)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+			if v.disk.Digest(t) != before {
+				t.Fatal("the disk was written")
+			}
+		})
+	t.Run("NS-12 staging a block volume mounts nothing", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		before := v.disk.Digest(t)
+		must(t, v.stage())
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 || v.disk.Digest(t) != before {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+}
+
+func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
+	t.Run("NS-15 mount flags are applied, and stand in no log and no error", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		v.Flags = []string{"noatime", "nosuid,nodev", "sync", "data=journal", "defaults"}
+		must(t, v.stage())
+		table, err := mount.ReadTable()
+		must(t, err)
+		top := table.Top(v.staging())
+		if got := mount.Flags(top); !slices.Equal(got,
+			[]string{"noatime", "nodev", "nosuid", "sync"}) {
+			t.Fatalf("flags are %q", got)
+		}
+		if !strings.Contains(top.VFSOptions, "data=journal") {
+			t.Fatalf("the filesystem's option is missing: %s", top.VFSOptions)
+		}
+		must(t, v.stage())
+		must(t, v.unstage())
+		for _, flag := range []string{"canary=1", "bind,canary", `context="canary`} {
+			v.Flags = []string{flag}
+			if err := v.stage(); err == nil || strings.Contains(err.Error(), "canary") {
+				t.Fatalf("stage with flag %q: %v", flag, err)
+			}
+		}
+		if strings.Contains(g.log.String(), "canary") {
+			t.Fatal("a flag stands in the log")
+		}
+		if got := guesttest.Mounts(t, g.Dir); len(got) != 0 {
+			t.Fatalf("NS-11 mounts left: %q", got)
+		}
+	})
+	t.Run("B-4 a path of a thousand bytes works", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		long := g.path(strings.Repeat(strings.Repeat("ü", 100)+"/", 5)[:1000])
+		must(t, os.MkdirAll(filepath.Dir(long), 0o755))
+		stage, publish := v.stageRequest(), v.publishRequest("")
+		stage.StagingTargetPath, publish.StagingTargetPath = long, long
+		publish.TargetPath = long + "-pod"
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), stage)
+		must(t, err)
+		_, err = n.NodePublishVolume(t.Context(), publish)
+		must(t, err)
+		_, err = n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+			TargetPath: publish.TargetPath})
+		must(t, err)
+		_, err = n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+			StagingTargetPath: long})
+		must(t, err)
+	})
+	t.Run("a staging path over a symbolic link is found again", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.MkdirAll(g.path("real"), 0o755))
+		must(t, os.Symlink(g.path("real"), g.path("link")))
+		req := v.stageRequest()
+		req.StagingTargetPath = g.path("link/staging")
+		for range 2 {
+			_, err := g.node().NodeStageVolume(t.Context(), req)
+			must(t, err)
+		}
+		if got := guesttest.Mounts(t, g.Dir); !slices.Equal(got, []string{g.path("real/staging")}) {
+			t.Fatalf("mounts: %q", got)
+		}
+	})
+	t.Run("NS-2 a staging path that is a file is refused", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.WriteFile(v.staging(), nil, 0o600))
+		csitest.Want(t, v.stage(), codes.InvalidArgument, csierr.PathInvalid)
+	})
+	t.Run("mkfs options reach the filesystem", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		v.Context = map[string]string{volume.CtxMkfsOptions: "label=data,inodeSize=512,fsBlockSize=2048"}
+		must(t, v.stage())
+		out := guesttest.Run(t, "dumpe2fs", "-h", v.disk.Loop)
+		for _, want := range []string{"volume name:   data", "Inode size:\t          512",
+			"Block size:               2048", "Reserved block count:     0"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("dumpe2fs does not say %q:\n%s", want, out)
+			}
+		}
+	})
+	t.Run("B-12 a caller that is gone does not cut off mkfs", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := g.node().NodeStageVolume(ctx, v.stageRequest())
+		must(t, err)
+		must(t, v.stage())
+	})
+	t.Run("D-2 a static volume with a filesystem needs nothing but the disk's name",
+		func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach("my-data", 8*guesttest.MiB), "")
+			v.Static = true
+			before := v.disk.Digest(t)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskSizeUnknown)
+			if v.disk.Digest(t) != before {
+				t.Fatal("the disk was written")
+			}
+			guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+			must(t, v.stage())
+		})
+	t.Run("E-6 a read-only disk is mounted read-only and published so only", func(t *testing.T) {
+		for _, fsType := range volume.Filesystems {
+			g := newGuest(t)
+			writable := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			must(t, writable.stage())
+			must(t, writable.unstage())
+			g.Unplug(writable.disk)
+
+			v := g.volume(g.AttachFile(guesttest.Serial, writable.disk.File, "--read-only"), fsType)
+			csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
+			req := v.stageRequest()
+			req.PublishContext[volume.CtxReadOnly] = "true"
+			for range 2 {
+				_, err := g.node().NodeStageVolume(t.Context(), req)
+				must(t, err)
+			}
+			publish := v.publishRequest("pod")
+			publish.PublishContext = req.PublishContext
+			_, err := g.node().NodePublishVolume(t.Context(), publish)
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.DeviceReadOnly)
+			publish.Readonly = true
+			_, err = g.node().NodePublishVolume(t.Context(), publish)
+			must(t, err)
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		}
+	})
+}
+
+func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
+	setUp := func(t *testing.T) testVolume {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		guesttest.Run(t, "mke2fs", "-q", "-t", "ext4", v.disk.Loop)
+		guesttest.Run(t, "blockdev", "--setro", v.disk.Loop)
+		t.Cleanup(func() {
+			guesttest.Run(t, "blockdev", "--setrw",
+				v.disk.Loop)
+		}) // the loop device stays so
+		return v
+	}
+	switched := func(v testVolume) bool {
+		return strings.TrimSpace(guesttest.Run(v.guest.t, "blockdev", "--getro", v.disk.Loop)) == "1"
+	}
+	t.Run("a disk that holds something else", func(t *testing.T) {
+		v := setUp(t)
+		v.FSType = volume.XFS
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DiskNotBlank)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that somebody has", func(t *testing.T) {
+		v := setUp(t)
+		holder, err := os.OpenFile(v.disk.Loop, os.O_RDONLY|unix.O_EXCL, 0)
+		must(t, err)
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceHeld)
+		must(t, holder.Close())
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+	})
+	t.Run("a disk that the driver never shows as a device", func(t *testing.T) {
+		v := setUp(t)
+		v.Tag = map[string]string{volume.CtxUse: volume.UseFilesystem}
+		csitest.Want(t, v.stage(), codes.FailedPrecondition, csierr.DeviceReadOnly)
+		if !switched(v) {
+			t.Error("the refused call has made it writable")
+		}
+		guesttest.Run(t, "blockdev", "--setrw", v.disk.Loop)
+		must(t, v.stage())
+	})
+	t.Run("and taken back where the driver may have left it", func(t *testing.T) {
+		v := setUp(t)
+		v.Whole = true
+		must(t, v.stage())
+		if switched(v) {
+			t.Error("it is still read-only")
+		}
+	})
+}

@@ -1,0 +1,146 @@
+//go:build linux
+
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestNodeUnpublishVolume(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) testVolume {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+		must(t, v.stage())
+		must(t, v.publish("pod"))
+		return v
+	}
+	t.Run("UP-1 fields are needed", func(t *testing.T) {
+		n := &Service{}
+		for _, req := range []*csi.NodeUnpublishVolumeRequest{
+			{}, {TargetPath: "/x"}, {VolumeId: "v"}, {VolumeId: "v", TargetPath: "x"},
+		} {
+			if _, err := n.NodeUnpublishVolume(t.Context(), req); err == nil {
+				t.Errorf("%v is accepted", req)
+			}
+		}
+	})
+	t.Run("UP-2 what is not published, and a path not there, are successes", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		must(t, v.unpublish("other"))
+		must(t, v.unpublish("no/such/path"))
+		must(t, os.Mkdir(v.guest.path("empty"), 0o755))
+		must(t, v.unpublish("empty"))
+		if _, err := os.Lstat(v.guest.path("empty")); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the empty target is still there: %v", err)
+		}
+	})
+	for _, fsType := range []string{volume.Ext4, volume.Ext3, volume.XFS, volume.Btrfs, "block"} {
+		t.Run("UP-3 the path is gone, twice, for "+fsType, func(t *testing.T) {
+			v := setUp(t, fsType)
+			for range 2 {
+				must(t, v.unpublish("pod"))
+				if _, err := os.Lstat(v.guest.path("pod")); !errors.Is(err, os.ErrNotExist) {
+					t.Fatalf("the target is still there: %v", err)
+				}
+			}
+		})
+	}
+	t.Run("UP-3 every layer of mounts goes", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		guesttest.Run(t, "mount", "--bind", v.staging(), v.guest.path("pod"))
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+	for _, fsType := range []string{volume.Ext4, volume.XFS} {
+		t.Run("UP-5 a dead "+fsType+" filesystem is taken down all the same", func(t *testing.T) {
+			v := setUp(t, fsType)
+			shutDown(t, v.staging())
+			if err := os.WriteFile(filepath.Join(v.guest.path("pod"), "x"), nil, 0o600); err == nil {
+				t.Fatal("the filesystem still takes files")
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+			if left := guesttest.Mounts(t, v.guest.Dir); len(left) > 0 {
+				t.Fatalf("mounts left: %q", left)
+			}
+		})
+	}
+	t.Run("UP-6 a busy target is an error, and everything stays", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		f, err := os.Create(filepath.Join(v.guest.path("pod"), "open"))
+		must(t, err)
+		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.StillMounted)
+		must(t, f.Close())
+		must(t, v.unpublish("pod"))
+	})
+	t.Run("UP-6 files below a target that is not mounted are never removed", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		must(t, v.unpublish("pod"))
+		must(t, os.Mkdir(v.guest.path("pod"), 0o755))
+		file := filepath.Join(v.guest.path("pod"), "precious")
+		must(t, os.WriteFile(file, []byte("x"), 0o600))
+		csitest.Want(t, v.unpublish("pod"), codes.Internal, csierr.TargetNotEmpty)
+		csitest.Want(t, v.unpublish("pod/precious"), codes.Internal, csierr.TargetNotEmpty)
+		if _, err := os.Stat(file); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("UP-6 a mount that is no volume's is left alone", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.Mkdir(g.path("tmp"), 0o755))
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", g.path("tmp"))
+		csitest.Want(t, v.unpublish("tmp"), codes.AlreadyExists, csierr.PublishedDifferently)
+		if len(guesttest.Mounts(t, g.Dir)) != 1 {
+			t.Fatal("the tmpfs is gone")
+		}
+	})
+	t.Run("a block volume whose disk was yanked away is unpublished", func(t *testing.T) {
+		v := setUp(t, "block")
+		v.guest.Unplug(v.disk)
+		must(t, v.unpublish("pod"))
+		must(t, v.unstage())
+	})
+}
+
+// breakExt makes ext4 find an error, after which it is read-only.
+func breakExt(t *testing.T, v testVolume) {
+	t.Helper()
+	guesttest.Run(t, "mount", "-o", "remount,errors=remount-ro", v.staging())
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(v.disk.Loop), "trigger_fs_error")
+	must(t, os.WriteFile(trigger, []byte("x"), 0o200))
+}
+
+// turnReadOnly does to a mounted filesystem what ext4 does after errors: the filesystem becomes
+// read-only, not the mount.
+func turnReadOnly(t *testing.T, path string) {
+	t.Helper()
+	guesttest.Run(t, "mount", "-o", "remount,ro", path)
+	must(t, unix.MountSetattr(unix.AT_FDCWD, path, 0,
+		&unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
+}
+
+// shutDown makes a mounted ext4 or xfs answer everything with EIO, as a lost device does.
+func shutDown(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN
+	flags := uint32(2)          // without flushing the log
+	must(t, blockdev.Ioctl(int(f.Fd()), shutdown, unsafe.Pointer(&flags)))
+}

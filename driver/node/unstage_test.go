@@ -1,0 +1,149 @@
+//go:build linux
+
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+func TestNodeUnstageVolume(t *testing.T) {
+	setUp := func(t *testing.T, fsType string) testVolume {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+		must(t, v.stage())
+		return v
+	}
+	t.Run("NU-1 fields are needed", func(t *testing.T) {
+		n := &Service{}
+		for _, req := range []*csi.NodeUnstageVolumeRequest{
+			{}, {StagingTargetPath: "/x"}, {VolumeId: "v"}, {VolumeId: "v", StagingTargetPath: "x"},
+		} {
+			if _, err := n.NodeUnstageVolume(t.Context(), req); err == nil {
+				t.Errorf("%v is accepted", req)
+			}
+		}
+	})
+	t.Run("NU-2 what is not staged, and a path that is not there, are successes", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		must(t, v.unstage())
+		must(t, v.unstage())
+		if _, err := os.Stat(v.staging()); err != nil {
+			t.Fatalf("the CO's directory is gone: %v", err)
+		}
+		must(t, os.Remove(v.staging()))
+		must(t, v.unstage())
+	})
+	t.Run("NU-4 every layer goes, and the data are on the disk", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "hello"), []byte("rack-data-here"), 0o600))
+		guesttest.Run(t, "mount", "--bind", v.staging(), v.staging())
+		must(t, v.unstage())
+		if got := guesttest.Mounts(t, v.guest.Dir); len(got) != 0 {
+			t.Fatalf("mounts left: %q", got)
+		}
+		if b, err := os.ReadFile(v.disk.File); err != nil || !strings.Contains(string(b),
+			"rack-data-here") {
+			t.Fatalf("the data are not on the disk: %v", err)
+		}
+	})
+	for _, fsType := range volume.Filesystems {
+		t.Run("NU-5 a published "+fsType+" volume stays staged", func(t *testing.T) {
+			v := setUp(t, fsType)
+			must(t, v.publish("pod"))
+			before := guesttest.Mounts(t, v.guest.Dir)
+			err := v.unstage()
+			csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+			if after := guesttest.Mounts(t, v.guest.Dir); !slices.Equal(after, before) {
+				t.Fatalf("mounts: %q, were %q", after, before)
+			}
+			must(t, v.unpublish("pod"))
+			must(t, v.unstage())
+		})
+	}
+	t.Run("NU-5 a published block volume is not released", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), "block")
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+		must(t, err)
+		must(t, v.publish("dev"))
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		must(t, v.unpublish("dev"))
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a busy filesystem stays staged", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		f, err := os.Create(filepath.Join(v.staging(), "open"))
+		must(t, err)
+		csitest.Want(t, v.unstage(), codes.Internal, csierr.StillMounted)
+		must(t, f.Close())
+		must(t, v.unstage())
+	})
+	t.Run("NU-5 a volume that is mounted where it cannot be seen is not released", func(t *testing.T) {
+		v := setUp(t, volume.Ext4)
+		// A detached mount is in no mount table, like one of another mount namespace.
+		elsewhere, err := mount.Clone(v.staging(), volume.Ext4)
+		must(t, err)
+		n := v.guest.node()
+		n.ReleaseTimeout = 50 * time.Millisecond
+		req := &csi.NodeUnstageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.staging()}
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		must(t, elsewhere.Close())
+		_, err = n.NodeUnstageVolume(t.Context(), req)
+		must(t, err)
+	})
+	t.Run("NU-5 a mount that is no volume's is left alone", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.Ext4)
+		must(t, os.Mkdir(v.staging(), 0o755))
+		guesttest.Run(t, "mount", "-t", "tmpfs", "none", v.staging())
+		csitest.Want(t, v.unstage(), codes.AlreadyExists, csierr.StagedDifferently)
+	})
+	t.Run("a volume whose disk was yanked away is unstaged", func(t *testing.T) {
+		for _, fsType := range volume.Filesystems {
+			v := setUp(t, fsType)
+			v.guest.Unplug(v.disk)
+			must(t, v.unstage())
+		}
+	})
+}
+
+func TestNU5ADeviceThatCannotBeAskedIsNotTakenForFree(t *testing.T) {
+	g := newGuest(t)
+	g.Attach(guesttest.Serial, 8*guesttest.MiB)
+	ds := g.node().host()
+	d, err := ds.Lookup(guesttest.Serial)
+	must(t, err)
+	held, err := ds.Open(d)
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	must(t, awaitFree(t.Context(), held, false, time.Second))
+	must(t, os.Rename(d.Path, d.Path+".moved"))
+	must(t, os.Mkdir(d.Path, 0o755))
+	err = csierr.Convert(awaitFree(t.Context(), held, false, time.Second), csierr.NodeToolFailed)
+	must(t, os.Remove(d.Path))
+	must(t, os.Rename(d.Path+".moved", d.Path))
+	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
+}

@@ -1,0 +1,57 @@
+//go:build linux
+
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// Reading a whole disk takes longer than a caller waits. The repeated call continues the read.
+func TestAVolumeWhoseDiskIsReadWholeIsStagedInTheEnd(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 4*guesttest.GiB), volume.Ext4)
+	v.Whole = true
+	n := g.node()
+	defer n.Close()
+	stage := func(ctx context.Context) error {
+		_, err := n.NodeStageVolume(ctx, v.stageRequest())
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	csitest.Want(t, stage(ctx), codes.Aborted, csierr.DiskProofPending)
+	if n := recordsOn(t, v.disk); n != 0 {
+		t.Errorf("%d marks are on the disk", n)
+	}
+	must(t, stage(t.Context()))
+	must(t, v.unstage())
+	must(t, v.stage())
+	must(t, v.unstage())
+}
+
+func TestAnUnstageEndsTheReadOfTheVolumesDisk(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.GiB), volume.Ext4)
+	v.Whole = true
+	n := g.node()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := n.NodeStageVolume(ctx, v.stageRequest())
+	csitest.Want(t, err, codes.Aborted, csierr.DiskProofPending)
+	_, err = n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+		StagingTargetPath: v.staging()})
+	must(t, err)
+	goleak.VerifyNone(t, before)
+}

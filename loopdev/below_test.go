@@ -1,0 +1,114 @@
+//go:build linux
+
+package loopdev_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+// attachIn attaches a new file of the directory, which is made.
+func attachIn(t *testing.T, dir string) loopdev.Device {
+	t.Helper()
+	path := filepath.Join(dir, "disk")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(newFile(t, mib), path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { releaseBelow(t, dir) })
+	return attach(t, loopdev.Config{Path: path, Serial: serial(t)})
+}
+
+func TestDetachBelowReleasesTheDevicesOfADirectoryAndNoOther(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "work")
+	inside := attachIn(t, filepath.Join(dir, "rack", "disks"))
+	outside := attachIn(t, dir+"-2")
+	found, err := loopdev.DetachBelow(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]loopdev.Device{inside}, found); diff != "" {
+		t.Errorf("DetachBelow differs from what was attached below (-attached +found):\n%s", diff)
+	}
+	if left := mustFind(t, inside.Serial); len(left) != 0 {
+		t.Errorf("after DetachBelow there is %+v", left)
+	}
+	if left := mustFind(t, outside.Serial); len(left) != 1 {
+		t.Errorf("DetachBelow(%s) released %s", dir, outside.BackingFile)
+	}
+}
+
+func TestDetachBelowKnowsAFileThatWasOpenedAtAnotherPath(t *testing.T) {
+	file := newFile(t, mib)
+	dir, elsewhere := filepath.Dir(file), t.TempDir()
+	if err := unix.Mount(dir, elsewhere, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	d, err := loopdev.Attach(t.Context(), loopdev.Config{
+		Path: filepath.Join(elsewhere, filepath.Base(file)), Serial: serial(t),
+	})
+	// The file stays open in the mount that is gone, as in that of a container.
+	if err := errors.Join(err, unix.Unmount(elsewhere, unix.MNT_DETACH)); err != nil {
+		t.Fatal(err)
+	}
+	if told := mustFind(t, d.Serial)[0].BackingFile; strings.HasPrefix(told, dir+"/") {
+		t.Fatalf("the kernel tells %s, want a path that is not in %s", told, dir)
+	}
+	if n := releaseBelow(t, dir); n != 1 || len(mustFind(t, d.Serial)) != 0 {
+		t.Errorf("DetachBelow found %d devices, want 1; left: %+v", n, mustFind(t, d.Serial))
+	}
+}
+
+func TestDetachBelowReleasesADeviceOnTheNodeOfAnother(t *testing.T) {
+	dir := t.TempDir()
+	lower := attachIn(t, dir)
+	node := filepath.Join(dir, "node")
+	number := int(unix.Mkdev(lower.Major, lower.Minor))
+	if err := unix.Mknod(node, unix.S_IFBLK|0o600, number); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("losetup", "--find", node).CombinedOutput(); err != nil {
+		t.Fatalf("losetup --find %s: %v: %s", node, err, out)
+	}
+	if n := releaseBelow(t, dir); n != 2 {
+		t.Errorf("DetachBelow found %d devices, want both", n)
+	}
+	if left := mustFind(t, lower.Serial); len(left) != 0 {
+		t.Errorf("after DetachBelow there is %+v", left)
+	}
+}
+
+func TestDetachBelowTellsOfAHeldDeviceAndReleasesTheOthers(t *testing.T) {
+	dir := t.TempDir()
+	held, free := attachIn(t, filepath.Join(dir, "a")), attachIn(t, filepath.Join(dir, "b"))
+	holder, err := os.Open(held.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	found, err := loopdev.DetachBelow(t.Context(), dir)
+	if !errors.Is(err, loopdev.ErrBusy) || len(found) != 2 {
+		t.Errorf("DetachBelow = %d devices, %v, want both and ErrBusy", len(found), err)
+	}
+	if left := mustFind(t, free.Serial); len(left) != 0 {
+		t.Errorf("the device that nobody held is left: %+v", left)
+	}
+}
+
+func TestDetachBelowADirectoryThatIsGoneFindsNothing(t *testing.T) {
+	found, err := loopdev.DetachBelow(t.Context(), filepath.Join(t.TempDir(), "gone"))
+	if err != nil || len(found) != 0 {
+		t.Errorf("DetachBelow = %+v, %v, want nothing", found, err)
+	}
+}

@@ -1,0 +1,503 @@
+//go:build linux
+
+package loopdev_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+)
+
+const mib = 1 << 20
+
+// needRoot fails a test that cannot be run. A skipped one would look like a passed one.
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test attaches loop devices: run it as root")
+	}
+}
+
+// newFile makes a sparse file whose devices are released when the test ends.
+func newFile(t *testing.T, size int64) string {
+	t.Helper()
+	needRoot(t)
+	path := filepath.Join(t.TempDir(), "backing.img")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { releaseBelow(t, filepath.Dir(path)) })
+	return path
+}
+
+// releaseBelow detaches the devices of files below dir and says how many there were.
+func releaseBelow(t *testing.T, dir string) int {
+	t.Helper()
+	devices, err := loopdev.DetachBelow(context.Background(), dir)
+	if err != nil {
+		t.Error(err)
+	}
+	return len(devices)
+}
+
+func attach(t *testing.T, c loopdev.Config) loopdev.Device {
+	t.Helper()
+	d, err := loopdev.Attach(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// serial is one that no other test or process uses.
+func serial(t *testing.T) string {
+	return "t" + strconv.FormatInt(time.Now().UnixNano(), 36) + strconv.Itoa(os.Getpid())
+}
+
+func mustFind(t *testing.T, serial string) []loopdev.Device {
+	t.Helper()
+	devices, err := loopdev.Find(serial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return devices
+}
+
+// await polls a condition.
+func await(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-deadline:
+			t.Fatalf("waited 10 s in vain: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestAnAttachedFileIsFoundBySerialAsItWasAskedFor(t *testing.T) {
+	for _, block := range []int{0, 512, 2048, 4096} {
+		for _, readOnly := range []bool{false, true} {
+			name := fmt.Sprintf("block size %d, read-only %t", block, readOnly)
+			t.Run(name, func(t *testing.T) {
+				c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t),
+					BlockSize: block, ReadOnly: readOnly}
+				file, sn := c.Path, c.Serial
+				d := attach(t, c)
+				if block == 0 {
+					block = 512
+				}
+				if d.Serial != sn || d.BackingFile != file || d.BlockSize != block ||
+					d.ReadOnly != readOnly || d.SizeBytes != 8*mib {
+					t.Errorf("Attach = %+v", d)
+				}
+				if diff := cmp.Diff([]loopdev.Device{d}, mustFind(t, sn)); diff != "" {
+					t.Errorf("Find(%q) differs from Attach (-attached +found):\n%s", sn, diff)
+				}
+				if err := d.Detach(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if left := mustFind(t, sn); len(left) != 0 {
+					t.Errorf("after Detach Find(%q) = %+v, want none", sn, left)
+				}
+			})
+		}
+	}
+}
+
+func TestADeviceHasNoLowerNumberThanAskedFor(t *testing.T) {
+	const first = 700
+	var numbers []int
+	for range 3 {
+		d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first})
+		if d.Number < first {
+			t.Errorf("the device is number %d, want %d or a higher one", d.Number, first)
+		}
+		if slices.Contains(numbers, d.Number) {
+			t.Errorf("number %d was given twice", d.Number)
+		}
+		numbers = append(numbers, d.Number)
+	}
+}
+
+func TestADeviceSaysWhichFileItHas(t *testing.T) {
+	file := newFile(t, mib)
+	d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	if d.BackingDevice != st.Dev || d.BackingInode != st.Ino {
+		t.Errorf("the file is %d:%d, want %d:%d", d.BackingDevice, d.BackingInode, st.Dev, st.Ino)
+	}
+}
+
+func TestAWriteReachesTheFileAfterSync(t *testing.T) {
+	file := newFile(t, mib)
+	d := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+	dev, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	want := bytes.Repeat([]byte("oxide"), 1000)
+	if _, err := dev.WriteAt(want, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got[4096:4096+len(want)], want) {
+		t.Error("the file does not have what was written to the device")
+	}
+}
+
+func TestAReadOnlyDeviceRefusesWrites(t *testing.T) {
+	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t), ReadOnly: true})
+	dev, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = dev.WriteAt(make([]byte, 512), 0)
+		dev.Close()
+	}
+	if err == nil {
+		t.Error("a write to a read-only device succeeded")
+	}
+}
+
+func TestADeviceIsWritableWhateverItsNumberWasBefore(t *testing.T) {
+	const first = 7000 // nobody else's
+	c := loopdev.Config{Path: newFile(t, mib), Serial: serial(t), First: first}
+	d := attach(t, c)
+	if out, err := exec.Command("blockdev", "--setro", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("blockdev: %v: %s", err, out)
+	}
+	if err := d.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again := attach(t, c)
+	if again.Path != d.Path {
+		t.Fatalf("the device is %s, was %s; this test shows nothing", again.Path, d.Path)
+	}
+	dev, err := os.OpenFile(again.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if _, err := dev.WriteAt(make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestASerialOf63BytesIsKeptWholeAndALongerOneRefused(t *testing.T) {
+	file := newFile(t, mib)
+	long := strings.Repeat("s", 63-len(serial(t))) + serial(t)
+	long = long[:63]
+	if d := attach(t, loopdev.Config{Path: file, Serial: long}); d.Serial != long {
+		t.Errorf("serial = %q, want %q", d.Serial, long)
+	}
+	if got := mustFind(t, long); len(got) != 1 {
+		t.Errorf("Find(63 bytes) = %+v, want one", got)
+	}
+	if got := mustFind(t, long[:62]); len(got) != 0 {
+		t.Errorf("Find(the first 62 bytes) = %+v, want none", got)
+	}
+	tooLong := loopdev.Config{Path: file, Serial: long + "x"}
+	if _, err := loopdev.Attach(t.Context(), tooLong); err == nil {
+		t.Error("a serial of 64 bytes was accepted")
+	}
+}
+
+func TestWhatTheKernelWouldMisreadIsRefused(t *testing.T) {
+	file, dir, page := newFile(t, mib), t.TempDir(), os.Getpagesize()
+	odd := newFile(t, 1000)
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]loopdev.Config{
+		"no serial":                   {Path: file},
+		"a serial with a NUL":         {Path: file, Serial: "a\x00b"},
+		"a block size of 1000":        {Path: file, Serial: "x", BlockSize: 1000},
+		"a block size of 256":         {Path: file, Serial: "x", BlockSize: 256},
+		"a block size above the page": {Path: file, Serial: "x", BlockSize: 2 * page},
+		"a negative limit":            {Path: file, Serial: "x", SizeLimit: -512},
+		"an odd limit":                {Path: file, Serial: "x", SizeLimit: 512, BlockSize: 1024},
+		"a directory":                 {Path: dir, Serial: "x"},
+		"a FIFO":                      {Path: fifo, Serial: "x"},
+		"a device":                    {Path: "/dev/null", Serial: "x"},
+		"a file that is not there":    {Path: filepath.Join(dir, "none"), Serial: "x"},
+		"an odd file":                 {Path: odd, Serial: "x"},
+		"an odd file for reading":     {Path: odd, Serial: "x", ReadOnly: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if d, err := loopdev.Attach(t.Context(), c); err == nil {
+				t.Errorf("Attach(%+v) = %+v, want an error", c, d)
+			}
+		})
+	}
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
+		t.Errorf("%d refused devices were left attached", n)
+	}
+}
+
+func TestTheErrnoStaysInTheError(t *testing.T) {
+	needRoot(t)
+	missing := loopdev.Config{Path: filepath.Join(t.TempDir(), "none"), Serial: "x"}
+	_, err := loopdev.Attach(t.Context(), missing)
+	if !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, unix.ENOENT) {
+		t.Errorf("Attach = %v, want ENOENT inside", err)
+	}
+}
+
+func TestASizeLimitMakesTheDeviceSmallerThanItsFile(t *testing.T) {
+	d := attach(t, loopdev.Config{Path: newFile(t, 4*mib), Serial: serial(t), SizeLimit: mib})
+	if d.SizeBytes != mib {
+		t.Errorf("size = %d, want %d", d.SizeBytes, mib)
+	}
+}
+
+func TestGrowFollowsTheFile(t *testing.T) {
+	file, sn := newFile(t, mib), serial(t)
+	d := attach(t, loopdev.Config{Path: file, Serial: sn})
+	if err := os.Truncate(file, 3*mib); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Grow(); err != nil {
+		t.Fatal(err)
+	}
+	found := mustFind(t, sn)
+	if len(found) != 1 || found[0].SizeBytes != 3*mib || found[0].Sequence != d.Sequence {
+		t.Errorf("after Grow Find = %+v, want the same attachment with %d bytes", found, 3*mib)
+	}
+}
+
+func TestTwoDevicesWithOneSerialAreBothFound(t *testing.T) {
+	sn := serial(t)
+	a := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: sn})
+	b := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: sn})
+	want := []loopdev.Device{a, b}
+	slices.SortFunc(want, func(x, y loopdev.Device) int { return x.Number - y.Number })
+	if diff := cmp.Diff(want, mustFind(t, sn)); diff != "" {
+		t.Errorf("Find (-want +got):\n%s", diff)
+	}
+}
+
+func TestDetachOfAnAttachmentThatIsGoneTouchesNothingElse(t *testing.T) {
+	file := newFile(t, mib)
+	old := attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+	if err := old.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The same number, file and serial again, were it needed; only the sequence tells them apart.
+	current := attach(t, loopdev.Config{Path: file, Serial: old.Serial})
+	stale := current
+	stale.Sequence = old.Sequence
+	if err := stale.Detach(t.Context()); err != nil {
+		t.Errorf("a second Detach = %v, want success: it is detached", err)
+	}
+	if err := stale.Grow(); !errors.Is(err, loopdev.ErrGone) {
+		t.Errorf("Grow of a gone attachment = %v, want ErrGone", err)
+	}
+	if err := stale.Sync(); !errors.Is(err, loopdev.ErrGone) {
+		t.Errorf("Sync of a gone attachment = %v, want ErrGone", err)
+	}
+	if found := mustFind(t, current.Serial); len(found) != 1 {
+		t.Errorf("the later attachment was released by the Detach of the earlier: %+v", found)
+	}
+}
+
+func TestDetachWaitsForAShortHolderAndReportsALongOne(t *testing.T) {
+	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
+	holder, err := os.Open(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := d.Detach(ctx); !errors.Is(err, loopdev.ErrBusy) {
+		t.Fatalf("Detach of a held device = %v, want ErrBusy", err)
+	}
+	if found := mustFind(t, d.Serial); len(found) != 1 {
+		t.Errorf("the held device is not listed any more: %+v", found)
+	}
+	done := make(chan error)
+	go func() { done <- d.Detach(t.Context()) }()
+	holder.Close()
+	if err := <-done; err != nil {
+		t.Errorf("Detach while the holder left = %v, want success", err)
+	}
+}
+
+func TestTheKernelReleasesABusyDeviceWithItsLastHolder(t *testing.T) {
+	d := attach(t, loopdev.Config{Path: newFile(t, mib), Serial: serial(t)})
+	holder, err := os.Open(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Detach(ctx); !errors.Is(err, loopdev.ErrBusy) {
+		t.Fatalf("Detach of a held device = %v, want ErrBusy", err)
+	}
+	holder.Close()
+	await(t, "the device is released", func() bool { return len(mustFind(t, d.Serial)) == 0 })
+}
+
+func TestMoreDevicesThanTheKernelMadeAtBoot(t *testing.T) {
+	const n = 24 // max_loop is 8 where nobody changed it.
+	file, sn := newFile(t, mib), serial(t)
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			_, err := loopdev.Attach(t.Context(), loopdev.Config{Path: file, Serial: sn})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := len(mustFind(t, sn)); got != n {
+		t.Errorf("%d devices attached, want %d", got, n)
+	}
+	if got := releaseBelow(t, filepath.Dir(file)); got != n {
+		t.Errorf("%d devices detached, want %d", got, n)
+	}
+}
+
+func TestAMissingNodeIsMade(t *testing.T) {
+	file, sn := newFile(t, mib), serial(t)
+	d := attach(t, loopdev.Config{Path: file, Serial: sn})
+	if err := os.Remove(d.Path); err != nil {
+		t.Fatal(err)
+	}
+	if found := mustFind(t, sn); len(found) != 1 {
+		t.Errorf("without its node the device is not found: %+v", found)
+	}
+	if err := d.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKilledProcessesLeaveOnlyWhatListShows kills processes that attach and detach, at moments
+// nobody chose, and then finds whatever they left.
+func TestKilledProcessesLeaveOnlyWhatListShows(t *testing.T) {
+	if file := os.Getenv("LOOPDEV_TEST_CHURN"); file != "" {
+		churn(t, file)
+		return
+	}
+	file := newFile(t, mib)
+	for round := range 20 {
+		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		child.Env = append(os.Environ(), "LOOPDEV_TEST_CHURN="+file)
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// One byte for each attachment: the moment of the kill wanders through the loop.
+		if _, err := out.Read(make([]byte, 1+round%3)); err != nil {
+			t.Fatalf("the child said nothing: %v", err)
+		}
+		if err := child.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = child.Wait() // It was killed; that is no news.
+	}
+	releaseBelow(t, filepath.Dir(file))
+	if n := releaseBelow(t, filepath.Dir(file)); n != 0 {
+		t.Errorf("%d devices cannot be released", n)
+	}
+	attach(t, loopdev.Config{Path: file, Serial: serial(t)})
+}
+
+// churn attaches and detaches until it is killed.
+func churn(t *testing.T, file string) {
+	for {
+		d := attach(t, loopdev.Config{Path: file, Serial: "churn"})
+		os.Stdout.Write([]byte("."))
+		if err := d.Detach(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCutTakesTheBytesFromAHolderAndLeavesThemInTheFile(t *testing.T) {
+	for _, readOnly := range []bool{false, true} {
+		t.Run("read-only "+strconv.FormatBool(readOnly), func(t *testing.T) {
+			c := loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t), ReadOnly: readOnly}
+			want := bytes.Repeat([]byte("oxide"), 8*mib/5+1)[:8*mib]
+			if err := os.WriteFile(c.Path, want, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := attach(t, c)
+			flag := os.O_RDWR
+			if readOnly {
+				flag = os.O_RDONLY
+			}
+			holder, err := os.OpenFile(d.Path, flag|unix.O_DIRECT, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer holder.Close()
+			for range 2 {
+				if err := d.Cut(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n, err := holder.WriteAt(aligned(4096), mib); err == nil {
+				t.Errorf("a write of %d bytes to a cut device succeeded", n)
+			}
+			if n, err := holder.ReadAt(aligned(4096), mib); err == nil {
+				t.Errorf("a read of %d bytes from a cut device succeeded", n)
+			}
+			holder.Close()
+			if err := d.Detach(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if got, err := os.ReadFile(c.Path); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("the file is not as it was before Cut, %v", err)
+			}
+			if err := d.Cut(); err != nil {
+				t.Errorf("Cut of a device that is gone = %v, want success", err)
+			}
+		})
+	}
+}
+
+// aligned is memory as direct I/O wants it.
+func aligned(n int) []byte {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}

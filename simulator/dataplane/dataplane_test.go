@@ -1,0 +1,461 @@
+//go:build linux
+
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+)
+
+const testDiskSize = 64 << 20
+
+// newPlane opens a data plane whose devices are gone when the test ends.
+func newPlane(t *testing.T) *Plane { return newPlaneIn(t, t.TempDir()) }
+
+func newPlaneIn(t *testing.T, dir string) *Plane {
+	t.Helper()
+	simtest.NeedRoot(t)
+	p, err := Open(Config{Dir: dir, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// A mount namespace that somebody makes meanwhile holds our mounts, for as long as it lives.
+		if err := p.Close(); err != nil && !errors.Is(err, loopdev.ErrBusy) {
+			t.Error(err)
+		}
+		simtest.Eventually(t, "every device is released", func() bool {
+			return len(devicesOf(t,
+				p)) == 0
+		})
+	})
+	return p
+}
+
+// newPlaneOn opens a data plane on a filesystem of that type.
+func newPlaneOn(t *testing.T, fsType string) *Plane {
+	t.Helper()
+	simtest.NeedRoot(t)
+	image, dir := filepath.Join(t.TempDir(), "host.img"), t.TempDir()
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	host, err := loopdev.Attach(t.Context(), loopdev.Config{Path: image, Serial: "host-" + newID()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		simtest.Eventually(t, "the host's filesystem is released",
+			func() bool { return host.Detach(context.Background()) == nil })
+	})
+	simtest.Command(t, "mkfs."+fsType, "-q", host.Path)
+	simtest.Mount(t, host.Path, dir)
+	return newPlaneIn(t, dir)
+}
+
+func newID() string { return uuid.NewString() }
+
+func devicesOf(t *testing.T, p *Plane) []loopdev.Device {
+	t.Helper()
+	devices, err := p.OwnDevices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return devices
+}
+
+func newGuest(t *testing.T, p *Plane) string {
+	t.Helper()
+	id := newID()
+	simtest.NoError(t, p.AddGuest(Guest{id, "web-1"}))
+	return id
+}
+
+// newDisk makes a blank disk that can be plugged into the instance.
+func newDisk(t *testing.T, p *Plane, instanceID, name string) Device {
+	t.Helper()
+	spec := Device{InstanceID: instanceID, DiskID: newID(), DiskName: name,
+		SizeBytes: testDiskSize, BlockSize: 512}
+	simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+	return spec
+}
+
+// seen are the names of the devices that the guest sees.
+func seen(t *testing.T, p *Plane, instanceID string) []string {
+	t.Helper()
+	var names []string
+	entries, err := os.ReadDir(p.view(instanceID).blockDir())
+	simtest.NoError(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// nodeOf is the path of the only device node that the guest has.
+func nodeOf(t *testing.T, p *Plane, instanceID string) string {
+	t.Helper()
+	names := seen(t, p, instanceID)
+	if len(names) != 1 {
+		t.Fatalf("the guest sees %v, want one device", names)
+	}
+	return p.view(instanceID).nodePath(names[0])
+}
+
+func attribute(t *testing.T, p *Plane, instanceID, device, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.view(instanceID).blockDir(), device, name))
+	simtest.NoError(t, err)
+	return string(b)
+}
+
+func TestAGuestReadsItsIdentityFromItsFirmware(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	for name, want := range map[string]string{
+		"sys_vendor": "Oxide\n", "product_name": "OxVM\n",
+		"product_serial": id + "\n", "product_uuid": id + "\n",
+	} {
+		got, err := os.ReadFile(filepath.Join(p.GuestDir(id), "sys/class/dmi/id", name))
+		if string(got) != want {
+			t.Errorf("%s = %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestAPluggedDiskIsSeenAsAnNVMeDevice(t *testing.T) {
+	for _, c := range []struct {
+		name, disk, serial string
+		blockSize          int
+		readOnly           bool
+	}{
+		{"a short name", "data", "data" + strings.Repeat("\x00", 16) + "\n", 512, false},
+		{"a name of 20 bytes", "csi-0123456789abcdef", "csi-0123456789abcdef\n", 2048, false},
+		{"a name of 63 bytes", "pvc-6fa1d3ac-1234-4aaa" + strings.Repeat("x", 41),
+			"pvc-6fa1d3ac-1234-4a\n", 4096, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPlane(t)
+			id := newGuest(t, p)
+			spec := newDisk(t, p, id, c.disk)
+			spec.BlockSize, spec.ReadOnly = c.blockSize, c.readOnly
+			simtest.NoError(t, p.Plug(spec, Fault{}))
+
+			name := filepath.Base(nodeOf(t, p, id))
+			var st unix.Stat_t
+			simtest.NoError(t, unix.Stat(p.view(id).nodePath(name), &st))
+			ro := "0\n"
+			if c.readOnly {
+				ro = "1\n"
+			}
+			for attr, want := range map[string]string{
+				"dev":                      fmt.Sprintf("%d:%d\n", unix.Major(st.Rdev), unix.Minor(st.Rdev)),
+				"size":                     fmt.Sprintf("%d\n", testDiskSize/512),
+				"ro":                       ro,
+				"queue/logical_block_size": fmt.Sprintf("%d\n", c.blockSize),
+				"device/serial":            c.serial,
+				"device/model":             strings.Repeat("\x00", 40) + "\n",
+			} {
+				if got := attribute(t, p, id, name, attr); got != want {
+					t.Errorf("%s = %q, want %q", attr, got, want)
+				}
+			}
+			if st.Mode != unix.S_IFBLK|0o660 {
+				t.Errorf("the node's mode is %o", st.Mode)
+			}
+			size := strings.TrimSpace(simtest.Command(t,
+				"blockdev", "--getsize64", p.view(id).nodePath(name)))
+			if size != fmt.Sprint(testDiskSize) {
+				t.Errorf("the device has %s bytes, want %d", size, testDiskSize)
+			}
+		})
+	}
+}
+
+func TestA69AGuestsViewPromisesNoWriteCache(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "data"), Fault{}))
+	path := filepath.Join(p.view(id).blockDir(), filepath.Base(nodeOf(t, p, id)),
+		"queue", "write_cache")
+	if says, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s says %q (%v), want no such file", path, says, err)
+	}
+}
+
+func TestTheNextGuestReadsWhatAGuestWrote(t *testing.T) {
+	p := newPlane(t)
+	a, b := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, a, "wanderer")
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	want := bytes.Repeat([]byte("oxide"), 1000)
+	simtest.NoError(t, os.WriteFile(nodeOf(t, p, a), want, 0))
+	simtest.NoError(t, p.Unplug(a, spec.DiskID))
+	if names := seen(t, p, a); len(names) != 0 {
+		t.Errorf("after the unplug A still sees %v", names)
+	}
+	spec.InstanceID = b
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	got := make([]byte, len(want))
+	f, err := os.Open(nodeOf(t, p, b))
+	simtest.NoError(t, err)
+	defer f.Close()
+	_, err = f.Read(got)
+	simtest.NoError(t, err)
+	if !bytes.Equal(got, want) {
+		t.Error("B does not read what A wrote")
+	}
+}
+
+func TestPlugAndUnplugAreIdempotent(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	spec := newDisk(t, p, id, "twice")
+	for range 2 {
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+	}
+	if n := len(devicesOf(t, p)); n != 1 {
+		t.Errorf("%d loop devices, want 1", n)
+	}
+	for range 2 {
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
+	}
+	simtest.NoError(t, p.Unplug(newID(), newID()))
+}
+
+func TestADiskIsInOneGuestOnly(t *testing.T) {
+	p := newPlane(t)
+	a, b := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, a, "single")
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	spec.InstanceID = b
+	if err := p.Plug(spec, Fault{}); err == nil {
+		t.Error("a second guest was given the disk")
+	}
+	simtest.NoError(t, p.Unplug(b, spec.DiskID))
+	if names := seen(t, p, a); len(names) != 1 {
+		t.Errorf("the unplug of B changed what A sees: %v", names)
+	}
+	if err := p.RemoveDisk(spec.DiskID); err == nil {
+		t.Error("a disk that a guest has was removed")
+	}
+}
+
+func TestDeviceNumbersAreNotInTheOrderOfAttachment(t *testing.T) {
+	p := newPlane(t)
+	p.seed = 7
+	id := newGuest(t, p)
+	var inOrder []string
+	for i := range 11 {
+		spec := newDisk(t, p, id, fmt.Sprintf("disk-%d", i))
+		simtest.NoError(t, p.Plug(spec, Fault{}))
+		inOrder = append(inOrder, p.guests.disk(spec.DiskID).node)
+	}
+	number := func(name string) (n int) {
+		_, err := fmt.Sscanf(name, "nvme%d", &n)
+		simtest.NoError(t, err)
+		return n
+	}
+	if slices.IsSortedFunc(inOrder, func(a, b string) int { return number(a) - number(b) }) {
+		t.Errorf("the numbers follow the order of attachment: %v", inOrder)
+	}
+	if n := len(seen(t, p, id)); n != 11 {
+		t.Errorf("the guest sees %d devices, want 11", n)
+	}
+}
+
+func TestASecondDeviceWithAnEqualSerialStaysHiddenUntilTheGuestRestarts(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	first := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4aaa")
+	second := newDisk(t, p, id, "pvc-6fa1d3ac-1234-4abb")
+	simtest.NoError(t, p.Plug(first, Fault{}))
+	simtest.NoError(t, p.Plug(second, Fault{}))
+	if names := seen(t, p, id); len(names) != 1 {
+		t.Errorf("the guest sees %v, want the first only", names)
+	}
+	simtest.NoError(t, p.Unplug(id, first.DiskID))
+	if names := seen(t, p, id); len(names) != 0 {
+		t.Errorf("after the first went, the guest sees %v, want none", names)
+	}
+	// A restart takes everything away and gives it back.
+	simtest.NoError(t, p.Unplug(id, second.DiskID))
+	simtest.NoError(t, p.Plug(second, Fault{}))
+	if names := seen(t, p, id); len(names) != 1 {
+		t.Errorf("after a restart the guest sees %v, want the second", names)
+	}
+}
+
+func TestADeviceAppearsLaterNeverOrWithAnotherSize(t *testing.T) {
+	t.Run("late", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		start := time.Now()
+		simtest.NoError(t, p.Plug(newDisk(t, p, id, "late"), Fault{Delay: 200 * time.Millisecond}))
+		if names := seen(t, p, id); len(names) != 0 {
+			t.Errorf("the device is there at once: %v", names)
+		}
+		simtest.Eventually(t, "the device appears", func() bool { return len(seen(t, p, id)) == 1 })
+		if took := time.Since(start); took < 200*time.Millisecond {
+			t.Errorf("it appeared after %s", took)
+		}
+	})
+	t.Run("taken away before it appears", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "too-late")
+		simtest.NoError(t, p.Plug(spec, Fault{Delay: time.Hour}))
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
+		if n := len(devicesOf(t, p)); n != 0 {
+			t.Errorf("%d loop devices are left", n)
+		}
+	})
+	t.Run("never", func(t *testing.T) {
+		p := newPlane(t)
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "never")
+		simtest.NoError(t, p.Plug(spec, Fault{Never: true}))
+		if names, n := seen(t, p, id), len(devicesOf(t, p)); len(names) != 0 || n != 0 {
+			t.Errorf("the guest sees %v of %d devices", names, n)
+		}
+		simtest.NoError(t, p.Unplug(id, spec.DiskID))
+	})
+	for _, size := range []int64{testDiskSize / 2, testDiskSize * 2} {
+		t.Run(fmt.Sprintf("with %d bytes", size), func(t *testing.T) {
+			p := newPlane(t)
+			id := newGuest(t, p)
+			spec := newDisk(t, p, id, "odd")
+			simtest.NoError(t, p.Plug(spec, Fault{SizeBytes: size}))
+			got := strings.TrimSpace(simtest.Command(t, "blockdev", "--getsize64", nodeOf(t, p, id)))
+			if got != fmt.Sprint(size) {
+				t.Errorf("the device has %s bytes, want %d", got, size)
+			}
+			simtest.NoError(t, p.Unplug(id, spec.DiskID))
+			st, err := os.Stat(p.DiskPath(spec.DiskID))
+			if err != nil || st.Size() != testDiskSize {
+				t.Errorf("after the unplug the disk has %v, %v", st.Size(), err)
+			}
+		})
+	}
+}
+
+func TestRemovingAGuestReleasesItsDevices(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "one"), Fault{}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "two"), Fault{Delay: time.Hour}))
+	for range 2 {
+		simtest.NoError(t, p.RemoveGuest(id))
+	}
+	if n := len(devicesOf(t, p)); n != 0 || exists(p.GuestDir(id)) {
+		t.Errorf("%d devices are left, the tree is there: %t", n, exists(p.GuestDir(id)))
+	}
+}
+
+// TestForceDetachCutsTheGuestOff takes a disk away under a mount and gives it to another.
+func TestForceDetachCutsTheGuestOff(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p := newPlane(t)
+			a, b := newGuest(t, p), newGuest(t, p)
+			spec := newDisk(t, p, a, "yanked")
+			spec.SizeBytes = 320 << 20
+			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
+			simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+			simtest.NoError(t, p.Plug(spec, Fault{}))
+			old, dir := nodeOf(t, p, a), t.TempDir()
+			simtest.Command(t, "mkfs."+fsType, "-q", old)
+			simtest.Mount(t, old, dir)
+			simtest.NoError(t, os.WriteFile(filepath.Join(dir, "f"), []byte("kept"), 0o600))
+			simtest.Command(t, "sync", "-f", dir)
+			raw, err := os.OpenFile(old, os.O_RDWR, 0)
+			simtest.NoError(t, err)
+			defer raw.Close()
+
+			simtest.NoError(t, p.Unplug(a, spec.DiskID))
+			spec.InstanceID = b
+			simtest.NoError(t, p.Plug(spec, Fault{}))
+			if _, err := raw.WriteAt(make([]byte, 8192), 0); err == nil && raw.Sync() == nil {
+				t.Error("the old guest still writes")
+			}
+			_ = os.WriteFile(filepath.Join(dir, "g"), make([]byte, 1<<20), 0o600)
+			_ = exec.Command("sync", "-f", dir).Run()
+			raw.Close()
+			simtest.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
+			simtest.Eventually(t, "the kernel releases the old device",
+				func() bool { return len(devicesOf(t, p)) == 1 })
+
+			simtest.Mount(t, nodeOf(t, p, b), dir)
+			got, err := os.ReadFile(filepath.Join(dir, "f"))
+			if string(got) != "kept" || exists(filepath.Join(dir, "g")) {
+				t.Errorf("the new guest reads %q, %v", got, err)
+			}
+			simtest.Command(t, "umount", dir)
+		})
+	}
+}
+
+func TestADirectoryWithoutDeviceNodesIsRefused(t *testing.T) {
+	simtest.NeedRoot(t)
+	dir := t.TempDir()
+	simtest.Mount(t, "tmpfs", dir, "-t", "tmpfs", "-o", "nodev,size=1m")
+	_, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "nodev") {
+		t.Errorf("openPlane = %v, want an error that says nodev", err)
+	}
+}
+
+func TestCloseTakesEveryDeviceAway(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "now"), Fault{}))
+	simtest.NoError(t, p.Plug(newDisk(t, p, id, "later"), Fault{Delay: time.Hour}))
+	simtest.NoError(t, p.Close())
+	if n, names := len(devicesOf(t, p)), seen(t, p, id); n != 0 || len(names) != 0 {
+		t.Errorf("after close there are %d devices, and the guest sees %v", n, names)
+	}
+	if err := p.Plug(newDisk(t, p, id, "after"), Fault{}); err == nil {
+		t.Error("a closed data plane plugs a disk")
+	}
+}
+
+func TestGuestsDoNotWaitForEachOther(t *testing.T) {
+	p := newPlane(t)
+	busy, other := newGuest(t, p), newGuest(t, p)
+	spec := newDisk(t, p, other, "data")
+	held := p.guests.lock(busy)
+	defer held.mu.Unlock()
+	done := make(chan error, 1)
+	go func() {
+		done <- p.Plug(spec, Fault{})
+		done <- p.Unplug(other, spec.DiskID)
+	}()
+	for _, what := range []string{"plug", "unplug"} {
+		select {
+		case err := <-done:
+			simtest.NoError(t, err)
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s waits for another guest", what)
+		}
+	}
+}

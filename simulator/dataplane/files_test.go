@@ -1,0 +1,116 @@
+//go:build linux
+
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+)
+
+// allocated is how many bytes a file takes on its filesystem.
+func allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	simtest.NoError(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+func TestABlankDiskTakesNoSpace(t *testing.T) {
+	p, id := newPlane(t), newID()
+	const size = 1023 << 30
+	for range 2 {
+		simtest.NoError(t, p.CreateDisk(id, size))
+	}
+	st, err := os.Stat(p.DiskPath(id))
+	if err != nil || st.Size() != size {
+		t.Errorf("the disk has %d bytes, %v, want %d", st.Size(), err, int64(size))
+	}
+	if n := allocated(t, p.DiskPath(id)); n > 1<<20 {
+		t.Errorf("the disk takes %d bytes", n)
+	}
+	for range 2 {
+		simtest.NoError(t, p.RemoveDisk(id))
+	}
+}
+
+func TestACloneHasTheSourcesBytesAndHolesAndItsOwnSize(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			p, id := newPlaneOn(t, fsType), newID()
+			source := filepath.Join(t.TempDir(), "image.raw") // On another filesystem.
+			f, err := os.Create(source)
+			simtest.NoError(t, err)
+			defer f.Close()
+			want := bytes.Repeat([]byte("oxide"), 50_000)
+			for _, at := range []int64{0, 40 << 20, 200<<20 - int64(len(want))} {
+				_, err := f.WriteAt(want, at)
+				simtest.NoError(t, err)
+			}
+			const size = 200 << 20
+			simtest.NoError(t, p.ImportImage(t.Context(), id, source, size))
+			simtest.NoError(t, p.CloneDisk(t.Context(), id, p.ImagePath(id), 2*size))
+			clone, err := os.ReadFile(p.DiskPath(id))
+			simtest.NoError(t, err)
+			original, err := os.ReadFile(source)
+			simtest.NoError(t, err)
+			if !bytes.Equal(clone[:size], original) || len(clone) != 2*size {
+				t.Errorf("the clone of %d bytes differs from its source", len(clone))
+			}
+			if n := allocated(t, p.DiskPath(id)); n > 4<<20 {
+				t.Errorf("the clone takes %d bytes: its holes were filled", n)
+			}
+		})
+	}
+}
+
+func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
+	p, id := newPlaneOn(t, "ext4"), newID()
+	source := filepath.Join(t.TempDir(), "image.raw")
+	simtest.NoError(t, os.WriteFile(source, make([]byte, 1<<20), 0o600))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.ImportImage(ctx, id, source, 1<<20); !errors.Is(err, context.Canceled) {
+		t.Errorf("importImage = %v, want context.Canceled", err)
+	}
+	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("there is %v, %v", entries, err)
+	}
+}
+
+func TestAFullFilesystemIsAnErrorAndLeavesNothing(t *testing.T) {
+	p, id := newPlaneOn(t, "ext4"), newID()
+	source := filepath.Join(t.TempDir(), "image.raw")
+	const size = 128 << 20
+	simtest.NoError(t, os.WriteFile(source, bytes.Repeat([]byte("x"), size), 0o600))
+	var st unix.Statfs_t
+	simtest.NoError(t, unix.Statfs(p.dir, &st))
+	filler, err := os.Create(filepath.Join(p.dir, "filler"))
+	simtest.NoError(t, err)
+	defer filler.Close()
+	taken := int64(st.Bavail)*st.Bsize - size/2
+	simtest.NoError(t, unix.Fallocate(int(filler.Fd()), 0, 0, taken))
+	if err := p.ImportImage(t.Context(), id, source, size); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("importImage = %v, want ENOSPC inside", err)
+	}
+	entries, err := os.ReadDir(filepath.Join(p.dir, "images"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("there is %v, %v", entries, err)
+	}
+}
+
+func TestAnImageLargerThanItsDiskIsRefused(t *testing.T) {
+	p, id := newPlane(t), newID()
+	simtest.NoError(t, p.ImportImage(t.Context(), id, "", 1<<20))
+	if err := p.CloneDisk(t.Context(), id, p.ImagePath(id), 1<<19); err == nil {
+		t.Error("a clone smaller than its source was made")
+	}
+}

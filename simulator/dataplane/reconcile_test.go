@@ -1,0 +1,319 @@
+//go:build linux
+
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+)
+
+// killed opens the directory of a data plane that was not closed, as after a kill.
+func killed(t *testing.T, p *Plane, guests ...string) *Plane {
+	t.Helper()
+	p.cancel()
+	p.working.Wait()
+	after, err := Open(Config{Dir: p.dir, Log: p.log})
+	simtest.NoError(t, err)
+	for _, id := range guests {
+		simtest.NoError(t, after.AddGuest(Guest{id, "web-1"}))
+	}
+	t.Cleanup(func() { _ = after.Close() })
+	return after
+}
+
+func TestReconcileAdoptsDevicesThatMatch(t *testing.T) {
+	before := newPlane(t)
+	spec := mountedDisk(t, before, "ext4")
+	node, loop := nodeOf(t, before, spec.InstanceID), *before.guests.disk(spec.DiskID).loop
+	later := newDisk(t, before, spec.InstanceID, "later")
+	simtest.NoError(t, before.Plug(later, Fault{Delay: time.Hour}))
+
+	p := killed(t, before, spec.InstanceID)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec.Device, later},
+		[]string{spec.DiskID, later.DiskID}, nil))
+	if got := *p.guests.disk(spec.DiskID).loop; got != loop {
+		t.Errorf("the device is %+v, was %+v", got, loop)
+	}
+	if !exists(node) {
+		t.Errorf("%s is gone from under its guest", node)
+	}
+	simtest.NoError(t, os.WriteFile(filepath.Join(spec.dir, "f"), []byte("still works"), 0o600))
+	if names := seen(t, p, spec.InstanceID); len(names) != 2 {
+		t.Errorf("the guest sees %v, want the mounted one and the one that was on its way", names)
+	}
+	if n := len(devicesOf(t, p)); n != 2 {
+		t.Errorf("there are %d devices, want the two from before", n)
+	}
+	simtest.Command(t, "umount", spec.dir)
+	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
+}
+
+func TestReconcileAdoptsWhatAnotherMountNamespaceAttached(t *testing.T) {
+	before := newPlane(t)
+	spec := newDisk(t, before, newGuest(t, before), "elsewhere")
+	// As in a container that is gone, the file was reached by a path that nobody has now.
+	elsewhere := t.TempDir()
+	simtest.Command(t, "mount", "--bind", before.dir, elsewhere)
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
+		Path:   filepath.Join(elsewhere, "disks", spec.DiskID+".img"),
+		Serial: spec.serial(), BlockSize: spec.BlockSize, SizeLimit: spec.SizeBytes,
+	})
+	simtest.NoError(t, err)
+	simtest.Command(t, "umount", "--lazy", elsewhere)
+
+	p := killed(t, before, spec.InstanceID)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+	if got := *p.guests.disk(spec.DiskID).loop; got.Sequence != loop.Sequence {
+		t.Errorf("the device is %+v, want the one that was there: %+v", got, loop)
+	}
+	if n := len(devicesOf(t, p)); n != 1 {
+		t.Errorf("there are %d devices, want the one from before", n)
+	}
+}
+
+func TestReconcileLeavesADeviceOfAnotherFilesystemAlone(t *testing.T) {
+	hidden := newPlane(t)
+	spec := newDisk(t, hidden, newGuest(t, hidden), "theirs")
+	simtest.NoError(t, hidden.Plug(spec, Fault{}))
+	simtest.Mount(t, "tmpfs", hidden.dir, "-t", "tmpfs")
+	p, err := Open(Config{Dir: hidden.dir, Log: hidden.log})
+	simtest.NoError(t, err)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	simtest.NoError(t, p.Close())
+	simtest.Command(t, "umount", hidden.dir)
+	if got := devicesOf(t, hidden); len(got) != 1 || got[0].Releasing {
+		t.Errorf("devices = %+v, want the one whose directory is covered", got)
+	}
+}
+
+func TestReconcileReleasesDevicesWithoutARecord(t *testing.T) {
+	before := newPlane(t)
+	spec := mountedDisk(t, before, "ext4")
+	other := newDisk(t, before, spec.InstanceID, "other")
+	simtest.NoError(t, before.Plug(other, Fault{}))
+
+	p := killed(t, before, spec.InstanceID)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	if names := seen(t, p, spec.InstanceID); len(names) != 0 {
+		t.Errorf("the guest sees %v, want none", names)
+	}
+	if exists(p.DiskPath(other.DiskID)) || !exists(p.DiskPath(spec.DiskID)) {
+		t.Error("the wrong disk's bytes were removed")
+	}
+	left := devicesOf(t, p)
+	if len(left) != 1 || left[0].SizeBytes != 0 || !left[0].Releasing {
+		t.Errorf("devices = %+v, want the mounted one only, without its bytes", left)
+	}
+	simtest.NoError(t, unix.Unmount(spec.dir, unix.MNT_DETACH))
+}
+
+func TestReconcileReplacesDevicesThatDoNotMatch(t *testing.T) {
+	for name, change := range map[string]func(*Device){
+		"another size":       func(s *Device) { s.SizeBytes /= 2 },
+		"another block size": func(s *Device) { s.BlockSize = 4096 },
+		"another serial":     func(s *Device) { s.DiskName = "renamed" },
+		"read-only":          func(s *Device) { s.ReadOnly = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := newPlane(t)
+			id := newGuest(t, before)
+			spec := newDisk(t, before, id, "changed")
+			simtest.NoError(t, before.Plug(spec, Fault{}))
+			change(&spec)
+			p := killed(t, before, id)
+			simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+			devices := devicesOf(t, p)
+			if len(devices) != 1 || !p.carries(devices[0], spec) {
+				t.Errorf("devices = %+v, want one as in %+v", devices, spec)
+			}
+			nodeOf(t, p, id)
+		})
+	}
+}
+
+// TestReconcileDoesNotAdoptADeviceThatIsBeingReleased would else lose the device later.
+func TestReconcileDoesNotAdoptADeviceThatIsBeingReleased(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	spec := newDisk(t, before, id, "leaving")
+	simtest.NoError(t, before.Plug(spec, Fault{}))
+	holder, err := os.Open(nodeOf(t, before, id))
+	simtest.NoError(t, err)
+	defer holder.Close()
+	old := *before.guests.disk(spec.DiskID).loop
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := old.Detach(ended); err == nil {
+		t.Fatal("the held device was released")
+	}
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{spec}, []string{spec.DiskID}, nil))
+	if now := p.guests.disk(spec.DiskID).loop; now.Sequence == old.Sequence {
+		t.Error("the device that is being released was adopted")
+	}
+	holder.Close()
+	simtest.Eventually(t, "the old device goes", func() bool { return len(devicesOf(t, p)) == 1 })
+}
+
+func TestReconcileKeepsAHiddenDeviceHidden(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	first := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4aaa")
+	second := newDisk(t, before, id, "pvc-6fa1d3ac-1234-4abb")
+	simtest.NoError(t, before.Plug(first, Fault{}))
+	simtest.NoError(t, before.Plug(second, Fault{}))
+	visible := nodeOf(t, before, id)
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{second, first},
+		[]string{first.DiskID, second.DiskID}, nil))
+	if got := nodeOf(t, p, id); got != visible || p.guests.disk(second.DiskID).node != "" {
+		t.Errorf("the guest sees %s, saw %s", got, visible)
+	}
+	simtest.NoError(t, p.Unplug(id, first.DiskID))
+	if names := seen(t, p, id); len(names) != 0 {
+		t.Errorf("after the first went, the guest sees %v, want none", names)
+	}
+}
+
+func TestReconcileRemovesLeftovers(t *testing.T) {
+	p := newPlane(t)
+	kept, snapshot, guest := newID(), newID(), newGuest(t, p)
+	simtest.NoError(t, p.CreateDisk(kept, testDiskSize))
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, kept))
+	simtest.NoError(t, p.ImportImage(t.Context(), kept, "", testDiskSize))
+	var orphans []string
+	for _, path := range []string{
+		p.DiskPath(newID()), p.DiskPath(kept) + unfinished, p.SnapshotPath(newID()),
+		p.SnapshotPath(snapshot) + unfinished, p.ImagePath(newID()) + unfinished,
+		p.GuestDir(newID()), filepath.Join(p.view(guest).blockDir(), "nvme3n1"),
+		p.view(guest).nodePath("nvme4n1"),
+	} {
+		orphans = append(orphans, path)
+		simtest.NoError(t, os.WriteFile(path, nil, 0o600))
+	}
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{kept}, []string{snapshot}))
+	for _, path := range orphans {
+		if exists(path) {
+			t.Errorf("%s is left", path)
+		}
+	}
+	for _, path := range []string{
+		p.DiskPath(kept), p.SnapshotPath(snapshot), p.ImagePath(kept), p.GuestDir(guest),
+	} {
+		if !exists(path) {
+			t.Errorf("%s is gone", path)
+		}
+	}
+}
+
+func TestADiskWithoutBytesDoesNotStopTheOthers(t *testing.T) {
+	p := newPlane(t)
+	id := newGuest(t, p)
+	lost, whole := newDisk(t, p, id, "lost"), newDisk(t, p, id, "whole")
+	simtest.NoError(t, os.Remove(p.DiskPath(lost.DiskID)))
+	simtest.NoError(t, p.Reconcile(t.Context(), []Device{lost, whole},
+		[]string{lost.DiskID, whole.DiskID}, nil))
+	nodeOf(t, p, id)
+}
+
+// TestKilledAtAnyMomentNothingIsLeftAfterReconcile kills processes in the middle of plugging,
+// unplugging, snapshots and clones.
+func TestKilledAtAnyMomentNothingIsLeftAfterReconcile(t *testing.T) {
+	if dir := os.Getenv("SIMULATOR_TEST_CHURN"); dir != "" {
+		churnPlane(t, dir)
+		return
+	}
+	simtest.NeedRoot(t)
+	dir := t.TempDir()
+	random := rand.New(rand.NewPCG(1, uint64(os.Getpid())))
+	for range 12 {
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		child.Env = append(os.Environ(), "SIMULATOR_TEST_CHURN="+dir)
+		out, err := child.StdoutPipe()
+		simtest.NoError(t, err)
+		simtest.NoError(t, child.Start())
+		// So many steps, and a little more.
+		_, err = io.ReadFull(out, make([]byte, 1+random.IntN(12)))
+		if err != nil {
+			t.Fatalf("the child ended by itself: %v", err)
+		}
+		simtest.NoError(t, pause(t.Context(), time.Duration(random.IntN(3000))*time.Microsecond))
+		simtest.NoError(t, child.Process.Kill())
+		_ = child.Wait() // It was killed; that is no news.
+	}
+	p := newPlaneIn(t, dir)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	if left := devicesOf(t, p); len(left) != 0 {
+		t.Errorf("devices are left: %+v", left)
+	}
+	for _, sub := range []string{"disks", "snapshots", "guests", "frozen"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil || len(entries) != 0 {
+			t.Errorf("%s has %v, %v", sub, entries, err)
+		}
+	}
+}
+
+// churnPlane lives the lives of disks, each after a reconcile that knows of none, until it is
+// killed.
+func churnPlane(t *testing.T, dir string) {
+	p, err := Open(Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	simtest.NoError(t, err)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, nil, nil))
+	for {
+		id := newGuest(t, p)
+		spec := newDisk(t, p, id, "churned")
+		snapshot, clone := newID(), newID()
+		for _, step := range []func() error{
+			func() error { return p.Plug(spec, Fault{}) },
+			func() error { return os.WriteFile(nodeOf(t, p, id), make([]byte, 1<<20), 0) },
+			func() error { return p.SnapshotDisk(t.Context(), snapshot, spec.DiskID) },
+			func() error { return p.Unplug(id, spec.DiskID) },
+			func() error {
+				return p.CloneDisk(t.Context(), clone, p.SnapshotPath(snapshot), testDiskSize)
+			},
+			func() error { return p.RemoveDisk(spec.DiskID) },
+			func() error { return p.RemoveDisk(clone) },
+			func() error { return p.RemoveSnapshot(snapshot) },
+			func() error { return p.RemoveGuest(id) },
+		} {
+			simtest.NoError(t, step())
+			_, err := fmt.Print(".")
+			simtest.NoError(t, err)
+		}
+	}
+}
+
+func TestADiskHasItsSizeAfterAKillWhileItsDeviceWasLarger(t *testing.T) {
+	before := newPlane(t)
+	id := newGuest(t, before)
+	spec := newDisk(t, before, id, "odd")
+	simtest.NoError(t, before.Plug(spec, Fault{SizeBytes: 2 * testDiskSize}))
+	// The stop was recorded, and the simulator killed before the device was taken away.
+	p := killed(t, before, id)
+	simtest.NoError(t, p.Reconcile(t.Context(), nil, []string{spec.DiskID}, nil))
+	simtest.NoError(t, p.Trim(spec.DiskID, spec.SizeBytes))
+	if got := sizeOf(t, p.DiskPath(spec.DiskID)); got != spec.SizeBytes {
+		t.Errorf("the disk has %d bytes, want %d", got, spec.SizeBytes)
+	}
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	st, err := os.Stat(path)
+	simtest.NoError(t, err)
+	return st.Size()
+}

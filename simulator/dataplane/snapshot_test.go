@@ -1,0 +1,271 @@
+//go:build linux
+
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
+)
+
+// hosts are the filesystems under the simulator's directory: two with reflinks and one without.
+var hosts = []string{"xfs", "btrfs", "ext4"}
+
+func TestASnapshotOfADetachedDiskKeepsItsBytesAndHoles(t *testing.T) {
+	for _, host := range hosts {
+		t.Run("on "+host, func(t *testing.T) {
+			p := newPlaneOn(t, host)
+			spec, snapshot := newDisk(t, p, newGuest(t, p), "detached"), newID()
+			write := func(text string) {
+				f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
+				simtest.NoError(t, err)
+				defer f.Close()
+				_, err = f.WriteAt([]byte(text), 1<<20)
+				simtest.NoError(t, err)
+			}
+			write("before")
+			simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+			write("after!")
+			simtest.NoError(t, p.RemoveDisk(spec.DiskID))
+			got, err := os.ReadFile(p.SnapshotPath(snapshot))
+			simtest.NoError(t, err)
+			if string(got[1<<20:1<<20+6]) != "before" || len(got) != testDiskSize {
+				t.Errorf("the snapshot of %d bytes holds %q", len(got), got[1<<20:1<<20+6])
+			}
+			if n := allocated(t, p.SnapshotPath(snapshot)); n > 1<<20 {
+				t.Errorf("the snapshot takes %d bytes", n)
+			}
+			for range 2 {
+				simtest.NoError(t, p.RemoveSnapshot(snapshot))
+			}
+		})
+	}
+}
+
+// TestASnapshotOfAMountedDiskIsAPointInTime lets a writer number two files in turn. A snapshot must
+// never hold a number in the second that the first lacks.
+func TestASnapshotOfAMountedDiskIsAPointInTime(t *testing.T) {
+	for _, host := range hosts {
+		guests := []string{"ext4"}
+		if host == "ext4" {
+			guests = []string{"ext4", "xfs", "btrfs"} // The freeze is the guest's.
+		}
+		for _, guestFS := range guests {
+			t.Run(guestFS+" on "+host, func(t *testing.T) {
+				p := newPlaneOn(t, host)
+				spec := mountedDisk(t, p, guestFS)
+				stop := numberInTurn(t, spec.dir)
+				snapshots := []string{newID(), newID(), newID()}
+				for _, snapshot := range snapshots {
+					simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+				}
+				stop()
+				simtest.Command(t, "umount", spec.dir)
+				simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
+				for _, snapshot := range snapshots {
+					checkNumbers(t, p, snapshot, spec.SizeBytes)
+				}
+				if exists(p.freezer.note(spec.DiskID)) {
+					t.Error("the note of a freeze is left")
+				}
+			})
+		}
+	}
+}
+
+type mountedSpec struct {
+	Device
+	dir string
+}
+
+// mountedDisk plugs a disk, makes a filesystem on it and mounts that.
+func mountedDisk(t *testing.T, p *Plane, fsType string) mountedSpec {
+	t.Helper()
+	id := newGuest(t, p)
+	spec := Device{InstanceID: id, DiskID: newID(), DiskName: "d" + newID()[:18],
+		SizeBytes: 320 << 20, BlockSize: 512}
+	simtest.NoError(t, p.CreateDisk(spec.DiskID, spec.SizeBytes))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	node, dir := nodeOf(t, p, id), t.TempDir()
+	simtest.Command(t, "mkfs."+fsType, "-q", node)
+	simtest.Mount(t, node, dir)
+	return mountedSpec{spec, dir}
+}
+
+// numberInTurn writes numbers to two files, each made durable before the next.
+func numberInTurn(t *testing.T, dir string) (stop func()) {
+	t.Helper()
+	var files [2]*os.File
+	for i, name := range []string{"first", "second"} {
+		f, err := os.Create(filepath.Join(dir, name))
+		simtest.NoError(t, err)
+		_, err = f.WriteAt(make([]byte, 8), 0)
+		simtest.NoError(t, err)
+		simtest.NoError(t, f.Sync())
+		files[i] = f
+		// Something to copy between the two, so that the writer has the time to get in.
+		ballast := bytes.Repeat([]byte("x"), 32<<20)
+		simtest.NoError(t, os.WriteFile(filepath.Join(dir, name+".ballast"), ballast, 0o600))
+	}
+	simtest.Command(t, "sync", "-f", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for n := uint64(1); ctx.Err() == nil; n++ {
+			for _, f := range files {
+				_, err := f.WriteAt(binary.LittleEndian.AppendUint64(nil, n), 0)
+				if err := errors.Join(err, f.Sync()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}
+	})
+	return func() {
+		cancel()
+		writer.Wait()
+		files[0].Close()
+		files[1].Close()
+	}
+}
+
+// checkNumbers restores the snapshot and looks at what the writer left in it.
+func checkNumbers(t *testing.T, p *Plane, snapshot string, size int64) {
+	t.Helper()
+	id := newGuest(t, p)
+	spec := Device{InstanceID: id, DiskID: newID(), DiskName: "restored",
+		SizeBytes: size, BlockSize: 512}
+	simtest.NoError(t, p.CloneDisk(t.Context(), spec.DiskID, p.SnapshotPath(snapshot), size))
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	node, dir := nodeOf(t, p, id), t.TempDir()
+	simtest.Mount(t, node, dir)
+	var numbers [2]uint64
+	for i, name := range []string{"first", "second"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		simtest.NoError(t, err)
+		numbers[i] = binary.LittleEndian.Uint64(b)
+	}
+	if a, b := numbers[0], numbers[1]; a != b && a != b+1 {
+		t.Errorf("the snapshot holds %d and %d: no point in time", a, b)
+	}
+	simtest.Command(t, "umount", dir)
+	simtest.NoError(t, p.Unplug(id, spec.DiskID))
+	simtest.NoError(t, p.RemoveDisk(spec.DiskID))
+}
+
+// TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone has nothing that could be frozen.
+func TestASnapshotUnderAWriterOfTheDeviceIsAPointInTimeOrNone(t *testing.T) {
+	for _, host := range hosts {
+		t.Run("on "+host, func(t *testing.T) {
+			p := newPlaneOn(t, host)
+			id := newGuest(t, p)
+			spec := newDisk(t, p, id, "raw")
+			// Something to copy, so that the writer has the time to get in between.
+			f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
+			simtest.NoError(t, err)
+			defer f.Close()
+			_, err = f.WriteAt(bytes.Repeat([]byte("x"), testDiskSize), 0)
+			simtest.NoError(t, err)
+			simtest.NoError(t, p.Plug(spec, Fault{}))
+			stop := numberBlocksInTurn(t, nodeOf(t, p, id))
+			defer stop()
+			snapshot := newID()
+			err = p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
+			if host == "ext4" && errors.Is(err, ErrWritersNotHeld) {
+				if exists(p.SnapshotPath(snapshot)) || exists(p.SnapshotPath(snapshot)+unfinished) {
+					t.Error("a file is left of the snapshot")
+				}
+				return
+			}
+			simtest.NoError(t, err)
+			b, err := os.ReadFile(p.SnapshotPath(snapshot))
+			simtest.NoError(t, err)
+			first := binary.LittleEndian.Uint64(b)
+			second := binary.LittleEndian.Uint64(b[testDiskSize-4096:])
+			if first != second && first != second+1 {
+				t.Errorf("the snapshot holds %d and %d: no point in time", first, second)
+			}
+		})
+	}
+}
+
+// numberBlocksInTurn writes numbers to the first and the last block, one after the other, past the
+// device's cache.
+func numberBlocksInTurn(t *testing.T, node string) (stop func()) {
+	t.Helper()
+	f, err := os.OpenFile(node, os.O_WRONLY|unix.O_DIRECT, 0)
+	simtest.NoError(t, err)
+	block, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE)
+	simtest.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for n := uint64(1); ctx.Err() == nil; n++ {
+			binary.LittleEndian.PutUint64(block, n)
+			for _, at := range []int64{0, testDiskSize - 4096} {
+				if _, err := f.WriteAt(block, at); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+			if n == 1 {
+				close(begun)
+			}
+		}
+	})
+	<-begun
+	return func() {
+		cancel()
+		writer.Wait()
+		f.Close()
+		_ = unix.Munmap(block)
+	}
+}
+
+func TestNoCopyIsTrustedWithoutCounters(t *testing.T) {
+	p := newPlaneOn(t, "ext4")
+	id := newGuest(t, p)
+	spec, snapshot := newDisk(t, p, id, "uncounted"), newID()
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	loop := p.guests.disk(spec.DiskID).loop
+	counters := fmt.Sprintf("/sys/block/loop%d/queue/iostats", loop.Number)
+	simtest.NoError(t, os.WriteFile(counters, []byte("0"), 0))
+	// The next user of the device wants them.
+	defer func() { simtest.NoError(t, os.WriteFile(counters, []byte("1"), 0)) }()
+	err := p.SnapshotDisk(t.Context(), snapshot, spec.DiskID)
+	if !errors.Is(err, ErrWritersNotHeld) || exists(p.SnapshotPath(snapshot)) {
+		t.Errorf("snapshotDisk = %v, want errWritersNotHeld and no snapshot", err)
+	}
+}
+
+func TestASnapshotOfADiskThatNobodyWritesToIsACopy(t *testing.T) {
+	p := newPlaneOn(t, "ext4")
+	id := newGuest(t, p)
+	spec := newDisk(t, p, id, "still")
+	simtest.NoError(t, p.Plug(spec, Fault{}))
+	// Unsynced, in the cache of the device.
+	f, err := os.OpenFile(nodeOf(t, p, id), os.O_RDWR, 0)
+	simtest.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("unsynced"), 4096)
+	simtest.NoError(t, err)
+	snapshot := newID()
+	simtest.NoError(t, p.SnapshotDisk(t.Context(), snapshot, spec.DiskID))
+	b, err := os.ReadFile(p.SnapshotPath(snapshot))
+	simtest.NoError(t, err)
+	if got := string(b[4096 : 4096+8]); got != "unsynced" {
+		t.Errorf("the snapshot holds %q", got)
+	}
+}
