@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -222,6 +223,8 @@ func (c *Config) complete() error {
 			"needs a token of the rack")
 	case c.Mode.controller() && c.Project == "":
 		return errors.New("OXIDE_PROJECT (--project) is not set: the controller needs a project")
+	case c.Mode.node() && runtime.GOOS != "linux":
+		return errors.New("OXIDE_MODE (--mode): the node service needs Linux; run it on the instance")
 	case c.Mode.node() && len(c.Topology) > 1:
 		return errors.New("OXIDE_TOPOLOGY (--topology) names several locations: a node is in one")
 	case c.Mode.node() && !isDirectory(c.SysfsRoot):
