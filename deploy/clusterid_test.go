@@ -95,7 +95,8 @@ func fromSecret(optional bool) map[string]any {
 	return map[string]any{"valueFrom": map[string]any{"secretKeyRef": ref}}
 }
 
-// The id is part of the mark of every disk. One that changes makes every disk somebody else's.
+// The id is part of the ownership tag of every disk. If it changed, no disk would be this
+// cluster's.
 func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 	const required, optional, warning = "of the Secret", "of the Secret, if it is there", "WARNING"
 	for _, c := range []struct {

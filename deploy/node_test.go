@@ -96,7 +96,7 @@ func TestOnlyTheNodesDriverIsPrivileged(t *testing.T) { // D-52
 			pod.HostNetwork, pod.HostIPC)
 	}
 	for _, reason := range []string{
-		"# Formatting and mounting need", "# Before a disk is let go, the driver looks into the mount",
+		"# Formatting and mounting need", "# Before it releases a disk, the driver searches the mount",
 	} {
 		if !strings.Contains(text, reason) {
 			t.Errorf("the manifest does not say why: %q is missing", reason)

@@ -92,8 +92,8 @@ func setTopologyKey(name string) func(*Config, string) error {
 		if len(c.Topology) == 0 {
 			c.Topology = []volume.Segments{{}}
 		}
-		for _, place := range c.Topology {
-			if err := place.Add(name, value); err != nil {
+		for _, location := range c.Topology {
+			if err := location.Add(name, value); err != nil {
 				return err
 			}
 		}

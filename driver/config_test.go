@@ -56,7 +56,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 		{"a bad rack", set("OXIDE_TOPOLOGY_RACK", canary), nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a rack given twice", map[string]string{"OXIDE_TOPOLOGY": "rack=tweety",
 			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
-		{"a node in two places", map[string]string{"OXIDE_MODE": "node",
+		{"a node in two locations", map[string]string{"OXIDE_MODE": "node",
 			"OXIDE_TOPOLOGY": "rack=tweety;rack=b"}, nil, "OXIDE_TOPOLOGY"},
 		{"max disks no number", set("OXIDE_MAX_DISKS", canary), nil, "OXIDE_MAX_DISKS"},
 		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},

@@ -1,10 +1,10 @@
-# The controller: it makes, attaches and deletes disks. Put where the rack is before it runs:
+# The controller: it creates, attaches and deletes disks. First set how to reach the rack:
 #
 #   nomad var put nomad/jobs/oxide-csi-controller \
 #     host=https://silo.sys.example.com token=@token.txt project=my-project cluster_id=my-cluster
 #
-# cluster_id is part of the mark of every disk: no other cluster in the project has the same, and it
-# stays as it is. Without it the controller warns in its log.
+# cluster_id is part of the ownership tag of every disk: it has to differ from that of every other
+# cluster in the project, and must not change. Without it the controller logs a warning.
 
 variable "image" {
   type    = string

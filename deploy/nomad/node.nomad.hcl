@@ -1,4 +1,4 @@
-# The node: it formats and mounts, on every client. The client's configuration has to allow it:
+# The node: it formats and mounts disks on every client. The client's configuration has to allow it:
 #
 #   plugin "docker" {
 #     config {
@@ -23,7 +23,7 @@ job "oxide-csi-node" {
     task "oxide-plugin" {
       driver = "docker"
 
-      # A mkfs or a repair that has begun is let finish.
+      # Lets a running mkfs or repair finish.
       kill_timeout = "60s"
 
       config {
@@ -35,13 +35,13 @@ job "oxide-csi-node" {
         privileged      = true
         readonly_rootfs = true
 
-        # Before a disk is let go, the driver looks into the mount namespace of every process.
+        # Before it releases a disk, the driver searches the mount namespace of every process.
         pid_mode = "host"
 
         # Neither the rack nor Nomad is called from here.
         network_mode = "none"
 
-        # Which disk a volume is: outlives the task and goes with the machine, as the mounts do.
+        # The volume records: they outlive the task, but not the machine, like the mounts.
         mount {
           type     = "bind"
           source   = "/run"
@@ -58,7 +58,7 @@ job "oxide-csi-node" {
         health_timeout         = "60s"
       }
 
-      # The instance's id comes from SMBIOS; OXIDE_INSTANCE_ID says it where that is hidden.
+      # The instance's id comes from SMBIOS; set OXIDE_INSTANCE_ID if SMBIOS is hidden.
       env {
         OXIDE_STATE_DIR = "/host/run/csi.oxide.computer"
       }

@@ -191,7 +191,7 @@ func TestSkipReasons(t *testing.T) {
 }
 
 func TestFirstSeenIsOfTheSameOrphan(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "sightings")
+	path := filepath.Join(t.TempDir(), "state")
 	s, err := readState(path, "blue", racktest.ProjectID)
 	if err != nil {
 		t.Fatal(err)

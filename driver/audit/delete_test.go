@@ -42,7 +42,7 @@ func TestAnOrphanIsReadOnceMoreBeforeItIsDeleted(t *testing.T) {
 			codes.OK},
 		{"and stays while it is snapshotted", []racktest.Exchange{looks("maintenance")}, "maintenance",
 			codes.OK},
-		{"and stays when it has another mark", []racktest.Exchange{looks("detached",
+		{"and stays when it has another tag", []racktest.Exchange{looks("detached",
 			racktest.With("description",
 				volume.Tag{Name: "pvc-1", Cluster: "red"}.Description()))}, `"red"`, codes.OK},
 		{"and stays when it has another name", []racktest.Exchange{looks("detached", racktest.With("name",

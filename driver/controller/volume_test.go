@@ -176,7 +176,7 @@ func TestAnInvalidResponseIsRejected(t *testing.T) {
 		"no state":       racktest.With("state", nil),
 		"read-only":      racktest.With("read_only", true),
 		"another source": racktest.With("snapshot_id", racktest.Snapshot),
-		"another mark":   racktest.With("description", "x"),
+		"another tag":    racktest.With("description", "x"),
 		"far too large":  racktest.With("size", uint64(1)<<63),
 		"of another name": racktest.With("description", volume.Tag{Name: "pvc-9",
 			Cluster: "blue"}.Description()),

@@ -42,8 +42,8 @@ func WithoutPath(err error) error {
 	return err
 }
 
-// LastWords returns the end of a program's output as one line.
-func LastWords(output string) string {
+// OutputTail returns the end of a program's output as one line.
+func OutputTail(output string) string {
 	const most = 300
 	words := strings.Join(strings.Fields(output), " ")
 	if words == "" {

@@ -20,15 +20,15 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-func TestLastWords(t *testing.T) {
+func TestOutputTail(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                       "no output",
 		" \n\t":                  "no output",
 		"a\n\n b":                `"a b"`,
 		strings.Repeat("x", 400): `"…` + strings.Repeat("x", 300) + `"`,
 	} {
-		if got := LastWords(in); got != want {
-			t.Errorf("LastWords(%q) = %q", in, got)
+		if got := OutputTail(in); got != want {
+			t.Errorf("OutputTail(%q) = %q", in, got)
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (d disk) checkExt(args ...string) error {
 	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
 			"data; run e2fsck on a snapshot first: %s", d.Path,
-			csierr.LastWords(result.Stdout+result.Stderr))
+			csierr.OutputTail(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", d.Path)
 }

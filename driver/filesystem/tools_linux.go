@@ -97,5 +97,5 @@ func contents(f *os.File) (string, error) {
 // failure returns the error for a program that failed, with the end of its output.
 func (r toolResult) failure(name, path string) error {
 	return csierr.New(csierr.NodeToolFailed, "%s on %s ended with status %d: %s", name, path, r.Exit,
-		csierr.LastWords(r.Stdout+"\n"+r.Stderr))
+		csierr.OutputTail(r.Stdout+"\n"+r.Stderr))
 }

@@ -87,7 +87,7 @@ func kernelMessages(fs int, o volume.MountOptions) string {
 	if len(messages) == 0 {
 		return ""
 	}
-	return ": " + csierr.LastWords(strings.Join(messages, "; "))
+	return ": " + csierr.OutputTail(strings.Join(messages, "; "))
 }
 
 // Clone makes a detached copy of the mount at path, as for a bind mount. path may be a file, which

@@ -136,11 +136,11 @@ func FuzzRoundUp(f *testing.F) {
 	})
 }
 
-// FuzzTopology checks that what an operator's topology becomes is what CSI allows, that every place
-// has the same keys, and that nothing of it is lost.
+// FuzzTopology checks that a parsed topology is what CSI allows, that every location has the same
+// keys, and that nothing of it is lost.
 func FuzzTopology(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
-		places, err := ParseTopology(text)
+		locations, err := ParseTopology(text)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\x00") {
 				t.Fatalf("an error of several lines: %q", err)
@@ -148,22 +148,22 @@ func FuzzTopology(f *testing.F) {
 			return
 		}
 		var again []string
-		for _, place := range places {
-			if err := checkSegments(place); err != nil {
-				t.Fatalf("%q has a place that CSI does not allow: %v", text, err)
+		for _, location := range locations {
+			if err := checkSegments(location); err != nil {
+				t.Fatalf("%q has a location that CSI does not allow: %v", text, err)
 			}
-			if !place.Within(place) || !sameKeys(place, places[0]) {
-				t.Fatalf("%q has the places %v", text, places)
+			if !location.Within(location) || !sameKeys(location, locations[0]) {
+				t.Fatalf("%q has the locations %v", text, locations)
 			}
 			var pairs []string
-			for key, value := range place {
+			for key, value := range location {
 				pairs = append(pairs, strings.TrimPrefix(key, TopologyPrefix)+"="+value)
 			}
 			again = append(again, strings.Join(pairs, ","))
 		}
 		same, err := ParseTopology(strings.Join(again, ";"))
-		if err != nil || !slices.EqualFunc(same, places, maps.Equal[Segments, Segments]) {
-			t.Fatalf("%q is %v, then %v, %v", text, places, same, err)
+		if err != nil || !slices.EqualFunc(same, locations, maps.Equal[Segments, Segments]) {
+			t.Fatalf("%q is %v, then %v, %v", text, locations, same, err)
 		}
 	})
 }

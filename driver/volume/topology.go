@@ -28,26 +28,26 @@ var (
 // ParseTopology parses "rack=a,zone=b", and further locations after semicolons, which reach the
 // same disks (D-74).
 func ParseTopology(text string) ([]Segments, error) {
-	var places []Segments
+	var locations []Segments
 	for part := range strings.SplitSeq(text, ";") {
-		place := Segments{}
+		location := Segments{}
 		for pair := range strings.SplitSeq(part, ",") {
 			name, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
 			if !ok {
 				return nil, errors.New("has to be key=value pairs such as rack=a,zone=b")
 			}
-			if err := place.Add(name, value); err != nil {
+			if err := location.Add(name, value); err != nil {
 				return nil, err
 			}
 		}
-		places = append(places, place)
+		locations = append(locations, location)
 	}
-	for _, place := range places[1:] {
-		if !sameKeys(place, places[0]) {
+	for _, location := range locations[1:] {
+		if !sameKeys(location, locations[0]) {
 			return nil, errors.New("has to give every location the same keys")
 		}
 	}
-	return places, nil
+	return locations, nil
 }
 
 // Add adds a segment with the driver's prefix.

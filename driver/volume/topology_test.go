@@ -30,7 +30,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ChooseTopology(wish, places(t, test.ours...))
+			got, err := ChooseTopology(wish, locations(t, test.ours...))
 			if test.want == "" {
 				csitest.Want(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
 				return
@@ -49,7 +49,7 @@ func TestTopologyRequirements(t *testing.T) {
 	raw := func(key, value string) []*csi.Topology {
 		return []*csi.Topology{{Segments: map[string]string{key: value}}}
 	}
-	ours := places(t, "rack=a")
+	ours := locations(t, "rack=a")
 	for _, test := range []struct {
 		name   string
 		req    *csi.TopologyRequirement
@@ -112,7 +112,7 @@ func TestB27TopologySettings(t *testing.T) {
 			t.Errorf("parseTopology(%q) = %v", bad, got)
 		}
 	}
-	got := places(t, "rack=a, zone=b;rack=c,zone=d")
+	got := locations(t, "rack=a, zone=b;rack=c,zone=d")
 	if len(got) != 2 || got[0]["topology.csi.oxide.computer/rack"] != "a" ||
 		got[1]["topology.csi.oxide.computer/zone"] != "d" {
 		t.Errorf("got %v", got)
@@ -124,8 +124,8 @@ func TestB27TopologySettings(t *testing.T) {
 	}
 }
 
-// places reads topologies, "region=R1,zone=Z2".
-func places(t *testing.T, texts ...string) []Segments {
+// locations reads topologies, "region=R1,zone=Z2".
+func locations(t *testing.T, texts ...string) []Segments {
 	t.Helper()
 	var list []Segments
 	for _, text := range texts {

@@ -19,7 +19,7 @@ app.kubernetes.io/name: oxide-csi-driver
 
 {{- /* Where the cluster's id comes from: "is ID", or from the Secret's key: "secret", "nothing" (there is no
 key, and this release has always run without an id), "unasked" (Helm asked no cluster). What this release has
-used stays, for the id is part of the mark of every disk: an upgrade never changes it. */ -}}
+used stays, because the id is part of the ownership tag of every disk: an upgrade never changes it. */ -}}
 {{- define "oxide.clusterId" -}}
 {{- $secret := lookup "v1" "Secret" .Release.Namespace (include "oxide.secretName" .) -}}
 {{- $inSecret := hasKey ($secret.data | default dict) .Values.secret.keys.clusterId -}}
