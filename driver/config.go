@@ -104,8 +104,8 @@ var settings = []setting{
 		text(func(c *Config) *string { return &c.SysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", node.DefaultDevRoot, "the directory of the device nodes (node)",
 		text(func(c *Config) *string { return &c.DevRoot })},
-	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "where the node keeps which disk a " +
-		"volume is; has to outlive the process, not the machine (node)", setStateDir},
+	{"state-dir", "OXIDE_STATE_DIR", node.DefaultStateDir, "the directory of the volume records; " +
+		"has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
