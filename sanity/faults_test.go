@@ -197,7 +197,7 @@ func describeLost(
 ) {
 	for _, lost := range lostAnswers {
 		if lost.fault.TruncateBody > 0 && strings.HasSuffix(operation, "_delete") {
-			continue // an answer without a body cannot be torn
+			continue // an answer without a body cannot be truncated
 		}
 		It(text+" with "+lost.text, func(ctx SpecContext) {
 			fault := lost.fault

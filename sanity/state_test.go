@@ -75,7 +75,7 @@ var _ = describeNodes("the node's driver is killed and started again", func(f *n
 		},
 		Entry("over ext4", "ext4"), Entry("over btrfs", "btrfs"), Entry("over block", "block"))
 
-	It("B-10 and a record that is torn is named in the log and keeps nothing from going on",
+	It("B-10 and a truncated record is named in the log and keeps nothing from going on",
 		func(ctx SpecContext) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Raw()), n, harness.Raw())
 			record := filepath.Join(n.stateDir(), p.Volume.GetVolumeId()+".json")

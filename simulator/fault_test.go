@@ -23,7 +23,7 @@ func (r *rack) fault(rule adminapi.Fault) string {
 	return must[string](r.t)(r.Faults.Add(rule))
 }
 
-// exists says whether a disk is there, past all faults.
+// exists reports whether a disk is there, past all faults.
 func (r *rack) exists(name string) bool {
 	r.t.Helper()
 	r.Faults.Clear()
@@ -57,7 +57,7 @@ func TestFaultsApplyInTheirPhase(t *testing.T) {
 			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, false},
 		{"hang after", adminapi.Fault{Phase: adminapi.After,
 			Hang: adminapi.Duration(30 * time.Millisecond)}, refused{}, true},
-		{"torn body", adminapi.Fault{TruncateBody: 20}, refused{}, true},
+		{"truncated body", adminapi.Fault{TruncateBody: 20}, refused{}, true},
 		{"unwound: refused and undone", adminapi.Fault{Phase: adminapi.Unwind},
 			refusedAs(500, "Internal", "Internal Server Error"), false},
 		{"unwound with an answer of the rule's", adminapi.Fault{Phase: adminapi.Unwind, Response: answer},

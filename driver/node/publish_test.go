@@ -109,7 +109,7 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 		v.FSType = volume.XFS
 		csitest.Want(t, v.publish("pod"), codes.FailedPrecondition, csierr.NotStaged)
 	})
-	yank := func(t *testing.T, v testVolume) {
+	forceDetach := func(t *testing.T, v testVolume) {
 		copied := copyDisk(t, v.disk.File)
 		v.guest.Unplug(v.disk)
 		*v.disk = *v.guest.AttachFile(guesttest.Serial, copied)
@@ -127,9 +127,9 @@ func TestNodePublishVolumeProvesTheStagingMount(t *testing.T) {
 			shutDown(t,
 				v.staging())
 		}},
-		{"an ext4 whose disk went and came back", volume.Ext4, yank},
-		{"an xfs whose disk went and came back", volume.XFS, yank},
-		{"a btrfs whose disk went and came back", volume.Btrfs, yank},
+		{"an ext4 whose disk went and came back", volume.Ext4, forceDetach},
+		{"an xfs whose disk went and came back", volume.XFS, forceDetach},
+		{"a btrfs whose disk went and came back", volume.Btrfs, forceDetach},
 	} {
 		t.Run(c.name+" is staged again, once no workload has it", func(t *testing.T) {
 			g := newGuest(t)

@@ -167,7 +167,7 @@ func TestNoCallNeedsTheStateDirectory(t *testing.T) {
 func TestARecordThatMakesNoSenseIsIgnoredAndNamedInTheLog(t *testing.T) {
 	other := `{"version":1,"volume":"other","instance":"` + instance + `","disk":"d"}`
 	for name, text := range map[string]string{
-		"torn": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
+		"truncated": `{"version":1,"vol`, "empty": "", "of a later version": `{"version":9}`,
 		"of another volume": other,
 		"of another instance": `{"version":1,"volume":"0b54dc0e-93a4-4f5f-8f5d-000000000001",` +
 			`"instance":"x","disk":"d"}`,

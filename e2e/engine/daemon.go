@@ -173,7 +173,7 @@ func (d *daemon) tidy(ctx context.Context) error {
 // deeper in our directory than docker's.
 const socketPathMax = 107 - len("exec/containerd/containerd.sock.ttrpc") + len("docker.sock")
 
-// stop ends the daemon by its pid file and waits for its end. None is well.
+// stop ends the daemon by its pid file and waits for its end. No daemon is fine, too.
 func (d *daemon) stop(ctx context.Context) error {
 	pid := livingPID(d.pidFile(), d.configFile())
 	if pid == 0 {

@@ -54,7 +54,7 @@ func (env *environment) fail(format string, args ...any) {
 	env.t.Errorf(format, args...)
 }
 
-// judge counts an answer and holds it to those that are allowed. It says whether it is OK.
+// judge counts an answer and holds it to those that are allowed. It reports whether it is OK.
 func (env *environment) judge(what string, err error, allowed answers) bool {
 	env.tally.calls.Add(1)
 	code := codeOf(err)

@@ -139,7 +139,8 @@ var answers = []answer{
 	}},
 	{name: "timeout", code: codes.DeadlineExceeded, slow: true,
 		set: func(f *adminapi.Fault, _ *environment, _ phase) { f.Hang = adminapi.Duration(time.Hour) }},
-	{name: "torn", code: codes.Unavailable, set: func(f *adminapi.Fault, env *environment, p phase) {
+	{name: "truncated", code: codes.Unavailable, set: func(f *adminapi.Fault, env *environment,
+		p phase) {
 		setBody(f, env, p)
 		f.TruncateBody = 20
 	}},

@@ -36,7 +36,7 @@ const (
 
 // errNotFired is returned when the time of the call was up before it made the request that was to
 // be struck.
-var errNotFired = errors.New("the fault did not strike")
+var errNotFired = errors.New("the fault did not apply")
 
 // run runs a cell. A time limit that was too short for the machine is doubled: what the cell
 // demands is not.
@@ -48,7 +48,7 @@ func (c cell) run(ctx context.Context, env *environment) error {
 	for {
 		err := c.runOnce(ctx, env, limit)
 		if err != nil {
-			// Nothing of this cell may strike the next one.
+			// Nothing of this cell may affect the next one.
 			err = errors.Join(err, env.Rack.Admin.ClearFaults(ctx), env.Rack.Admin.RunDeferred(ctx))
 		}
 		err = errors.Join(err, env.cleanUp(ctx))

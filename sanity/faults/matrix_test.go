@@ -90,7 +90,7 @@ func (m *matrix) each(do func(i int)) {
 	all.Wait()
 }
 
-// observe finds out which operations each scene needs, and demands that they are all that the
+// observe finds out which operations each situation needs, and demands that they are all that the
 // driver's source has.
 func (m *matrix) observe() {
 	m.t.Helper()

@@ -22,8 +22,8 @@ func ErrorRules(
 	var trailer metadata.MD
 	err := invoke(ctx, method, req, reply, conn, append(options, grpc.Trailer(&trailer))...)
 	// A server's error is a trailer and nothing before it. An error without one was made on this
-	// side: a lost connection, or a deadline, which may strike in the midst of a good answer.
-	// The deadline may strike between the server's error and its reading, too.
+	// side: a lost connection, or a deadline, which may pass in the middle of a good response.
+	// The deadline may pass between the server's error and its reading, too.
 	if err == nil || len(trailer) == 0 ||
 		ctx.Err() != nil && status.Convert(err).Message() == ctx.Err().Error() {
 		return err

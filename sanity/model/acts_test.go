@@ -122,7 +122,7 @@ func (h *history) switchInstance(ctx context.Context, s step) (string, error) {
 	for v := 1; v < len(kinds); v++ {
 		// Nothing is mounted any more, and what was not on the disk is gone.
 		if h.world.seen.mounted(v, s.node) && h.contents[v] != nil {
-			h.contents[v].torn = true
+			h.contents[v].partial = true
 		}
 		h.staged[at(v, s.node)] = false
 		h.world.frozen[at(v, s.node)] = false
@@ -152,7 +152,7 @@ func (h *history) actOnRack(ctx context.Context, o op) (string, error) {
 			for _, n := range nodes {
 				if h.world.seen.mounted(v, n) {
 					h.world.lost[at(v, n)] = true // their devices are others now
-					h.contents[v].torn = true
+					h.contents[v].partial = true
 				}
 			}
 		}

@@ -234,7 +234,7 @@ func (h *history) unplugged(j *joint, calls []ended) {
 				h.mayTouch(holderField(v), calls) {
 				h.world.half[at(v, n)], h.world.lost[at(v, n)] = true, true
 				if h.contents[v] != nil {
-					h.contents[v].torn = true
+					h.contents[v].partial = true
 				}
 			}
 		}
@@ -288,13 +288,13 @@ func (h *history) believe(j *joint) {
 		for _, n := range nodes {
 			lost := h.lostBy(j, v, n) && j.facts.mounted(v, n)
 			if lost && !w.lost[at(v, n)] && h.contents[v] != nil {
-				h.contents[v].torn = true
+				h.contents[v].partial = true
 			}
 			w.lost[at(v, n)], w.half[at(v, n)] = lost, lost && w.half[at(v, n)]
 		}
 		if w.seen[holderField(v)] != j.facts[holderField(v)] && j.facts[holderField(v)] == "" &&
 			h.contents[v] != nil && len(h.contents[v].later) > 0 {
-			h.contents[v].torn = true // what was not flushed went with the device
+			h.contents[v].partial = true // what was not flushed went with the device
 		}
 	}
 	w.seen, w.shown = j.facts, j.shown

@@ -21,9 +21,9 @@ const (
 type content struct {
 	acked map[int]uint64
 	later map[int][]uint64
-	// torn reports whether the volume lost its node: of what was not acknowledged, any part may be
+	// partial reports whether the volume lost its node: of what was not acknowledged, any part may be
 	// there.
-	torn bool
+	partial bool
 	// formatted reports whether the volume holds a filesystem, or what a pod wrote to its edges.
 	formatted bool
 }
@@ -34,7 +34,7 @@ func newContent() *content {
 
 // clone is the content of a copy that somebody took while the volume was perhaps in use.
 func (c *content) clone() *content {
-	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, torn: true,
+	copied := &content{acked: maps.Clone(c.acked), later: map[int][]uint64{}, partial: true,
 		formatted: c.formatted}
 	for b, values := range c.later {
 		copied.later[b] = slices.Clone(values)
@@ -56,7 +56,7 @@ func (c *content) wrote(block int, value uint64, synced bool) {
 
 // flushed notes that the driver has promised that everything is on the disk.
 func (c *content) flushed() {
-	if c.torn {
+	if c.partial {
 		return
 	}
 	for b, values := range c.later {
@@ -68,7 +68,7 @@ func (c *content) flushed() {
 // values are those that a block may have now, the likeliest first.
 func (c *content) values(block int) []uint64 {
 	all := append([]uint64{c.acked[block]}, c.later[block]...)
-	if !c.torn {
+	if !c.partial {
 		return all[len(all)-1:]
 	}
 	slices.Reverse(all)
@@ -86,12 +86,12 @@ func (c *content) read(v int, data [][]byte) error {
 			return fmt.Errorf("v%d block %d holds %s, the model says value %v (acknowledged: %d)",
 				v, b, describe(v, b, got), values, c.acked[b])
 		}
-		if c.torn {
+		if c.partial {
 			c.acked[b] = values[i]
 			delete(c.later, b)
 		}
 	}
-	c.torn = false
+	c.partial = false
 	return nil
 }
 

@@ -194,7 +194,7 @@ func idle(profile []byte, mark string) error {
 	return nil
 }
 
-// activeFaults are the rules that may still strike, by name.
+// activeFaults are the rules that may still apply, by name.
 func (env *environment) activeFaults(ctx context.Context, names map[string]string) ([]string,
 	error) {
 	rules, err := env.Rack.Admin.Faults(ctx)

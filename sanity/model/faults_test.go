@@ -14,7 +14,7 @@ type rule struct {
 	adminapi.Fault
 }
 
-// faults are the ways in which the rack may misbehave, by name. Each strikes once.
+// faults are the faults of the rack, by name. Each applies once.
 var faults = func() map[string]rule {
 	all := map[string]rule{
 		"slow device": {"", adminapi.Fault{Operation: "instance_disk_attach",

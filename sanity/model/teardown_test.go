@@ -88,7 +88,7 @@ func (h *history) readAll(ctx context.Context) error {
 	return nil
 }
 
-// calm ends the misfortunes: everything runs, and no fault waits to strike.
+// calm ends the misfortunes: everything runs, and no fault waits to apply.
 func (h *history) calm(ctx context.Context) error {
 	steps := []step{{op: startRack}}
 	for _, n := range nodes {

@@ -168,7 +168,7 @@ type world struct {
 	down map[string]bool
 	// rackDown reports whether the rack's API is away, though the disks are not.
 	rackDown bool
-	// faults are the rules that may still strike.
+	// faults are the rules that may still apply.
 	faults []string
 }
 

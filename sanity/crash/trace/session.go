@@ -328,7 +328,7 @@ func (s *session) enter(c call, t *thread) error {
 		s.answers = c.descriptor()
 	}
 	if s.here(e, Before) {
-		return s.strike()
+		return s.actAt()
 	}
 	return nil
 }
@@ -347,13 +347,13 @@ func (s *session) leaveCall(t *thread, info syscallInfo) error {
 	case s.report.Killed:
 	case doing == reading:
 		if info.result() > 0 {
-			return s.strike()
+			return s.actAt()
 		}
 	case doing >= 0:
 		e := &s.report.Effects[doing]
 		e.Failed = info.result() < 0
 		if e.Request && s.here(*e, Sent) || !e.Request && s.here(*e, After) {
-			return s.strike()
+			return s.actAt()
 		}
 	}
 	return nil
@@ -373,8 +373,8 @@ func (s *session) here(e Effect, phase Phase) bool {
 // resume ends a pause, or a later one; the second time it does nothing.
 func (s *session) resume() { s.resumed.Do(func() { close(s.goOn) }) }
 
-// strike does at the point what the order says.
-func (s *session) strike() error {
+// actAt carries out the order at the point.
+func (s *session) actAt() error {
 	if !s.order.Kill.Pause {
 		s.kill()
 		return nil
