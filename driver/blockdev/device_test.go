@@ -3,6 +3,8 @@
 package blockdev
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -84,5 +86,45 @@ func TestParseDiskstats(t *testing.T) {
 		if got := parseDiskstats([]byte(text), c.major, c.minor); got != c.want {
 			t.Errorf("%d:%d: got %+v, want %+v", c.major, c.minor, got, c.want)
 		}
+	}
+}
+
+func TestASysfsThatMakesNoSenseIsAnErrorThatNamesTheDevice(t *testing.T) {
+	for name, c := range map[string]struct {
+		file, text string
+		ok         bool
+	}{
+		"as it is":               {"size", "2097152\n", true},
+		"a size that is none":    {"size", "large\n", false},
+		"a size without end":     {"size", "18446744073709551615\n", false},
+		"a number that is none":  {"dev", "259\n", false},
+		"a diskseq":              {"diskseq", "7\n", true},
+		"a diskseq that is none": {"diskseq", "new\n", false},
+	} {
+		root := guesttest.Sysfs(t, map[string]string{"nvme1n1": guesttest.Serial})
+		path := filepath.Join(root, "block", "nvme1n1", c.file)
+		_ = os.Remove(path)
+		csitest.Must(t, os.WriteFile(path, []byte(c.text), 0o444))
+		all, err := Host{Sysfs: root, Dev: t.TempDir()}.List()
+		if (err == nil) != c.ok || !c.ok && !strings.Contains(err.Error(), "nvme1n1") {
+			t.Errorf("%s: got %+v, %v", name, all, err)
+		}
+		if c.ok && (len(all) != 1 || all[0].SizeBytes != guesttest.GiB) {
+			t.Errorf("%s: got %+v", name, all)
+		}
+	}
+}
+
+func TestCountsShowThatNothingWasWritten(t *testing.T) {
+	before := Counters{ReadSectors: 1, WrittenSectors: 2, DiscardedSectors: 3}
+	for later, want := range map[Counters]bool{
+		{1, 2, 3}: true, {9, 2, 3}: true, {1, 3, 3}: false, {1, 2, 4}: false,
+	} {
+		if got := before.SameWrites(later); got != want {
+			t.Errorf("from %+v to %+v: nothing written is %v", before, later, got)
+		}
+	}
+	if (Counters{}).Known() || !before.Known() {
+		t.Error("a kernel that counts no reads counts, or one that counts one read does not")
 	}
 }
