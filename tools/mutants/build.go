@@ -44,12 +44,12 @@ func mutant(id string) bool {
 }
 `
 
-// build makes the test binaries of the packages in dirs, the first of which is p, with all mutants.
-// Those that the compiler refuses are left out.
-func (p *pkg) build(ctx context.Context, work string, dirs []string, sites []site) (
+// buildTests makes the test binaries of the packages in dirs, with all mutants of the packages. Mutants
+// that the compiler refuses are left out.
+func buildTests(ctx context.Context, work string, packages []*pkg, dirs []string, sites []site) (
 	binaries []test, left []site, err error) {
 	for i := 0; i < len(dirs); {
-		overlay, lines, err := p.overlay(work, sites)
+		overlay, lines, err := writeOverlay(work, packages, sites)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -68,7 +68,7 @@ func (p *pkg) build(ctx context.Context, work string, dirs []string, sites []sit
 			}
 			continue
 		}
-		left := p.without(sites, lines, string(out))
+		left := without(sites, lines, dir, string(out))
 		if len(left) == len(sites) {
 			return nil, nil, fmt.Errorf("build the tests with mutants: %w\n%s", err, out)
 		}
@@ -77,51 +77,49 @@ func (p *pkg) build(ctx context.Context, work string, dirs []string, sites []sit
 	return binaries, sites, nil
 }
 
-var place = regexp.MustCompile(`(?m)^\S*?([\w.]+\.go):(\d+):\d+: `)
+var place = regexp.MustCompile(`(?m)^(\S+\.go):(\d+):\d+: `)
 
-// without leaves out the mutants on the lines that the compiler complains about.
-func (p *pkg) without(sites []site, lines map[string]map[int][]string, out string) []site {
+// without leaves out the mutants on the lines that the compiler, in dir, complains about.
+func without(sites []site, lines map[string]map[int][]string, dir, out string) []site {
 	var bad []string
 	for _, m := range place.FindAllStringSubmatch(out, -1) {
-		line, err := strconv.Atoi(m[2])
-		if err == nil {
-			bad = append(bad, lines[m[1]][line]...)
+		path := m[1]
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		if line, err := strconv.Atoi(m[2]); err == nil {
+			bad = append(bad, lines[path][line]...)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(sites), func(s site) bool { return slices.Contains(bad, s.id) })
 }
 
-// overlay writes the changed files aside, and says which mutants each of their lines has.
-func (p *pkg) overlay(work string, sites []site) (string, map[string]map[int][]string, error) {
+// writeOverlay writes the changed files aside, and returns the mutants on each of their lines.
+func writeOverlay(work string, packages []*pkg, sites []site) (string, map[string]map[int][]string,
+	error) {
 	list := struct{ Replace map[string]string }{map[string]string{}}
 	lines := map[string]map[int][]string{}
-	write := func(name, text string) error {
-		aside := filepath.Join(work, name)
-		list.Replace[filepath.Join(p.dir, name)] = aside
+	write := func(path, text string) error {
+		aside := filepath.Join(work, fmt.Sprintf("%d.go", len(list.Replace)))
+		list.Replace[path] = aside
 		return os.WriteFile(aside, []byte(text), 0o600)
 	}
-	if err := write("zz_mutants.go", fmt.Sprintf(switches, p.name)); err != nil {
-		return "", nil, err
-	}
-	for name, text := range p.text {
-		mine := slices.DeleteFunc(slices.Clone(sites), func(s site) bool { return s.file != name })
-		slices.SortFunc(mine, func(a, b site) int { return a.start - b.start })
-		var changed strings.Builder
-		lines[name] = map[int][]string{}
-		done := 0
-		for _, s := range mine {
-			changed.Write(text[done:s.start])
-			first := strings.Count(changed.String(), "\n") + 1
-			changed.WriteString(s.with(s.id))
-			last := strings.Count(changed.String(), "\n") + 1
-			for line := first; line <= last; line++ {
-				lines[name][line] = append(lines[name][line], s.id)
-			}
-			done = s.end
+	for _, p := range packages {
+		err := write(filepath.Join(p.dir, "zz_mutants.go"), fmt.Sprintf(switches, p.name))
+		if err != nil {
+			return "", nil, err
 		}
-		changed.Write(text[done:])
-		if len(mine) > 0 {
-			if err := write(name, changed.String()); err != nil {
+		for name, text := range p.text {
+			path := filepath.Join(p.dir, name)
+			mine := slices.DeleteFunc(slices.Clone(sites), func(s site) bool {
+				return s.pkg != p || s.file != name
+			})
+			if len(mine) == 0 {
+				continue
+			}
+			changed, of := withMutants(text, mine)
+			lines[path] = of
+			if err := write(path, changed); err != nil {
 				return "", nil, err
 			}
 		}
@@ -132,4 +130,24 @@ func (p *pkg) overlay(work string, sites []site) (string, map[string]map[int][]s
 	}
 	path := filepath.Join(work, "overlay.json")
 	return path, lines, os.WriteFile(path, b, 0o600)
+}
+
+// withMutants returns a file's text with its mutants, and the mutants of each line.
+func withMutants(text []byte, sites []site) (string, map[int][]string) {
+	slices.SortFunc(sites, func(a, b site) int { return a.start - b.start })
+	var changed strings.Builder
+	lines := map[int][]string{}
+	done := 0
+	for _, s := range sites {
+		changed.Write(text[done:s.start])
+		first := strings.Count(changed.String(), "\n") + 1
+		changed.WriteString(s.with(s.id))
+		last := strings.Count(changed.String(), "\n") + 1
+		for line := first; line <= last; line++ {
+			lines[line] = append(lines[line], s.id)
+		}
+		done = s.end
+	}
+	changed.Write(text[done:])
+	return changed.String(), lines
 }

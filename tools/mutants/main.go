@@ -4,7 +4,7 @@
 //	go run -C tools ./mutants -n 200 -seed 7 ../driver/controller ../driver/rack
 //	go run -C tools ./mutants -n 200 -tests ../driver/node -budget 30s ../driver/mount
 //
-// All changes of a package are compiled into one test binary, each behind a switch that the variable
+// All changes are compiled into the packages' test binaries, each behind a switch that the variable
 // MUTANT names, so that a mutant costs no build. A first run of every test records which changes it
 // reaches, and a mutant then meets those tests only, the fastest first, until one fails or the
 // budget is spent.
@@ -42,19 +42,17 @@ func main() {
 		fmt.Fprintln(os.Stderr, "mutants: name the directories of packages, such as driver/volume")
 		os.Exit(2)
 	}
-	for _, dir := range flag.Args() {
-		o := options{*n, *seed, *workers, *budget, nil, []string{dir}}
-		if *tests != "" {
-			o.tests = append(o.tests, strings.Split(*tests, ",")...)
-		}
-		err := error(nil)
-		if o.files, err = regexp.Compile(*files); err == nil {
-			err = run(ctx, dir, o)
-		}
-		if err != nil {
-			fmt.Fprintf(os.Stderr, "mutants: %s: %v\n", dir, err)
-			os.Exit(1)
-		}
+	o := options{*n, *seed, *workers, *budget, nil, flag.Args()}
+	if *tests != "" {
+		o.tests = append(o.tests, strings.Split(*tests, ",")...)
+	}
+	err := error(nil)
+	if o.files, err = regexp.Compile(*files); err == nil {
+		err = run(ctx, flag.Args(), o)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "mutants: %v\n", err)
+		os.Exit(1)
 	}
 }
 
@@ -80,42 +78,54 @@ type result struct {
 	by     string // the tests that it met, or why none
 }
 
-// run measures a package and prints what it found.
-func run(ctx context.Context, dir string, o options) error {
-	results, err := measure(ctx, dir, o)
+// run measures packages and prints what it found.
+func run(ctx context.Context, dirs []string, o options) error {
+	results, err := measure(ctx, dirs, o)
 	if err != nil {
 		return err
 	}
-	caught := 0
+	var names []string
+	tried, caught := map[string]int{}, map[string]int{}
 	for _, r := range results {
+		name := filepath.Base(r.pkg.dir)
+		if tried[name]++; tried[name] == 1 {
+			names = append(names, name)
+		}
 		if r.caught {
-			caught++
+			caught[name]++
 			continue
 		}
-		fmt.Printf("SURVIVED %s:%d %s: %s -> %s (%s)\n", r.file, r.line, r.kind, r.before, r.after, r.by)
+		fmt.Printf("SURVIVED %s/%s:%d %s: %s -> %s (%s)\n", name, r.file, r.line, r.kind, r.before,
+			r.after, r.by)
 	}
-	fmt.Printf("FIGURE mutants package=%s tried=%d caught=%d survived=%d seed=%d\n",
-		filepath.Base(dir), len(results), caught, len(results)-caught, o.seed)
+	for _, name := range names {
+		fmt.Printf("FIGURE mutants package=%s tried=%d caught=%d survived=%d seed=%d\n", name,
+			tried[name], caught[name], tried[name]-caught[name], o.seed)
+	}
 	return nil
 }
 
-// measure tries mutants of the package in dir.
-func measure(ctx context.Context, dir string, o options) ([]result, error) {
+// measure tries mutants of the packages in dirs.
+func measure(ctx context.Context, dirs []string, o options) ([]result, error) {
 	work, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	p, err := readPackage(dir, o.files)
+	var packages []*pkg
+	var sites []site
+	for _, dir := range dirs {
+		p, err := readPackage(dir, o.files)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", dir, err)
+		}
+		packages, sites = append(packages, p), append(sites, p.draw(o.n, o.seed)...)
+	}
+	binaries, sites, err := buildTests(ctx, work, packages, o.tests, sites)
 	if err != nil {
 		return nil, err
 	}
-	sites := p.draw(o.n, o.seed)
-	binaries, sites, err := p.build(ctx, work, o.tests, sites)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(os.Stderr, "mutants: %s: %d mutants of %d places\n", dir, len(sites), len(p.sites))
+	fmt.Fprintf(os.Stderr, "mutants: %d, in %d packages\n", len(sites), len(packages))
 	reach := map[string][]test{}
 	for _, b := range binaries {
 		if err := record(ctx, b, work, reach); err != nil {
@@ -130,7 +140,7 @@ func measure(ctx context.Context, dir string, o options) ([]result, error) {
 			for i := range next {
 				results[i] = try(ctx, sites[i], reach[sites[i].id], o.budget)
 				if done := i + 1; done%20 == 0 {
-					fmt.Fprintf(os.Stderr, "mutants: %s: %d of %d\n", dir, done, len(sites))
+					fmt.Fprintf(os.Stderr, "mutants: %d of %d\n", done, len(sites))
 				}
 			}
 		})
@@ -199,7 +209,8 @@ func try(ctx context.Context, s site, tests []test, budget time.Duration) result
 func (t test) run(ctx context.Context, env string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, t.binary, "-test.failfast", "-test.count=1",
 		"-test.run=^"+t.name+"$")
-	cmd.Dir, cmd.Env = t.dir, append(os.Environ(), env)
+	// A property that fails leaves no file behind in the tree.
+	cmd.Dir, cmd.Env = t.dir, append(os.Environ(), env, "RAPID_NOFAILFILE=1")
 	cmd.WaitDelay = 5 * time.Second
 	return cmd.CombinedOutput()
 }

@@ -34,7 +34,7 @@ func fixture(t *testing.T) (grade, school string) {
 
 func TestTheTestsOfAnotherPackageCatchAMutantThatTheyReach(t *testing.T) {
 	grade, school := fixture(t)
-	results, err := measure(t.Context(), grade, options{n: 100, seed: 1, workers: 2,
+	results, err := measure(t.Context(), []string{grade}, options{n: 100, seed: 1, workers: 2,
 		budget: time.Minute, files: regexp.MustCompile(""), tests: []string{grade, school}})
 	if err != nil {
 		t.Fatal(err)

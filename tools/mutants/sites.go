@@ -16,6 +16,7 @@ import (
 
 // site is a place in the source and its mutant.
 type site struct {
+	pkg           *pkg
 	id            string
 	file          string
 	line          int
@@ -76,7 +77,7 @@ func (p *pkg) draw(n int, seed uint64) []site {
 		if overlaps {
 			continue
 		}
-		s.id = strconv.Itoa(len(chosen) + 1)
+		s.pkg, s.id = p, p.name+"."+strconv.Itoa(len(chosen)+1)
 		if chosen = append(chosen, s); len(chosen) == n {
 			break
 		}
