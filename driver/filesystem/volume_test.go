@@ -20,8 +20,9 @@ func TestWhatTheRackCreatedBlankBehindASnapshot(t *testing.T) {
 		v    Volume
 		want int64
 	}{
-		"a volume from a snapshot":        {restored, gib},
-		"one from an image":               {with(func(v *Volume) { v.Origin = volume.OriginImage }), 4 * gib},
+		"a volume from a snapshot": {restored, gib},
+		"one from an image": {with(func(v *Volume) { v.Origin = volume.OriginImage }),
+			4 * gib},
 		"one without an ownership tag":    {with(func(v *Volume) { v.Origin = "" }), 4 * gib},
 		"one that may be a raw device":    {with(func(v *Volume) { v.Use = "" }), 4 * gib},
 		"one whose snapshot has no size":  {with(func(v *Volume) { v.SourceBytes = 0 }), 4 * gib},
@@ -29,7 +30,8 @@ func TestWhatTheRackCreatedBlankBehindASnapshot(t *testing.T) {
 		"one of half a sector":            {with(func(v *Volume) { v.SourceBytes += 512 }), 4 * gib},
 		"a snapshot larger than the disk": {with(func(v *Volume) { v.SourceBytes = 8 * gib }), 4 * gib},
 		"a snapshot as large as the disk": {with(func(v *Volume) { v.SourceBytes = 4 * gib }), 4 * gib},
-		"a snapshot of a single sector":   {with(func(v *Volume) { v.SourceBytes = sectorBytes }), sectorBytes},
+		"a snapshot of a single sector": {with(func(v *Volume) { v.SourceBytes = sectorBytes }),
+			sectorBytes},
 		"a snapshot of one sector more": {with(func(v *Volume) { v.SourceBytes += sectorBytes }),
 			gib + sectorBytes},
 	} {
@@ -40,7 +42,8 @@ func TestWhatTheRackCreatedBlankBehindASnapshot(t *testing.T) {
 }
 
 func TestOnlyADiskThatWasMadeBlankForFilesystemsIsSampled(t *testing.T) {
-	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage, volume.OriginSnapshot} {
+	for _, origin := range []string{"", volume.OriginBlank, volume.OriginImage,
+		volume.OriginSnapshot} {
 		for _, use := range []string{"", volume.UseFilesystem, volume.UseBlock} {
 			want := origin == volume.OriginBlank && use == volume.UseFilesystem
 			if got := (Volume{Origin: origin, Use: use}).madeBlank(); got != want {
