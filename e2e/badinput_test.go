@@ -42,7 +42,7 @@ var wrongSecrets = []wrongSecret{
 	{name: "malformed-host", key: "host", value: "a host of the " + canary,
 		says: []string{"OXIDE_HOST", "has to be an address"}},
 	{name: "malformed-token", key: "token", value: "a token of the " + canary,
-		says: []string{"OXIDE_TOKEN", "is no token"}},
+		says: []string{"OXIDE_TOKEN", "holds no valid token"}},
 	{name: "wrong-token", key: "token", value: "oxide-token-" + canary,
 		says: []string{"the rack does not accept this controller", "TokenRejected"}},
 	{name: "unknown-project", key: "project", value: canary + "-project",
