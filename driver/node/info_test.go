@@ -41,6 +41,7 @@ func TestNodeGetInfo(t *testing.T) {
 		{"NI-2 a path below a multipath head counts once",
 			map[string]string{"nvme0n1": "boot", "nvme0c0n1": "boot"}, 0, 11, false},
 		{"NI-2 the limit can be set", map[string]string{"nvme0n1": "boot"}, 8, 7, false},
+		{"NI-2 an instance with one place left", map[string]string{"nvme0n1": "boot"}, 2, 1, false},
 		{"NI-2 a full instance says 1, for 0 means no limit", map[string]string{"nvme0n1": "boot"}, 1, 1,
 			true},
 	} {

@@ -1,0 +1,52 @@
+//go:build linux
+
+package filesystem
+
+import (
+	"os"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// The records of an unfinished format go before a device is published as one, but not from a disk
+// that is in use or may not be written.
+func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
+	own := Volume{ID: "v", DiskName: "d", SizeBytes: 64 * guesttest.MiB, FSType: volume.Ext4}
+	for name, c := range map[string]struct {
+		change  func(v *Volume)
+		mounted bool
+		left    int
+	}{
+		"of a disk that is free":      {func(*Volume) {}, false, 0},
+		"of a disk that is mounted":   {func(*Volume) {}, true, 3},
+		"of a disk that is read-only": {func(v *Volume) { v.ReadOnly = true }, false, 3},
+		"of another volume's format":  {func(v *Volume) { v.ID = "w" }, false, 3},
+		"of another disk's format":    {func(v *Volume) { v.DiskName = "e" }, false, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			device := openDisk(t, own.SizeBytes)
+			record, err := RecordOf(own).Encode()
+			csitest.Must(t, err)
+			csitest.Must(t, device.WithExclusive(func(w *os.File) error {
+				return disk{device}.writeRecords(w, record)
+			}))
+			v := own
+			c.change(&v)
+			csitest.Must(t, DropRecord(device, v, c.mounted))
+			left := 0
+			for _, at := range RecordOffsets(own.SizeBytes) {
+				b, err := device.Read(at, sectorBytes)
+				csitest.Must(t, err)
+				if _, err := ParseRecord(b); err == nil {
+					left++
+				}
+			}
+			if left != c.left {
+				t.Errorf("%d records are left, want %d", left, c.left)
+			}
+		})
+	}
+}
