@@ -25,14 +25,7 @@ func TestSanity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			run.Failed()
-		}
-		if err := run.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	run.EndWith(t)
 	suite, reporter := GinkgoConfiguration()
 	switch {
 	case os.Getenv(inNamespace) != "":

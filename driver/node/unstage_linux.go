@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
@@ -201,7 +202,8 @@ func (n *Service) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev
 // be asked is not taken for free.
 func awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool,
 	wait time.Duration) error {
-	deadline := time.Now().Add(wait)
+	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 20 * time.Millisecond,
+		End: time.Now().Add(wait)}
 	for try := func() error { return filesystem.TryExclusive(device) }; ; try = device.TryExclusive {
 		err := try()
 		if err == nil && raw {
@@ -213,14 +215,13 @@ func awaitFree(ctx context.Context, device *blockdev.OpenDevice, raw bool,
 			return nil
 		case !csierr.Has(err, csierr.DeviceHeld):
 			return csierr.New(csierr.NodeToolFailed, "ask whether %s is still in use: %w", device.Path, err)
-		case time.Now().After(deadline):
+		}
+		switch again, ended := backoff.Wait(ctx); {
+		case ended != nil:
+			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ended)
+		case !again:
 			return csierr.New(csierr.StillMounted, "%s is unmounted here but still in use on this "+
 				"node, %s: %w", device.Path, device.DescribeHolders(), err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait until nobody holds %s: %w", device.Path, ctx.Err())
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

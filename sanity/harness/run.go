@@ -56,22 +56,27 @@ type Tester interface {
 	Error(args ...any)
 }
 
-// RunFor makes the run of a test. It ends with the test; that of a failed one keeps its evidence.
+// RunFor makes the run of a test, which ends with the test.
 func RunFor(t Tester) *Run {
 	t.Helper()
 	run, err := NewRun(os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
+	run.EndWith(t)
+	return run
+}
+
+// EndWith closes the run at the end of the test. The run of a failed test keeps its evidence.
+func (r *Run) EndWith(t Tester) {
 	t.Cleanup(func() {
 		if t.Failed() {
-			run.Failed()
+			r.Failed()
 		}
-		if err := run.Close(); err != nil {
+		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return run
 }
 
 // runParent picks a directory for the runs: short enough for sockets below it, and not mounted
