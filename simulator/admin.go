@@ -45,6 +45,15 @@ func (s *Server) Admin() http.Handler {
 		}
 		w.WriteHeader(http.StatusNoContent)
 	})
+	mux.HandleFunc("GET /mutations", func(w http.ResponseWriter, _ *http.Request) {
+		adminRespond(w, s.Broken.List(), nil)
+	})
+	mux.HandleFunc("PUT /mutations/{name}", func(w http.ResponseWriter, r *http.Request) {
+		s.adminMutate(w, r.PathValue("name"))
+	})
+	mux.HandleFunc("DELETE /mutations", func(w http.ResponseWriter, _ *http.Request) {
+		s.adminMutate(w, "")
+	})
 	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
 		adminRespond(w, s.rack.Switches(), nil)
 	})
@@ -116,6 +125,14 @@ func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
 	if !s.Faults.Remove(r.PathValue("id")) {
 		http.Error(w, fmt.Sprintf("there is no fault %q", r.PathValue("id")),
 			http.StatusNotFound)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) adminMutate(w http.ResponseWriter, name string) {
+	if err := s.Broken.Set(name); err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -46,10 +46,11 @@ type request struct {
 }
 
 func newRequest(hr *http.Request) *request {
-	return &request{Request: hr, id: uuid.NewString(), started: time.Now(),
-		query: hr.URL.Query(),
-		call:  engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
-		entry: adminapi.Request{Method: hr.Method, Path: hr.URL.RequestURI()}}
+	id := uuid.NewString()
+	return &request{Request: hr, id: id, started: time.Now(), query: hr.URL.Query(),
+		call: engine.Call{Context: hr.Context(), ReadOnly: hr.Method == http.MethodGet},
+		entry: adminapi.Request{RequestID: id, Method: hr.Method,
+			Path: hr.URL.RequestURI()}}
 }
 
 // find finds the operation. The version is checked first (A13).

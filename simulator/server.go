@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
@@ -26,6 +27,8 @@ type (
 type Server struct {
 	// Faults are the faults in force.
 	Faults Faults
+	// Broken is the rule that the rack breaks, if it breaks one.
+	Broken broken.Switch
 
 	rack     *engine.Rack
 	token    string
@@ -69,7 +72,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	}
 	a := func() response {
 		defer end()
-		a := s.handle(r)
+		a := s.respond(r)
 		s.record(r, a)
 		return a
 	}()

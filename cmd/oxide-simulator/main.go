@@ -41,7 +41,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, o, rack, stdout)
+	if err = rack.Broken.Set(o.mutation); err == nil {
+		err = serve(ctx, o, rack, stdout)
+	}
 	if closeErr := rack.Close(); err == nil {
 		err = closeErr
 	}

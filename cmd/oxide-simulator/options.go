@@ -36,6 +36,7 @@ type options struct {
 	tlsCert, tlsKey string
 	tlsHosts        []string
 	hotplug         bool
+	mutation        string
 	logLevel        slog.Level
 	logFormat       string
 }
@@ -111,6 +112,8 @@ func (o *options) flags() *flag.FlagSet {
 	f.StringVar(&r.ProcRoot, "proc", "/proc", "a procfs `directory` that shows the guests' processes")
 	f.BoolVar(&r.KeepDevices, "keep-devices", false, "leave the guests their disks at the end; "+
 		"the next simulator on the directory adopts them")
+	f.StringVar(&o.mutation, "mutation", "", "`name` of the rule that the rack breaks; "+
+		"the admin listener's GET /mutations lists them")
 	f.BoolVar(&o.tls, "tls", false, "serve HTTPS, with a certificate made in the directory")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` of a certificate to serve HTTPS with")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` of its key")

@@ -12,6 +12,9 @@
 //	DELETE /faults[/ID]            removes all faults, or one
 //	POST   /deferred               carries out now what faults of the phase deferred and the switch
 //	                               free_delay hold back; answers when it is done
+//	GET    /mutations              the ways in which the rack can be told to break its rules
+//	PUT    /mutations/NAME         lets it break one, in the place of any other
+//	DELETE /mutations              puts it in order
 //	GET    /switches               the Switches
 //	PATCH  /switches               changes those that are named
 //	GET    /state                  the State

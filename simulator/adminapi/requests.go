@@ -8,6 +8,8 @@ type Request struct {
 	// Seq counts the entries from 1.
 	Seq  int       `json:"seq"`
 	Time time.Time `json:"time"`
+	// RequestID is the ID in the answer.
+	RequestID string `json:"request_id"`
 	// Operation is the API's operationId.
 	Operation string `json:"operation"`
 	Method    string `json:"method"`

@@ -1,0 +1,3 @@
+package rules
+
+var diskRules []Rule

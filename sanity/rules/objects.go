@@ -1,0 +1,154 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// GiB is the unit of disks' sizes, in bytes.
+const GiB = 1 << 30
+
+// Name gives out a name for something that the check makes. It is unique in its first 20 bytes,
+// which a guest shows.
+func (c *Check) Name() oxide.Name {
+	c.made++
+	return oxide.Name(fmt.Sprintf("conf-%s-%05d", c.Mark, c.made))
+}
+
+func (c *Check) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
+
+// Blank is a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
+func (c *Check) Blank() oxide.DiskCreateParams {
+	return oxide.DiskCreateParams{Project: c.project(), Body: &oxide.DiskCreate{
+		Name: c.Name(), Description: c.Description, Size: GiB, DiskBackend: From(
+			&oxide.DiskSourceBlank{BlockSize: 512})}}
+}
+
+// From is the backend of a distributed disk with a source: a pointer to one of oxide.DiskSource's
+// variants.
+func From(source any) oxide.DiskBackend {
+	var s oxide.DiskSource
+	switch variant := source.(type) {
+	case *oxide.DiskSourceBlank:
+		s.Value = variant
+	case *oxide.DiskSourceSnapshot:
+		s.Value = variant
+	case *oxide.DiskSourceImage:
+		s.Value = variant
+	case *oxide.DiskSourceImportingBlocks:
+		s.Value = variant
+	}
+	return oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{DiskSource: s}}
+}
+
+// CreateDisk asks for a disk, and removes it at the end if it was made.
+func (c *Check) CreateDisk(params oxide.DiskCreateParams) (*oxide.Disk, error) {
+	disk, err := c.Client.DiskCreate(c.ctx, params)
+	if err == nil {
+		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
+	}
+	return disk, err
+}
+
+// Disk makes a blank disk, as it is once it is detached.
+func (c *Check) Disk() *oxide.Disk {
+	made := Must[*oxide.Disk](c, "create a disk")(c.CreateDisk(c.Blank()))
+	return c.Look(made.Id)
+}
+
+// Look reads a disk.
+func (c *Check) Look(id string) *oxide.Disk {
+	return Must[*oxide.Disk](c, "read disk "+id)(c.Client.DiskView(c.ctx,
+		oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+}
+
+// removeDisk detaches and deletes a disk of this check's.
+func (c *Check) removeDisk(ctx context.Context, id string) error {
+	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	if err != nil {
+		return gone(err)
+	}
+	if attached, is := disk.State.AsAttached(); is {
+		if _, err := c.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+			Instance: oxide.NameOrId(attached.Instance),
+			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(id)}}); err != nil {
+			return err
+		}
+	}
+	return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
+}
+
+// Snapshot makes a snapshot of a disk.
+func (c *Check) Snapshot(disk string) (*oxide.Snapshot, error) {
+	snapshot, err := c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
+		Body: &oxide.SnapshotCreate{Name: c.Name(), Description: c.Description,
+			Disk: oxide.NameOrId(disk)}})
+	if err == nil {
+		c.Cleanup(func(ctx context.Context) error {
+			return gone(c.Client.SnapshotDelete(ctx,
+				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+		})
+	}
+	return snapshot, err
+}
+
+// NewInstance is a request for the smallest instance, without disks and network, that stays
+// stopped.
+func (c *Check) NewInstance() oxide.InstanceCreateParams {
+	return oxide.InstanceCreateParams{Project: c.project(), Body: &oxide.InstanceCreate{
+		Name: c.Name(), Description: c.Description, Hostname: "conformance",
+		Ncpus: 1, Memory: GiB, Start: oxide.NewPointer(false),
+		NetworkInterfaces: oxide.InstanceNetworkInterfaceAttachment{
+			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}}}
+}
+
+// CreateInstance asks for an instance, and removes it at the end if it was made.
+func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
+	instance, err := c.Client.InstanceCreate(c.ctx, params)
+	if err == nil {
+		c.Cleanup(func(ctx context.Context) error { return c.removeInstance(ctx, instance.Id) })
+	}
+	return instance, err
+}
+
+// removeInstance stops and deletes an instance of this check's.
+func (c *Check) removeInstance(ctx context.Context, id string) error {
+	instance := oxide.NameOrId(id)
+	if _, err := c.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: instance}); err != nil {
+		return gone(err)
+	}
+	if err := c.await(ctx, id, oxide.InstanceStateStopped); err != nil {
+		return gone(err)
+	}
+	return gone(c.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
+}
+
+// StoppedInstance is a small instance without disks that all checks share. It is never started.
+func (c *Check) StoppedInstance() *oxide.Instance {
+	if c.stopped == nil {
+		c.stopped = Must[*oxide.Instance](c, "create a stopped instance")(
+			c.Client.InstanceCreate(c.ctx, c.NewInstance()))
+		c.must("wait for the instance", c.await(c.ctx, c.stopped.Id, oxide.InstanceStateStopped))
+	}
+	return c.stopped
+}
+
+// Attach asks to attach a disk to an instance. The check's disks are detached at its end.
+func (c *Check) Attach(disk, instance string) (*oxide.Disk, error) {
+	return c.Client.InstanceDiskAttach(c.ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+}
+
+// Detach asks to detach a disk from an instance.
+func (c *Check) Detach(disk, instance string) (*oxide.Disk, error) {
+	return c.Client.InstanceDiskDetach(c.ctx, oxide.InstanceDiskDetachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+}
+
+// Await waits until an instance is in a state.
+func (c *Check) Await(instance string, want oxide.InstanceState) {
+	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
+		c.await(c.ctx, instance, want))
+}

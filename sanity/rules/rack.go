@@ -1,0 +1,209 @@
+package rules
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// Config is the rack to check, and what the checks may use of it.
+type Config struct {
+	// Host, Token and Project are as the driver's settings of those names; CAFile, if it is not
+	// empty, holds the authority of a private certificate in PEM.
+	Host, Token, Project, CAFile string
+	// Mark names the run: 1 to 8 of a-z0-9. It is in the names of what the checks make, and
+	// Description is the description of all of it.
+	Mark, Description string
+	// Hotplug says that the rack attaches and detaches while an instance runs.
+	Hotplug bool
+	// Here is the instance in which this program runs; nil is none. Guest-side rules are not tested
+	// without a guest in which a disk appears.
+	Here *Guest
+	// Admin is the admin listener of a simulated rack; nil is a real one.
+	Admin *adminapi.Client
+}
+
+// Guest is an instance whose inside can be seen.
+type Guest struct {
+	// ID is the instance's.
+	ID string
+	// Sys shows its /sys, and Dev its /dev.
+	Sys, Dev Files
+}
+
+// Files is a directory of a guest, here or elsewhere. Names are relative and use slashes.
+type Files interface {
+	// ReadFile reads a file. An error wraps fs.ErrNotExist if there is none.
+	ReadFile(name string) ([]byte, error)
+	// ReadDir lists the names in a directory, sorted.
+	ReadDir(name string) ([]string, error)
+}
+
+// Rack is a rack that is being checked. Its checks run one at a time.
+type Rack struct {
+	Config
+	// Client is Oxide's own, unmodified.
+	Client *oxide.Client
+
+	recorder *recorder
+	http     *http.Client
+	// made counts the names that were given out.
+	made int
+	// stopped is the instance that checks share, and that is never started.
+	stopped *oxide.Instance
+}
+
+// Open prepares the checks. It asks nothing of the rack.
+func Open(c Config) (*Rack, error) {
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the rack's CA certificate: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no PEM certificate", c.CAFile)
+		}
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	r := &Rack{Config: c, recorder: &recorder{next: transport}}
+	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout}
+	var err error
+	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
+		oxide.WithHTTPClient(r.http))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the rack: %w", err)
+	}
+	return r, nil
+}
+
+// requestTimeout is for a request that carries a saga on a busy rack.
+const requestTimeout = 2 * time.Minute
+
+// Close removes what the checks shared.
+func (r *Rack) Close(ctx context.Context) error {
+	if r.stopped == nil {
+		return nil
+	}
+	c := &Check{Rack: r, ctx: ctx}
+	err := c.patiently(ctx, func(ctx context.Context) error {
+		return gone(r.Client.InstanceDelete(ctx,
+			oxide.InstanceDeleteParams{Instance: oxide.NameOrId(r.stopped.Id)}))
+	})
+	if err != nil {
+		return fmt.Errorf("delete instance %s, which the checks shared: %s", r.stopped.Name,
+			brief(err))
+	}
+	r.stopped = nil
+	return nil
+}
+
+// Exchanges returns what was exchanged with the rack outside of checks since it was last asked.
+func (r *Rack) Exchanges() []Exchange { return r.recorder.take() }
+
+// refusal is the rack's refusal in an error, or nil.
+func refusal(err error) *oxide.HTTPError {
+	var refused *oxide.HTTPError
+	if errors.As(err, &refused) {
+		return refused
+	}
+	return nil
+}
+
+// brief describes an error of the client in a line: its own text is a page.
+func brief(err error) string {
+	refused := refusal(err)
+	if refused == nil {
+		return err.Error()
+	}
+	status := 0
+	if refused.HTTPResponse != nil {
+		status = refused.HTTPResponse.StatusCode
+	}
+	if refused.ErrorResponse == nil {
+		return fmt.Sprintf("HTTP %d with a body that is no error of a rack", status)
+	}
+	return fmt.Sprintf("HTTP %d %s: %s (request %s)", status,
+		cmp.Or(refused.ErrorResponse.ErrorCode, "without a code"), refused.ErrorResponse.Message,
+		refused.ErrorResponse.RequestId)
+}
+
+func isBusy(err error) bool {
+	refused := refusal(err)
+	return refused != nil && refused.HTTPResponse != nil &&
+		busy([]Exchange{{Status: refused.HTTPResponse.StatusCode}})
+}
+
+// gone takes "not found" for a success.
+func gone(err error) error {
+	if errors.Is(err, oxide.ErrHTTP404) {
+		return nil
+	}
+	return err
+}
+
+// Refused is how a rack refuses a request.
+type Refused struct {
+	Status int
+	// Code is the error_code; "" is none.
+	Code string
+	// Message is the whole message.
+	Message string
+}
+
+func (r Refused) String() string {
+	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
+}
+
+// Refuses demands that the rack has refused a request in exactly this way.
+func (c *Check) Refuses(what string, err error, want Refused) {
+	refused := refusal(err)
+	switch {
+	case err == nil:
+		c.Errorf("%s: expected %s; the rack has accepted it", what, want)
+	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
+		c.Errorf("%s: expected %s; found %s", what, want, brief(err))
+	default:
+		got := Refused{refused.HTTPResponse.StatusCode, refused.ErrorResponse.ErrorCode,
+			refused.ErrorResponse.Message}
+		if got != want {
+			c.Errorf("%s: expected %s; found %s", what, want, got)
+		}
+	}
+}
+
+// Equal demands that something is what it should be.
+func Equal[T comparable](c *Check, what string, got, want T) {
+	if got != want {
+		c.Errorf("%s: expected %v; found %v", what, want, got)
+	}
+}
+
+// Answer is the rack's answer to a plain request.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// Refused reads the answer as a refusal.
+func (a Answer) Refused() Refused {
+	var body struct {
+		ErrorCode string `json:"error_code"`
+		Message   string `json:"message"`
+	}
+	_ = json.Unmarshal(a.Body, &body) // what is no refusal equals none
+	return Refused{a.Status, body.ErrorCode, body.Message}
+}

@@ -1,0 +1,52 @@
+package rules
+
+import (
+	"io"
+	"net/http"
+	"strings"
+)
+
+// Plain is a request that Oxide's client does not make, or hides the answer of.
+type Plain struct {
+	Method string
+	// Path is the path and the query, from the slash on, encoded.
+	Path string
+	Body string
+	// Header is added to those that every request of the client has: the bearer, the type of the
+	// content and the version of the API. A header that is here and empty is left out.
+	Header map[string]string
+}
+
+// Send sends a plain request. It ends the check if there is no answer.
+func (c *Check) Send(p Plain) Answer {
+	req, err := http.NewRequestWithContext(c.ctx, p.Method,
+		strings.TrimSuffix(c.Client.Host(), "/")+"/", strings.NewReader(p.Body))
+	if err != nil {
+		c.Fatalf("make the request %s %s: %s", p.Method, p.Path, err)
+	}
+	// The path goes out as it is, also where a client would tidy it up.
+	route, query, _ := strings.Cut(p.Path, "?")
+	req.URL.Opaque = route
+	req.URL.RawQuery = query
+	header := map[string]string{"Authorization": "Bearer " + c.Token,
+		"Content-Type": "application/json", "Api-Version": apiVersion}
+	for name, value := range p.Header {
+		header[name] = value
+	}
+	for name, value := range header {
+		if value != "" {
+			req.Header.Set(name, value)
+		}
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		c.Fatalf("%s %s: expected an answer; found %s", p.Method, p.Path, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	c.must("read the answer to "+p.Method+" "+p.Path, err)
+	return Answer{resp.StatusCode, resp.Header, body}
+}
+
+// apiVersion is what the pinned client asks for.
+const apiVersion = "2026060800.0.0"

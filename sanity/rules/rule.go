@@ -1,0 +1,215 @@
+package rules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Rule is one thing that the driver or the simulator believes of a rack.
+type Rule struct {
+	// ID is "A" and two digits. IDs are never used again.
+	ID string
+	// Says is what a rack does, in a sentence or a few, as Markdown.
+	Says string
+	// Why is who relies on it and for what.
+	Why string
+	// Source is where it is known from: read in the source of the rack, tested by the rack's own
+	// tests, or inferred.
+	Source string
+	// Calls are the operations that the check is about. A check that did not make them has shown
+	// nothing, whatever it returns.
+	Calls []string
+	// Check demands it of a rack.
+	Check func(*Check)
+}
+
+// All lists the rules in the order of their IDs.
+func All() []Rule {
+	all := slices.Concat(wireRules, diskRules, attachRules, snapshotRules, instanceRules, guestRules)
+	slices.SortFunc(all, func(a, b Rule) int { return strings.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Status is how a check ended.
+type Status string
+
+// The ways in which a check ends.
+const (
+	// Passed is a check that was carried out, and the rack does what the rule says.
+	Passed Status = "passed"
+	// Failed is a check that found something else, or could not be carried out.
+	Failed Status = "failed"
+	// Blocked is a check that a rack without hot-plug does not let anybody make.
+	Blocked Status = "blocked"
+	// NotTested is a check whose situation could not be brought about.
+	NotTested Status = "not tested"
+)
+
+// Result is how a rule's check ended on a rack.
+type Result struct {
+	Status Status
+	// Reason is what was expected and what was found, or why the rule was not tested.
+	Reason string
+	// Tries is how often the check was made. It is made again when it failed and the rack had
+	// answered that it was busy (429, 502, 503, 504).
+	Tries int
+	// Exchanges are all that the check asked of the rack, with the answers.
+	Exchanges []Exchange
+	Took      time.Duration
+}
+
+// tries is how often a check is made on a rack that says it is busy.
+const tries = 5
+
+// Run checks a rule.
+func (r *Rack) Run(ctx context.Context, rule Rule) Result {
+	began := time.Now()
+	var result Result
+	for result.Tries < tries {
+		r.recorder.take()
+		c := &Check{Rack: r, ctx: ctx, rule: rule}
+		c.run()
+		now := r.recorder.take()
+		result.Tries++
+		result.Exchanges = append(result.Exchanges, now...)
+		result.Status, result.Reason = c.verdict(now)
+		if result.Status != Failed || !busy(now) || ctx.Err() != nil {
+			break
+		}
+	}
+	result.Took = time.Since(began)
+	return result
+}
+
+// verdict is how the check ended, and why.
+func (c *Check) verdict(exchanges []Exchange) (Status, string) {
+	switch {
+	case len(c.problems) > 0:
+		return Failed, strings.Join(c.problems, "\n")
+	case c.status != "":
+		return c.status, c.reason
+	}
+	for _, operation := range c.rule.Calls {
+		if !slices.ContainsFunc(exchanges, func(e Exchange) bool {
+			return e.Operation == operation && e.RequestID != ""
+		}) {
+			return Failed, fmt.Sprintf("the check of %s has had no answer to %s, which it is about",
+				c.rule.ID, operation)
+		}
+	}
+	return Passed, ""
+}
+
+func busy(exchanges []Exchange) bool {
+	return slices.ContainsFunc(exchanges, func(e Exchange) bool {
+		return slices.Contains([]int{429, 502, 503, 504}, e.Status)
+	})
+}
+
+// Check is one check that is under way.
+type Check struct {
+	*Rack
+	ctx  context.Context
+	rule Rule
+	// problems are what was found to be otherwise.
+	problems []string
+	// status and reason are set when the check cannot be made.
+	status Status
+	reason string
+	// undo are the steps that remove what the check made, the last first.
+	undo []func(context.Context) error
+}
+
+// over ends a check from within.
+type over struct{}
+
+// run makes the check and removes what it made, also when the run is interrupted.
+func (c *Check) run() {
+	defer c.clean()
+	defer func() {
+		if ended := recover(); ended != nil {
+			if _, ok := ended.(over); !ok {
+				panic(ended)
+			}
+		}
+	}()
+	c.rule.Check(c)
+}
+
+func (c *Check) clean() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), cleanTimeout)
+	defer cancel()
+	for _, step := range slices.Backward(c.undo) {
+		if err := c.patiently(ctx, step); err != nil {
+			c.problems = append(c.problems, "remove what the check made: "+brief(err))
+		}
+	}
+}
+
+// cleanTimeout is for what a check has to remove.
+const cleanTimeout = 2 * time.Minute
+
+// Context ends when the run is interrupted.
+func (c *Check) Context() context.Context { return c.ctx }
+
+// Errorf notes that the rack does something else. The check goes on.
+func (c *Check) Errorf(format string, args ...any) {
+	c.problems = append(c.problems, fmt.Sprintf(format, args...))
+}
+
+// Fatalf notes that the rack does something else, and ends the check.
+func (c *Check) Fatalf(format string, args ...any) {
+	c.Errorf(format, args...)
+	panic(over{})
+}
+
+// NotTested ends the check of a rule whose situation cannot be brought about here.
+func (c *Check) NotTested(format string, args ...any) {
+	c.status, c.reason = NotTested, fmt.Sprintf(format, args...)
+	panic(over{})
+}
+
+// Blocked ends the check of a rule that needs hot-plug on a rack without it.
+func (c *Check) Blocked(format string, args ...any) {
+	c.status, c.reason = Blocked, fmt.Sprintf(format, args...)
+	panic(over{})
+}
+
+// Cleanup adds a step that removes something when the check is over. Not finding it is no mistake.
+func (c *Check) Cleanup(step func(context.Context) error) { c.undo = append(c.undo, step) }
+
+// Must returns the value, or ends the check with what the step was and the rack's refusal.
+func Must[T any](c *Check, step string) func(T, error) T {
+	return func(value T, err error) T {
+		c.must(step, err)
+		return value
+	}
+}
+
+func (c *Check) must(step string, err error) {
+	if err != nil {
+		c.Fatalf("%s: %s", step, brief(err))
+	}
+}
+
+// patiently repeats a step that removes something while the rack says that it is busy.
+func (c *Check) patiently(ctx context.Context, step func(context.Context) error) error {
+	for {
+		err := step(ctx)
+		if !isBusy(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(busyPause):
+		}
+	}
+}
+
+// busyPause is how long to leave a busy rack alone.
+const busyPause = 200 * time.Millisecond

@@ -1,0 +1,152 @@
+package broken
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+)
+
+// Mutation is one way in which a rack breaks a rule.
+type Mutation struct {
+	// Name says what it does: the rule's ID and a few words, such as A33-refuses-again.
+	Name string
+	// Rule is the rule's ID, or the ID of the promise about data that it breaks.
+	Rule string
+	// Says is what the broken rack does, in a sentence.
+	Says string
+	// Before may change a request, or answer it. After may change the answer.
+	Before, After func(*Exchange)
+}
+
+// Table lists every mutation.
+func Table() []Mutation {
+	return slices.Concat(wire, disks, attachments, snapshots, instances, guests)
+}
+
+// Exchange is one request on its way through a broken rack.
+type Exchange struct {
+	// Rack is the rack in order.
+	Rack *engine.Rack
+	// RequestID is the ID in the answer.
+	RequestID string
+	// Operation is the API's operationId, or "" for an unknown path.
+	Operation string
+	// Request is the request. Before may change its URL and its header.
+	Request *http.Request
+	// Path are the parameters in the path.
+	Path url.Values
+	// Body is the request's body, which Before may change.
+	Body []byte
+	// Answer is nil until there is one. Before may set it, and then the rack is not asked.
+	Answer *Answer
+	// Carry lets Before ask the rack in order, once or more often, for the answer to this request.
+	Carry func() *Answer
+}
+
+// Answer is what the caller gets.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// Is reports whether the exchange is one of these operations.
+func (x *Exchange) Is(operations ...string) bool {
+	return slices.Contains(operations, x.Operation)
+}
+
+// Refuse answers with an error in the rack's form. The code "" is left out.
+func (x *Exchange) Refuse(status int, code, format string, args ...any) {
+	body := map[string]any{"message": fmt.Sprintf(format, args...), "request_id": x.RequestID}
+	if code != "" {
+		body["error_code"] = code
+	}
+	text, _ := json.MarshalIndent(body, "", "  ")
+	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
+}
+
+// Refused reports whether the answer is an error with this status and a message that contains the
+// text.
+func (x *Exchange) Refused(status int, text string) bool {
+	return x.Answer.Status == status && strings.Contains(string(x.Answer.Body), text)
+}
+
+// Sent reads the request's body as a JSON object; it is nil if it is none.
+func (x *Exchange) Sent() map[string]any { return object(x.Body) }
+
+// Send replaces the request's body.
+func (x *Exchange) Send(body map[string]any) { x.Body, _ = json.Marshal(body) }
+
+// Edit changes the answer's JSON object, and each object of a page.
+func (x *Exchange) Edit(change func(map[string]any)) {
+	body := object(x.Answer.Body)
+	if body == nil || x.Answer.Status >= 300 {
+		return
+	}
+	if items, is := body["items"].([]any); is {
+		for _, item := range items {
+			if entry, is := item.(map[string]any); is {
+				change(entry)
+			}
+		}
+	} else {
+		change(body)
+	}
+	x.Answer.Body, _ = json.Marshal(body)
+}
+
+// EditBody changes the answer's JSON object itself, be it an error or a page.
+func (x *Exchange) EditBody(change func(map[string]any)) {
+	if body := object(x.Answer.Body); body != nil {
+		change(body)
+		x.Answer.Body, _ = json.MarshalIndent(body, "", "  ")
+	}
+}
+
+func object(text []byte) map[string]any {
+	var body map[string]any
+	if json.Unmarshal(text, &body) != nil {
+		return nil
+	}
+	return body
+}
+
+// Switch holds the mutation in force. The zero value has none.
+type Switch struct{ active atomic.Pointer[Mutation] }
+
+// Active is the mutation in force, or nil.
+func (s *Switch) Active() *Mutation { return s.active.Load() }
+
+// Set puts a mutation in force, in the place of any other; "" puts the rack in order.
+func (s *Switch) Set(name string) error {
+	if name == "" {
+		s.active.Store(nil)
+		return nil
+	}
+	table := Table()
+	i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
+	if i < 0 {
+		return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
+			name)
+	}
+	s.active.Store(&table[i])
+	return nil
+}
+
+// List describes the table.
+func (s *Switch) List() []adminapi.Mutation {
+	var list []adminapi.Mutation
+	active := s.Active()
+	for _, m := range Table() {
+		list = append(list, adminapi.Mutation{Name: m.Name, Rule: m.Rule, Says: m.Says,
+			Active: active != nil && active.Name == m.Name})
+	}
+	return list
+}

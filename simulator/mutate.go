@@ -1,0 +1,53 @@
+package simulator
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
+)
+
+// respond carries a request out, in order or as the mutation in force breaks it.
+func (s *Server) respond(r *request) response {
+	m := s.Broken.Active()
+	if m == nil {
+		return s.handle(r)
+	}
+	x := s.exchange(r)
+	if m.Before != nil {
+		m.Before(x)
+	}
+	if x.Answer == nil {
+		x.Answer = x.Carry()
+	}
+	if m.After != nil {
+		m.After(x)
+	}
+	a := response{status: x.Answer.Status, header: x.Answer.Header, body: x.Answer.Body}
+	if len(a.body) > 0 {
+		a.contentType = jsonType
+	}
+	return a
+}
+
+// exchange is a request as a mutation sees it.
+func (s *Server) exchange(r *request) *broken.Exchange {
+	// A body that cannot be read is read again, and refused, by the rack.
+	body, _ := io.ReadAll(r.Body)
+	x := &broken.Exchange{Rack: s.rack, RequestID: r.id, Request: r.Request, Body: body}
+	if op, path, err := route(r.Method, r.URL.EscapedPath()); err == nil {
+		x.Operation, x.Path = op.name, path
+		r.entry.Operation = op.name
+	}
+	x.Carry = func() *broken.Answer {
+		r.Body = io.NopCloser(bytes.NewReader(x.Body))
+		r.query, r.path, r.entry.Path = r.URL.Query(), nil, r.URL.RequestURI()
+		a := s.handle(r)
+		if a.header == nil {
+			a.header = http.Header{}
+		}
+		return &broken.Answer{Status: a.status, Header: a.header, Body: a.body}
+	}
+	return x
+}
