@@ -94,6 +94,9 @@ func FuzzRead(f *testing.F) {
 		if _, err := renderPage(r); err != nil {
 			t.Errorf("the page of what was read: %v", err)
 		}
+		if d := Diff(r, r); d.Worse() || d.String() == "" {
+			t.Errorf("a report is worse than itself:\n%s", d)
+		}
 	})
 }
 
