@@ -1,0 +1,196 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Group is the results of one group of a report, in their order.
+type Group struct {
+	Name    string
+	Results []Result
+}
+
+// Groups returns the groups in the order of their first results.
+func (r *Report) Groups() []Group {
+	var groups []Group
+	for _, result := range r.Results {
+		i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == result.Group })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, Group{Name: result.Group})
+		}
+		groups[i].Results = append(groups[i].Results, result)
+	}
+	return groups
+}
+
+// Count returns how many results have the status.
+func (r *Report) Count(status Status) int { return Group{Results: r.Results}.Count(status) }
+
+// Count returns how many of the group's results have the status.
+func (g Group) Count(status Status) (n int) {
+	for _, result := range g.Results {
+		if result.Status == status {
+			n++
+		}
+	}
+	return n
+}
+
+// Seconds returns how long the group's results took together, in seconds.
+func (g Group) Seconds() (sum float64) {
+	for _, result := range g.Results {
+		sum += result.Seconds
+	}
+	return sum
+}
+
+// Check returns nil if the report adds up: every word is a known one, every result is there once,
+// what did not pass says why, the latencies agree with their counts, and the verdict follows from
+// the results. Else the error names what is wrong, one line each, and at most ten of them.
+func (r *Report) Check() error {
+	var wrong []error
+	if r.Schema != SchemaVersion {
+		wrong = append(wrong, fmt.Errorf("the schema is %d, expected %d", r.Schema, SchemaVersion))
+	}
+	if r.Why == "" {
+		wrong = append(wrong, errors.New("the verdict has no reason (why)"))
+	}
+	if !r.Run.Ended.IsZero() && r.Run.Ended.Before(r.Run.Began) {
+		wrong = append(wrong, fmt.Errorf("the run ended (%s) before it began (%s)",
+			r.Run.Ended, r.Run.Began))
+	}
+	if !slices.Contains([]HotPlug{HotPlugYes, HotPlugNo, HotPlugUnknown}, r.Rack.HotPlug) {
+		wrong = append(wrong, fmt.Errorf("hot-plug is %q, expected yes, no or unknown",
+			r.Rack.HotPlug))
+	}
+	for _, line := range r.Preflight {
+		if !slices.Contains([]LineStatus{Pass, Warn, Fail, Skip}, line.Status) {
+			wrong = append(wrong, fmt.Errorf("the preflight's %q has the status %q, "+
+				"expected pass, warn, fail or skip", line.Name, line.Status))
+		}
+	}
+	wrong = append(wrong, r.checkResults()...)
+	wrong = append(wrong, r.checkCalls()...)
+	if err := r.checkVerdict(); err != nil {
+		wrong = append([]error{err}, wrong...)
+	}
+	if more := len(wrong) - 10; more > 0 {
+		wrong = append(wrong[:10], fmt.Errorf("and %d more", more))
+	}
+	return errors.Join(wrong...)
+}
+
+func (r *Report) checkResults() (wrong []error) {
+	seen := map[[2]string]bool{}
+	for _, result := range r.Results {
+		title := result.title()
+		switch key := result.key(); {
+		case result.Group == "" || key[1] == "":
+			wrong = append(wrong, fmt.Errorf("%s: a result needs a group, and an id or a name", title))
+		case seen[key]:
+			wrong = append(wrong, fmt.Errorf("%s is there twice", title))
+		default:
+			seen[key] = true
+		}
+		switch {
+		case !slices.Contains(Statuses(), result.Status):
+			wrong = append(wrong, fmt.Errorf("%s has the unknown status %q", title, result.Status))
+		case result.Status == Passed && result.Reason != "":
+			wrong = append(wrong, fmt.Errorf("%s passed, but has a reason", title))
+		case result.Status != Passed && result.Reason == "":
+			wrong = append(wrong, fmt.Errorf("%s did not pass, but has no reason", title))
+		}
+		if !isAmount(result.Seconds) || result.Tries < 0 {
+			wrong = append(wrong, fmt.Errorf("%s took %v s in %d tries, expected no negative number",
+				title, result.Seconds, result.Tries))
+		}
+		for _, exchange := range result.Evidence {
+			if !exchange.Kind.known() || !isAmount(exchange.Milliseconds) {
+				wrong = append(wrong, fmt.Errorf("%s: evidence of kind %q took %v ms, expected api or "+
+					"rpc, and no negative number", title, exchange.Kind, exchange.Milliseconds))
+			}
+		}
+	}
+	return wrong
+}
+
+// key is what two reports know a result by.
+func (r Result) key() [2]string {
+	if r.ID != "" {
+		return [2]string{r.Group, r.ID}
+	}
+	return [2]string{r.Group, r.Name}
+}
+
+// title is a result in a sentence.
+func (r Result) title() string {
+	switch {
+	case r.ID == "":
+		return r.Group + ": " + r.Name
+	case r.Name == "":
+		return r.Group + " " + r.ID
+	}
+	return r.Group + " " + r.ID + " " + r.Name
+}
+
+func (k Kind) known() bool { return k == API || k == RPC }
+
+// isAmount reports whether a number can be a duration.
+func isAmount(x float64) bool { return x >= 0 && !math.IsInf(x, 1) }
+
+func (r *Report) checkCalls() (wrong []error) {
+	seen := map[string]bool{}
+	for _, calls := range r.Calls {
+		name := string(calls.Kind) + " " + calls.Operation
+		samples := calls.Milliseconds
+		switch {
+		case !calls.Kind.known():
+			wrong = append(wrong, fmt.Errorf("calls of %s: expected the kind api or rpc", name))
+		case seen[name]:
+			wrong = append(wrong, fmt.Errorf("calls of %s are there twice", name))
+		case calls.Failed < 0 || calls.Failed > calls.Count:
+			wrong = append(wrong, fmt.Errorf("calls of %s: %d of %d failed",
+				name, calls.Failed, calls.Count))
+		case len(samples) != min(calls.Count, maxSamples):
+			wrong = append(wrong, fmt.Errorf("calls of %s: %d latencies for %d calls, expected %d",
+				name, len(samples), calls.Count, min(calls.Count, maxSamples)))
+		case !slices.IsSorted(samples):
+			wrong = append(wrong, fmt.Errorf("calls of %s: the latencies are not sorted", name))
+		case slices.ContainsFunc(samples, func(x float64) bool { return !isAmount(x) }):
+			wrong = append(wrong, fmt.Errorf("calls of %s: a latency is negative or infinite", name))
+		}
+		seen[name] = true
+	}
+	return wrong
+}
+
+// checkVerdict compares the verdict with what it stands on.
+func (r *Report) checkVerdict() error {
+	failed, interrupted, blocked := r.Count(Failed), r.Count(Interrupted), r.Count(Blocked)
+	faults := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
+	says := fmt.Sprintf("the verdict is %q, but %d results passed, %d failed, %d were interrupted, "+
+		"%d blocked; %d objects were left and the witness has %d findings", r.Verdict,
+		r.Count(Passed), failed, interrupted, blocked, len(r.Ledger.Left), len(r.Witness.Findings))
+	var follows bool
+	switch r.Verdict {
+	case Conforms:
+		follows = faults+interrupted+blocked == 0 && r.Count(Passed) > 0
+	case BlockedByRack:
+		follows = faults+interrupted == 0 && blocked > 0
+	case Incomplete, InterruptedRun:
+		follows = failed == 0
+	case DoesNotConform:
+		follows = faults > 0
+	default:
+		return fmt.Errorf("the verdict is %q, expected %q, %q, %q, %q or %q", r.Verdict,
+			Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform)
+	}
+	if !follows {
+		return errors.New(says)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package report
+
+import (
+	"math"
+	"strings"
+	"testing"
+)
+
+func TestAReportAddsUpOnlyIfEverythingAgrees(t *testing.T) {
+	for name, r := range reports() {
+		if err := r.Check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*Report)
+		// want is part of the error; empty means that the change is allowed.
+		want string
+	}{
+		{"another schema", func(r *Report) { r.Schema = 2 }, "the schema is 2"},
+		{"no reason", func(r *Report) { r.Why = "" }, "no reason (why)"},
+		{"an unknown verdict", func(r *Report) { r.Verdict = "fine" }, `the verdict is "fine"`},
+		{"an end before the beginning", func(r *Report) {
+			r.Run.Ended = r.Run.Began.Add(-1)
+		}, "before it began"},
+		{"an unknown hot-plug", func(r *Report) { r.Rack.HotPlug = "" }, `hot-plug is ""`},
+		{"an unknown line", func(r *Report) { r.Preflight[0].Status = "ok" }, `the status "ok"`},
+		{"an unknown status", func(r *Report) { r.Results[0].Status = "ok" }, `unknown status "ok"`},
+		{"an empty status", func(r *Report) { r.Results[0].Status = "" }, `unknown status ""`},
+		{"no group", func(r *Report) { r.Results[0].Group = "" }, "needs a group"},
+		{"neither id nor name", func(r *Report) {
+			r.Results[0].ID, r.Results[0].Name = "", ""
+		}, "needs a group"},
+		{"the same result twice", func(r *Report) { r.Results[1].ID = "A01" }, "is there twice"},
+		{"a success with a reason", func(r *Report) { r.Results[0].Reason = "x" }, "has a reason"},
+		{"time that runs back", func(r *Report) { r.Results[0].Seconds = -1 }, "took -1 s"},
+		{"no number", func(r *Report) { r.Results[0].Seconds = math.NaN() }, "took NaN s"},
+		{"negative tries", func(r *Report) { r.Results[0].Tries = -1 }, "in -1 tries"},
+		{"evidence of no kind", func(r *Report) { r.Results[0].Evidence[0].Kind = "" }, `kind ""`},
+		{"evidence without end", func(r *Report) {
+			r.Results[0].Evidence[0].Milliseconds = math.Inf(1)
+		}, "+Inf ms"},
+		{"calls of no kind", func(r *Report) { r.Calls[0].Kind = "" }, "expected the kind"},
+		{"calls twice", func(r *Report) { r.Calls[1].Operation = "disk_create" }, "are there twice"},
+		{"more failures than calls", func(r *Report) { r.Calls[0].Failed = 215 }, "215 of 214 failed"},
+		{"a call too many", func(r *Report) { r.Calls[0].Count++ }, "214 latencies for 215 calls"},
+		{"unsorted calls", func(r *Report) { r.Calls[0].Milliseconds[0] = 1e6 }, "not sorted"},
+		{"a negative call", func(r *Report) { r.Calls[0].Milliseconds[0] = -1 }, "negative"},
+
+		{"a failure that conforms", status(Failed), `"conforms", but 60 results passed, 1 failed`},
+		{"a blocked result that conforms", status(Blocked), "1 blocked"},
+		{"an interrupted result that conforms", status(Interrupted), "1 were interrupted"},
+		{"a result that was not tested and conforms", status(NotTested), ""},
+		{"no result that conforms", func(r *Report) { r.Results = nil }, "0 results passed"},
+		{"what is left conforms", func(r *Report) { r.Ledger.Left = []string{"x"} }, "1 objects"},
+		{"a contradiction conforms", func(r *Report) {
+			r.Witness.Findings = []string{"x"}
+		}, "1 findings"},
+		{"nothing failed, and it does not conform", verdict(DoesNotConform, Passed), "0 failed"},
+		{"nothing is blocked, and it is blocked", verdict(BlockedByRack, Passed), "0 blocked"},
+		{"a failure is blocked", verdict(BlockedByRack, Failed), "1 failed"},
+		{"a failure is interrupted", verdict(InterruptedRun, Failed), "1 failed"},
+		{"a failure is incomplete", verdict(Incomplete, Failed), "1 failed"},
+		{"a failure does not conform", verdict(DoesNotConform, Failed), ""},
+		{"a blocked result is blocked", verdict(BlockedByRack, Blocked), ""},
+		{"an interrupted result is interrupted", verdict(InterruptedRun, Interrupted), ""},
+		{"an interrupted result is incomplete", verdict(Incomplete, Interrupted), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := good()
+			test.change(r)
+			err := r.Check()
+			if test.want == "" && err != nil {
+				t.Errorf("Check: %v, expected nil", err)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("Check: %v, expected %q in it", err, test.want)
+			}
+		})
+	}
+}
+
+// status gives one result of a report the status.
+func status(s Status) func(*Report) {
+	return func(r *Report) {
+		r.Results[3].Status = s
+		if s != Passed {
+			r.Results[3].Reason = "x"
+		}
+	}
+}
+
+func verdict(v Verdict, s Status) func(*Report) {
+	return func(r *Report) {
+		r.Verdict = v
+		status(s)(r)
+	}
+}
+
+func TestAnErrorNamesAtMostTenFaults(t *testing.T) {
+	r := good()
+	for i := range r.Results {
+		r.Results[i].Status = Failed
+	}
+	err := r.Check()
+	if err == nil || strings.Count(err.Error(), "\n") != 10 ||
+		!strings.HasSuffix(err.Error(), "and 52 more") {
+		t.Errorf("Check: %v, expected ten lines and how many more there are", err)
+	}
+}
+
+func TestTheGroupsHaveEveryResult(t *testing.T) {
+	r := example()
+	sum, names := map[Status]int{}, ""
+	for _, group := range r.Groups() {
+		names += group.Name + " "
+		for _, s := range Statuses() {
+			sum[s] += group.Count(s)
+		}
+	}
+	total := 0
+	for _, s := range Statuses() {
+		if sum[s] != r.Count(s) {
+			t.Errorf("the groups have %d results that are %s, the report %d", sum[s], s, r.Count(s))
+		}
+		total += sum[s]
+	}
+	if names != "rules ext4 block data " || total != len(r.Results) {
+		t.Errorf("the groups are %sand have %d of %d results", names, total, len(r.Results))
+	}
+}
+
+func TestLatenciesAreSortedAndFew(t *testing.T) {
+	samples := make([]float64, 5003)
+	for i := range samples {
+		samples[i] = float64(len(samples) - i)
+	}
+	c := NewCalls(API, "disk_view", 3, samples)
+	r := minimal()
+	r.Calls = []Calls{c, NewCalls(RPC, "Probe", 0, nil), NewCalls(RPC, "One", 0, []float64{7})}
+	if err := r.Check(); err != nil {
+		t.Error(err)
+	}
+	if c.Count != 5003 || len(c.Milliseconds) != 1000 || samples[0] != 5003 {
+		t.Errorf("%d of %d samples were kept, of which the first given is now %v",
+			len(c.Milliseconds), c.Count, samples[0])
+	}
+	for q, want := range map[float64]float64{0: 1, 0.5: 2500, 0.95: 4750, 1: 5003} {
+		if got := c.Quantile(q); math.Abs(got-want) > 5 || (q == 1 || q == 0) && got != want {
+			t.Errorf("Quantile(%v) = %v, expected about %v", q, got, want)
+		}
+	}
+	if r.Calls[1].Quantile(0.5) != 0 || r.Calls[2].Quantile(0.95) != 7 || r.Calls[2].Quantile(0) != 7 {
+		t.Error("the quantiles of no call and of one are wrong")
+	}
+}

@@ -1,0 +1,188 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// What a change of latency needs to be stated.
+const (
+	// enoughCalls is how many calls of an operation each report needs.
+	enoughCalls = 20
+	// muchSlower is how many times as large the larger of two medians is, and muchLater by how many
+	// milliseconds at least.
+	muchSlower = 1.5
+	muchLater  = 1.0
+)
+
+// Difference is what differs between two reports, A (the earlier one) and B.
+type Difference struct {
+	// VerdictA and VerdictB are equal if the verdict did not change.
+	VerdictA, VerdictB Verdict
+	// Facts are what differs of rack, versions and run, apart from names and times.
+	Facts []FactChange
+	// Same counts the results whose status is the same in both.
+	Same int
+	// Worsened are results that passed in A and not in B, or that failed in B and not in A. Improved
+	// are those that passed in B and not in A. Other changed between blocked, not tested and
+	// interrupted, or from failed to one of them, which is no improvement that anybody has seen.
+	Worsened, Improved, Other []ResultChange
+	// New are results of B alone, Gone of A alone.
+	New, Gone []Result
+	// Latencies are the operations whose median changed much.
+	Latencies []LatencyChange
+	// Compared counts the operations with enough calls in both, TooFew those without, and OneSided
+	// those that one report alone has.
+	Compared, TooFew, OneSided int
+	// LeftA, LeftB, FindingsA and FindingsB count what was left and what the witness found.
+	LeftA, LeftB, FindingsA, FindingsB int
+}
+
+// FactChange is a fact that differs.
+type FactChange struct{ Name, A, B string }
+
+// ResultChange is a result whose status differs.
+type ResultChange struct{ A, B Result }
+
+// LatencyChange is an operation whose median latency differs much.
+type LatencyChange struct {
+	A, B Calls
+	// Ratio is the median of B over that of A.
+	Ratio float64
+}
+
+// Diff compares two reports.
+func Diff(a, b *Report) *Difference {
+	d := &Difference{
+		VerdictA: a.Verdict, VerdictB: b.Verdict,
+		LeftA: len(a.Ledger.Left), LeftB: len(b.Ledger.Left),
+		FindingsA: len(a.Witness.Findings), FindingsB: len(b.Witness.Findings),
+	}
+	d.diffFacts(a, b)
+	d.diffResults(a, b)
+	d.diffCalls(a, b)
+	return d
+}
+
+// Worse reports whether anything got worse: the verdict, a result, what was left or what the
+// witness found; a new result that failed counts, too. A result that is gone and a latency do not:
+// what is gone was not asked for, and a latency depends on who else uses the rack.
+func (d *Difference) Worse() bool {
+	return badness(d.VerdictB) > badness(d.VerdictA) || len(d.Worsened) > 0 ||
+		d.LeftB > d.LeftA || d.FindingsB > d.FindingsA ||
+		slices.ContainsFunc(d.New, func(r Result) bool { return r.Status == Failed })
+}
+
+// badness orders the verdicts.
+func badness(v Verdict) int {
+	return slices.Index(
+		[]Verdict{Conforms, BlockedByRack, Incomplete, InterruptedRun, DoesNotConform}, v)
+}
+
+func (d *Difference) diffFacts(a, b *Report) {
+	fact := func(name, inA, inB string) {
+		if inA != inB {
+			d.Facts = append(d.Facts, FactChange{name, inA, inB})
+		}
+	}
+	fact("host", a.Rack.Host, b.Rack.Host)
+	fact("project", a.Rack.Project, b.Rack.Project)
+	fact("API version", a.Rack.APIVersion, b.Rack.APIVersion)
+	fact("release", a.Rack.Release, b.Rack.Release)
+	fact("hot-plug", string(a.Rack.HotPlug), string(b.Rack.HotPlug))
+	fact("simulated", fmt.Sprint(a.Rack.Simulated), fmt.Sprint(b.Rack.Simulated))
+	fact("suite", a.Versions.Suite, b.Versions.Suite)
+	fact("driver", a.Versions.Driver, b.Versions.Driver)
+	fact("SDK", a.Versions.SDK, b.Versions.SDK)
+	fact("Go", a.Versions.Go, b.Versions.Go)
+	fact("kernel", a.Versions.Kernel, b.Versions.Kernel)
+	fact("system", a.Versions.OS+" "+a.Versions.Arch, b.Versions.OS+" "+b.Versions.Arch)
+	tools := map[string]bool{}
+	for tool := range a.Versions.Tools {
+		tools[tool] = true
+	}
+	for tool := range b.Versions.Tools {
+		tools[tool] = true
+	}
+	for _, tool := range slices.Sorted(maps.Keys(tools)) {
+		fact(tool, a.Versions.Tools[tool], b.Versions.Tools[tool])
+	}
+	fact("machine", a.Run.Machine, b.Run.Machine)
+	fact("second instance", a.Run.Second, b.Run.Second)
+	fact("helper instance", a.Run.Helper, b.Run.Helper)
+	fact("groups", strings.Join(a.Run.Selected, ", "), strings.Join(b.Run.Selected, ", "))
+	fact("budget", a.Run.Budget, b.Run.Budget)
+	fact("objects left", fmt.Sprint(d.LeftA), fmt.Sprint(d.LeftB))
+	fact("findings of the witness", fmt.Sprint(d.FindingsA), fmt.Sprint(d.FindingsB))
+}
+
+func (d *Difference) diffResults(a, b *Report) {
+	before := map[[2]string]Result{}
+	for _, result := range a.Results {
+		before[result.key()] = result
+	}
+	for _, now := range b.Results {
+		then, both := before[now.key()]
+		delete(before, now.key())
+		change := ResultChange{then, now}
+		switch {
+		case !both:
+			d.New = append(d.New, now)
+		case then.Status == now.Status:
+			d.Same++
+		case now.Status == Failed || then.Status == Passed:
+			d.Worsened = append(d.Worsened, change)
+		case now.Status == Passed:
+			d.Improved = append(d.Improved, change)
+		default:
+			d.Other = append(d.Other, change)
+		}
+	}
+	for _, result := range a.Results {
+		if _, gone := before[result.key()]; gone {
+			d.Gone = append(d.Gone, result)
+		}
+	}
+}
+
+func (d *Difference) diffCalls(a, b *Report) {
+	type key struct {
+		kind      Kind
+		operation string
+	}
+	before := map[key]Calls{}
+	for _, calls := range a.Calls {
+		before[key{calls.Kind, calls.Operation}] = calls
+	}
+	for _, now := range b.Calls {
+		k := key{now.Kind, now.Operation}
+		then, both := before[k]
+		delete(before, k)
+		switch {
+		case !both:
+			d.OneSided++
+		case min(then.Count, now.Count) < enoughCalls:
+			d.TooFew++
+		default:
+			d.Compared++
+			d.compare(then, now)
+		}
+	}
+	d.OneSided += len(before)
+	slices.SortStableFunc(d.Latencies, func(x, y LatencyChange) int {
+		return cmp.Compare(y.Ratio, x.Ratio) // the one that is most slower now first
+	})
+}
+
+// compare notes a latency that changed much.
+func (d *Difference) compare(then, now Calls) {
+	p50, p50Now := then.Quantile(0.5), now.Quantile(0.5)
+	less, more := min(p50, p50Now), max(p50, p50Now)
+	if more < muchSlower*less || more-less < muchLater {
+		return
+	}
+	d.Latencies = append(d.Latencies, LatencyChange{then, now, p50Now / p50})
+}

@@ -1,0 +1,182 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// later is a second run against the example's rack: after an upgrade, with one thing better, some
+// worse, and slower attaches.
+func later() *Report {
+	r := example()
+	r.Rack.Release, r.Rack.APIVersion = "v22 (August 2026)", "2026073100.0.0"
+	r.Results[20] = Result{Group: "rules", ID: "A21", Name: exampleRules[20], Status: Passed, Tries: 1}
+	r.Results[30].Status, r.Results[30].Reason = Failed, "expected OK, found Aborted.\x1b[2J"
+	r.Results[31].Status, r.Results[31].Reason = NotTested, "The run's budget was used up."
+	r.Results[14].Status, r.Results[14].Reason = Blocked, "Another user took the instance."
+	r.Results[60].ID = "D12"
+	r.Ledger.Left = nil
+	for i := range r.Calls {
+		if c := &r.Calls[i]; c.Operation == "instance_disk_attach" {
+			for j := range c.Milliseconds {
+				c.Milliseconds[j] *= 2.5
+			}
+		}
+	}
+	r.Calls = r.Calls[:len(r.Calls)-2]
+	return r
+}
+
+const wantDiff = `Verdict: does not conform in both
+  API version              2026060800.0.0 -> 2026073100.0.0
+  release                  v20, in this invented example -> v22 (August 2026)
+  objects left             1 -> 0
+
+Results: 61 in A, 61 in B
+  60 in both: 56 the same, 2 worse, 1 better, 1 otherwise changed
+  1 in A alone, 1 in B alone
+  worse:
+    ext4 E07 ControllerUnpublishVolume is idempotent: passed -> failed
+      expected OK, found Aborted. [2J
+    ext4 E08 ListVolumes pages through more volumes than fit into one answer: passed -> not tested
+      The run's budget was used up.
+  better:
+    rules A21 A detached disk detaches again without an error: failed -> passed
+  otherwise changed:
+    rules A15 An object that may not be read does not exist: not tested -> blocked
+      Another user took the instance.
+  in B alone:
+    data D12 Two volumes of one pod are never confused: passed
+  in A alone:
+    data D11 Two volumes of one pod are never confused: passed
+
+Latencies: the p50 of 1 of 17 operations changed by a factor of 1.5 or more
+  not compared: 0 with fewer than 20 calls in a report, 2 in one report alone
+  api instance_disk_attach: slower, p50 1.3 s -> 3.3 s (ratio 2.50; 131 and 127 calls)
+
+B is worse than A.
+`
+
+func TestADifferenceIsToldWorseFirst(t *testing.T) {
+	a, b := example(), later()
+	for i := range b.Calls {
+		if c := &b.Calls[i]; c.Operation == "instance_disk_attach" {
+			c.Count, c.Milliseconds = 127, c.Milliseconds[2:129]
+		}
+	}
+	if err := b.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantDiff, Diff(a, b).String()); diff != "" {
+		t.Errorf("the text differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestAReportDoesNotDifferFromItself(t *testing.T) {
+	for name, r := range reports() {
+		d := Diff(r, r)
+		if d.Worse() || len(d.Facts)+len(d.Worsened)+len(d.Improved)+len(d.Other)+len(d.New)+
+			len(d.Gone)+len(d.Latencies) > 0 || d.Same != len(r.Results) {
+			t.Errorf("%s differs from itself:\n%s", name, d)
+		}
+	}
+}
+
+func TestWorseIsWhatShowsLess(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(a, b *Report)
+		want   bool
+	}{
+		{"nothing", func(_, _ *Report) {}, false},
+		{"a result that failed", func(_, b *Report) { verdict(DoesNotConform, Failed)(b) }, true},
+		{"a result that is blocked", func(_, b *Report) { verdict(BlockedByRack, Blocked)(b) }, true},
+		{"a result that was not tested", func(_, b *Report) { status(NotTested)(b) }, true},
+		{"a result that is gone", func(_, b *Report) { b.Results = b.Results[1:] }, false},
+		{"a new result that passed", func(a, _ *Report) { a.Results = a.Results[1:] }, false},
+		{"a new result that failed", func(a, b *Report) {
+			verdict(DoesNotConform, Failed)(a)
+			verdict(DoesNotConform, Failed)(b)
+			b.Results = append(b.Results, Result{Group: "new", ID: "1", Status: Failed, Reason: "x"})
+		}, true},
+		{"a result that passes now", func(a, _ *Report) { verdict(DoesNotConform, Failed)(a) }, false},
+		{"the verdict alone", func(_, b *Report) { b.Verdict = InterruptedRun }, true},
+		{"something left", func(_, b *Report) { b.Ledger.Left = []string{"x"} }, true},
+		{"a contradiction", func(_, b *Report) { b.Witness.Findings = []string{"x"} }, true},
+		{"a failure that was interrupted", func(a, b *Report) {
+			verdict(DoesNotConform, Failed)(a)
+			verdict(InterruptedRun, Interrupted)(b)
+		}, false},
+		{"a slower call", func(_, b *Report) {
+			b.Calls[0] = NewCalls(API, "disk_create", 0, make([]float64, 50))
+		}, false},
+	} {
+		a, b := good(), good()
+		test.change(a, b)
+		d := Diff(a, b)
+		says := strings.HasSuffix(d.String(), "\nB is worse than A.\n")
+		if d.Worse() != test.want || says != test.want {
+			t.Errorf("%s: Worse() = %v, expected %v:\n%s", test.name, d.Worse(), test.want, d)
+		}
+	}
+}
+
+func TestALatencyIsComparedOnlyIfThereAreEnoughCalls(t *testing.T) {
+	calls := func(n int, ms float64) []Calls {
+		samples := make([]float64, n)
+		for i := range samples {
+			samples[i] = ms
+		}
+		return []Calls{NewCalls(RPC, "Probe", 0, samples)}
+	}
+	for _, test := range []struct {
+		a, b []Calls
+		want string
+	}{
+		{calls(20, 10), calls(20, 15), "1 compared, 0 too few, 0 one-sided, ratios [1.5]"},
+		{calls(20, 30), calls(20, 15), "1 compared, 0 too few, 0 one-sided, ratios [0.5]"},
+		{calls(20, 10), calls(20, 14), "1 compared, 0 too few, 0 one-sided, ratios []"},
+		{calls(20, 0.1), calls(20, 0.9), "1 compared, 0 too few, 0 one-sided, ratios []"},
+		{calls(20, 0), calls(20, 9), "1 compared, 0 too few, 0 one-sided, ratios [+Inf]"},
+		{calls(19, 10), calls(20, 90), "0 compared, 1 too few, 0 one-sided, ratios []"},
+		{calls(20, 10), nil, "0 compared, 0 too few, 1 one-sided, ratios []"},
+		{nil, calls(20, 10), "0 compared, 0 too few, 1 one-sided, ratios []"},
+	} {
+		a, b := minimal(), minimal()
+		a.Calls, b.Calls = test.a, test.b
+		d := Diff(a, b)
+		ratios := []float64{}
+		for _, change := range d.Latencies {
+			ratios = append(ratios, change.Ratio)
+		}
+		got := fmt.Sprintf("%d compared, %d too few, %d one-sided, ratios %v",
+			d.Compared, d.TooFew, d.OneSided, ratios)
+		if got != test.want {
+			t.Errorf("got %s, expected %s", got, test.want)
+		}
+	}
+}
+
+func TestTheNumbersOfADifferenceAddUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := drawReport(t), drawReport(t)
+		d, back := Diff(a, b), Diff(b, a)
+		both := d.Same + len(d.Worsened) + len(d.Improved) + len(d.Other)
+		if both+len(d.Gone) != len(a.Results) || both+len(d.New) != len(b.Results) {
+			t.Fatalf("the results do not add up to %d and %d:\n%s", len(a.Results), len(b.Results), d)
+		}
+		if d.Same != back.Same || len(d.New) != len(back.Gone) || len(d.Gone) != len(back.New) ||
+			len(d.Latencies) != len(back.Latencies) || len(d.Facts) != len(back.Facts) {
+			t.Fatalf("there and back differ:\n%s\n%s", d, back)
+		}
+		if strings.ContainsFunc(strings.ReplaceAll(d.String(), "\n", ""), func(c rune) bool {
+			return c < ' ' || c == 0x7f
+		}) {
+			t.Fatalf("the text has control characters: %q", d)
+		}
+	})
+}

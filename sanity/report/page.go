@@ -1,0 +1,196 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"embed"
+	"fmt"
+	"html/template"
+	"maps"
+	"slices"
+	"strings"
+)
+
+//go:embed page/*.tmpl page/style.css
+var pageFiles embed.FS
+
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"words":        Status.words,
+	"outcome":      Exchange.outcome,
+	"bad":          Exchange.bad,
+	"milliseconds": inMilliseconds,
+	"seconds":      inSeconds,
+	"moment":       moment,
+	"plural":       plural,
+	"shell":        shellWords,
+	"join":         func(words []string) string { return strings.Join(words, ", ") },
+}).ParseFS(pageFiles, "page/*.tmpl"))
+
+// pageView is what the template shows.
+type pageView struct {
+	*Report
+	Style    template.CSS
+	Headline string
+	// Tone is the class that colours the verdict.
+	Tone Status
+	// Took is the duration of the run, or empty if it is not known.
+	Took   string
+	Shares []share
+	Groups []groupOnPage
+	// Troubles are the failed and the interrupted results.
+	Troubles []resultOnPage
+	Untested []untested
+	Plots    []latencies
+	Counted  []counted
+	Tools    []fact
+}
+
+// share is the part of the results that has a status, in percent of all.
+type share struct {
+	Status   Status
+	Count    int
+	X, Width float64
+}
+
+type groupOnPage struct {
+	Group
+	Title, Anchor string
+	Shares        []share
+	Rows          []resultOnPage
+}
+
+type resultOnPage struct {
+	Result
+	Anchor string
+}
+
+// Open reports whether the details are shown without a click: those of what did not pass.
+func (r resultOnPage) Open() bool { return r.Status != Passed }
+
+// HasDetails reports whether there is more to show than the line.
+func (r resultOnPage) HasDetails() bool {
+	return r.Reason != "" || r.Source != "" || r.Tries > 1 || len(r.Evidence) > 0
+}
+
+// untested are the results that give the same reason for not having been tested.
+type untested struct {
+	Status  Status
+	Reason  string
+	Results []resultOnPage
+}
+
+// counted is a row of the ledger.
+type counted struct {
+	Kind          string
+	Before, After int
+	// Change is the difference in words.
+	Change string
+}
+
+type fact struct{ Name, Value string }
+
+func renderPage(r *Report) ([]byte, error) {
+	style, err := pageFiles.ReadFile("page/style.css")
+	if err != nil {
+		return nil, err
+	}
+	p := pageView{
+		Report: r, Style: template.CSS(style), Headline: r.Verdict.headline(),
+		Tone:   verdictStatus(r.Verdict),
+		Shares: shares(r.Results), Plots: plots(r.Calls), Counted: count(r.Ledger),
+	}
+	if !r.Run.Began.IsZero() && !r.Run.Ended.IsZero() {
+		p.Took = inSeconds(r.Run.Ended.Sub(r.Run.Began).Seconds())
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Versions.Tools)) {
+		p.Tools = append(p.Tools, fact{name, r.Versions.Tools[name]})
+	}
+	p.addResults()
+	var text bytes.Buffer
+	err = pageTemplate.ExecuteTemplate(&text, "page.html.tmpl", p)
+	return text.Bytes(), err
+}
+
+// addResults arranges the results by group, and lists what needs a reader's attention.
+func (p *pageView) addResults() {
+	n := 0
+	for i, group := range p.Report.Groups() {
+		g := groupOnPage{Group: group, Title: groupTitle(group.Name),
+			Anchor: fmt.Sprintf("group-%d", i+1), Shares: shares(group.Results)}
+		for _, result := range group.Results {
+			n++
+			row := resultOnPage{Result: result, Anchor: fmt.Sprintf("result-%d", n)}
+			g.Rows = append(g.Rows, row)
+			switch result.Status {
+			case Failed, Interrupted:
+				p.Troubles = append(p.Troubles, row)
+			case Blocked, NotTested:
+				p.addUntested(row)
+			}
+		}
+		p.Groups = append(p.Groups, g)
+	}
+	slices.SortStableFunc(p.Untested, func(a, b untested) int {
+		return cmp.Compare(slices.Index(Statuses(), a.Status), slices.Index(Statuses(), b.Status))
+	})
+}
+
+func (p *pageView) addUntested(row resultOnPage) {
+	i := slices.IndexFunc(p.Untested, func(u untested) bool {
+		return u.Status == row.Status && u.Reason == row.Reason
+	})
+	if i < 0 {
+		i = len(p.Untested)
+		p.Untested = append(p.Untested, untested{Status: row.Status, Reason: row.Reason})
+	}
+	p.Untested[i].Results = append(p.Untested[i].Results, row)
+}
+
+func groupTitle(name string) string {
+	switch name {
+	case "rules":
+		return "Rules of the API"
+	case "ext4", "xfs", "btrfs":
+		return "csi-sanity on " + name
+	case "block":
+		return "csi-sanity on raw block volumes"
+	case "data":
+		return "Data"
+	}
+	return name
+}
+
+// shares divides the results by status, in the order of Statuses reversed: what passed first.
+func shares(results []Result) (all []share) {
+	order := Statuses()
+	slices.Reverse(order)
+	x := 0.0
+	for _, status := range order {
+		n := Group{Results: results}.Count(status)
+		if n == 0 {
+			continue
+		}
+		width := 100 * float64(n) / float64(len(results))
+		all = append(all, share{status, n, x, width})
+		x += width
+	}
+	return all
+}
+
+func count(l Ledger) (rows []counted) {
+	kinds := maps.Clone(l.Before)
+	maps.Copy(kinds, l.After)
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		row := counted{Kind: kind, Before: l.Before[kind], After: l.After[kind]}
+		switch change := row.After - row.Before; {
+		case change > 0:
+			row.Change = fmt.Sprintf("%d more", change)
+		case change < 0:
+			row.Change = fmt.Sprintf("%d fewer", -change)
+		default:
+			row.Change = "the same"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}

@@ -1,0 +1,117 @@
+package report
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"html"
+	"html/template"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// redacted is what stands in place of a secret.
+const redacted = "[redacted]"
+
+// Redactor returns what replaces each of the secrets by "[redacted]", as it is and escaped: for
+// URLs, HTML and JSON, in hexadecimal digits and in base64, in which it may be part of something
+// longer. A secret without a character but spaces counts as none.
+func Redactor(secrets ...string) *strings.Replacer {
+	var found []string
+	for _, secret := range secrets {
+		found = append(append(found, forms(secret)...), forms(strings.TrimSpace(secret))...)
+	}
+	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) }) // the longest match first
+	var pairs []string
+	for _, form := range found {
+		pairs = append(pairs, form, redacted)
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// forms are the ways in which a secret may be written.
+func forms(secret string) []string {
+	if strings.TrimSpace(secret) == "" {
+		return nil
+	}
+	quoted, _ := json.Marshal(secret) // a string always marshals
+	inString := string(quoted[1 : len(quoted)-1])
+	raw := strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(inString)
+	hexadecimal := hex.EncodeToString([]byte(secret))
+	all := []string{
+		secret, html.EscapeString(secret), template.HTMLEscapeString(secret),
+		inString, raw, hexadecimal, strings.ToUpper(hexadecimal),
+	}
+	for _, escaped := range []string{url.QueryEscape(secret), url.PathEscape(secret)} {
+		all = append(all, escaped, lowerEscapes(escaped))
+	}
+	return append(all, base64Forms(secret)...)
+}
+
+// lowerEscapes turns %2F into %2f.
+func lowerEscapes(escaped string) string {
+	parts := strings.Split(escaped, "%")
+	for i, part := range parts[1:] {
+		parts[i+1] = strings.ToLower(part[:2]) + part[2:]
+	}
+	return strings.Join(parts, "%")
+}
+
+// base64Forms are what base64 of something that contains the secret contains, wherever the secret
+// begins in it: the characters that stand for bytes of the secret alone. Short ones are left out,
+// because they occur by chance.
+func base64Forms(secret string) (all []string) {
+	for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.URLEncoding} {
+		all = append(all, encoding.EncodeToString([]byte(secret)))
+		for before := range 3 {
+			padded := strings.Repeat("\x00", before) + secret
+			encoded := encoding.WithPadding(base64.NoPadding).EncodeToString([]byte(padded))
+			first := (8*before + 5) / 6 // the first character of the secret's bits alone
+			last := 8 * len(padded) / 6 // the first one behind them
+			if last-first >= 8 {
+				all = append(all, encoded[first:last])
+			}
+		}
+	}
+	return all
+}
+
+// scrub returns a copy of the report whose strings have no secret and are valid UTF-8, and whose
+// slices and maps are not nil.
+func (r *Report) scrub(secrets []string) *Report {
+	replacer := Redactor(secrets...)
+	clean := func(s string) string { return strings.ToValidUTF8(replacer.Replace(s), "\uFFFD") }
+	scrubbed := copyOf(reflect.ValueOf(*r), clean).Interface().(Report)
+	return &scrubbed
+}
+
+func copyOf(v reflect.Value, clean func(string) string) reflect.Value {
+	if v.Type() == reflect.TypeFor[time.Time]() {
+		return v
+	}
+	result := reflect.New(v.Type()).Elem()
+	switch v.Kind() {
+	case reflect.String:
+		result.SetString(clean(v.String()))
+	case reflect.Struct:
+		for i := range v.NumField() {
+			result.Field(i).Set(copyOf(v.Field(i), clean))
+		}
+	case reflect.Slice:
+		result.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
+		for i := range v.Len() {
+			result.Index(i).Set(copyOf(v.Index(i), clean))
+		}
+	case reflect.Map:
+		result.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
+		for key, value := range v.Seq2() {
+			result.SetMapIndex(copyOf(key, clean), copyOf(value, clean))
+		}
+	default:
+		return v
+	}
+	return result
+}

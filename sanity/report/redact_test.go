@@ -1,0 +1,147 @@
+package report
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"html"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// canary is a secret with characters that every encoding changes.
+const canary = `oxide-token-"7f<3a>&9c'/+%=ü e1`
+
+// spellings are the canary as it may be written, each from an encoder that Redactor does not share
+// its tables with.
+func spellings() map[string]string {
+	basic := base64.StdEncoding.EncodeToString
+	return map[string]string{
+		"as it is":           canary,
+		"query":              url.QueryEscape(canary),
+		"path":               url.PathEscape(canary),
+		"lower-case escapes": lowerHex(url.QueryEscape(canary)),
+		"HTML":               html.EscapeString(canary),
+		"JSON":               strings.Trim(fmt.Sprintf("%q", canary), `"`) + "x",
+		"hexadecimal":        hex.EncodeToString([]byte(canary)),
+		"base64":             basic([]byte(canary)),
+		"URL-safe base64":    base64.RawURLEncoding.EncodeToString([]byte(canary)),
+		"base64, one on":     basic([]byte("u" + canary + "tail")),
+		"base64, two on":     basic([]byte("u:" + canary)),
+		"base64, three on":   basic([]byte("me:" + canary + "\n")),
+		"with a line end":    canary + "\n",
+	}
+}
+
+func lowerHex(s string) string {
+	for _, c := range "ABCDEF" {
+		for _, d := range "0123456789ABCDEF" {
+			s = strings.ReplaceAll(s, "%"+string(c)+string(d), strings.ToLower("%"+string(c)+string(d)))
+			s = strings.ReplaceAll(s, "%"+string(d)+string(c), strings.ToLower("%"+string(d)+string(c)))
+		}
+	}
+	return s
+}
+
+// leaks are the parts of the spellings that no file may contain: the middle of each, since the ends
+// of base64 depend on what is beside it.
+func leaks() (parts []string) {
+	for _, spelling := range spellings() {
+		parts = append(parts, spelling[8:len(spelling)-8])
+	}
+	return append(parts, canary)
+}
+
+func TestNoSecretIsInAnyFileOrError(t *testing.T) {
+	for name, spelling := range spellings() {
+		t.Run(name, func(t *testing.T) {
+			r, planted := example(), 0
+			r.Rack.Simulated = true
+			plant(reflect.ValueOf(r).Elem(), func(s reflect.Value) {
+				planted++
+				s.SetString(s.String() + " " + spelling + " ")
+			})
+			if planted < 1000 {
+				t.Fatalf("%d strings got the secret, expected all of the example", planted)
+			}
+			dir := t.TempDir()
+			err := Write(dir, r, canary+"\n")
+			if err == nil {
+				t.Fatal("a report whose every word is changed adds up")
+			}
+			texts := map[string]string{"the error": err.Error()}
+			for _, file := range []string{jsonFile, junitFile, pageFile} {
+				texts[file] = string(must(os.ReadFile(filepath.Join(dir, file)))(t))
+				if !strings.Contains(texts[file], redacted) {
+					t.Errorf("%s has no %s", file, redacted)
+				}
+			}
+			for file, text := range texts {
+				for _, leak := range leaks() {
+					if at := strings.Index(text, leak); at >= 0 {
+						t.Fatalf("%s contains %q: …%.120s…", file, leak, text[max(0, at-40):])
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestEveryStringOfTheModelIsPlanted(t *testing.T) {
+	var filled Report
+	fill(reflect.ValueOf(&filled).Elem())
+	plant(reflect.ValueOf(&filled).Elem(), func(s reflect.Value) { s.SetString(canary) })
+	clean := filled.scrub([]string{canary})
+	n := 0
+	plant(reflect.ValueOf(clean).Elem(), func(s reflect.Value) {
+		n++
+		if s.String() != redacted {
+			t.Errorf("a string is %q, expected %q", s, redacted)
+		}
+	})
+	if n < 50 {
+		t.Errorf("the model has %d strings, expected more", n)
+	}
+}
+
+// fill gives every slice and map one element.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(reflect.ValueOf("key"), reflect.New(v.Type().Elem()).Elem())
+	}
+}
+
+func TestRedactorLeavesWhatIsNoSecret(t *testing.T) {
+	const text = "a disk of 2 GiB, Y2FuYXJ5, %2F and &amp;"
+	for _, secrets := range [][]string{nil, {""}, {" "}, {" \n"}, {canary}} {
+		if got := Redactor(secrets...).Replace(text); got != text {
+			t.Errorf("Redactor(%q) changes %q to %q", secrets, text, got)
+		}
+	}
+}
+
+func TestWriteDoesNotChangeTheReport(t *testing.T) {
+	r := example()
+	r.Why = "the token is " + canary
+	if err := Write(t.TempDir(), r, canary); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(r.Why, canary) {
+		t.Errorf("Write changed its argument: %q", r.Why)
+	}
+}
