@@ -93,7 +93,7 @@ func (s *testSuite) add(result Result) {
 	s.Tests++
 	switch result.Status {
 	case Passed:
-	case Blocked, NotTested:
+	case Blocked, NotTested, NotApplicable:
 		s.Skipped++
 		c.Skipped = &junitMessage{Message: result.Status.words() + ": " + result.Reason}
 	case Failed:

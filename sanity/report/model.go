@@ -154,13 +154,15 @@ const (
 	Blocked Status = "blocked"
 	// NotTested: this run did not try, for another reason.
 	NotTested Status = "not_tested"
+	// NotApplicable: it is about what the driver does not offer.
+	NotApplicable Status = "not_applicable"
 	// Interrupted: it ran when somebody stopped the run.
 	Interrupted Status = "interrupted"
 )
 
 // Statuses returns all statuses, in the order in which a reader wants to see them.
 func Statuses() []Status {
-	return []Status{Failed, Interrupted, Blocked, NotTested, Passed}
+	return []Status{Failed, Interrupted, Blocked, NotTested, NotApplicable, Passed}
 }
 
 // Exchange is one request and its answer.

@@ -124,7 +124,7 @@ func (p *pageView) addResults() {
 			switch result.Status {
 			case Failed, Interrupted:
 				p.Troubles = append(p.Troubles, row)
-			case Blocked, NotTested:
+			case Blocked, NotTested, NotApplicable:
 				p.addUntested(row)
 			}
 		}
