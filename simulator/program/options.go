@@ -1,4 +1,4 @@
-package main
+package program
 
 import (
 	"context"
@@ -93,6 +93,12 @@ func (o *options) flags() *flag.FlagSet {
 	f.Func("image", "`[project/]name=size|file` of an image; without a project it is the silo's; "+
 		"repeatable", o.addImage)
 	f.StringVar(&r.Token, "token", "", "the only `token` accepted; default: any oxide-token-…")
+	f.Func("token-ttl", "`time` after which the rack says that the token expires (default never)",
+		func(s string) error {
+			ttl, err := time.ParseDuration(s)
+			r.TokenExpires = time.Now().Add(ttl)
+			return err
+		})
 	f.BoolVar(&o.hotplug, "hotplug", true,
 		"allow attach and detach while an instance runs; racks of today do not")
 	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")

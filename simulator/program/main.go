@@ -1,0 +1,82 @@
+// Package program is oxide-simulator without its main function: it reads the command line and serves
+// a rack. The conformance program has it inside, too, for its demonstration.
+package program
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
+)
+
+// Main is oxide-simulator: it serves until ctx ends, and returns the exit status.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if err := run(ctx, args, stdout, stderr); err != nil {
+		// Print joined errors in one line.
+		fmt.Fprintln(stderr, "oxide-simulator:", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return 1
+	}
+	return 0
+}
+
+// run serves until ctx ends and then releases everything.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil || o == nil {
+		return err
+	}
+	rack, err := simulator.Open(ctx, o.rack)
+	if err != nil {
+		return err
+	}
+	if err = rack.Broken.Set(o.mutation); err == nil {
+		err = serve(ctx, o, rack, stdout)
+	}
+	if closeErr := rack.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func serve(ctx context.Context, o *options, rack *simulator.Server, stdout io.Writer) error {
+	api, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("listen for the API: %w", err)
+	}
+	admin, err := net.Listen("tcp", o.admin)
+	if err != nil {
+		return fmt.Errorf("listen for the admin listener: %w", err)
+	}
+	about := o.describe(rack, api.Addr(), admin.Addr())
+	if api, about.CA, err = o.secure(api); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(l net.Listener, h http.Handler) {
+		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, ErrorLog: o.serverLog()}
+		group.Go(func() error {
+			if err := server.Serve(l); err != http.ErrServerClosed {
+				return err
+			}
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			return shut(server, rack)
+		})
+	}
+	start(api, rack)
+	start(admin, rack.Admin())
+	if err := json.NewEncoder(stdout).Encode(about); err != nil {
+		return fmt.Errorf("print where the rack is: %w", err)
+	}
+	return group.Wait()
+}
