@@ -49,6 +49,15 @@ func BinaryVariable(program string) string {
 	return strings.ToUpper(strings.ReplaceAll(program, "-", "_"))
 }
 
+// command is how a program is started, without its arguments.
+func (r *Run) command(ctx context.Context, program string) ([]string, error) {
+	if command := r.Programs[program]; command != nil {
+		return command, nil
+	}
+	path, err := r.Binary(ctx, program)
+	return []string{path}, err
+}
+
 func (r *Run) build(ctx context.Context, program, path string) error {
 	args := []string{"build", "-o", path}
 	how := ""

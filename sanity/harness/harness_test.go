@@ -13,7 +13,7 @@ import (
 // script starts a shell as if it were a program under test.
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
-	p, err := startProcess("script", "/bin/sh", filepath.Join(t.TempDir(), "log"),
+	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
 		[]string{"-c", text}, env)
 	if err != nil {
 		t.Fatal(err)

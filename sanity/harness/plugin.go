@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -121,17 +122,17 @@ func (r *Run) newPlugin(
 
 // Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
-	path, err := p.options.Program, error(nil)
-	if path == "" {
-		path, err = p.run.Binary(ctx, "oxide-csi-plugin")
+	command, err := []string{p.options.Program}, error(nil)
+	if p.options.Program == "" {
+		command, err = p.run.command(ctx, "oxide-csi-plugin")
 	}
 	if err != nil {
 		return err
 	}
-	args := append([]string{
+	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
-	}, p.options.Args...)
+	}, p.options.Args)
 	var env []string
 	for key, value := range p.options.Env {
 		if value != "" {
@@ -143,7 +144,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 		return fmt.Errorf("remove the old socket: %w", err)
 	}
 	name := "oxide-csi-plugin " + p.options.Mode
-	if p.proc, err = startProcess(name, path, p.LogFile, args, env); err != nil {
+	if p.proc, err = startProcess(name, p.LogFile, command, env); err != nil {
 		return err
 	}
 	if p.Conn, err = p.Dial(ctx); err != nil {

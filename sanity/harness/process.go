@@ -37,12 +37,12 @@ type process struct {
 
 // startProcess starts a program with its own environment. Variables of ours that this process
 // was given do not reach it; env does.
-func startProcess(name, path, log string, args, env []string) (*process, error) {
+func startProcess(name, log string, command, env []string) (*process, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", name, err)
 	}
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(Environ(), env...)
 	cmd.Stderr = file
 	cmd.SysProcAttr = programAttr()

@@ -87,11 +87,11 @@ func (r *Run) StartRack(ctx context.Context, options RackOptions) (*Rack, error)
 
 // Start starts the simulator again after Stop or Kill: same records, same address.
 func (r *Rack) Start(ctx context.Context) error {
-	path, err := r.run.Binary(ctx, "oxide-simulator")
+	command, err := r.run.command(ctx, "oxide-simulator")
 	if err != nil {
 		return err
 	}
-	proc, err := startProcess("oxide-simulator", path, r.LogFile(), r.args(), nil)
+	proc, err := startProcess("oxide-simulator", r.LogFile(), slices.Concat(command, r.args()), nil)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,8 @@ type Run struct {
 	Dir string
 	// Progress is where long steps say that they are under way.
 	Progress io.Writer
+	// Programs are the commands of programs that need not be built, by name.
+	Programs map[string][]string
 
 	racks  atomic.Int64
 	plugs  atomic.Int64
@@ -29,6 +31,20 @@ const maxSocketPath = 107
 
 // NewRun makes the directory of a run, in OXIDE_SANITY_DIR or where temporary files go.
 func NewRun(progress io.Writer) (*Run, error) {
+	return newRun(progress, func(parent string) (string, error) {
+		return os.MkdirTemp(parent, "oxide-sanity-")
+	})
+}
+
+// NewNamedRun is NewRun with a name for the directory, which must not exist.
+func NewNamedRun(progress io.Writer, name string) (*Run, error) {
+	return newRun(progress, func(parent string) (string, error) {
+		dir := filepath.Join(parent, name)
+		return dir, os.Mkdir(dir, 0o700)
+	})
+}
+
+func newRun(progress io.Writer, makeDir func(parent string) (string, error)) (*Run, error) {
 	if err := checkSystem(); err != nil {
 		return nil, err
 	}
@@ -40,7 +56,7 @@ func NewRun(progress io.Writer) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(parent, "oxide-sanity-")
+	dir, err := makeDir(parent)
 	if err != nil {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
 	}
@@ -82,12 +98,8 @@ func (r *Run) EndWith(t Tester) {
 // runParent picks a directory for the runs: short enough for sockets below it, and not mounted
 // nodev, because the guests' device nodes lie there. Many systems mount /tmp so.
 func runParent() (string, error) {
-	candidates := []string{os.TempDir(), "/var/tmp"}
-	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
-		candidates = []string{dir}
-	}
 	var refused []error
-	for _, dir := range candidates {
+	for _, dir := range RunParents() {
 		err := fitForRun(dir)
 		if err == nil {
 			return dir, nil
@@ -96,6 +108,14 @@ func runParent() (string, error) {
 	}
 	return "", fmt.Errorf("no place for the run, set OXIDE_SANITY_DIR to a directory with a short "+
 		"path on a filesystem that is not mounted nodev: %w", errors.Join(refused...))
+}
+
+// RunParents lists the directories in which runs may be.
+func RunParents() []string {
+	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
+		return []string{dir}
+	}
+	return []string{os.TempDir(), "/var/tmp"}
 }
 
 func fitForRun(dir string) error {
