@@ -20,6 +20,11 @@ func currentUser(rack *engine.Rack, _ *request) (int, any, error) {
 	return http.StatusOK, user, err
 }
 
+func accessTokens(rack *engine.Rack, r *request) (int, any, error) {
+	tokens, err := rack.Silo.AccessTokens()
+	return http.StatusOK, slice(r.scan, tokens), err
+}
+
 func utilization(rack *engine.Rack, _ *request) (int, any, error) {
 	u, err := rack.Silo.Utilization()
 	return http.StatusOK, u, err

@@ -2,14 +2,15 @@ package simulator
 
 // served are the operations that this simulator carries out.
 var served = map[string]*operation{
-	"ping":                  {noAuth: true, serve: ping},
-	"current_user_view":     {serve: currentUser},
-	"utilization_view":      {serve: utilization},
-	"rack_list":             {list: true, serve: fleetOnly},
-	"silo_quotas_view":      {serve: fleetOnly},
-	"silo_utilization_list": {list: true, serve: fleetOnly},
-	"project_list":          {list: true, serve: projectList},
-	"project_view":          {serve: projectView},
+	"ping":                           {noAuth: true, serve: ping},
+	"current_user_view":              {serve: currentUser},
+	"utilization_view":               {serve: utilization},
+	"current_user_access_token_list": {list: true, serve: accessTokens},
+	"rack_list":                      {list: true, serve: fleetOnly},
+	"silo_quotas_view":               {serve: fleetOnly},
+	"silo_utilization_list":          {list: true, serve: fleetOnly},
+	"project_list":                   {list: true, serve: projectList},
+	"project_view":                   {serve: projectView},
 
 	"disk_list":   {list: true, required: inProject, serve: diskList},
 	"disk_create": {required: inProject, body: parseDiskCreate, serve: diskCreate},

@@ -42,6 +42,8 @@ type Config struct {
 	Images    []ImageSpec
 	// Token is the only token accepted; "" accepts every oxide-token-….
 	Token string
+	// TokenExpires is when the rack says that the token expires; the zero time is never.
+	TokenExpires time.Time
 	// ColdPlug allows attach and detach only while the instance is stopped, as on racks of today
 	// (A17).
 	ColdPlug bool

@@ -72,6 +72,27 @@ func (s Silo) User() (User, error) {
 	return user, err
 }
 
+// AccessToken is what the user is told of a token: not the token itself.
+type AccessToken struct {
+	ID          string           `json:"id"`
+	TimeCreated store.Timestamp  `json:"time_created"`
+	TimeExpires *store.Timestamp `json:"time_expires"`
+}
+
+// Ident lets a list be paged.
+func (t AccessToken) Ident() store.Identity { return store.Identity{ID: t.ID, Name: t.ID} }
+
+// AccessTokens lists the user's tokens, which is one. It is announced to expire, and never does.
+func (s Silo) AccessTokens() ([]AccessToken, error) {
+	user, err := s.User()
+	token := AccessToken{ID: store.DerivedID("token", siloName), TimeCreated: user.TimeCreated}
+	if at := s.config.TokenExpires; !at.IsZero() {
+		expires := store.Timestamp{Time: at.UTC()}
+		token.TimeExpires = &expires
+	}
+	return []AccessToken{token}, err
+}
+
 // ResourceCounts are amounts of what instances and disks take.
 type ResourceCounts struct {
 	CPUs    int64 `json:"cpus"`
