@@ -184,3 +184,5 @@ func command(name string, args ...string) error {
 	}
 	return nil
 }
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

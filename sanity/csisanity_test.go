@@ -9,15 +9,16 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // describeCSISanity registers csi-sanity's suite once per combination, each with a rack of its own:
 // csi-sanity's volume names repeat, so two of its suites cannot share a project.
 func describeCSISanity() {
-	for _, c := range combinations() {
-		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.labels(), func() {
-			config := c.config()
+	for _, c := range csisuite.Combinations() {
+		Describe("csi-sanity over "+c.String(), Ordered, ContinueOnFailure, c.Labels(), func() {
+			config := c.Config()
 			var (
 				rack    *harness.Rack
 				plugins []*harness.Plugin
@@ -26,8 +27,8 @@ func describeCSISanity() {
 			)
 			BeforeAll(func(ctx SpecContext) {
 				rack = startRack(ctx, harness.RackOptions{})
-				plugins = c.startPlugins(ctx, rack, config)
-				place(config, rack.Dir)
+				plugins = startPlugins(ctx, c, rack, config)
+				csisuite.Place(config, rack.Dir)
 				var err error
 				start, err = rack.Ledger(ctx, plugins...)
 				Expect(err).NotTo(HaveOccurred())
@@ -46,11 +47,11 @@ func describeCSISanity() {
 }
 
 // startPlugins starts the driver as the combination wants it and sets its address for csi-sanity.
-func (c combination) startPlugins(
-	ctx context.Context, rack *harness.Rack, config *csisanity.TestConfig,
+func startPlugins(
+	ctx context.Context, c csisuite.Combination, rack *harness.Rack, config *csisanity.TestConfig,
 ) []*harness.Plugin {
 	GinkgoHelper()
-	if !c.split {
+	if !c.Split {
 		all := startPlugin(ctx, rack, harness.PluginOptions{})
 		config.Address = all.Endpoint
 		return []*harness.Plugin{all}

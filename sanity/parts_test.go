@@ -23,6 +23,7 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
@@ -31,7 +32,7 @@ import (
 const partTimeout = 15 * time.Minute
 
 // programs are what the parts start.
-var programs = []string{"oxide-simulator", "oxide-csi-plugin", "oxide-conformance"}
+var programs = []string{"oxide-simulator", "oxide-csi-plugin"}
 
 // part is a share of the suite that runs as a process of its own, beside others: each brings racks
 // of its own, so they have nothing in common but the machine.
@@ -41,11 +42,10 @@ type part struct{ name, filter string }
 func parts() []part {
 	all := []part{
 		{"our own specs of the controller", "controller"},
-		{"our other own specs", "!csi-sanity && !conformance && !controller"},
-		{"conformance of a rack", "conformance"},
+		{"our other own specs", "!csi-sanity && !controller"},
 	}
-	for _, c := range combinations() {
-		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.labels(), " && ")})
+	for _, c := range csisuite.Combinations() {
+		all = append(all, part{"csi-sanity over " + c.String(), strings.Join(c.Labels(), " && ")})
 	}
 	return all
 }
@@ -95,7 +95,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	var (
 		// mu guards whole.
 		mu    sync.Mutex
-		whole = newAudit(csiSanitySkips)
+		whole = csisuite.NewAudit(csisuite.Skips)
 	)
 	reasons := filepath.Join(run.Dir, "reasons")
 	var group errgroup.Group
@@ -111,13 +111,13 @@ func runParts(t *testing.T, run *harness.Run) {
 				return fmt.Errorf("%s is not run: %w", p.name, ctx.Err())
 			}
 			report, output, err := runPart(cmd, file)
-			share := newAudit(csiSanitySkips)
-			share.add(report)
+			share := csisuite.NewAudit(csisuite.Skips)
+			share.Add(report)
 			run.Say("%s: %d passed, %d failed, %d skips explained, %.1fs", p.name,
-				share.passed, share.failed, share.explained, share.seconds)
+				share.Passed, share.Failed, share.Explained, share.Seconds)
 			mu.Lock()
 			defer mu.Unlock()
-			whole.add(report)
+			whole.Add(report)
 			if err != nil {
 				t.Errorf("%s: %v\n%s", p.name, err, output)
 			}
@@ -127,14 +127,14 @@ func runParts(t *testing.T, run *harness.Run) {
 	if err := group.Wait(); err != nil {
 		t.Error(err)
 	}
-	whole.seconds = time.Since(start).Seconds()
-	fmt.Print(bullets(whole.explanations()))
-	if err := proof.Print(whole.figureLine("sanity")); err != nil {
+	whole.Seconds = time.Since(start).Seconds()
+	fmt.Print(bullets(whole.Explanations()))
+	if err := proof.Print(whole.Line("sanity")); err != nil {
 		t.Error(err)
 	}
-	faults := whole.faults
+	faults := whole.Faults
 	if !t.Failed() { // else not all has run
-		faults = slices.Concat(faults, whole.unused())
+		faults = slices.Concat(faults, whole.Unused())
 		wrong, err := faultsOfReasons(reasons)
 		if err != nil {
 			t.Error(err)
@@ -145,7 +145,7 @@ func runParts(t *testing.T, run *harness.Run) {
 	if len(faults) > 0 {
 		t.Errorf("%d skips are not in order:\n%s", len(faults), bullets(faults))
 	}
-	if whole.passed == 0 {
+	if whole.Passed == 0 {
 		t.Error("no spec has run")
 	}
 }
@@ -172,9 +172,9 @@ func TestThePartsAreDisjointAndCoverEverySpec(t *testing.T) {
 	for _, p := range parts() {
 		filters = append(filters, types.MustParseLabelFilter(p.filter))
 	}
-	specs := [][]string{nil, {"own"}, {"conformance"}}
-	for _, c := range combinations() {
-		specs = append(specs, c.labels())
+	specs := [][]string{nil, {"own"}}
+	for _, c := range csisuite.Combinations() {
+		specs = append(specs, c.Labels())
 	}
 	for _, labels := range specs {
 		matches := 0

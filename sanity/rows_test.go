@@ -18,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
@@ -304,13 +305,13 @@ func TestWhatTheSourceSays(t *testing.T) {
 	})
 	t.Run("B-48 csi-sanity runs in every combination", func(t *testing.T) {
 		seen := map[string]bool{}
-		for _, c := range combinations() {
-			config := c.config()
+		for _, c := range csisuite.Combinations() {
+			config := c.Config()
 			if config.TestVolumeSize%harness.GiB != 0 || !config.TestNodeVolumeAttachLimit {
 				t.Errorf("%s: size %d, limit tried: %t", c, config.TestVolumeSize,
 					config.TestNodeVolumeAttachLimit)
 			}
-			seen[fmt.Sprintf("%s split=%t", config.TestVolumeAccessType, c.split)] = true
+			seen[fmt.Sprintf("%s split=%t", config.TestVolumeAccessType, c.Split)] = true
 		}
 		for _, want := range []string{"mount split=false", "mount split=true",
 			"block split=false", "block split=true"} {

@@ -12,6 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 )
 
 // TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
@@ -30,7 +32,7 @@ func TestSanity(t *testing.T) {
 	switch {
 	case os.Getenv(inNamespace) != "":
 		runSpecs(t, suite, reporter)
-	case fullRun(suite):
+	case csisuite.FullRun(suite):
 		runParts(t, run)
 	default:
 		runChosen(t, run)
@@ -43,10 +45,10 @@ func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConf
 		t.Fatal(err)
 	}
 	RegisterFailHandler(Fail)
-	quietCSISanity()
+	csisuite.Quiet()
 	watchSpecs()
 	describeCSISanity()
-	auditSuite("sanity", csiSanitySkips, os.Stdout)
+	auditSuite("sanity", csisuite.Skips, os.Stdout)
 	suite.PollProgressAfter = time.Minute
 	suite.Timeout = partTimeout
 	reporter.NoColor, reporter.SilenceSkips = true, true

@@ -1,36 +1,47 @@
-// Command oxide-conformance runs the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and
-// OXIDE_PROJECT name. It has to run as root in an instance of that project, and touches only what
-// it made itself.
+// Command oxide-conformance tells whether a rack does what the CSI driver needs, and whether the
+// driver keeps its users' bytes on it. --help lists its verbs and settings.
 //
-// "oxide-conformance demo" needs no rack: it simulates one and shows the life of a volume on it.
+// It is one file with the driver and the simulator inside, which it starts as processes of their
+// own: "oxide-conformance oxide-csi-plugin …" is the driver.
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity"
+	// The certificates to trust on a machine that has none.
+	_ "golang.org/x/crypto/x509roots/fallback"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/conformance"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
+// self is this file, also when it was replaced or removed since it was started.
+const self = "/proc/self/exe"
 
-// run cleans up what it made, even if it is interrupted.
-func run(args []string) int {
+func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if len(args) == 1 && args[0] == "demo" {
-		return demo(ctx)
-	}
-	return sanity.Conformance(ctx, args, os.Stdout, os.Stderr)
+	status := run(ctx, os.Args[1:])
+	stop()
+	os.Exit(status)
 }
 
-func demo(ctx context.Context) int {
-	if err := sanity.Demo(ctx, os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "oxide-conformance: demo: %v\n", err)
-		return 1
+func run(ctx context.Context, args []string) int {
+	if len(args) > 0 {
+		switch args[0] {
+		case "oxide-csi-plugin":
+			return driver.Main(ctx, args[1:], os.Getenv, os.Stdout, os.Stderr)
+		case "oxide-simulator":
+			return program.Main(ctx, args[1:], os.Stdout, os.Stderr)
+		}
 	}
-	return 0
+	p := conformance.Program{Args: args, Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout,
+		Stderr: os.Stderr, Version: driver.Version(), Self: map[string][]string{
+			"oxide-csi-plugin": {self, "oxide-csi-plugin"},
+			"oxide-simulator":  {self, "oxide-simulator"},
+		}}
+	return p.Main(ctx)
 }

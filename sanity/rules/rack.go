@@ -30,6 +30,8 @@ type Config struct {
 	// Here is the instance in which this program runs; nil is none. Guest-side rules are not tested
 	// without a guest in which a disk appears.
 	Here *Guest
+	// Through, if it is not nil, wraps the transport by which the rack is asked.
+	Through func(http.RoundTripper) http.RoundTripper
 	// Admin is the admin listener of a simulated rack; nil is a real one.
 	Admin *adminapi.Client
 }
@@ -79,6 +81,9 @@ func Open(c Config) (*Rack, error) {
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
 	r := &Rack{Config: c, recorder: &recorder{next: transport}}
+	if c.Through != nil {
+		r.recorder.next = c.Through(transport)
+	}
 	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout}
 	var err error
 	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),

@@ -1,4 +1,4 @@
-package sanity
+package conformance
 
 import (
 	"bytes"
@@ -19,11 +19,12 @@ import (
 // Demo shows the life of one volume: a simulated rack and the driver are started in a temporary
 // directory, the volume is born, used on one instance, moved to another, read there and deleted.
 // Every step is printed with what it asked of the rack. Nothing is left when Demo returns.
-func Demo(ctx context.Context, out io.Writer) (err error) {
+func Demo(ctx context.Context, out io.Writer, programs map[string][]string) (err error) {
 	run, err := harness.NewRun(out)
 	if err != nil {
 		return err
 	}
+	run.Programs = programs
 	defer func() {
 		if err != nil && ctx.Err() == nil {
 			run.Failed() // who interrupts a demo needs no evidence

@@ -1,6 +1,6 @@
 //go:build linux
 
-package sanity
+package conformance
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 
 func TestTheDemoShowsAVolumeThatMovesAndLeavesNothing(t *testing.T) {
 	var out bytes.Buffer
-	if err := Demo(t.Context(), &out); err != nil {
+	if err := Demo(t.Context(), &out, nil); err != nil {
 		t.Fatalf("Demo: %v\n%s", err, &out)
 	}
 	shown := out.String()
@@ -66,7 +66,7 @@ func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &interrupter{at: "The workload writes", interrupt: cancel}
-	if err := Demo(ctx, out); !errors.Is(err, context.Canceled) {
+	if err := Demo(ctx, out, nil); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Demo = %v, want the interrupt\n%s", err, out)
 	}
 	ledger, err := harness.KernelLedger(dir)

@@ -1,4 +1,4 @@
-package sanity
+package csisuite
 
 import (
 	"context"
@@ -18,53 +18,53 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
-// combination is one way in which csi-sanity meets the driver.
-type combination struct {
-	// filesystem is empty for raw block.
-	filesystem string
-	// split runs controller and node as two processes; otherwise one does both.
-	split bool
+// Combination is one way in which csi-sanity meets the driver.
+type Combination struct {
+	// Filesystem is empty for raw block.
+	Filesystem string
+	// Split runs controller and node as two processes; otherwise one does both.
+	Split bool
 }
 
-// combinations are all ways that the driver promises.
-func combinations() []combination {
-	var all []combination
+// Combinations are all ways that the driver promises.
+func Combinations() []Combination {
+	var all []Combination
 	for _, split := range []bool{false, true} {
 		for _, filesystem := range []string{"ext4", "xfs", "btrfs", ""} {
-			all = append(all, combination{filesystem: filesystem, split: split})
+			all = append(all, Combination{Filesystem: filesystem, Split: split})
 		}
 	}
 	return all
 }
 
-// access is the filesystem, or "block".
-func (c combination) access() string {
-	if c.filesystem == "" {
+// Access is the filesystem, or "block".
+func (c Combination) Access() string {
+	if c.Filesystem == "" {
 		return "block"
 	}
-	return c.filesystem
+	return c.Filesystem
 }
 
-func (c combination) String() string {
-	if c.split {
-		return c.access() + ", controller and node as two processes"
+func (c Combination) String() string {
+	if c.Split {
+		return c.Access() + ", controller and node as two processes"
 	}
-	return c.access() + ", one process"
+	return c.Access() + ", one process"
 }
 
-// labels are what a label filter can choose a combination by.
-func (c combination) labels() Labels {
-	if c.split {
-		return Label("csi-sanity", c.access(), "split")
+// Labels are what a label filter can choose a combination by.
+func (c Combination) Labels() Labels {
+	if c.Split {
+		return Label("csi-sanity", c.Access(), "split")
 	}
-	return Label("csi-sanity", c.access(), "one")
+	return Label("csi-sanity", c.Access(), "one")
 }
 
-// config is csi-sanity's for this combination. Where to find the driver is added when it runs.
-func (c combination) config() *csisanity.TestConfig {
+// Config is csi-sanity's for this combination. Where to find the driver is added when it runs.
+func (c Combination) Config() *csisanity.TestConfig {
 	config := csisanity.NewTestConfig()
 	config.TestVolumeAccessType = "mount"
-	if c.filesystem == "" {
+	if c.Filesystem == "" {
 		config.TestVolumeAccessType = "block"
 	}
 	config.TestVolumeSize = harness.GiB
@@ -73,17 +73,17 @@ func (c combination) config() *csisanity.TestConfig {
 	config.RemoveStagingPath = removeEmpty
 	// One half of the combinations asks for volumes and nodes whose IDs are UUIDs of nothing,
 	// the other for IDs that no rack could have given.
-	if c.split {
+	if c.Split {
 		config.IDGen = uuids{}
 	}
 	config.DialOptions = append(config.DialOptions,
-		grpc.WithChainUnaryInterceptor(withFilesystem(c.filesystem), harness.ErrorRules))
+		grpc.WithChainUnaryInterceptor(withFilesystem(c.Filesystem), harness.ErrorRules))
 	config.ControllerDialOptions = config.DialOptions
 	return &config
 }
 
-// place puts csi-sanity's directories below one that exists.
-func place(config *csisanity.TestConfig, dir string) {
+// Place puts csi-sanity's directories below one that exists.
+func Place(config *csisanity.TestConfig, dir string) {
 	config.TargetPath = filepath.Join(dir, "mount")
 	config.StagingPath = filepath.Join(dir, "staging")
 }
@@ -144,8 +144,8 @@ func (uuids) GenerateInvalidVolumeID() string     { return uuid.NewString() }
 func (uuids) GenerateUniqueValidNodeID() string   { return uuid.NewString() }
 func (uuids) GenerateInvalidNodeID() string       { return uuid.NewString() }
 
-// quietCSISanity sends what csi-sanity logs into the report of the spec that logs it.
-func quietCSISanity() {
+// Quiet sends what csi-sanity logs into the report of the spec that logs it.
+func Quiet() {
 	klog.LogToStderr(false)
 	klog.SetOutput(GinkgoWriter)
 }

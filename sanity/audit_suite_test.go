@@ -1,3 +1,5 @@
+//go:build linux
+
 package sanity
 
 import (
@@ -7,19 +9,21 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
 )
 
 // auditSuite registers what ends the suite: the figures, and the failure for a skip that nothing
 // explains.
-func auditSuite(name string, skips []explainedSkip, out io.Writer) {
+func auditSuite(name string, skips []csisuite.ExplainedSkip, out io.Writer) {
 	ReportAfterSuite("every skip is explained", func(report types.Report) {
-		audit := newAudit(skips)
-		audit.add(report)
-		faults := audit.faults
-		if fullRun(report.SuiteConfig) {
-			faults = append(faults, audit.unused()...)
+		audit := csisuite.NewAudit(skips)
+		audit.Add(report)
+		faults := audit.Faults
+		if csisuite.FullRun(report.SuiteConfig) {
+			faults = append(faults, audit.Unused()...)
 		}
-		fmt.Fprintf(out, "\n%s%s\n", bullets(audit.explanations()), audit.figureLine(name))
+		fmt.Fprintf(out, "\n%s%s\n", bullets(audit.Explanations()), audit.Line(name))
 		if len(faults) > 0 {
 			Fail(fmt.Sprintf("%d skips are not in order:\n%s", len(faults), bullets(faults)))
 		}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package sanity
+package csisuite
 
 import (
 	"regexp"
@@ -16,7 +16,7 @@ func specReport(text string, state types.SpecState, message string) types.SpecRe
 }
 
 func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
-	skips := []explainedSkip{
+	skips := []ExplainedSkip{
 		{regexp.MustCompile("cloning"), "CAP-11", "a rack cannot clone"},
 		{regexp.MustCompile("expanding"), "CAP-13", "a rack cannot expand"},
 	}
@@ -30,17 +30,17 @@ func TestEverySkipNeedsAnExplanationAndEveryExplanationASkip(t *testing.T) {
 		specReport("barred", types.SpecStateSkipped,
 			"Spec skipped because a BeforeAll node failed"),
 	}}
-	audit := newAudit(skips)
-	audit.add(report)
+	audit := NewAudit(skips)
+	audit.Add(report)
 	want := "FIGURE sanity specs=6 passed=1 failed=2 skipped_explained=1 seconds=0.0"
-	if got := audit.figureLine("sanity"); got != want {
+	if got := audit.Line("sanity"); got != want {
 		t.Errorf("figures\n got %s\nwant %s", got, want)
 	}
-	if text := strings.Join(audit.faults, "\n"); len(audit.faults) != 2 ||
+	if text := strings.Join(audit.Faults, "\n"); len(audit.Faults) != 2 ||
 		!strings.Contains(text, "dreaming (not today)") || !strings.Contains(text, "held back") {
-		t.Errorf("faults are %q, want those of dreaming and held back", audit.faults)
+		t.Errorf("faults are %q, want those of dreaming and held back", audit.Faults)
 	}
-	if unused := audit.unused(); len(unused) != 1 || !strings.Contains(unused[0], "CAP-13") {
+	if unused := audit.Unused(); len(unused) != 1 || !strings.Contains(unused[0], "CAP-13") {
 		t.Errorf("unused explanations are %q, want CAP-13's", unused)
 	}
 }
@@ -49,11 +49,11 @@ func TestASpecThatIsHeldBackCountsOnlyWhereItWasChosen(t *testing.T) {
 	held := specReport("held back", types.SpecStatePending, "")
 	held.LeafNodeLabels = []string{"ext4"}
 	for filter, want := range map[string]int{"": 1, "ext4": 1, "xfs": 0} {
-		audit := newAudit(nil)
-		audit.add(types.Report{SuiteConfig: types.SuiteConfig{LabelFilter: filter},
+		audit := NewAudit(nil)
+		audit.Add(types.Report{SuiteConfig: types.SuiteConfig{LabelFilter: filter},
 			SpecReports: types.SpecReports{held}})
-		if audit.specs != want {
-			t.Errorf("with the filter %q %d specs count, want %d", filter, audit.specs, want)
+		if audit.Specs != want {
+			t.Errorf("with the filter %q %d specs count, want %d", filter, audit.Specs, want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package sanity
+package csisuite
 
 import (
 	"fmt"
@@ -9,19 +9,19 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// explainedSkip is a spec that may be skipped, and why. Anything else that is skipped fails the
-// suite, and so does an entry here that explains nothing.
-type explainedSkip struct {
-	// spec matches the whole text of the spec, containers included.
-	spec *regexp.Regexp
+// ExplainedSkip is a spec that may be skipped, and why. Anything else that is skipped fails the suite, and
+// so does an entry here that explains nothing.
+type ExplainedSkip struct {
+	// Spec matches the whole text of the spec, containers included.
+	Spec *regexp.Regexp
 	// Capability is the row of the capabilities that the driver declares or withholds.
-	capability string
-	// reason is the rack's or the standard's, in a few words.
-	reason string
+	Capability string
+	// Reason is the rack's or the standard's, in a few words.
+	Reason string
 }
 
-// csiSanitySkips are the specs of csi-sanity that do not apply to this driver.
-var csiSanitySkips = []explainedSkip{
+// Skips are the specs of csi-sanity that do not apply to this driver.
+var Skips = []ExplainedSkip{
 	{regexp.MustCompile(`GroupController Service \[GroupController`), "CAP-3",
 		"a rack has no snapshot of several disks at one moment"},
 	{regexp.MustCompile(`creating a snapshot with accessibility requirements`), "CAP-5",
@@ -44,9 +44,9 @@ var csiSanitySkips = []explainedSkip{
 		"csi-sanity itself holds this case back as fragile"},
 }
 
-// attachSkips are the specs of csi-sanity that attach a disk to the running instance in which the
+// AttachSkips are the specs of csi-sanity that attach a disk to the running instance in which the
 // suite runs. A rack that attaches only to stopped instances cannot run them.
-var attachSkips = withReason("CAP-7", "this rack attaches disks to stopped instances only",
+var AttachSkips = withReason("CAP-7", "this rack attaches disks to stopped instances only",
 	`when publishing more volumes than the node max attach limit`,
 	`volume lifecycle should work`,
 	`volume lifecycle should be idempotent`,
@@ -58,87 +58,88 @@ var attachSkips = withReason("CAP-7", "this rack attaches disks to stopped insta
 	`Node Service should be idempotent`,
 )
 
-func withReason(capability, reason string, specs ...string) []explainedSkip {
-	var skips []explainedSkip
+func withReason(capability, reason string, specs ...string) []ExplainedSkip {
+	var skips []ExplainedSkip
 	for _, spec := range specs {
-		skips = append(skips, explainedSkip{regexp.MustCompile(spec), capability, reason})
+		skips = append(skips, ExplainedSkip{regexp.MustCompile(spec), capability, reason})
 	}
 	return skips
 }
 
-// figures are the counts of a finished suite.
-type figures struct {
-	specs, passed, failed, explained int
-	seconds                          float64
+// Figures are the counts of a finished suite.
+type Figures struct {
+	Specs, Passed, Failed, Explained int
+	Seconds                          float64
 }
 
-// audit counts what a suite did, which may have run in parts, and checks its skips.
-type audit struct {
-	figures
-	skips []explainedSkip
+// Audit counts what a suite did, which may have run in parts, and checks its skips.
+type Audit struct {
+	Figures
+	skips []ExplainedSkip
 	// used counts the specs that each of skips explains.
 	used []int
-	// faults are the skips that nothing explains.
-	faults []string
+	// Faults are the skips that nothing explains.
+	Faults []string
 }
 
-func newAudit(skips []explainedSkip) *audit {
-	return &audit{skips: skips, used: make([]int, len(skips))}
+// NewAudit begins an audit of a suite whose skips are these.
+func NewAudit(skips []ExplainedSkip) *Audit {
+	return &Audit{skips: skips, used: make([]int, len(skips))}
 }
 
-// add counts a report.
-func (a *audit) add(report types.Report) {
-	a.seconds += report.RunTime.Seconds()
+// Add counts a report.
+func (a *Audit) Add(report types.Report) {
+	a.Seconds += report.RunTime.Seconds()
 	for _, spec := range report.SpecReports {
 		if spec.LeafNodeType != types.NodeTypeIt || leftOut(spec, report.SuiteConfig) {
 			continue
 		}
-		a.specs++
+		a.Specs++
 		switch {
 		case spec.State.Is(types.SpecStatePassed):
-			a.passed++
+			a.Passed++
 		case !spec.State.Is(types.SpecStateSkipped|types.SpecStatePending) || barred(spec):
-			a.failed++
+			a.Failed++
 		default:
 			a.explain(spec)
 		}
 	}
 }
 
-func (a *audit) explain(spec types.SpecReport) {
-	i := slices.IndexFunc(a.skips, func(s explainedSkip) bool {
-		return s.spec.MatchString(spec.FullText())
+func (a *Audit) explain(spec types.SpecReport) {
+	i := slices.IndexFunc(a.skips, func(s ExplainedSkip) bool {
+		return s.Spec.MatchString(spec.FullText())
 	})
 	if i < 0 {
-		a.faults = append(a.faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
+		a.Faults = append(a.Faults, fmt.Sprintf("skipped without an explanation: %s (%s)",
 			spec.FullText(), spec.Failure.Message))
 		return
 	}
 	a.used[i]++
-	a.explained++
+	a.Explained++
 }
 
-// explanations say how many specs were skipped for which reason.
-func (a *audit) explanations() []string {
+// Explanations say how many specs were skipped for which reason.
+func (a *Audit) Explanations() []string {
 	var lines []string
 	for i, skip := range a.skips {
 		if a.used[i] > 0 {
 			lines = append(lines, fmt.Sprintf("%d skipped for %s, %s: %q",
-				a.used[i], skip.capability, skip.reason, skip.spec))
+				a.used[i], skip.Capability, skip.Reason, skip.Spec))
 		}
 	}
 	return lines
 }
 
-// unused are the explanations that explained nothing, which says something only of a suite that
+// Unused are the explanations that explained nothing, which says something only of a suite that
 // ran in full.
-func (a *audit) unused() []string {
+func (a *Audit) Unused() []string {
 	var faults []string
 	for i, skip := range a.skips {
 		if a.used[i] == 0 {
 			faults = append(faults, fmt.Sprintf(
 				"nothing was skipped any more for %s (%s): take %q off the list",
-				skip.capability, skip.reason, skip.spec))
+				skip.Capability, skip.Reason, skip.Spec))
 		}
 	}
 	return faults
@@ -159,23 +160,23 @@ func barred(spec types.SpecReport) bool {
 	return spec.Failure.Message == "Spec skipped because a BeforeAll node failed"
 }
 
-// figureLine is what the suite prints at its end, for machines too.
-func (f figures) figureLine(suite string) string {
+// Line is what the suite prints at its end, for machines too.
+func (f Figures) Line(suite string) string {
 	return fmt.Sprintf("FIGURE %s specs=%d passed=%d failed=%d skipped_explained=%d seconds=%.1f",
-		suite, f.specs, f.passed, f.failed, f.explained, f.seconds)
+		suite, f.Specs, f.Passed, f.Failed, f.Explained, f.Seconds)
 }
 
-// fullRun reports whether a configuration leaves no spec out.
-func fullRun(config types.SuiteConfig) bool {
+// FullRun reports whether a configuration leaves no spec out.
+func FullRun(config types.SuiteConfig) bool {
 	return config.LabelFilter == "" && len(config.FocusStrings) == 0 &&
 		len(config.SkipStrings) == 0 && len(config.FocusFiles) == 0 && len(config.SkipFiles) == 0
 }
 
-// skipPattern joins the entries' patterns for ginkgo's own filter.
-func skipPattern(skips []explainedSkip) string {
+// SkipPattern joins the entries' patterns for ginkgo's own filter.
+func SkipPattern(skips []ExplainedSkip) string {
 	var patterns []string
 	for _, skip := range skips {
-		patterns = append(patterns, "("+skip.spec.String()+")")
+		patterns = append(patterns, "("+skip.Spec.String()+")")
 	}
 	return strings.Join(patterns, "|")
 }

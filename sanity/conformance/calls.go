@@ -1,0 +1,258 @@
+package conformance
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+)
+
+// rpc is one call of the driver, as often as it was made for an answer.
+type rpc struct {
+	name   string
+	object string // the volume, snapshot or node that it is about
+	code   codes.Code
+	reason string
+	tries  int
+	began  time.Time
+	took   time.Duration
+}
+
+// callLog keeps every call of the driver. The zero value is ready.
+type callLog struct {
+	mu sync.Mutex
+	// mu guards calls.
+	calls []rpc
+}
+
+func (l *callLog) add(call rpc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, call)
+}
+
+// len and since mark a point in the log and return what came after it.
+func (l *callLog) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.calls)
+}
+
+func (l *callLog) since(point int) []rpc {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.calls[point:])
+}
+
+// intercept records every call, keeps the budget, and repeats a call that the driver answered with
+// a code that asks an orchestrator to try again.
+func (w *session) intercept(ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	call := rpc{name: method[strings.LastIndex(method, "/")+1:], object: objectOf(req),
+		began: time.Now()}
+	end, err := w.charge(req)
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
+	for {
+		call.tries++
+		err = invoke(ctx, method, req, reply, conn, options...)
+		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
+			call.tries > callTries/2 && w.lost(ctx) {
+			break
+		}
+	}
+	call.took, call.code = time.Since(call.began), status.Code(err)
+	if err != nil {
+		call.reason = reasonOf(err)
+	}
+	end(reply, err)
+	w.calls.add(call)
+	return err
+}
+
+// callTries is how often an orchestrator's patience is imitated: a rack that is busy answers most
+// of them.
+const callTries = 8
+
+// asksAgain reports whether an orchestrator would repeat the call by itself.
+func asksAgain(err error) bool {
+	switch reason := reasonOf(err); status.Code(err) {
+	case codes.Unavailable:
+		return reason != ""
+	case codes.Aborted:
+		return reason != "" && reason != "StartingTokenInvalid" // which begins the list anew
+	}
+	return false
+}
+
+// reasonOf is the driver's reason in its error.
+func reasonOf(err error) string { return harness.ReasonOf(status.Convert(err)) }
+
+// charge asks the budget for what a call creates, and returns what is to be done at its end.
+func (w *session) charge(req any) (end func(reply any, err error), err error) {
+	var bytes int64
+	switch asked := req.(type) {
+	case *csi.CreateVolumeRequest:
+		bytes = max(asked.GetCapacityRange().GetRequiredBytes(), harness.GiB)
+	case *csi.CreateSnapshotRequest:
+		bytes = harness.GiB
+	case *csi.DeleteVolumeRequest:
+		return w.freed(asked.GetVolumeId()), nil
+	case *csi.DeleteSnapshotRequest:
+		return w.freed(asked.GetSnapshotId()), nil
+	default:
+		return func(any, error) {}, nil
+	}
+	done, err := w.budget.begin((bytes + harness.GiB - 1) / harness.GiB)
+	if err != nil {
+		return nil, err
+	}
+	return func(reply any, err error) {
+		var id string
+		switch made := reply.(type) {
+		case *csi.CreateVolumeResponse:
+			id = made.GetVolume().GetVolumeId()
+		case *csi.CreateSnapshotResponse:
+			id = made.GetSnapshot().GetSnapshotId()
+		}
+		if err != nil {
+			id = ""
+		}
+		done(id)
+	}, nil
+}
+
+func (w *session) freed(id string) func(any, error) {
+	return func(_ any, err error) {
+		if err == nil {
+			w.budget.gone(id)
+		}
+	}
+}
+
+// objectOf is the ID that a request is about.
+func objectOf(req any) string {
+	switch req := req.(type) {
+	case *csi.ListSnapshotsRequest:
+		return cmp.Or(req.GetSnapshotId(), req.GetSourceVolumeId())
+	case interface{ GetVolumeId() string }:
+		return req.GetVolumeId()
+	case interface{ GetSnapshotId() string }:
+		return req.GetSnapshotId()
+	case interface{ GetSourceVolumeId() string }:
+		return req.GetSourceVolumeId()
+	}
+	return ""
+}
+
+// evidence is what the report shows of calls.
+func evidence(calls []rpc) []report.Exchange {
+	var all []report.Exchange
+	for _, c := range calls {
+		all = append(all, report.Exchange{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
+			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)})
+	}
+	return all
+}
+
+// answers is what the report shows of requests to the rack.
+func answers(exchanges []rules.Exchange) []report.Exchange {
+	var all []report.Exchange
+	for _, e := range exchanges {
+		all = append(all, report.Exchange{Kind: report.API, Operation: e.Operation, Method: e.Method,
+			Path: e.Path, Status: e.Status, ErrorCode: e.ErrorCode, RequestID: e.RequestID,
+			Milliseconds: milliseconds(e.Took), Answer: e.Answer})
+	}
+	return all
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// budgeted is a transport that keeps the budget for what the rules create.
+type budgeted struct {
+	next   http.RoundTripper
+	budget *budget
+}
+
+// RoundTrip refuses to create what the budget does not allow.
+func (b budgeted) RoundTrip(req *http.Request) (*http.Response, error) {
+	operation := rules.OperationOf(req.Method, req.URL.Path)
+	var end func(string)
+	if operation == "disk_create" || operation == "snapshot_create" {
+		gib, err := sizeAsked(req)
+		if err != nil {
+			return nil, err
+		}
+		if end, err = b.budget.begin(gib); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := b.next.RoundTrip(req)
+	switch {
+	case end != nil:
+		end(idOf(resp, err))
+	case err == nil && resp.StatusCode == http.StatusNoContent:
+		b.budget.gone(req.URL.Path[strings.LastIndex(req.URL.Path, "/")+1:])
+	}
+	return resp, err
+}
+
+// sizeAsked is the size of what a request asks for, in GiB. What is absurd is 1: it is refused.
+func sizeAsked(req *http.Request) (int64, error) {
+	if req.Body == nil {
+		return 1, nil
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return 0, fmt.Errorf("read the request's body: %w", err)
+	}
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	var asked struct {
+		Size int64 `json:"size"`
+	}
+	_ = json.Unmarshal(body, &asked) // the rack refuses what is malformed
+	gib := asked.Size / harness.GiB
+	if gib < 1 || gib > absurdGiB {
+		gib = 1
+	}
+	return gib, nil
+}
+
+// absurdGiB is what no rule may create, but may ask for to see it refused.
+const absurdGiB = 64
+
+// idOf reads the ID of what was created.
+func idOf(resp *http.Response, err error) string {
+	if err != nil || resp.StatusCode != http.StatusCreated {
+		return ""
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	var made struct {
+		ID string `json:"id"`
+	}
+	if err != nil || json.Unmarshal(body, &made) != nil {
+		return ""
+	}
+	return made.ID
+}

@@ -1,0 +1,199 @@
+//go:build linux
+
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+// strangers makes disks that look as if a run had made them, one of them attached to instance a.
+func strangers(t *testing.T, rack *harness.Rack, run string) {
+	t.Helper()
+	for i, s := range []struct{ name, description string }{
+		{"oxide-conformance-" + run, "made by hand"},
+		{"conf-" + run + "-00001", ""},
+		{"conf-" + run + "-run", "oxide-conformance"},
+		{"conformance", "oxide-conformance " + run},
+		{"csi-0123456789abcdef", `csi.oxide.computer {"name":"oxide-conformance-` + run + `"}`},
+		{"csi-123456789abcdef0", `csi.oxide.computer {"name":"x","cluster":"oxide-conformance"}`},
+		{"csi-23456789abcdef01",
+			`csi.oxide.computer {"name":"x","cluster":"oxide-conformance-` + run + `-2"}`},
+	} {
+		disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
+			Project: oxide.NameOrId(rack.Project),
+			Body: &oxide.DiskCreate{Name: oxide.Name(s.name), Description: s.description,
+				Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
+		if err == nil && i == 0 {
+			err = rack.AttachDisk(t.Context(), disk.Id, rack.Instance("a").ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// made makes a disk as a run does, and returns its ID.
+func made(t *testing.T, rack *harness.Rack, name string, m mark) string {
+	t.Helper()
+	disk, err := rack.Client.DiskCreate(t.Context(), oxide.DiskCreateParams{
+		Project: oxide.NameOrId(rack.Project),
+		Body: &oxide.DiskCreate{Name: oxide.Name(name), Description: m.description(),
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: harness.BlankBackend()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return disk.Id
+}
+
+func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	strangers(t, rack, "1a2b3c4d")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	check := balance(t.Context(), t, rack)
+	living := mark{Run: "11111111", Host: host, PID: os.Getpid(), Boot: bootID(), Began: &now}
+	ids := []string{
+		made(t, rack, "conf-11111111-run", living),
+		made(t, rack, "conf-22222222-run", mark{Run: "22222222", Host: "elsewhere", Began: &now}),
+	}
+	// A dead run of which the disk that tells of it is gone, attached where nobody says it was.
+	lost := made(t, rack, "conf-33333333-00007", mark{Run: "33333333"})
+	if err := rack.AttachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
+		t.Fatal(err)
+	}
+
+	p := prepare(t, run, rack, nil, "clean", "--yes")
+	p.exit(t, ExitFails)
+
+	for _, want := range []string{"it still runs, as process", "this is not elsewhere",
+		"clean --run 22222222", "detach it by hand"} {
+		if !strings.Contains(p.out.String(), want) {
+			t.Errorf("clean does not say %q", want)
+		}
+	}
+	for _, id := range append(ids, lost) {
+		if _, err := rack.Client.DiskView(t.Context(),
+			oxide.DiskViewParams{Disk: oxide.NameOrId(id)}); err != nil {
+			t.Errorf("clean has removed disk %s: %v", id, err)
+		}
+	}
+	// Who names a run of another machine knows that it is dead; who detached by hand may go on.
+	prepare(t, run, rack, nil, "clean", "--yes", "--run", "22222222").exit(t, ExitConforms)
+	if err := rack.DetachDisk(t.Context(), lost, rack.Instance("b").ID); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes", "--run", "33333333").exit(t, ExitConforms)
+	if err := rack.DeleteDisk(t.Context(), ids[0]); err != nil {
+		t.Error(err)
+	}
+	check()
+}
+
+// deaths are the ways in which a run ends before its time.
+var deaths = []string{"SIGKILL", "SIGINT", "the rack goes away"}
+
+func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
+	p := proof.New(t, "clean-after-death")
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	strangers(t, rack, "1a2b3c4d")
+	check := balance(t.Context(), t, rack)
+	trials, clean := 0, 0
+	for trials < 6 || p.Long() && !p.Over() && trials < 50 {
+		death := deaths[trials%len(deaths)]
+		moment := 20 + p.Rand().IntN(lastMoment)
+		if !die(t, run, rack, death, moment) {
+			continue // the run was over before
+		}
+		trials++
+		check()
+		if t.Failed() {
+			t.Fatalf("after %s at request %d", death, moment)
+		}
+		clean++
+		p.Say("%d: %s at request %d", trials, death, moment)
+	}
+	p.Figure("moments", trials, "clean", clean)
+}
+
+// die runs the program until the rack has had so many requests of it, ends it, and cleans up. It
+// reports whether the run was not over before.
+func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, moment int) bool {
+	t.Helper()
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules,ext4,data")
+	first := lastRequest(t, rack)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	var err error
+	go func() {
+		defer close(ended)
+		err = p.Wait()
+	}()
+	for lastRequest(t, rack)-first < moment {
+		select {
+		case <-ended:
+			if err != nil {
+				t.Errorf("the run ended by itself: %v", err)
+			}
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	want := map[string]string{"SIGKILL": "signal: killed", "SIGINT": "exit status 130",
+		"the rack goes away": "exit status 2"}[death]
+	switch death {
+	case "SIGKILL":
+		err = p.Process.Kill()
+	case "SIGINT":
+		err = p.Process.Signal(syscall.SIGINT)
+	default:
+		rack.Kill()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if got := fmt.Sprint(err); got != want {
+		t.Errorf("after %s the run ended with %q, want %q", death, got, want)
+	}
+	if !rack.Running() {
+		if err := rack.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if death != "SIGINT" {
+		prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	}
+	return true
+}
+
+func lastRequest(t *testing.T, rack *harness.Rack) int {
+	t.Helper()
+	requests, err := rack.Admin.Requests(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(requests) == 0 {
+		return 0
+	}
+	return requests[len(requests)-1].Seq
+}
+
+// lastMoment is about how many requests a run of those parts makes.
+const lastMoment = 250

@@ -1,0 +1,102 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+)
+
+// errAttach is a rack that attaches no disks at all.
+type errAttach struct{ error }
+
+// learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal means
+// that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk then
+// attaches to a stopped instance; any other refusal is a failure of attach.
+func (w *session) learnHotplug(ctx context.Context) (err error) {
+	disk, err := w.makeDisk(ctx, "hotplug")
+	if err != nil {
+		return err
+	}
+	run := deadRun{id: w.id, mark: mark{Instances: []string{w.here.Id}}}
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		now, errLook := w.look(ctx, disk.Id)
+		if errLook == nil {
+			errLook = patiently(ctx, func() error { return w.removeDisk(ctx, run, *now) })
+		}
+		err = errors.Join(err, briefly("remove the disk of the trial", errLook))
+	}()
+	refused := patiently(ctx, func() error { return w.attach(ctx, disk.Id, w.here.Id) })
+	if refused == nil {
+		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
+		return briefly("detach the disk of the trial from this instance",
+			patiently(ctx, func() error { return w.detach(ctx, disk.Id, w.here.Id) }))
+	}
+	if !saysNotStopped(refused) {
+		return errAttach{fmt.Errorf("attach: expected that the rack attaches a disk to this "+
+			"instance, or refuses because it is not stopped; found %s", rules.Brief(refused))}
+	}
+	stopped, err := w.rack.StoppedInstance(ctx)
+	if err != nil {
+		return fmt.Errorf("make a stopped instance to attach to: %s", rules.Brief(err))
+	}
+	run.mark.Instances = append(run.mark.Instances, stopped.Id)
+	if err := patiently(ctx, func() error { return w.attach(ctx, disk.Id, stopped.Id) }); err != nil {
+		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
+			"instance, and not to a stopped one either: %s", rules.Brief(err))}
+	}
+	w.report.Rack.HotPlug = report.HotPlugNo
+	return nil
+}
+
+// saysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
+func saysNotStopped(err error) bool {
+	text := rules.Brief(err)
+	return errors.Is(err, oxide.ErrInvalidRequest) && errors.Is(err, oxide.ErrHTTP400) &&
+		strings.Contains(text, "instance is not fully stopped")
+}
+
+func (w *session) attach(ctx context.Context, disk, instance string) error {
+	_, err := w.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
+	return err
+}
+
+func (w *session) look(ctx context.Context, disk string) (seen *oxide.Disk, err error) {
+	err = patiently(ctx, func() (err error) {
+		seen, err = w.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
+		return err
+	})
+	return seen, err
+}
+
+// makeDisk makes a blank disk of 1 GiB past the driver. The name of the run is in its own.
+func (w *session) makeDisk(ctx context.Context, what string) (*oxide.Disk, error) {
+	return w.createDisk(ctx, what, mark{Run: w.id})
+}
+
+func (w *session) createDisk(ctx context.Context, what string, m mark) (disk *oxide.Disk, err error) {
+	err = patiently(ctx, func() (err error) {
+		disk, err = w.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
+			Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
+				Description: m.description(), Size: oxide.ByteCount(harness.GiB),
+				DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
+		return err
+	})
+	return disk, briefly("create a disk", err)
+}
+
+// briefly names the step that failed, with the rack's refusal in a line.
+func briefly(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", step, rules.Brief(err))
+}

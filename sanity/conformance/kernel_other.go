@@ -1,0 +1,18 @@
+//go:build !linux
+
+package conformance
+
+import (
+	"context"
+	"errors"
+)
+
+func kernelRelease() string { return "" }
+
+func osRelease() string { return "" }
+
+func (w *session) askKernel(context.Context) finding {
+	return fail("Run it in an instance of the rack.", "not Linux")
+}
+
+func ownMounts() error { return errors.New("a run needs Linux: run it in an instance of the rack") }

@@ -1,0 +1,273 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+)
+
+// runVerb runs the suite against the rack and writes the report.
+func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
+	s, err := parseSettings("run", args, p.Getenv)
+	if err != nil {
+		return ExitUsage, err
+	}
+	if err := ownMounts(); err != nil {
+		return ExitUsage, fmt.Errorf("make a mount namespace: %w; run it as root", err)
+	}
+	w, err := openSession(p, s)
+	if err != nil {
+		return ExitUsage, err
+	}
+	w.describe()
+	if !w.preflight(ctx) {
+		if ctx.Err() != nil {
+			return ExitInterrupted, errors.New("interrupted; nothing was made")
+		}
+		return ExitUsage, errors.New("nothing was made: see the lines that say fail")
+	}
+	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and removes "+
+		"them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
+		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
+	if !s.yes && !ask(p, "Go on?") {
+		return ExitUsage, errors.New("nothing was made: say --yes, or answer yes")
+	}
+	w.carryOut(ctx)
+	return w.finish(ctx)
+}
+
+// describe fills what the report says of this run before it begins.
+func (w *session) describe() {
+	host, _ := os.Hostname()
+	w.report.Run.ID, w.report.Run.Mark, w.report.Run.Machine = w.id, w.mark, host
+	w.report.Run.Command = append([]string{"oxide-conformance"}, w.Args...)
+	w.report.Run.Selected = w.selected()
+	w.report.Run.Budget = w.settings.budget.String()
+	w.report.Run.Began = time.Now().UTC()
+	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
+		Go: runtime.Version(), Kernel: kernelRelease(), OS: osRelease(), Arch: runtime.GOARCH,
+		Tools: toolVersions()}
+}
+
+// sdkVersion is the version of Oxide's client in this program.
+func sdkVersion() string {
+	info, _ := debug.ReadBuildInfo()
+	if info == nil {
+		return ""
+	}
+	for _, module := range info.Deps {
+		if module.Path == "github.com/oxidecomputer/oxide.go" {
+			return "oxide.go " + module.Version
+		}
+	}
+	return ""
+}
+
+// carryOut does all that makes something on the rack, and removes it again.
+func (w *session) carryOut(ctx context.Context) {
+	w.progress.begin(w.selected(), w.latency)
+	before, err := w.inventory(ctx)
+	if err != nil {
+		w.incomplete(err)
+		return
+	}
+	w.report.Ledger.Before = before.count()
+	_, err = w.createDisk(ctx, "run", w.manifest())
+	if err == nil {
+		err = w.runParts(ctx)
+	}
+	if err != nil {
+		w.incomplete(err)
+	}
+	w.sweep(ctx)
+	after, err := w.inventory(context.WithoutCancel(ctx))
+	if err != nil {
+		w.incomplete(err)
+		return
+	}
+	w.report.Ledger.After = after.count()
+}
+
+// manifest is the mark of the disk that is made first and deleted last.
+func (w *session) manifest() mark {
+	host, _ := os.Hostname()
+	m := mark{Run: w.id, Host: host, PID: os.Getpid(), Boot: bootID(), Began: &w.report.Run.Began,
+		Instances: []string{w.here.Id}}
+	if w.second != nil {
+		m.Instances = append(m.Instances, w.second.Id)
+	}
+	if w.helper != nil {
+		m.Instances, m.Helper = append(m.Instances, w.helper.Id), w.helper.Id
+	}
+	return m
+}
+
+// incomplete notes that the run could not be carried to its end.
+func (w *session) incomplete(err error) {
+	var attach errAttach
+	if errors.As(err, &attach) {
+		w.result(report.Result{Group: partRules, ID: "attach", Name: "the rack attaches disks",
+			Status: report.Failed, Tries: 1, Reason: err.Error(),
+			Evidence: answers(w.rack.Exchanges())})
+		return
+	}
+	w.stopped = errors.Join(w.stopped, err)
+}
+
+// runParts runs what was selected.
+func (w *session) runParts(ctx context.Context) error {
+	if err := w.learnHotplug(ctx); err != nil {
+		return err
+	}
+	w.note(w.rack.Exchanges())
+	w.say("\nHot-plug: %s", w.report.Rack.HotPlug)
+	dir, err := harness.NewNamedRun(w.Stdout, w.mark)
+	if err != nil {
+		return err
+	}
+	dir.Programs = w.Self
+	w.dir = dir
+	if w.selects(partRules) {
+		w.runRules(ctx)
+	}
+	if ctx.Err() == nil && !w.gone.Load() && w.selects("ext4", "xfs", "btrfs", "block") {
+		err = errors.Join(err, w.runCSISanity(ctx))
+	}
+	if ctx.Err() == nil && !w.gone.Load() && w.selects(partData) {
+		err = errors.Join(err, w.runData(ctx))
+	}
+	w.progress.leave()
+	return err
+}
+
+func (w *session) selects(any ...string) bool {
+	for _, part := range w.selected() {
+		for _, one := range any {
+			if part == one {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// runRules checks every rule.
+func (w *session) runRules(ctx context.Context) {
+	all := rules.All()
+	w.progress.enter(partRules, len(all))
+	for _, rule := range all {
+		if ctx.Err() != nil {
+			break
+		}
+		ruled := w.rack.Run(ctx, rule)
+		result := report.Result{Group: partRules, ID: rule.ID, Name: rule.Says, Reason: ruled.Reason,
+			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
+			Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
+				rules.Passed: report.Passed, rules.Failed: report.Failed,
+				rules.Blocked: report.Blocked, rules.NotTested: report.NotTested,
+			}[ruled.Status]}
+		if ctx.Err() != nil {
+			result.Status, result.Reason = report.Interrupted, "the run was interrupted"
+		}
+		w.note(ruled.Exchanges)
+		w.result(w.unlessLost(ctx, result))
+		if w.gone.Load() {
+			break
+		}
+	}
+}
+
+// result adds a result to the report and tells of it.
+func (w *session) result(r report.Result) {
+	w.report.Results = append(w.report.Results, r)
+	name := strings.TrimSpace(r.ID + " " + r.Name)
+	reason := ""
+	if r.Status == report.Failed {
+		reason = r.Reason
+	}
+	w.progress.done(strings.ReplaceAll(string(r.Status), "_", " "), name, reason)
+}
+
+// sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
+func (w *session) sweep(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	if err := w.rack.Close(ctx); err != nil {
+		w.incomplete(err)
+	}
+	all, err := w.inventory(ctx)
+	if err != nil {
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+		return
+	}
+	mine := deadRun{id: w.id, mark: w.manifest(),
+		left: all.of(func(run string) bool { return run == w.id })}
+	for _, name := range mine.left.names() {
+		if !strings.HasPrefix(name, "disk conf-"+w.id+"-run ") {
+			w.report.Ledger.Left = append(w.report.Ledger.Left, name)
+		}
+	}
+	if err := w.remove(ctx, mine); err != nil {
+		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
+	}
+}
+
+// finish judges, writes the report and says the verdict.
+func (w *session) finish(ctx context.Context) (int, error) {
+	w.report.Run.Ended = time.Now().UTC()
+	w.report.Calls = w.latencies()
+	w.testify(context.WithoutCancel(ctx))
+	status := w.judge(ctx)
+	folder := w.settings.report
+	if folder == "" {
+		folder = prefix + w.id
+	}
+	err := report.Write(folder, w.report, w.token)
+	if w.dir != nil {
+		if w.report.Verdict == report.DoesNotConform {
+			w.dir.Failed()
+		}
+		err = errors.Join(err, w.dir.Close())
+	}
+	w.summarize(folder)
+	return status, err
+}
+
+// summarize prints the end of the run.
+func (w *session) summarize(folder string) {
+	r := w.report
+	w.say("\n%s: %s\n", strings.ToUpper(string(r.Verdict)), r.Why)
+	for _, result := range r.Results {
+		if result.Status != report.Passed && result.Status != report.NotApplicable {
+			w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
+				strings.TrimSpace(result.ID+" "+result.Name))
+		}
+	}
+	for _, left := range r.Ledger.Left {
+		w.say("  left and swept: %s", left)
+	}
+	for _, finding := range r.Witness.Findings {
+		w.say("  witness: %s", finding)
+	}
+	peak := w.budget.peak()
+	w.say("\nFIGURE conformance verdict=%q results=%d passed=%d failed=%d blocked=%d not_tested=%d "+
+		"not_applicable=%d interrupted=%d peak_objects=%d peak_gib=%d seconds=%.1f", r.Verdict,
+		len(r.Results), r.Count(report.Passed), r.Count(report.Failed), r.Count(report.Blocked),
+		r.Count(report.NotTested), r.Count(report.NotApplicable), r.Count(report.Interrupted),
+		peak.objects, peak.gib, r.Run.Ended.Sub(r.Run.Began).Seconds())
+	page := filepath.Join(folder, "index.html")
+	if full, err := filepath.Abs(page); err == nil {
+		page = full
+	}
+	w.say("The report: %s", page)
+	w.say("To clean up after it, should anything be left: %s", w.cleanCommand())
+}

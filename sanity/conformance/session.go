@@ -1,0 +1,114 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// session is the program at work on a rack.
+type session struct {
+	*Program
+	*settings
+	// id is the run's, and mark what its driver has as a cluster ID.
+	id, mark string
+	rack     *rules.Rack
+	budget   *budget
+	// admin is the admin listener of a simulated rack, or nil.
+	admin *adminapi.Client
+	// here is the instance in which this program runs; second and helper are further ones, or nil.
+	here, second, helper *oxide.Instance
+	// latency is the median time of a small request to the rack.
+	latency time.Duration
+
+	// dir is where the run's processes and their logs are; nil until something runs.
+	dir       *harness.Run
+	calls     callLog
+	exchanges []rules.Exchange
+	progress  progress
+	report    *report.Report
+	// stopped is why the run was not carried to its end, and gone whether the rack has gone away.
+	stopped error
+	gone    atomic.Bool
+}
+
+// openSession prepares the work; it asks nothing of the rack.
+func openSession(p *Program, s *settings) (*session, error) {
+	w := &session{Program: p, settings: s, id: newRunID()}
+	w.mark = prefix + w.id
+	w.budget = newBudget(s.budget)
+	w.progress = progress{out: p.Stdout}
+	if s.admin != "" {
+		w.admin = &adminapi.Client{URL: s.admin}
+	}
+	w.report = &report.Report{Schema: report.SchemaVersion, CleanUp: w.cleanCommand(),
+		Rack: report.Rack{Host: s.host, Project: s.project, APIVersion: rules.APIVersion,
+			HotPlug: report.HotPlugUnknown, Release: s.release, Simulated: s.admin != ""}}
+	var err error
+	w.rack, err = rules.Open(rules.Config{Host: s.host, Token: s.token, Project: s.project,
+		CAFile: s.caFile, Mark: w.id, Description: mark{Run: w.id}.description(), Admin: w.admin,
+		Through: func(next http.RoundTripper) http.RoundTripper { return budgeted{next, w.budget} }})
+	if err != nil {
+		return nil, errUsage{err}
+	}
+	return w, nil
+}
+
+func (w *session) cleanCommand() string {
+	return fmt.Sprintf("oxide-conformance clean --run %s", w.id)
+}
+
+func (w *session) projectName() oxide.NameOrId { return oxide.NameOrId(w.project) }
+
+// find reads an instance by its ID or, in the project, by its name.
+func (w *session) find(ctx context.Context, nameOrID string) (*oxide.Instance, error) {
+	params := oxide.InstanceViewParams{Instance: oxide.NameOrId(nameOrID)}
+	if !isUUID(nameOrID) {
+		params.Project = w.projectName()
+	}
+	instance, err := w.rack.Client.InstanceView(ctx, params)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
+	}
+	return instance, nil
+}
+
+// firmwareID reads the ID of the instance in which this program runs, as its firmware tells it.
+func (s *settings) firmwareID() (string, error) {
+	dmi := filepath.Join(s.sysfsRoot, "class", "dmi", "id")
+	vendor, err := os.ReadFile(filepath.Join(dmi, "sys_vendor"))
+	if err != nil {
+		return "", err
+	}
+	if got := strings.TrimSpace(string(vendor)); got != "Oxide" {
+		return "", fmt.Errorf("the firmware's vendor is %q, not Oxide", got)
+	}
+	serial, err := os.ReadFile(filepath.Join(dmi, "product_serial"))
+	if err != nil {
+		return "", err
+	}
+	id := strings.ToLower(strings.TrimSpace(string(serial)))
+	if !isUUID(id) {
+		return "", fmt.Errorf("the firmware's serial number is %q, not the UUID of an instance", id)
+	}
+	return id, nil
+}
+
+// plainHTTP reports whether the rack's address has no TLS.
+func (s *settings) plainHTTP() bool {
+	u, err := url.Parse(s.host)
+	return err == nil && u.Scheme == "http"
+}

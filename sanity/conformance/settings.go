@@ -1,0 +1,258 @@
+package conformance
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+// settings are what the command line and the environment say.
+type settings struct {
+	// host to devRoot are as the driver's settings of those names. The driver gets them, too.
+	host, token, tokenFile, project, caFile, sysfsRoot, devRoot string
+
+	// only are the parts to run; none means all.
+	only []string
+	// budget is what may exist at one time.
+	budget amount
+	// yes runs or cleans without a question.
+	yes bool
+	// report is the folder of the report; "" is one beside the program's caller, named by the run.
+	report string
+	// release is the operator's name for what the rack runs.
+	release string
+	// second and helper are the names of further instances, and their shells are commands that run a
+	// script inside them.
+	second, secondShell, helper, guestShell string
+	// admin is the admin listener of a simulated rack.
+	admin string
+	// run is the dead run that clean is about.
+	run string
+}
+
+// setting is one setting. The flag wins over the variable.
+type setting struct {
+	flag, env, preset, usage string
+	// verbs are those that have it.
+	verbs string
+	set   func(s *settings, value string) error
+}
+
+const (
+	onRack  = "preflight run clean"
+	running = "preflight run"
+)
+
+// The token has no flag, because the process list shows arguments to everybody.
+var allSettings = []setting{
+	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com", onRack,
+		text(func(s *settings) *string { return &s.host })},
+	{"", "OXIDE_TOKEN", "", "the rack's token", onRack,
+		text(func(s *settings) *string { return &s.token })},
+	{"token-file", "OXIDE_TOKEN_FILE", "", "a file with the token; wins over OXIDE_TOKEN", onRack,
+		text(func(s *settings) *string { return &s.tokenFile })},
+	{"project", "OXIDE_PROJECT", "", "the project of this instance, in which to work", onRack,
+		text(func(s *settings) *string { return &s.project })},
+	{"ca-file", "OXIDE_CA_FILE", "", "PEM certificates to trust instead of the system's", onRack,
+		text(func(s *settings) *string { return &s.caFile })},
+	{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(parts, ","),
+		running, setOnly},
+	{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
+		"volumes to", running, text(func(s *settings) *string { return &s.second })},
+	{"second-shell", "OXIDE_CONFORMANCE_SECOND_SHELL", "", "a command that runs a script in it as " +
+		"root, such as 'ssh root@second'", running,
+		text(func(s *settings) *string { return &s.secondShell })},
+	{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
+		"started and stopped", running, text(func(s *settings) *string { return &s.helper })},
+	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the helper " +
+		"as root, such as 'ssh root@helper'", running,
+		text(func(s *settings) *string { return &s.guestShell })},
+	{"budget", "OXIDE_CONFORMANCE_BUDGET", "20,40", "how many disks and snapshots, and how many GiB " +
+		"of them, may exist at one time", running, setBudget},
+	{"release", "OXIDE_CONFORMANCE_RELEASE", "", "what the rack runs, in your words, for the report",
+		running, text(func(s *settings) *string { return &s.release })},
+	{"report", "OXIDE_CONFORMANCE_REPORT", "", "the folder for the report (default " +
+		"oxide-conformance-RUN here)", "run", text(func(s *settings) *string { return &s.report })},
+	{"run", "", "", "clean up after this run only", "clean",
+		text(func(s *settings) *string { return &s.run })},
+	{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", running,
+		text(func(s *settings) *string { return &s.sysfsRoot })},
+	{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running,
+		text(func(s *settings) *string { return &s.devRoot })},
+	{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack is " +
+		"a simulated one: its request log is compared with the report", running,
+		text(func(s *settings) *string { return &s.admin })},
+}
+
+func text(field func(*settings) *string) func(*settings, string) error {
+	return func(s *settings, value string) error {
+		*field(s) = value
+		return nil
+	}
+}
+
+func setOnly(s *settings, value string) error {
+	for part := range strings.SplitSeq(value, ",") {
+		part = strings.TrimSpace(part)
+		switch {
+		case part == "":
+		case !slices.Contains(parts, part):
+			return fmt.Errorf("there is no part %q; the parts are %s", part,
+				strings.Join(parts, ", "))
+		default:
+			s.only = append(s.only, part)
+		}
+	}
+	if len(s.only) == 0 {
+		return fmt.Errorf("it selects nothing; the parts are %s", strings.Join(parts, ", "))
+	}
+	return nil
+}
+
+func setBudget(s *settings, value string) error {
+	disks, gib, found := strings.Cut(value, ",")
+	n, err := strconv.Atoi(strings.TrimSpace(disks))
+	g, errGiB := strconv.ParseInt(strings.TrimSpace(gib), 10, 64)
+	if !found || err != nil || errGiB != nil || n < 1 || g < 1 {
+		return errors.New("expected two whole numbers: disks and snapshots, and GiB, such as 20,40")
+	}
+	s.budget = amount{n, g}
+	return nil
+}
+
+// selected are the parts to run, in their order.
+func (s *settings) selected() []string {
+	return slices.DeleteFunc(slices.Clone(parts), func(part string) bool {
+		return len(s.only) > 0 && !slices.Contains(s.only, part)
+	})
+}
+
+// errUsage is a mistake on the command line or in the environment.
+type errUsage struct{ error }
+
+// parseSettings reads what follows a verb, and the environment.
+func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
+	s := &settings{}
+	flags := flag.NewFlagSet("oxide-conformance "+verb, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	given := map[string]string{}
+	for _, one := range settingsOf(verb) {
+		if one.flag != "" {
+			flags.Func(one.flag, one.usage, func(value string) error {
+				given[one.flag] = value
+				return nil
+			})
+		}
+	}
+	if verb == "run" || verb == "clean" {
+		flags.BoolVar(&s.yes, "yes", false, "")
+	}
+	if err := flags.Parse(args); err != nil {
+		return nil, errUsage{err}
+	}
+	if flags.NArg() > 0 {
+		return nil, errUsage{fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))}
+	}
+	for _, one := range settingsOf(verb) {
+		value, is := given[one.flag]
+		if one.flag == "" || !is {
+			value = cmp.Or(strings.TrimSpace(getenv(one.env)), one.preset)
+		}
+		if value == "" && !is {
+			continue
+		}
+		if err := one.set(s, strings.TrimSpace(value)); err != nil {
+			return nil, errUsage{fmt.Errorf("%s: %w", one.name(), err)}
+		}
+	}
+	return s, s.complete(verb)
+}
+
+// complete reads the token's file and demands what every verb needs that asks a rack.
+func (s *settings) complete(verb string) error {
+	if s.tokenFile != "" {
+		token, err := os.ReadFile(s.tokenFile)
+		if err != nil {
+			return errUsage{fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)}
+		}
+		s.token = strings.TrimSpace(string(token))
+	}
+	var missing []string
+	for name, value := range map[string]string{"OXIDE_HOST": s.host, "OXIDE_TOKEN": s.token,
+		"OXIDE_PROJECT": s.project} {
+		if value == "" {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 && strings.Contains(onRack, verb) {
+		slices.Sort(missing)
+		return errUsage{fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is "+
+			"private), and run this as root in an instance of that project",
+			strings.Join(missing, ", "))}
+	}
+	return nil
+}
+
+func (o setting) name() string {
+	if o.env == "" {
+		return "--" + o.flag
+	}
+	if o.flag == "" {
+		return o.env
+	}
+	return o.env + " (--" + o.flag + ")"
+}
+
+func settingsOf(verb string) []setting {
+	return slices.DeleteFunc(slices.Clone(allSettings), func(o setting) bool {
+		return !slices.Contains(strings.Fields(o.verbs), verb)
+	})
+}
+
+// printHelp writes all verbs, flags and variables.
+func printHelp(w io.Writer) {
+	fmt.Fprint(w, helpHead)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, o := range allSettings {
+		var names []string
+		if o.flag != "" {
+			names = append(names, "--"+o.flag)
+		}
+		if o.env != "" {
+			names = append(names, "$"+o.env)
+		}
+		usage := o.usage + " (" + o.verbs + ")"
+		if o.preset != "" {
+			usage += " (default " + o.preset + ")"
+		}
+		fmt.Fprintf(table, "  %s\t%s\n", strings.Join(names, ", "), usage)
+	}
+	fmt.Fprintf(table, "  --yes\tdo not ask (run clean)\n")
+	_ = table.Flush()
+	fmt.Fprint(w, helpTail)
+}
+
+const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs, and whether the driver keeps
+your bytes on it. Run it as root in an instance of the rack.
+
+  oxide-conformance preflight    look at the rack and this machine; nothing is made
+  oxide-conformance run          create, attach, write, move and delete volumes; write a report
+  oxide-conformance clean        remove what a run has left that could not do it itself
+  oxide-conformance diff A B     compare two reports, each a folder or its report.json
+  oxide-conformance demo         watch a volume live on a simulated rack; needs no rack
+  oxide-conformance version      print the version
+
+Every flag has an environment variable; the flag wins.
+`
+
+const helpTail = `
+Exit status: 0 the rack conforms; 1 it does not (diff: something is worse); 2 a mistake on the command
+line or in the environment; 3 the rack blocks what is needed, such as hot-plug; 130 interrupted.
+`

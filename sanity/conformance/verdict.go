@@ -1,0 +1,91 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+)
+
+// judge sets the verdict and returns the exit status. A failure outweighs everything; then come what
+// stopped the run, and what the rack blocked. A run in which nothing was passed never conforms.
+func (w *session) judge(ctx context.Context) int {
+	r := w.report
+	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
+	if w.gone.Load() {
+		w.stopped = errors.Join(errLost, w.stopped)
+	}
+	if ctx.Err() != nil {
+		r.Ledger.Left = nil // nobody had the time to delete it
+	}
+	wrong := failed + len(r.Ledger.Left) + len(r.Witness.Findings)
+	switch {
+	case ctx.Err() != nil && failed == 0:
+		r.Verdict, r.Why = report.InterruptedRun, fmt.Sprintf("interrupted after %d results; what the "+
+			"run had made was removed", len(r.Results))
+		if w.stopped != nil {
+			r.Why = fmt.Sprintf("interrupted after %d results, and: %s", len(r.Results), w.stopped)
+		}
+		return ExitInterrupted
+	case wrong > 0:
+		r.Verdict, r.Why = report.DoesNotConform, w.whatIsWrong(failed)
+		if ctx.Err() != nil {
+			return ExitInterrupted
+		}
+		return ExitFails
+	case w.stopped != nil:
+		r.Verdict, r.Why = report.Incomplete, oneLine(w.stopped.Error())
+		return ExitUsage
+	case passed == 0:
+		r.Verdict, r.Why = report.Incomplete, "nothing was passed, so nothing is shown"
+		return ExitUsage
+	case r.Count(report.Blocked) > 0:
+		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches disks to stopped "+
+			"instances only: %d of %d could not be run; the %d that could have passed",
+			r.Count(report.Blocked), len(r.Results)-r.Count(report.NotApplicable), passed)
+		return ExitBlocked
+	}
+	r.Verdict, r.Why = report.Conforms, fmt.Sprintf("all %d passed", passed)
+	if n := r.Count(report.NotTested); n > 0 {
+		r.Why += fmt.Sprintf("; %d more could not be brought about here, and say why", n)
+	}
+	return ExitConforms
+}
+
+func (w *session) whatIsWrong(failed int) string {
+	var parts []string
+	if failed > 0 {
+		var names []string
+		for _, result := range w.report.Results {
+			if result.Status == report.Failed && len(names) < 3 {
+				names = append(names, shortName(result))
+			}
+		}
+		if failed > len(names) {
+			names = append(names, "…")
+		}
+		parts = append(parts, fmt.Sprintf("%d of %d failed: %s", failed, len(w.report.Results),
+			strings.Join(names, ", ")))
+	}
+	if n := len(w.report.Ledger.Left); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d objects were left behind", n))
+	}
+	if n := len(w.report.Witness.Findings); n > 0 {
+		parts = append(parts, fmt.Sprintf("the witness contradicts %d times", n))
+	}
+	if w.stopped != nil {
+		parts = append(parts, oneLine(w.stopped.Error()))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func shortName(r report.Result) string {
+	if r.ID != "" {
+		return r.ID
+	}
+	return r.Group + " " + r.Name
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
