@@ -74,6 +74,10 @@ func (w *session) intercept(ctx context.Context, method string, req, reply any,
 	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		call.tries++
+		if w.gone.Load() {
+			err = status.Error(codes.Unavailable, errLost.Error())
+			break
+		}
 		err = invoke(ctx, method, req, reply, conn, options...)
 		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
 			call.tries > callTries/2 && w.lost(ctx) {

@@ -113,7 +113,7 @@ func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 	strangers(t, rack, "1a2b3c4d")
 	check := balance(t.Context(), t, rack)
 	trials, clean := 0, 0
-	for trials < 6 || p.Long() && !p.Over() && trials < 50 {
+	for trials < len(deaths) || p.Long() && !p.Over() && trials < 50 {
 		death := deaths[trials%len(deaths)]
 		moment := 20 + p.Rand().IntN(lastMoment)
 		if !die(t, run, rack, death, moment) {
