@@ -32,6 +32,8 @@ type Config struct {
 	Here *Guest
 	// Admin is the admin listener of a simulated rack; nil is a real one.
 	Admin *adminapi.Client
+	// Restart, if it is not nil, ends the rack as a power cut would and starts it again.
+	Restart func(context.Context) error
 }
 
 // Guest is an instance whose inside can be seen.
