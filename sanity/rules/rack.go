@@ -166,6 +166,9 @@ type Refused struct {
 }
 
 func (r Refused) String() string {
+	if r.Status < 300 {
+		return fmt.Sprintf("HTTP %d", r.Status)
+	}
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 

@@ -78,7 +78,7 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 		defer close(u.done)
 		u.answer, u.err = send()
 	}()
-	err := harness.Await(c.ctx, stateTimeout, func() error {
+	err := harness.Await(c.ctx, patience, func() error {
 		if u.over() {
 			return nil
 		}
