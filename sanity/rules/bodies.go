@@ -30,8 +30,9 @@ var bodyRules = []Rule{
 		Check:  checkByteCounts,
 	},
 	{
-		ID:     "A08",
-		Says:   "A disk's blocks have 512, 2048 or 4096 bytes; another size is a body error without a code",
+		ID: "A08",
+		Says: "A disk's blocks have 512, 2048 or 4096 bytes; another size is a body error without a " +
+			"code",
 		Why:    "The StorageClass's parameter blockSize offers these, and data is laid out by them.",
 		Source: "read: DiskCreate's deserializer",
 		Calls:  []string{"disk_create", "disk_view"},

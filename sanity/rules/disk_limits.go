@@ -32,7 +32,8 @@ var diskLimitRules = []Rule{
 		ID: "A27",
 		Says: "No physical space is 507 \"Insufficient capacity: Not enough storage\", and leaves " +
 			"nothing behind",
-		Why:    "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or later.",
+		Why: "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or " +
+			"later.",
 		Source: "read: region allocation",
 		Calls:  []string{"disk_create"},
 		Check:  checkNoSpace,

@@ -26,7 +26,8 @@ var nameRules = []Rule{
 			"ID is refused without saying why",
 		Why: "The driver names disks by ID without the project, and finds what it has made by name " +
 			"and project.",
-		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs; tested: omicron's basic.rs",
+		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs; tested: " +
+			"omicron's basic.rs",
 		Calls: []string{"disk_view", "disk_list", "snapshot_view", "instance_view", "image_view",
 			"project_view"},
 		Check: checkNamesAndIDs,

@@ -27,8 +27,9 @@ var pageRules = []Rule{
 		Check:  checkPages,
 	},
 	{
-		ID:   "A10",
-		Says: "`next_page` is set on every page that is not empty, the last one too; the empty page has null",
+		ID: "A10",
+		Says: "`next_page` is set on every page that is not empty, the last one too; the empty " +
+			"page has null",
 		Why: "The driver and Oxide's client read on until there is no next page, and end there; a " +
 			"list that seemed to end early would be of volumes that are lost.",
 		Source: "read: dropshot ResultsPage::new",
@@ -40,10 +41,11 @@ var pageRules = []Rule{
 		Says: "A parameter of a list that is given twice has its last value, but `limit` twice is " +
 			"400, as is any known one elsewhere; a parameter that is there and empty is read, and " +
 			"refused, as such",
-		Why:    "Only the simulator's own fidelity: Oxide's client gives each parameter once.",
-		Source: "read: dropshot/src/pagination.rs, from_map.rs, serde_urlencoded; tested: dropshot's pagination.rs and demo.rs",
-		Calls:  []string{"disk_list", "disk_view"},
-		Check:  checkQueries,
+		Why: "Only the simulator's own fidelity: Oxide's client gives each parameter once.",
+		Source: "read: dropshot/src/pagination.rs, from_map.rs, serde_urlencoded; tested: dropshot's " +
+			"pagination.rs and demo.rs",
+		Calls: []string{"disk_list", "disk_view"},
+		Check: checkQueries,
 	},
 }
 
@@ -175,13 +177,14 @@ func (c *Check) checkEmptyPage(what, path string) {
 func checkQueries(c *Check) {
 	disk := c.Disk()
 	list := "/v1/disks?" + c.inProject()
-	const bad = "unknown variant ``, expected one of `name_ascending`, `name_descending`, `id_ascending`"
+	const noOrder = "unknown variant ``, expected one of `name_ascending`, `name_descending`, " +
+		"`id_ascending`"
 	c.Expect(slices.Concat([]expected{
 		{"a limit that is no number", get(list + "&limit=x"), badQuery("invalid digit found in string")},
 		{"a limit beyond 32 bits", get(list + "&limit=5000000000"),
 			badQuery("number too large to fit in target type")},
 		{"an empty limit", get(list + "&limit="), badQuery("cannot parse integer from empty string")},
-		{"an empty order", get(list + "&sort_by="), badQuery(bad)},
+		{"an empty order", get(list + "&sort_by="), badQuery(noOrder)},
 		{"an empty token", get(list + "&page_token="),
 			badQuery("failed to parse pagination token: corrupted token")},
 		{"an empty project", get("/v1/disks?project="), badQuery(notAName)},

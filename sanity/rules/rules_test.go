@@ -103,7 +103,8 @@ func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
 	here := rack.Instance("")
 	r, err := Open(Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
-		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug, Admin: &rack.Admin,
+		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
+		Admin: &rack.Admin,
 		Restart: func(ctx context.Context) error {
 			rack.Kill()
 			return rack.Start(ctx)

@@ -41,7 +41,8 @@ func (c *Check) diskByName(ctx context.Context, name oxide.Name) (*oxide.Disk, e
 }
 
 // beginDisk begins to create a disk, for a caller who gives up when ctx ends.
-func (c *Check) beginDisk(ctx context.Context, params oxide.DiskCreateParams) *underway[*oxide.Disk] {
+func (c *Check) beginDisk(ctx context.Context,
+	params oxide.DiskCreateParams) *underway[*oxide.Disk] {
 	c.Cleanup(func(ctx context.Context) error {
 		disk, err := c.diskByName(ctx, params.Body.Name)
 		if err != nil {

@@ -64,11 +64,10 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 		if !started {
 			return nil
 		}
-		<-u.done
-		if u.err != nil {
-			return nil
+		if <-u.done; u.err == nil {
+			return remove(ctx, u.answer)
 		}
-		return remove(ctx, u.answer)
+		return nil // there is nothing to remove
 	})
 	if c.Admin != nil {
 		c.Switch(hold, "1h")

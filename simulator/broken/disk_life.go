@@ -68,7 +68,8 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A24-detached", Rule: "A24", Says: "a deletion fails, and leaves the disk renamed and detached",
+		Name: "A24-detached", Rule: "A24",
+		Says:       "a deletion fails, and leaves the disk renamed and detached",
 		DriverSays: "DiskNotOurs",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
@@ -114,7 +115,8 @@ var diskLife = []Mutation{
 		},
 	},
 	{
-		Name: "A68-quota-first", Rule: "A68", Says: "a deleted disk does not count although it is not freed",
+		Name: "A68-quota-first", Rule: "A68",
+		Says: "a deleted disk does not count although it is not freed",
 		Before: func(x *Exchange) {
 			if d := x.disk(); x.Is("disk_delete") {
 				if x.Answer = x.Carry(); x.Answer.Status == 204 {

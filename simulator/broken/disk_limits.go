@@ -99,7 +99,8 @@ var diskLimits = []Mutation{
 		},
 	},
 	{
-		Name: "A29-per-role", Rule: "A29", Says: "collaborators are shown what they have left, not the quota",
+		Name: "A29-per-role", Rule: "A29",
+		Says: "collaborators are shown what they have left, not the quota",
 		After: func(x *Exchange) {
 			if x.Is("utilization_view") && x.Rack.Switches().Role == adminapi.RoleCollaborator {
 				x.Edit(func(use map[string]any) {

@@ -78,7 +78,8 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A41-quota-first", Rule: "A41", Says: "a snapshot's quota is charged before its name is taken",
+		Name: "A41-quota-first", Rule: "A41",
+		Says: "a snapshot's quota is charged before its name is taken",
 		After: func(x *Exchange) {
 			use, _ := x.Rack.Silo.Utilization()
 			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
@@ -88,7 +89,8 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A41-state-first", Rule: "A41", Says: "a disk's state is looked at before a snapshot's name",
+		Name: "A41-state-first", Rule: "A41",
+		Says: "a disk's state is looked at before a snapshot's name",
 		Before: func(x *Exchange) {
 			if x.Is("snapshot_create") && x.disk().State.State == store.StateFaulted {
 				x.Refuse(503, "ServiceNotAvailable", "Service Unavailable")
@@ -135,7 +137,8 @@ var snapshots = []Mutation{
 		},
 	},
 	{
-		Name: "A44-all", Rule: "A44", Says: "listing images without a project lists those of projects too",
+		Name: "A44-all", Rule: "A44",
+		Says: "listing images without a project lists those of projects too",
 		After: func(x *Exchange) {
 			if x.Is("image_list") && !x.Request.URL.Query().Has("project") {
 				x.Reply(200, map[string]any{"next_page": nil, "items": x.images()})

@@ -23,7 +23,8 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A09-one-order", Rule: "A09", Says: "lists are in the order of names, whatever is asked for",
+		Name: "A09-one-order", Rule: "A09",
+		Says:       "lists are in the order of names, whatever is asked for",
 		DriverSays: "RackResponseInvalid",
 		Before: func(x *Exchange) {
 			if x.isList() {
@@ -56,7 +57,8 @@ var wirePages = []Mutation{
 		},
 	},
 	{
-		Name: "A10-no-token-at-the-end", Rule: "A10", Says: "the last page that is not empty has no token",
+		Name: "A10-no-token-at-the-end", Rule: "A10",
+		Says: "the last page that is not empty has no token",
 		After: func(x *Exchange) {
 			if x.Succeeded("instance_disk_list") {
 				x.EditBody(func(page map[string]any) { page["next_page"] = nil })
