@@ -1,3 +1,6 @@
 package rules
 
-var diskRules []Rule
+import "slices"
+
+// diskRules are about creating and deleting disks, and what they take of the quota.
+var diskRules = slices.Concat(diskLifeRules, diskLimitRules)

@@ -64,6 +64,11 @@ func (c *Check) Look(id string) *oxide.Disk {
 		oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
 }
 
+// DeleteDisk asks to delete a disk.
+func (c *Check) DeleteDisk(id string) error {
+	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
+}
+
 // removeDisk detaches and deletes a disk of this check's.
 func (c *Check) removeDisk(ctx context.Context, id string) error {
 	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
@@ -92,6 +97,11 @@ func (c *Check) Snapshot(disk string) (*oxide.Snapshot, error) {
 		})
 	}
 	return snapshot, err
+}
+
+// DeleteSnapshot asks to delete a snapshot.
+func (c *Check) DeleteSnapshot(id string) error {
+	return c.Client.SnapshotDelete(c.ctx, oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(id)})
 }
 
 // NewInstance is a request for the smallest instance, without disks and network, that stays

@@ -34,6 +34,8 @@ type Config struct {
 	Through func(http.RoundTripper) http.RoundTripper
 	// Admin is the admin listener of a simulated rack; nil is a real one.
 	Admin *adminapi.Client
+	// Restart, if it is not nil, ends the rack as a power cut would and starts it again.
+	Restart func(context.Context) error
 }
 
 // Guest is an instance whose inside can be seen.
@@ -169,6 +171,9 @@ type Refused struct {
 }
 
 func (r Refused) String() string {
+	if r.Status < 300 {
+		return fmt.Sprintf("HTTP %d", r.Status)
+	}
 	return fmt.Sprintf("HTTP %d %s: %s", r.Status, cmp.Or(r.Code, "without a code"), r.Message)
 }
 

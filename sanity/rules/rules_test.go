@@ -3,6 +3,7 @@
 package rules
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -93,12 +95,20 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
+// marks counts the marks that were given out: what a broken rack has left is nobody's else.
+var marks atomic.Int64
+
 // openRack opens the checks of a simulated rack, from inside its first instance.
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
 	here := rack.Instance("")
 	r, err := Open(Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
-		Mark: "test", Description: "made by a test", Hotplug: hotplug, Admin: &rack.Admin,
+		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug,
+		Admin: &rack.Admin,
+		Restart: func(ctx context.Context) error {
+			rack.Kill()
+			return rack.Start(ctx)
+		},
 		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}})
 	if err != nil {
@@ -109,6 +119,8 @@ func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
+	options.Args = append(options.Args, "--image", "silos=1048576", "--image",
+		"sanity/projects=1073741824")
 	rack, err := harness.RunFor(t).StartRack(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)

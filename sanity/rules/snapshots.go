@@ -1,3 +1,196 @@
 package rules
 
-var snapshotRules []Rule
+import (
+	"context"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// snapshotRules are about snapshots, and about images as the other source of disks.
+var snapshotRules = slices.Concat(takingRules, sourceRules)
+
+// takingRules are about taking a snapshot and what others see of it.
+var takingRules = []Rule{
+	{
+		ID: "A38",
+		Says: "A snapshot's POST answers `ready`; meanwhile others see `creating`, and a detached disk " +
+			"in `maintenance`; an attached one stays so",
+		Why: "The driver reports a snapshot as ready to use, leaves out those still being taken, and " +
+			"waits for a disk in maintenance.",
+		Source: "tested: test_snapshot_without_instance, test_snapshot_stopped_instance",
+		Calls:  []string{"snapshot_create", "snapshot_view", "disk_view"},
+		Check:  checkTaking,
+	},
+	{
+		ID:     "A39",
+		Says:   "A second snapshot of a disk while one is made is 409 \"volume repair lock\"",
+		Why:    "The driver answers that the disk is busy, so that the call is repeated.",
+		Source: "read: sagas/snapshot_create.rs",
+		Calls:  []string{"snapshot_create"},
+		Check:  checkRepairLock,
+	},
+	{
+		ID: "A41",
+		Says: "A snapshot's name is taken before the quota is charged, unlike a disk's, and the disk's " +
+			"state is looked at last",
+		Why: "The driver looks for the snapshot of an earlier call when the name is taken, and " +
+			"explains a refusal by the disk's state.",
+		Source: "read: order of nodes in sagas/snapshot_create.rs",
+		Calls:  []string{"snapshot_create"},
+		Check:  checkOrderOnSnapshot,
+	},
+	{
+		ID:     "A42",
+		Says:   "A disk that is neither attached nor detached when its snapshot begins is 503",
+		Why:    "The driver answers that the rack is unavailable, so that the call is repeated.",
+		Source: "inferred from \"state changed underneath\" in sagas/snapshot_create.rs",
+		Calls:  []string{"snapshot_create"},
+		Check: func(c *Check) {
+			if c.Admin == nil {
+				c.NotTested("a disk in such a state cannot be brought about from outside")
+			}
+			_, err := c.Snapshot(c.faultyDisk())
+			c.Refuses("take a snapshot of a faulted disk", err, unavailable)
+		},
+	},
+	{
+		ID: "A43",
+		Says: "Snapshots survive their disk, disks their snapshot; deleting a snapshot in `creating` " +
+			"is 400",
+		Why: "CSI lets volumes and snapshots be deleted in any order, and the driver deletes what it " +
+			"is told to.",
+		Source: "tested: test_delete_snapshot",
+		Calls:  []string{"snapshot_create", "snapshot_view", "snapshot_delete", "disk_delete"},
+		Check:  checkSurvival,
+	},
+	{
+		ID: "A59",
+		Says: "The rack does not ask whether the snapshot is ready from which a disk is made. The " +
+			"volume of one in `creating` is recorded last, so the creation fails when it needs the " +
+			"bytes, after quota and name, as an internal error that leaves nothing",
+		Why:    "The driver refuses such a source itself, as a snapshot that is not ready.",
+		Source: "read: sagas/disk_create.rs (volume_checkout), sagas/snapshot_create.rs",
+		Calls:  []string{"snapshot_create", "disk_create"},
+		Check:  checkUnfinishedSource,
+	},
+}
+
+// snapshotUnderway is a snapshot that is being taken.
+type snapshotUnderway struct {
+	*underway[*oxide.Snapshot]
+	// seen is the snapshot as others see it.
+	seen *oxide.Snapshot
+}
+
+// beginSnapshot begins a snapshot, and waits until it is to be seen.
+func (c *Check) beginSnapshot(disk string) snapshotUnderway {
+	name := c.Name()
+	u := snapshotUnderway{}
+	u.underway = begin(c, "take a snapshot", "snapshot_hold", func() (*oxide.Snapshot, error) {
+		return c.Client.SnapshotCreate(c.ctx, oxide.SnapshotCreateParams{Project: c.project(),
+			Body: &oxide.SnapshotCreate{Name: name, Description: c.Description,
+				Disk: oxide.NameOrId(disk)}})
+	}, func() (err error) {
+		u.seen, err = c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{
+			Snapshot: oxide.NameOrId(name), Project: c.project()})
+		return err
+	}, c.removeSnapshot)
+	if u.seen == nil {
+		c.Fatalf("while a snapshot is taken: expected that others see it; found it taken before")
+	}
+	return u
+}
+
+func checkTaking(c *Check) {
+	detached, attached := c.Disk(), c.Disk()
+	_, err := c.Attach(attached.Id, c.StoppedInstance().Id)
+	c.must("attach a disk", err)
+	for disk, states := range map[*oxide.Disk][2]oxide.DiskStateState{
+		detached: {oxide.DiskStateStateMaintenance, oxide.DiskStateStateDetached},
+		attached: {oxide.DiskStateStateAttached, oxide.DiskStateStateAttached},
+	} {
+		which := "a disk that is " + string(states[1])
+		u := c.beginSnapshot(disk.Id)
+		Equal(c, "a snapshot of "+which+", meanwhile", u.seen.State, oxide.SnapshotStateCreating)
+		Equal(c, which+", meanwhile", c.Look(disk.Id).State.State(), states[0])
+		taken := Must[*oxide.Snapshot](c, "take a snapshot of "+which)(u.end(c))
+		Equal(c, "a snapshot of "+which, taken.State, oxide.SnapshotStateReady)
+		Equal(c, "the snapshot's disk", taken.DiskId, disk.Id)
+		Equal(c, "the snapshot's size", taken.Size, disk.Size)
+		Equal(c, "the snapshot's project", taken.ProjectId, disk.ProjectId)
+		Equal(c, which+", afterwards", c.Look(disk.Id).State.State(), states[1])
+	}
+}
+
+func checkRepairLock(c *Check) {
+	disk := c.Disk()
+	u := c.beginSnapshot(disk.Id)
+	_, err := c.Snapshot(disk.Id)
+	c.Refuses("take a second snapshot meanwhile", err, Refused{409, "Conflict", "volume repair lock"})
+	_, err = u.end(c)
+	c.must("take the first snapshot", err)
+	_, err = c.Snapshot(disk.Id)
+	c.must("take a second snapshot afterwards", err)
+}
+
+func checkOrderOnSnapshot(c *Check) {
+	disk := c.Disk()
+	first := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	exists := taken("snapshot", first.Name)
+	_, err := c.takeSnapshot(c.ctx, first.Name, disk.Id)
+	c.Refuses("take a snapshot under a name that is taken", err, exists)
+	if c.Admin == nil {
+		return
+	}
+	faulty := c.faultyDisk()
+	c.Switch("quota_bytes", c.provisioned(c.ctx))
+	for _, source := range []string{disk.Id, faulty} {
+		_, err = c.takeSnapshot(c.ctx, first.Name, source)
+		c.Refuses("take a snapshot without quota, under a name that is taken", err, exists)
+		_, err = c.Snapshot(source)
+		c.Refuses("take a snapshot without quota", err, quotaExceeded)
+	}
+}
+
+func checkSurvival(c *Check) {
+	disk := c.Disk()
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	c.must("delete a disk that has a snapshot", c.DeleteDisk(disk.Id))
+	left := Must[*oxide.Snapshot](c, "read the snapshot of a disk that is gone")(
+		c.Client.SnapshotView(c.ctx, oxide.SnapshotViewParams{Snapshot: oxide.NameOrId(snapshot.Id)}))
+	Equal(c, "its state", left.State, oxide.SnapshotStateReady)
+	Equal(c, "its disk", left.DiskId, disk.Id)
+	restored := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
+		c.fromSnapshot(snapshot.Id, false)))
+	Equal(c, "the disk's snapshot", restored.SnapshotId, snapshot.Id)
+	c.must("delete a snapshot that a disk was made from", c.DeleteSnapshot(snapshot.Id))
+	Equal(c, "the disk of a snapshot that is gone", c.Look(restored.Id).State.State(),
+		oxide.DiskStateStateDetached)
+	u := c.beginSnapshot(restored.Id)
+	c.Refuses("delete a snapshot that is being taken", c.DeleteSnapshot(u.seen.Id),
+		invalidRequest("snapshot cannot be deleted in state Creating"))
+	_, err := u.end(c)
+	c.must("take a snapshot", err)
+}
+
+func checkUnfinishedSource(c *Check) {
+	disk := c.Disk()
+	u := c.beginSnapshot(disk.Id)
+	params := c.fromSnapshot(u.seen.Id, false)
+	c.refusesDisk("from a snapshot that is being taken", params, internalError)
+	_, err := c.diskByName(context.WithoutCancel(c.ctx), params.Body.Name)
+	c.Refuses("read that disk", err, notFound("disk", "name", string(params.Body.Name)))
+	named := params
+	body := *params.Body
+	named.Body = &body
+	named.Body.Name = disk.Name
+	c.refusesDisk("from a snapshot that is being taken, with a name that is taken", named,
+		taken("disk", disk.Name))
+	if c.Admin != nil {
+		c.Switch("quota_bytes", c.provisioned(c.ctx))
+		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
+	}
+	_, err = u.end(c)
+	c.must("take the snapshot", err)
+}

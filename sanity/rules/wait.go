@@ -13,6 +13,9 @@ import (
 // stateTimeout is how long a rack may take to start or stop an instance.
 const stateTimeout = 3 * time.Minute
 
+// patience is how long a rack may take for something that it does by itself.
+const patience = time.Minute
+
 func (r *Rack) await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	return harness.Await(ctx, stateTimeout, func() error {
 		seen, err := r.Client.InstanceView(ctx,

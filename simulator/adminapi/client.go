@@ -68,6 +68,11 @@ func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
 }
 
+// RemoveFault removes one fault.
+func (c Client) RemoveFault(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, "/faults/"+id, nil, nil)
+}
+
 // RunDeferred carries out now what faults of the phase [Deferred] and Switches.FreeDelay hold back,
 // and waits until it is done.
 func (c Client) RunDeferred(ctx context.Context) error {
@@ -77,6 +82,13 @@ func (c Client) RunDeferred(ctx context.Context) error {
 // Switch changes some of the [Switches], by their JSON names.
 func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)
+}
+
+// Switches reads the switches in force, by their JSON names.
+func (c Client) Switches(ctx context.Context) (map[string]any, error) {
+	var switches map[string]any
+	err := c.call(ctx, http.MethodGet, "/switches", nil, &switches)
+	return switches, err
 }
 
 // State reads all that the rack has.

@@ -11,7 +11,8 @@ type Switches struct {
 	Hotplug bool `json:"hotplug"`
 	// DeviceDelay is the time from an attach until the device appears in the guest.
 	DeviceDelay Duration `json:"device_delay"`
-	// CreateHold and SnapshotHold are how long those requests stay open, done or not.
+	// CreateHold and SnapshotHold are how long those requests stay open, done or not. A change is in
+	// force for the requests that are open already.
 	CreateHold   Duration `json:"create_hold"`
 	SnapshotHold Duration `json:"snapshot_hold"`
 	// FreeDelay is the time from the deletion of a disk or a snapshot until its bytes and its share
@@ -21,6 +22,8 @@ type Switches struct {
 	InstanceDelay Duration `json:"instance_delay"`
 	// QuotaBytes is the silo's quota of storage.
 	QuotaBytes int64 `json:"quota_bytes"`
+	// Full is a rack without physical space: what needs some is refused, whatever the quota (A27).
+	Full bool `json:"full"`
 	// DiskLimit is the number of disks that an instance may have.
 	DiskLimit int `json:"disk_limit"`
 	// Role is what the token's bearer may do in the projects.

@@ -1,3 +1,6 @@
 package broken
 
-var disks []Mutation
+import "slices"
+
+// disks are the mutations of creating and deleting disks.
+var disks = slices.Concat(diskLife, diskLimits)

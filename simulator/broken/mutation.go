@@ -21,6 +21,9 @@ type Mutation struct {
 	Rule string
 	// Says is what the broken rack does, in a sentence.
 	Says string
+	// DriverSays is the reason (driver/REASONS.md) with which the driver has to refuse when it meets
+	// such a rack, because it would otherwise lose data or touch what is not its own; "" is none.
+	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Exchange)
 }
@@ -68,8 +71,17 @@ func (x *Exchange) Refuse(status int, code, format string, args ...any) {
 	if code != "" {
 		body["error_code"] = code
 	}
-	text, _ := json.MarshalIndent(body, "", "  ")
-	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: text}
+	x.Answer = &Answer{Status: status, Header: http.Header{}, Body: errorText(body)}
+}
+
+// errorText writes an error in the rack's order of fields, without those that are nil.
+func errorText(body map[string]any) []byte {
+	text, _ := json.MarshalIndent(struct {
+		RequestID any `json:"request_id,omitempty"`
+		Code      any `json:"error_code,omitempty"`
+		Message   any `json:"message,omitempty"`
+	}{body["request_id"], body["error_code"], body["message"]}, "", "  ") // texts always encode
+	return text
 }
 
 // Refused reports whether the answer is an error with this status and a message that contains the
@@ -106,7 +118,11 @@ func (x *Exchange) Edit(change func(map[string]any)) {
 func (x *Exchange) EditBody(change func(map[string]any)) {
 	if body := object(x.Answer.Body); body != nil {
 		change(body)
-		x.Answer.Body, _ = json.MarshalIndent(body, "", "  ")
+		if x.Answer.Status >= 400 {
+			x.Answer.Body = errorText(body)
+		} else {
+			x.Answer.Body, _ = json.Marshal(body)
+		}
 	}
 }
 
@@ -146,7 +162,7 @@ func (s *Switch) List() []adminapi.Mutation {
 	active := s.Active()
 	for _, m := range Table() {
 		list = append(list, adminapi.Mutation{Name: m.Name, Rule: m.Rule, Says: m.Says,
-			Active: active != nil && active.Name == m.Name})
+			DriverSays: m.DriverSays, Active: active != nil && active.Name == m.Name})
 	}
 	return list
 }

@@ -1,3 +1,214 @@
 package broken
 
-var snapshots []Mutation
+import (
+	"context"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// snapshots are the mutations of snapshots and images.
+var snapshots = []Mutation{
+	{
+		Name: "A38-creating", Rule: "A38", Says: "a snapshot is answered before it is ready",
+		After: func(x *Exchange) {
+			if x.Is("snapshot_create") {
+				x.Edit(func(snapshot map[string]any) { snapshot["state"] = "creating" })
+			}
+		},
+	},
+	{
+		Name: "A38-faulted", Rule: "A38", Says: "a snapshot is answered as faulted",
+		DriverSays: "SnapshotFaulted",
+		After: func(x *Exchange) {
+			if x.Is("snapshot_create") {
+				x.Edit(func(snapshot map[string]any) { snapshot["state"] = "faulted" })
+			}
+		},
+	},
+	{
+		Name: "A38-another-disk", Rule: "A38", Says: "a snapshot is of another disk",
+		DriverSays: "SnapshotExists",
+		After: func(x *Exchange) {
+			if x.Is("snapshot_create", "snapshot_view", "snapshot_list") {
+				x.Edit(func(snapshot map[string]any) { snapshot["disk_id"] = uuid.Nil.String() })
+			}
+		},
+	},
+	{
+		Name: "A38-no-maintenance", Rule: "A38", Says: "a disk is detached while its snapshot is taken",
+		After: func(x *Exchange) {
+			if x.Is("disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) {
+					if state, is := disk["state"].(map[string]any); is && state["state"] == "maintenance" {
+						state["state"] = "detached"
+					}
+				})
+			}
+		},
+	},
+	{
+		Name: "A39-another-code", Rule: "A39", Says: "a second snapshot of a disk is an internal error",
+		After: func(x *Exchange) {
+			if x.Refused(409, "volume repair lock") {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		},
+	},
+	{
+		Name: "A40-default", Rule: "A40", Says: "a disk from a snapshot has blocks of 512 bytes",
+		After: func(x *Exchange) {
+			if x.Is("disk_create", "disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) {
+					if disk["snapshot_id"] != nil {
+						disk["block_size"] = 512
+					}
+				})
+			}
+		},
+	},
+	{
+		Name: "A40-shown", Rule: "A40", Says: "a snapshot shows its block size",
+		After: func(x *Exchange) {
+			if x.Is("snapshot_create", "snapshot_view", "snapshot_list") {
+				x.Edit(func(snapshot map[string]any) { snapshot["block_size"] = 512 })
+			}
+		},
+	},
+	{
+		Name: "A41-quota-first", Rule: "A41",
+		Says: "a snapshot's quota is charged before its name is taken",
+		After: func(x *Exchange) {
+			use, _ := x.Rack.Silo.Utilization()
+			if x.Is("snapshot_create") && x.Refused(400, "ObjectAlreadyExists") &&
+				use.Provisioned.Storage >= use.Capacity.Storage {
+				x.Refuse(507, "InsufficientCapacity", "Insufficient capacity: Storage Limit Exceeded")
+			}
+		},
+	},
+	{
+		Name: "A41-state-first", Rule: "A41",
+		Says: "a disk's state is looked at before a snapshot's name",
+		Before: func(x *Exchange) {
+			if x.Is("snapshot_create") && x.disk().State.State == store.StateFaulted {
+				x.Refuse(503, "ServiceNotAvailable", "Service Unavailable")
+			}
+		},
+	},
+	{
+		Name: "A42-invalid", Rule: "A42", Says: "a faulted disk cannot be snapshotted: 400",
+		After: func(x *Exchange) {
+			if x.Is("snapshot_create") && x.Answer.Status == 503 {
+				x.Refuse(400, "InvalidRequest", "disk cannot be snapshotted in state %q", "faulted")
+			}
+		},
+	},
+	{
+		Name: "A43-cascade", Rule: "A43", Says: "deleting a disk deletes its snapshots",
+		Before: func(x *Exchange) {
+			if d := x.disk(); x.Is("disk_delete") {
+				of := x.snapshotsOf(d.ID)
+				if x.Answer = x.Carry(); x.Answer.Status == 204 {
+					for _, id := range of {
+						_ = x.Rack.Snapshots.Delete(&engine.Call{Context: context.Background()},
+							engine.Ref{Object: store.Selector{ID: id}})
+					}
+				}
+			}
+		},
+	},
+	{
+		Name: "A43-kept", Rule: "A43", Says: "a disk that has snapshots is not deleted",
+		DriverSays: "DiskBusy",
+		Before: func(x *Exchange) {
+			if x.Is("disk_delete") && len(x.snapshotsOf(x.disk().ID)) > 0 {
+				x.Refuse(400, "InvalidRequest", "disk cannot be deleted: it has snapshots")
+			}
+		},
+	},
+	{
+		Name: "A43-deleted-halfway", Rule: "A43", Says: "a snapshot in creating is busy: 409",
+		After: func(x *Exchange) {
+			if x.Refused(400, "snapshot cannot be deleted in state Creating") {
+				x.Refuse(409, "Conflict", "the snapshot is being taken")
+			}
+		},
+	},
+	{
+		Name: "A44-all", Rule: "A44",
+		Says: "listing images without a project lists those of projects too",
+		After: func(x *Exchange) {
+			if x.Is("image_list") && !x.Request.URL.Query().Has("project") {
+				x.Reply(200, map[string]any{"next_page": nil, "items": x.images()})
+			}
+		},
+	},
+	{
+		Name: "A44-kind", Rule: "A44", Says: "an image that is not there is an image, whosever it is",
+		After: func(x *Exchange) {
+			if name := x.Path.Get("image"); x.Refused(404, "-image with name") {
+				x.Refuse(404, "ObjectNotFound", "not found: image with name %q", name)
+			}
+		},
+	},
+	{
+		Name: "A59-blank", Rule: "A59", Says: "a disk from a snapshot that is being taken is blank",
+		DriverSays: "SnapshotNotReady",
+		Before: func(x *Exchange) {
+			body := x.Sent()
+			backend, _ := body["disk_backend"].(map[string]any)
+			source, _ := backend["disk_source"].(map[string]any)
+			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
+				backend["disk_source"] = map[string]any{"type": "blank", "block_size": 512}
+				x.Send(body)
+			}
+		},
+	},
+	{
+		Name: "A59-refused", Rule: "A59", Says: "a disk from a snapshot that is being taken is 400",
+		Before: func(x *Exchange) {
+			backend, _ := x.Sent()["disk_backend"].(map[string]any)
+			source, _ := backend["disk_source"].(map[string]any)
+			if id, is := source["snapshot_id"].(string); is && x.Is("disk_create") && x.unfinished(id) {
+				x.Refuse(400, "InvalidRequest", "snapshot is not ready")
+			}
+		},
+	},
+}
+
+// snapshotsOf lists the snapshots of a disk.
+func (x *Exchange) snapshotsOf(diskID string) (ids []string) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		return store.Snapshots.Each(tx, func(s store.SnapshotRecord) error {
+			if s.DiskID == diskID {
+				ids = append(ids, s.ID)
+			}
+			return nil
+		})
+	})
+	return ids
+}
+
+// unfinished reports whether a snapshot is being taken.
+func (x *Exchange) unfinished(id string) bool {
+	var s store.SnapshotRecord
+	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
+		s, _, err = store.Snapshots.Get(tx, id)
+		return err
+	})
+	return s.State == store.SnapshotCreating
+}
+
+// images lists all images.
+func (x *Exchange) images() []store.Image {
+	all := []store.Image{}
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		return store.Images.Each(tx, func(i store.Image) error {
+			all = append(all, i)
+			return nil
+		})
+	})
+	return all
+}

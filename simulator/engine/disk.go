@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -84,7 +85,7 @@ func (s Disks) create(call *Call, owner store.Project, c DiskCreate) (store.Disk
 		return d, err
 	}
 	call.Object = d.Identity
-	s.hold(s.switches.get().CreateHold)
+	s.hold(func(now adminapi.Switches) adminapi.Duration { return now.CreateHold })
 	if call.Unwind {
 		return d, s.undo(d, errInternal)
 	}
@@ -111,6 +112,8 @@ func (s Disks) fill(owner store.Project, c DiskCreate, d *store.Disk) error {
 	switch {
 	case from.unfinished:
 		err = errInternal // A59
+	case s.switches.get().Full && !d.ReadOnly:
+		err = errNoSpace
 	case from.file == "":
 		err = s.plane.CreateDisk(d.ID, d.Size)
 	default:

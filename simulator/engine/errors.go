@@ -66,6 +66,8 @@ var (
 		Message: "Service Unavailable"}
 	errInternal = &Error{Status: http.StatusInternalServerError, Code: "Internal",
 		Message: "Internal Server Error"}
+	// errNoSpace is the rack's lack of physical space (A27).
+	errNoSpace = insufficientCapacity("Not enough storage")
 )
 
 // AsError returns what the caller gets for an error. An error that is no rule of the rack's is a
@@ -79,7 +81,7 @@ func AsError(err error) *Error {
 		return errUnavailable
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
 		errors.Is(err, syscall.EFBIG):
-		return insufficientCapacity("Not enough storage")
+		return errNoSpace
 	}
 	return errInternal
 }

@@ -245,8 +245,22 @@ func (r *Rack) Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// hold keeps a request open.
-func (r *Rack) hold(d adminapi.Duration) { r.Pause(r.ctx, time.Duration(d)) }
+// hold keeps a request open for as long as a switch says, which may change meanwhile.
+func (r *Rack) hold(long func(adminapi.Switches) adminapi.Duration) {
+	for began := time.Now(); ; {
+		now, changed := r.switches.watch()
+		timer := time.NewTimer(time.Duration(long(now)) - time.Since(began))
+		select {
+		case <-changed:
+			timer.Stop()
+			continue
+		case <-timer.C:
+		case <-r.ctx.Done():
+		}
+		timer.Stop()
+		return
+	}
+}
 
 // InstanceSpecs lists the instances of the Config, with their IDs.
 func (r *Rack) InstanceSpecs() []InstanceSpec { return r.config.Instances }

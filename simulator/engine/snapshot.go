@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
 
@@ -117,10 +118,13 @@ func (s Snapshots) insert(record store.SnapshotRecord) error {
 // fill copies the bytes and makes the snapshot ready, or undoes everything.
 func (s Snapshots) fill(call *Call, record store.SnapshotRecord) (store.SnapshotRecord, error) {
 	err := func() error {
+		if s.switches.get().Full {
+			return errNoSpace
+		}
 		defer s.locks.Lock(record.DiskID)()
 		return s.plane.SnapshotDisk(context.WithoutCancel(s.ctx), record.ID, record.DiskID)
 	}()
-	s.hold(s.switches.get().SnapshotHold)
+	s.hold(func(now adminapi.Switches) adminapi.Duration { return now.SnapshotHold })
 	if err == nil && call.Unwind {
 		err = errInternal
 	}

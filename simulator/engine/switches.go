@@ -33,8 +33,20 @@ func checkSwitches(s adminapi.Switches) error {
 // switchboard holds the switches in force.
 type switchboard struct {
 	mu sync.Mutex
-	// mu guards now.
+	// mu guards now and changed.
 	now adminapi.Switches
+	// changed is closed at the next change, if somebody waits for it.
+	changed chan struct{}
+}
+
+// watch returns the switches in force, and a channel that is closed when they change.
+func (b *switchboard) watch() (now adminapi.Switches, changed <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.changed == nil {
+		b.changed = make(chan struct{})
+	}
+	return b.now, b.changed
 }
 
 func (b *switchboard) get() adminapi.Switches {
@@ -54,6 +66,10 @@ func (b *switchboard) change(apply func(*adminapi.Switches) error) (adminapi.Swi
 	}
 	if err == nil {
 		b.now = next
+		if b.changed != nil {
+			close(b.changed)
+			b.changed = nil
+		}
 	}
 	return b.now, err
 }

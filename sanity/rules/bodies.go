@@ -1,0 +1,186 @@
+package rules
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// bodyRules are about how the bodies of requests are read.
+var bodyRules = []Rule{
+	{
+		ID: "A06",
+		Says: "Unknown fields of a body are ignored, missing ones refused, mistakes named by their " +
+			"path, in serde's words (of which the simulator leaves out line and column); a bad name is " +
+			"reported without its path",
+		Why: "Without the code of an object's refusal the driver takes such an error for its own " +
+			"mistake, and shows the message.",
+		Source: "read: dropshot/src/extractor/body.rs (serde_path_to_error); tested: omicron's " +
+			"basic.rs; the paths below a tag are inferred",
+		Calls: []string{"disk_create"},
+		Check: checkBodies,
+	},
+	{
+		ID:     "A07",
+		Says:   "Byte counts fit into a signed 64-bit integer",
+		Why:    "The driver computes with sizes as CSI's signed 64-bit integers.",
+		Source: "read: common/src/api/external/mod.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkByteCounts,
+	},
+	{
+		ID: "A08",
+		Says: "A disk's blocks have 512, 2048 or 4096 bytes; another size is a body error without a " +
+			"code",
+		Why:    "The StorageClass's parameter blockSize offers these, and data is laid out by them.",
+		Source: "read: DiskCreate's deserializer",
+		Calls:  []string{"disk_create", "disk_view"},
+		Check:  checkBlockSizes,
+	},
+	{
+		ID:   "A12",
+		Says: "Bodies of more than 1 MiB are refused with 400; another content type than JSON too",
+		Why: "A description is the only text of any length that the driver sends, and it is far " +
+			"shorter; the simulator would otherwise take what a rack does not.",
+		Source: "read: dropshot/src/extractor/body.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkBodyLimits,
+	},
+	{
+		ID: "A14",
+		Says: "Path, query and body are read before the caller's token is checked, so a mistake in " +
+			"them is 400 even without one",
+		Why: "The driver must not take 401 for anything but a rejected token, nor 400 for a proof " +
+			"that its token is accepted.",
+		Source: "read: dropshot extractors run before the handler, which authenticates",
+		Calls:  []string{"disk_create", "disk_view", "disk_list"},
+		Check:  checkOrderOfReading,
+	},
+	{
+		ID: "A63",
+		Says: "A key that the rack knows is refused when it is given twice, an unknown one is not; " +
+			"what follows the body's object is not read",
+		Why:    "Only the simulator's own fidelity: Oxide's client sends neither.",
+		Source: "read: serde's derived structs, dropshot/src/extractor/body.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkRepeatedKeys,
+	},
+}
+
+// diskBody is a body that makes a disk named d, with some of its text replaced.
+func diskBody(change ...string) string {
+	return strings.NewReplacer(change...).Replace(`{"name":"d","description":"made by a check",` +
+		`"size":1073741824,"disk_backend":{"type":"distributed",` +
+		`"disk_source":{"type":"blank","block_size":512}}}`)
+}
+
+// named gives the disk of a body a name and the description of the check's.
+func (c *Check) named(body string) string {
+	return strings.NewReplacer(`"d"`, fmt.Sprintf("%q", c.Name()), `"made by a check"`,
+		fmt.Sprintf("%q", c.Description)).Replace(body)
+}
+
+// badBodies demands that each body is refused, for this reason.
+func (c *Check) badBodies(cases ...[3]string) {
+	for _, test := range cases {
+		Equal(c, "create a disk with "+test[0], unplaced(c.SendDisk(test[1]).Refused()),
+			badBody(test[2]))
+	}
+}
+
+func checkBodies(c *Check) {
+	Equal(c, "create a disk with a field that is unknown",
+		c.SendDisk(diskBody(`"size"`, `"color":"red","size"`)).Refused(), Refused{Status: 201})
+	c.badBodies(
+		[3]string{"nothing", " ", "EOF while parsing a value"},
+		[3]string{"the beginning of an object", "{", "EOF while parsing an object"},
+		[3]string{"no name", diskBody(`"name":"d",`, ""), "missing field `name`"},
+		[3]string{"no size", diskBody(`"size":1073741824,`, ""), "missing field `size`"},
+		[3]string{"a bad name", diskBody(`"d"`, `"D"`),
+			"name must begin with an ASCII lowercase character"},
+		[3]string{"a text for a size", diskBody("1073741824", `"1"`),
+			`size: invalid type: string "1", expected u64`},
+		[3]string{"an unknown backend", diskBody(`"distributed"`, `"tape"`),
+			"disk_backend: unknown variant `tape`, expected `local` or `distributed`"},
+		[3]string{"an unknown source", diskBody(`"blank"`, `"tape"`),
+			"disk_backend.disk_source: unknown variant `tape`, expected one of `blank`, " +
+				"`snapshot`, `image`, `importing_blocks`"})
+}
+
+func checkByteCounts(c *Check) {
+	const tooLarge = "size: value is too large for a byte count"
+	c.badBodies(
+		[3]string{"2^63 bytes", diskBody("1073741824", "9223372036854775808"), tooLarge},
+		[3]string{"2^64-1 bytes", diskBody("1073741824", "18446744073709551615"), tooLarge},
+		[3]string{"a negative size", diskBody("1073741824", "-1"),
+			"size: invalid value: integer `-1`, expected u64"})
+	Equal(c, "create a disk with 2^63-1 bytes, which is a byte count and no whole block",
+		c.SendDisk(diskBody("1073741824", "9223372036854775807")).Refused(), invalidValue(
+			"size and block_size", "total size must be a multiple of block size 512"))
+}
+
+func checkBlockSizes(c *Check) {
+	for _, size := range []oxide.BlockSize{512, 2048, 4096} {
+		params := c.Blank()
+		params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: size})
+		made := Must[*oxide.Disk](c, fmt.Sprintf("create a disk with blocks of %d bytes", size))(
+			c.CreateDisk(params))
+		Equal(c, "the blocks in the answer", made.BlockSize, size)
+		Equal(c, "the blocks of the disk as it is read", c.Look(made.Id).BlockSize, size)
+	}
+	c.badBodies(
+		[3]string{"blocks of 1024 bytes", diskBody(":512", ":1024"),
+			"disk_backend.disk_source.block_size: invalid block size 1024"},
+		[3]string{"blocks of no bytes", diskBody(":512", ":0"),
+			"disk_backend.disk_source.block_size: invalid block size 0"})
+}
+
+func checkBodyLimits(c *Check) {
+	const limit = 1 << 20
+	within := c.named(diskBody(`"size":1073741824`, `"size":1`, "made by a check", "%s"))
+	within = strings.Replace(within, "%s", strings.Repeat("x", limit-len(within)+2), 1)
+	const noBlock = "total size must be a multiple of block size 512"
+	Equal(c, "a body of 1 MiB, with a size of one byte", c.SendDisk(within).Refused(),
+		invalidValue("size and block_size", noBlock))
+	Equal(c, "a body of 1 MiB and a byte", c.SendDisk(within+" ").Refused(),
+		bad("request body exceeded maximum size of 1048576 bytes"))
+	form := c.post("disks", "{}")
+	form.Header = map[string]string{"Content-Type": "application/x-www-form-urlencoded"}
+	a := c.Send(form)
+	Equal(c, "a body that says it is a form", Refused{a.Status, a.Refused().Code, ""},
+		Refused{Status: 400})
+	if !strings.Contains(a.Refused().Message, "content type") {
+		c.Errorf("a body that says it is a form: expected a refusal of its content type; found %q",
+			a.Refused().Message)
+	}
+}
+
+func checkOrderOfReading(c *Check) {
+	nobody := map[string]string{"Authorization": ""}
+	create := c.post("disks", "{")
+	create.Header = nobody
+	Equal(c, "a bad body without a token", unplaced(c.Send(create).Refused()),
+		badBody("EOF while parsing an object"))
+	c.Expect(
+		expected{"a bad query without a token", Plain{Method: "GET", Path: "/v1/disks",
+			Header: nobody}, badQuery("missing field `project`")},
+		expected{"a bad path without a token", Plain{Method: "GET", Path: "/v1/disks/D",
+			Header: nobody}, bad("bad parameter in URL path: " + notAName)})
+	create.Body = diskBody()
+	c.Expect(expected{"a good body without a token", create, unauthorized})
+}
+
+func checkRepeatedKeys(c *Check) {
+	c.badBodies(
+		[3]string{"a known key twice", diskBody(`{"name"`, `{"name":"d","name"`),
+			"duplicate field `name`"},
+		[3]string{"a key twice in an object below", diskBody(`"block_size"`,
+			`"block_size":512,"block_size"`), "disk_backend.disk_source: duplicate field `block_size`"})
+	for what, body := range map[string]string{
+		"an unknown key twice":        diskBody(`{"name"`, `{"x":1,"x":2,"name"`),
+		"something behind the object": diskBody() + " and more",
+	} {
+		Equal(c, "create a disk with "+what, c.SendDisk(body).Refused(), Refused{Status: 201})
+	}
+}

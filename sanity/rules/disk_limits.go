@@ -1,0 +1,210 @@
+package rules
+
+import (
+	"errors"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// diskLimitRules are about the sizes of disks, space and quota.
+var diskLimitRules = []Rule{
+	{
+		ID:   "A25",
+		Says: "A distributed disk has 1 to 1023 GiB, whole GiB",
+		Why: "The driver rounds a claim's size up to whole GiB, and refuses itself what is out of " +
+			"this range.",
+		Source: "read: nexus/src/app/disk.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkDiskSizes,
+	},
+	{
+		ID: "A26",
+		Says: "A local disk has 4096-byte blocks, no source, no snapshots, is never read-only, and is " +
+			"refused for no size but the quota's (from v22 on also for one that no drive has)",
+		Why: "The StorageClass's parameter diskType offers local disks, and the driver refuses block " +
+			"sizes and snapshots of them itself.",
+		Source: "read: nexus/src/app/disk.rs",
+		Calls:  []string{"disk_create", "disk_view", "snapshot_create"},
+		Check:  checkLocalDisk,
+	},
+	{
+		ID: "A27",
+		Says: "No physical space is 507 \"Insufficient capacity: Not enough storage\", and leaves " +
+			"nothing behind",
+		Why: "The driver reports 507 as a lack of capacity, so that a claim is tried elsewhere or " +
+			"later.",
+		Source: "read: region allocation",
+		Calls:  []string{"disk_create"},
+		Check:  checkNoSpace,
+	},
+	{
+		ID: "A28",
+		Says: "Order of checks on create: source, block size, least size, whole GiB, largest size; " +
+			"then quota, then name",
+		Why: "The driver looks for the disk of an earlier call when the quota is exceeded, not only " +
+			"when the name is taken.",
+		Source: "read: nexus/src/app/disk.rs, sagas/disk_create.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkOrderOnCreate,
+	},
+	{
+		ID: "A29",
+		Says: "Disks count with their size and snapshots with the full size of theirs; deletion frees " +
+			"both; the quota is the silo's, and exceeding it is 507 InsufficientCapacity",
+		Why:    "The driver reports what is left of the silo's quota as the capacity for new volumes.",
+		Source: "read: virtual_provisioning_collection_update.rs",
+		Calls:  []string{"utilization_view", "disk_create", "snapshot_create", "disk_delete"},
+		Check:  checkQuota,
+	},
+}
+
+const leastSize = "total size must be at least 1 GiB"
+
+// refusesDisk demands that a disk is not created, in exactly this way.
+func (c *Check) refusesDisk(what string, params oxide.DiskCreateParams, want Refused) {
+	_, err := c.CreateDisk(params)
+	c.Refuses("create a disk "+what, err, want)
+}
+
+func checkDiskSizes(c *Check) {
+	sizes := []int64{GiB}
+	if c.Admin != nil {
+		sizes = append(sizes, 1023*GiB) // too much to ask of a real one
+	}
+	for _, bytes := range sizes {
+		disk := Must[*oxide.Disk](c, "create a disk of a size that it may have")(
+			c.CreateDisk(c.sized(bytes)))
+		Equal(c, "its size", int64(c.Look(disk.Id).Size), bytes)
+	}
+	c.refusesDisk("of no bytes", c.sized(0), invalidValue("size", leastSize))
+	c.refusesDisk("of half a GiB", c.sized(GiB/2), invalidValue("size", leastSize))
+	c.refusesDisk("of a GiB and a block", c.sized(GiB+512),
+		invalidValue("size", "total size must be a multiple of 1 GiB"))
+	c.refusesDisk("of 1024 GiB", c.sized(1024*GiB),
+		invalidValue("size", "total size must be less than 1023 GiB"))
+}
+
+func checkLocalDisk(c *Check) {
+	made := Must[*oxide.Disk](c, "create a local disk")(c.CreateDisk(c.local(GiB)))
+	disk := c.Look(made.Id)
+	Equal(c, "its type", disk.DiskType, oxide.DiskTypeLocal)
+	Equal(c, "its blocks", disk.BlockSize, 4096)
+	Equal(c, "its source", disk.SnapshotId+disk.ImageId, "")
+	Equal(c, "whether it is read-only", disk.ReadOnly != nil && *disk.ReadOnly, false)
+	_, err := c.Snapshot(disk.Id)
+	c.Refuses("take a snapshot of a local disk", err,
+		invalidRequest("can't create a snapshot of a local storage disk"))
+	_, err = c.CreateDisk(c.local(c.beyondQuota()))
+	if !noDriveHas(err) {
+		c.Refuses("create a local disk beyond the quota", err, quotaExceeded)
+	}
+}
+
+// beyondQuota is a size that the silo's quota cannot hold, in whole GiB.
+func (c *Check) beyondQuota() int64 {
+	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
+	return (int64(use.Capacity.Storage)/GiB + 1) * GiB
+}
+
+// noDriveHas reports whether a rack of v22 or later refuses a local disk before it looks at the
+// quota (A26).
+func noDriveHas(err error) bool {
+	refused := refusal(err)
+	return errors.Is(err, oxide.ErrInvalidValue) && refused.ErrorResponse.Message !=
+		invalidValue("size", leastSize).Message
+}
+
+func checkNoSpace(c *Check) {
+	if c.Admin == nil {
+		c.NotTested("a rack without space cannot be brought about from outside")
+	}
+	before, params := c.provisioned(c.ctx), c.Blank()
+	disk := c.Disk()
+	full := Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
+	c.Switch("full", true)
+	c.refusesDisk("on a full rack", params, full)
+	c.checkUndone(params.Body.Name, before+GiB)
+	_, err := c.Snapshot(disk.Id)
+	c.Refuses("take a snapshot on a full rack", err, full)
+	Equal(c, "the disk's state afterwards", c.Look(disk.Id).State.State(),
+		oxide.DiskStateStateDetached)
+}
+
+func checkOrderOnCreate(c *Check) {
+	missing := uuid.NewString()
+	wrong := c.fromSnapshot(missing, false)
+	wrong.Body.Size = 1
+	c.refusesDisk("from no snapshot, of one byte", wrong, notFound("snapshot", "id", missing))
+	large := c.Blank()
+	large.Body.Size = 2 * GiB
+	big := Must[*oxide.Disk](c, "create a disk of 2 GiB")(c.CreateDisk(large))
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(big.Id))
+	c.refusesDisk("from a snapshot, smaller and of no whole GiB", func() oxide.DiskCreateParams {
+		p := c.fromSnapshot(snapshot.Id, false)
+		p.Body.Size = GiB + 1
+		return p
+	}(), invalidRequest(
+		"disk size 1073741825 must be greater than or equal to snapshot size 2147483648"))
+	c.refusesDisk("from a snapshot, read-only and larger", func() oxide.DiskCreateParams {
+		p := c.fromSnapshot(snapshot.Id, true)
+		p.Body.Size = 3 * GiB
+		return p
+	}(), invalidRequest(
+		"read-only disk size 3221225472 must be equal to source snapshot size 2147483648"))
+	c.refusesDisk("of no whole block, below a GiB", c.sized(GiB/2+1), invalidValue(
+		"size and block_size", "total size must be a multiple of block size 512"))
+	c.refusesDisk("of no whole GiB, below one", c.sized(GiB/2), invalidValue("size", leastSize))
+	c.refusesDisk("of no whole GiB, beyond the largest", c.sized(1024*GiB+512),
+		invalidValue("size", "total size must be a multiple of 1 GiB"))
+	most := c.sized(1024 * GiB)
+	most.Body.Name = big.Name
+	c.refusesDisk("beyond the largest, with a name that is taken", most,
+		invalidValue("size", "total size must be less than 1023 GiB"))
+	beyond := c.local(c.beyondQuota())
+	beyond.Body.Name = big.Name
+	_, err := c.CreateDisk(beyond)
+	if !noDriveHas(err) {
+		c.Refuses("create a disk beyond the quota, with a name that is taken", err, quotaExceeded)
+	}
+}
+
+func checkQuota(c *Check) {
+	// Others may make and delete disks in the same silo, so a difference has to be there thrice.
+	var problems []string
+	for range 3 {
+		c.problems = nil
+		c.checkProvisioned()
+		if problems = c.problems; len(problems) == 0 {
+			break
+		}
+	}
+	use := Must[*oxide.Utilization](c, "read the silo's utilization")(c.Client.UtilizationView(c.ctx))
+	if use.Capacity.Storage < use.Provisioned.Storage {
+		c.Errorf("the silo's quota: expected at least the %d bytes that are provisioned; found %d",
+			use.Provisioned.Storage, use.Capacity.Storage)
+	}
+	_, err := c.CreateDisk(c.local(c.beyondQuota()))
+	if !noDriveHas(err) {
+		c.Refuses("create a disk beyond the quota", err, quotaExceeded)
+	}
+}
+
+// checkProvisioned compares what is provisioned before and after.
+func (c *Check) checkProvisioned() {
+	before := c.provisioned(c.ctx)
+	params := c.Blank()
+	params.Body.Size = 2 * GiB
+	disk := Must[*oxide.Disk](c, "create a disk of 2 GiB")(c.CreateDisk(params))
+	Equal(c, "what a disk of 2 GiB takes of the quota", c.provisioned(c.ctx)-before, 2*GiB)
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	Equal(c, "what it takes with its snapshot", c.provisioned(c.ctx)-before, 4*GiB)
+	c.must("delete the disk", c.DeleteDisk(disk.Id))
+	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
+	if len(c.problems) > 0 {
+		return
+	}
+	if err := c.awaitProvisioned(before); err != nil {
+		c.Errorf("what is provisioned when both are deleted: expected %d bytes; found, %s", before, err)
+	}
+}

@@ -1,0 +1,138 @@
+package rules
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// errorRules are about the form of every answer.
+var errorRules = []Rule{
+	{
+		ID: "A01",
+		Says: "Errors are pretty-printed `{\"request_id\",\"error_code\",\"message\"}`; `error_code` " +
+			"is left out by the HTTP layer's own refusals; a name that is taken is 400 " +
+			"ObjectAlreadyExists; internal errors say \"Internal Server Error\" only; unknown paths " +
+			"are 404, other methods 405 with Allow; every answer carries `x-request-id`",
+		Why:    "The driver decides by status and code, and shows the message and the request's ID.",
+		Source: "read: dropshot/src/error.rs, common/src/api/external/error.rs",
+		Calls:  []string{"disk_create", "disk_view"},
+		Check:  checkErrors,
+	},
+	{
+		ID: "A02",
+		Says: "Times are RFC 3339, in UTC, with microseconds at most, and a later object is no " +
+			"younger than an earlier one; nulls are sent",
+		Why: "The driver reports a snapshot's time as its point in time, and Oxide's client takes " +
+			"what is absent for empty.",
+		Source: "read: recordings in oxide.go, CockroachDB's timestamps",
+		Calls:  []string{"disk_create", "disk_view", "snapshot_create", "snapshot_view"},
+		Check:  checkTimes,
+	},
+	{
+		ID:   "A03",
+		Says: "`device_path` is `/mnt/` and the disk's name",
+		Why: "It means nothing to the guest, so the driver looks for devices by their serial " +
+			"numbers; a path of another form would be a rack that has learned to say where a disk is.",
+		Source: "read: nexus-db-model disk.rs",
+		Calls:  []string{"disk_create", "disk_view"},
+		Check: func(c *Check) {
+			disk := c.Disk()
+			Equal(c, "the device path of the disk "+string(disk.Name), disk.DevicePath,
+				"/mnt/"+string(disk.Name))
+		},
+	},
+}
+
+func checkErrors(c *Check) {
+	missing := uuid.NewString()
+	a := c.Send(get("/v1/disks/" + missing))
+	Equal(c, "read a disk that is not there", a.Refused(), notFound("disk", "id", missing))
+	c.hasID("its answer", a)
+	Equal(c, "its body", string(a.Body), pretty(a.Header.Get("X-Request-Id"), "ObjectNotFound",
+		a.Refused().Message))
+
+	name := c.Disk().Name
+	again := c.Blank()
+	again.Body.Name = name
+	_, err := c.CreateDisk(again)
+	c.Refuses("create a disk whose name is taken", err, taken("disk", name))
+
+	a = c.Send(get("/v1/disk"))
+	c.hasID("the answer to a path that a rack does not have", a)
+	Equal(c, "a path that a rack does not have", a.Status, 404)
+	Equal(c, "its body", string(a.Body), pretty(a.Header.Get("X-Request-Id"), "", "Not Found"))
+	a = c.Send(Plain{Method: "PATCH", Path: "/v1/disks/" + missing})
+	c.hasID("the answer to a method that a path does not have", a)
+	Equal(c, "a method that a path does not have", a.Refused(), Refused{405, "",
+		"Method Not Allowed"})
+	Equal(c, "its Allow", a.Header.Get("Allow"), "DELETE, GET")
+	c.hasID("the answer to a ping", c.Send(get("/v1/ping")))
+
+	if c.Admin != nil {
+		c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
+		_, err = c.CreateDisk(c.Blank())
+		c.Refuses("create a disk while the rack fails", err, internalError)
+	}
+}
+
+// hasID demands that an answer names its request.
+func (c *Check) hasID(what string, a Answer) {
+	id := a.Header.Get("X-Request-Id")
+	if uuid.Validate(id) != nil {
+		c.Errorf("%s: expected a UUID in x-request-id; found %q", what, id)
+	}
+}
+
+// pretty is an error as a rack writes it.
+func pretty(requestID, code, message string) string {
+	text, _ := json.MarshalIndent(struct {
+		RequestID string `json:"request_id"`
+		Code      string `json:"error_code,omitempty"`
+		Message   string `json:"message"`
+	}{requestID, code, message}, "", "  ") // strings always encode
+	return string(text)
+}
+
+// rackTime is a time as a rack writes it, which leaves out zeroes by threes.
+var rackTime = regexp.MustCompile(`^"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}|\.\d{6})?Z"$`)
+
+func checkTimes(c *Check) {
+	disk := c.Disk()
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	var before time.Time
+	for _, read := range []struct {
+		path  string
+		nulls []string
+	}{
+		{"disks/" + disk.Id, []string{"snapshot_id", "image_id"}},
+		{"snapshots/" + snapshot.Id, nil},
+		{"disks/" + c.Disk().Id, nil},
+	} {
+		kind, _, _ := strings.Cut(read.path, "s/")
+		fields := c.object("read a "+kind, c.Send(get("/v1/"+read.path)))
+		for _, field := range read.nulls {
+			Equal(c, "the "+field+" of a blank disk", string(fields[field]), "null")
+		}
+		for _, field := range []string{"time_created", "time_modified"} {
+			text := string(fields[field])
+			if !rackTime.MatchString(text) {
+				c.Fatalf("the %s of a %s: expected RFC 3339 in UTC with microseconds; found %q", field,
+					kind, text)
+			}
+		}
+		var created time.Time
+		c.must("read the time of a "+kind, json.Unmarshal(fields["time_created"], &created))
+		if created.Before(before) {
+			c.Errorf("a %s that was made last: expected a time after %s; found %s", kind, before,
+				created)
+		}
+		before = created
+	}
+}

@@ -1,0 +1,125 @@
+package rules
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// nameRules are about how objects are named, in paths, queries and bodies.
+var nameRules = []Rule{
+	{
+		ID: "A04",
+		Says: "Names: 1 to 63 of `a-z0-9-`, first a letter, last no `-`, no UUID; upper case is " +
+			"refused although the published pattern has it",
+		Why:    "The driver makes the names of disks and snapshots from CSI's, and must not be refused.",
+		Source: "read: common/src/api/external/mod.rs",
+		Calls:  []string{"disk_create"},
+		Check:  checkNames,
+	},
+	{
+		ID: "A05",
+		Says: "What parses as a UUID is an ID; an ID with `project`, or a name without, is 400 " +
+			"InvalidRequest; an image without a project is one of the silo's; what is neither name nor " +
+			"ID is refused without saying why",
+		Why: "The driver names disks by ID without the project, and finds what it has made by name " +
+			"and project.",
+		Source: "read: nexus/src/app/disk.rs, instance.rs, snapshot.rs, image.rs; tested: " +
+			"omicron's basic.rs",
+		Calls: []string{"disk_view", "disk_list", "snapshot_view", "instance_view", "image_view",
+			"project_view"},
+		Check: checkNamesAndIDs,
+	},
+	{
+		ID: "A61",
+		Says: "Empty segments of a path do not count; `.`, `..` and what is not UTF-8 are 400; a " +
+			"segment is decoded before it is compared",
+		Why: "Hosts are configured with and without a slash at the end, and the simulator has to " +
+			"take the same paths as a rack.",
+		Source: "read: dropshot/src/router.rs",
+		Calls:  []string{"disk_view"},
+		Check:  checkPaths,
+	},
+}
+
+const notAName = "data did not match any variant of untagged enum NameOrId"
+
+func checkNames(c *Check) {
+	longest := c.Blank()
+	longest.Body.Name += oxide.Name(strings.Repeat("x", 63-len(longest.Body.Name)))
+	disk := Must[*oxide.Disk](c, "create a disk with a name of 63 characters")(c.CreateDisk(longest))
+	Equal(c, "its name", disk.Name, longest.Body.Name)
+	const charset = `(allowed characters are lowercase ASCII, digits, and "-")`
+	for _, test := range []struct{ name, problem string }{
+		{"", "name requires at least one character"},
+		{strings.Repeat("a", 64), "name may contain at most 63 characters"},
+		{"0a", "name must begin with an ASCII lowercase character"},
+		{"Conf", "name must begin with an ASCII lowercase character"},
+		{"conF", `name contains invalid character: "F" ` + charset},
+		{"con_f", `name contains invalid character: "_" ` + charset},
+		{"conf-", `name cannot end with "-"`},
+		{"a" + uuid.NewString()[1:], "name cannot be a UUID to avoid ambiguity with IDs"},
+	} {
+		Equal(c, fmt.Sprintf("create a disk named %q", test.name),
+			unplaced(c.SendDisk(diskBody(`"name":"d"`, fmt.Sprintf(`"name":%q`, test.name))).Refused()),
+			badBody(test.problem))
+	}
+}
+
+func checkNamesAndIDs(c *Check) {
+	first, disk := c.Disk(), c.Disk()
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	instance, project := c.StoppedInstance(), "?"+c.inProject()
+	for _, id := range []string{first.Id, disk.Id, strings.ToUpper(disk.Id)} {
+		read := Must[*oxide.Disk](c, "read a disk by its ID")(c.Client.DiskView(c.ctx,
+			oxide.DiskViewParams{Disk: oxide.NameOrId(id)}))
+		Equal(c, "the ID of the disk that was read by ID "+id, read.Id, strings.ToLower(id))
+	}
+	read := Must[*oxide.Disk](c, "read a disk by its name")(c.Client.DiskView(c.ctx,
+		oxide.DiskViewParams{Disk: oxide.NameOrId(disk.Name), Project: c.project()}))
+	Equal(c, "the ID of the disk that was read by name", read.Id, disk.Id)
+	const both = "when providing %s as an ID project should not be specified"
+	const neither = "%s should either be UUID or project should be specified"
+	for _, test := range []struct{ kind, id, name, both, neither string }{
+		{"disk", disk.Id, string(disk.Name), both, neither},
+		{"instance", instance.Id, string(instance.Name), both, neither},
+		{"snapshot", snapshot.Id, string(snapshot.Name),
+			"when providing %s as an ID, project should not be specified",
+			"%s should either be an ID or project should be specified"},
+	} {
+		path := "/v1/" + test.kind + "s/"
+		c.Expect(
+			expected{test.kind + " by ID, with a project", get(path + test.id + project),
+				invalidRequest(fmt.Sprintf(test.both, test.kind))},
+			expected{test.kind + " by name, without a project", get(path + test.name),
+				invalidRequest(fmt.Sprintf(test.neither, test.kind))})
+	}
+	c.Expect(
+		expected{"a project by ID", get("/v1/projects/" + disk.ProjectId), ok},
+		expected{"a disk by name in a project by ID",
+			get("/v1/disks/" + string(disk.Name) + "?project=" + disk.ProjectId), ok},
+		expected{"an image by ID, with a project", get("/v1/images/" + uuid.NewString() + project),
+			invalidRequest("when providing image as an ID, project should not be specified")},
+		expected{"an image by name, without a project", get("/v1/images/" + string(disk.Name)),
+			notFound("silo-image", "name", string(disk.Name))},
+		expected{"what is neither a name nor an ID", get("/v1/disks/D"),
+			bad("bad parameter in URL path: " + notAName)},
+		expected{"disks of what is no project's name", get("/v1/disks?project=D"), badQuery(notAName)})
+}
+
+func checkPaths(c *Check) {
+	disk := c.Disk()
+	c.Expect(
+		expected{"an empty segment behind", get("/v1/disks/" + disk.Id + "/"), ok},
+		expected{"empty segments within", get("/v1//disks///" + disk.Id), ok},
+		expected{"a dot", get("/v1/./disks/" + disk.Id), bad("invalid path encoding")},
+		expected{"two dots", get("/v1/disks/../disks/" + disk.Id), bad("invalid path encoding")},
+		expected{"what is not UTF-8", get("/v1/disks/%ff"), bad("invalid path encoding")},
+		expected{"an escaped letter", get("/v1/%64isks/" + disk.Id), ok},
+		expected{"an escaped dot, which is a name", get("/v1/disks/%2e"),
+			bad("bad parameter in URL path: " + notAName)},
+		expected{"an escaped slash, which separates nothing", get("/v1%2fdisks/" + disk.Id),
+			Refused{404, "", "Not Found"}})
+}

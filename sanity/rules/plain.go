@@ -1,0 +1,98 @@
+package rules
+
+import (
+	"context"
+	"encoding/json"
+	"net/url"
+	"regexp"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// expected is a plain request and how a rack answers it. A refusal has its code and its message, a
+// success neither.
+type expected struct {
+	what    string
+	request Plain
+	answer  Refused
+}
+
+// Expect sends plain requests and demands that the rack answers each in exactly this way.
+func (c *Check) Expect(cases ...expected) {
+	for _, e := range cases {
+		Equal(c, e.what, c.Send(e.request).Refused(), e.answer)
+	}
+}
+
+// get is a plain read.
+func get(path string) Plain { return Plain{Method: "GET", Path: path} }
+
+// ok is a read that succeeds.
+var ok = Refused{Status: 200}
+
+// bad is a refusal of the HTTP layer.
+func bad(message string) Refused { return Refused{400, "", message} }
+
+func badQuery(message string) Refused { return bad("unable to parse query string: " + message) }
+
+func badBody(message string) Refused { return bad("unable to parse JSON body: " + message) }
+
+func notFound(kind, by, what string) Refused {
+	return Refused{404, "ObjectNotFound", "not found: " + kind + " with " + by + " \"" + what + "\""}
+}
+
+func taken(kind string, name oxide.Name) Refused {
+	return Refused{400, "ObjectAlreadyExists", "already exists: " + kind + " \"" + string(name) + "\""}
+}
+
+func invalidRequest(message string) Refused { return Refused{400, "InvalidRequest", message} }
+
+func invalidValue(label, message string) Refused {
+	return Refused{400, "InvalidValue", "unsupported value for \"" + label + "\": " + message}
+}
+
+var (
+	internalError = Refused{500, "Internal", "Internal Server Error"}
+	unavailable   = Refused{503, "ServiceNotAvailable", "Service Unavailable"}
+	quotaExceeded = Refused{507, "InsufficientCapacity", "Insufficient capacity: Storage Limit " +
+		"Exceeded: Not enough storage to complete request. Either remove unneeded disks and " +
+		"snapshots to free up resources or contact the rack operator to request a capacity increase."}
+)
+
+// inProject is the query that names the project.
+func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }
+
+// place is where serde found a mistake.
+var place = regexp.MustCompile(` at line \d+ column \d+$`)
+
+// unplaced is a refusal without the place in the body.
+func unplaced(r Refused) Refused {
+	r.Message = place.ReplaceAllString(r.Message, "")
+	return r
+}
+
+// post is a request with a body to a collection of the project.
+func (c *Check) post(collection, body string) Plain {
+	return Plain{Method: "POST", Path: "/v1/" + collection + "?" + c.inProject(), Body: body}
+}
+
+// SendDisk asks for a disk with a body of diskBody, and removes the disk at the end if it was made.
+func (c *Check) SendDisk(body string) Answer {
+	a := c.Send(c.post("disks", c.named(body)))
+	var disk struct {
+		ID string `json:"id"`
+	}
+	if a.Status < 300 && json.Unmarshal(a.Body, &disk) == nil && disk.ID != "" {
+		c.Cleanup(func(ctx context.Context) error { return c.removeDisk(ctx, disk.ID) })
+	}
+	return a
+}
+
+// object reads an answer as an object of JSON.
+func (c *Check) object(what string, a Answer) map[string]json.RawMessage {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(a.Body, &fields); err != nil || a.Status >= 300 {
+		c.Fatalf("%s: expected an object; found HTTP %d %s", what, a.Status, a.Body)
+	}
+	return fields
+}

@@ -1,0 +1,79 @@
+package rules
+
+import (
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// sourceRules are about snapshots and images as sources of disks.
+var sourceRules = []Rule{
+	{
+		ID:   "A40",
+		Says: "A disk made from a snapshot inherits the block size, which the snapshot does not show",
+		Why: "The driver finds a block size that does not fit the StorageClass only when the disk is " +
+			"made, and deletes it again.",
+		Source: "read: nexus/src/app/disk.rs",
+		Calls:  []string{"snapshot_create", "snapshot_view", "disk_create", "disk_view"},
+		Check:  checkInheritedBlocks,
+	},
+	{
+		ID: "A44",
+		Says: "Listing images without a project lists the silo's, with one the project's; a name that " +
+			"is not there is one of a silo-image or a project-image",
+		Why: "The StorageClass names an image by ID; the driver takes one without a project for the " +
+			"silo's, from which every project may make disks.",
+		Source: "read: nexus/src/app/image.rs",
+		Calls:  []string{"image_list", "image_view"},
+		Check:  checkImages,
+	},
+}
+
+func checkInheritedBlocks(c *Check) {
+	params := c.Blank()
+	params.Body.DiskBackend = From(&oxide.DiskSourceBlank{BlockSize: 2048})
+	disk := Must[*oxide.Disk](c, "create a disk with blocks of 2048 bytes")(c.CreateDisk(params))
+	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
+	fields := c.object("read the snapshot", c.Send(get("/v1/snapshots/"+snapshot.Id)))
+	if shown, is := fields["block_size"]; is {
+		c.Errorf("a snapshot's block size: expected none; found %s", shown)
+	}
+	made := Must[*oxide.Disk](c, "create a disk from it")(c.CreateDisk(
+		c.fromSnapshot(snapshot.Id, false)))
+	Equal(c, "the blocks of the disk from it, in the answer", made.BlockSize, 2048)
+	Equal(c, "the blocks of the disk from it", c.Look(made.Id).BlockSize, 2048)
+}
+
+func checkImages(c *Check) {
+	project := Must[*oxide.Project](c, "read the project")(c.Client.ProjectView(c.ctx,
+		oxide.ProjectViewParams{Project: c.project()}))
+	for _, list := range []struct {
+		what, kind, owner string
+		project           oxide.NameOrId
+	}{
+		{"the silo's images", "silo-image", "", ""},
+		{"the project's images", "project-image", project.Id, c.project()},
+	} {
+		page := Must[*oxide.ImageResultsPage](c, "list "+list.what)(c.Client.ImageList(c.ctx,
+			oxide.ImageListParams{Project: list.project}))
+		for _, image := range page.Items {
+			Equal(c, "the project of "+string(image.Name)+" of "+list.what, image.ProjectId, list.owner)
+		}
+		if len(page.Items) > 0 {
+			first := page.Items[0]
+			byName := Must[*oxide.Image](c, "read one of "+list.what+" by name")(c.Client.ImageView(c.ctx,
+				oxide.ImageViewParams{Image: oxide.NameOrId(first.Name), Project: list.project}))
+			byID := Must[*oxide.Image](c, "read one of "+list.what+" by ID")(c.Client.ImageView(c.ctx,
+				oxide.ImageViewParams{Image: oxide.NameOrId(first.Id)}))
+			Equal(c, "the one of "+list.what+" that was read by name", byName.Id, first.Id)
+			Equal(c, "the one of "+list.what+" that was read by ID", byID.Id, first.Id)
+			Equal(c, "its size", byID.Size, first.Size)
+		}
+		nobodys := string(c.Name())
+		_, err := c.Client.ImageView(c.ctx,
+			oxide.ImageViewParams{Image: oxide.NameOrId(nobodys), Project: list.project})
+		c.Refuses("read none of "+list.what, err, notFound(list.kind, "name", nobodys))
+	}
+	missing := uuid.NewString()
+	_, err := c.Client.ImageView(c.ctx, oxide.ImageViewParams{Image: oxide.NameOrId(missing)})
+	c.Refuses("read an image that is not there", err, notFound("image", "id", missing))
+}

@@ -1,0 +1,136 @@
+package broken
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+var diskLife = []Mutation{
+	{
+		Name: "A22-detached", Rule: "A22", Says: "the answer to a creation says detached",
+		After: func(x *Exchange) {
+			if x.Is("disk_create") {
+				x.Edit(func(disk map[string]any) { disk["state"] = map[string]any{"state": "detached"} })
+			}
+		},
+	},
+	{
+		Name: "A22-not-yet", Rule: "A22", Says: "a disk is still being created when it is answered",
+		After: func(x *Exchange) {
+			if x.Is("disk_view") {
+				x.Edit(func(disk map[string]any) {
+					if state, is := disk["state"].(map[string]any); is && state["state"] == "detached" {
+						state["state"] = "creating"
+					}
+				})
+			}
+		},
+	},
+	{
+		Name: "A22-smaller", Rule: "A22", Says: "a disk has half the size that was asked for",
+		DriverSays: "VolumeExists",
+		After: func(x *Exchange) {
+			if x.Is("disk_create", "disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) {
+					if size, is := disk["size"].(float64); is {
+						disk["size"] = int64(size) / 2
+					}
+				})
+			}
+		},
+	},
+	{
+		Name: "A22-read-only", Rule: "A22", Says: "new disks are read-only",
+		DriverSays: "VolumeExists",
+		After: func(x *Exchange) {
+			if x.Is("disk_create", "disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) { disk["read_only"] = true })
+			}
+		},
+	},
+	{
+		Name: "A23-creating", Rule: "A23", Says: "a read-only disk is answered as creating",
+		After: func(x *Exchange) {
+			if x.Is("disk_create") {
+				x.Edit(func(disk map[string]any) { disk["state"] = map[string]any{"state": "creating"} })
+			}
+		},
+	},
+	{
+		Name: "A23-writable", Rule: "A23", Says: "read-only disks are not shown as such",
+		After: func(x *Exchange) {
+			if x.Is("disk_create", "disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) { disk["read_only"] = false })
+			}
+		},
+	},
+	{
+		Name: "A24-detached", Rule: "A24",
+		Says:       "a deletion fails, and leaves the disk renamed and detached",
+		DriverSays: "DiskNotOurs",
+		Before: func(x *Exchange) {
+			if d := x.disk(); x.Is("disk_delete") && d.State.State == store.StateDetached &&
+				!strings.HasPrefix(d.Name, "deleted-") {
+				d.Name = "deleted-" + d.ID
+				x.putDisk(d)
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		},
+	},
+	{
+		Name: "A24-keeps-its-name", Rule: "A24", Says: "a failed deletion leaves the disk its name",
+		After: func(x *Exchange) {
+			if x.Is("disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) {
+					if name, _ := disk["name"].(string); strings.HasPrefix(name, "deleted-") {
+						disk["name"] = "pvc-of-before"
+					}
+				})
+			}
+		},
+	},
+	{
+		Name: "A68-still-there", Rule: "A68", Says: "a deleted disk is there until it is freed",
+		Before: func(x *Exchange) {
+			if x.Is("disk_delete") {
+				x.Rack.DeferWork(x.Request.Context(), time.Hour, func() { x.Carry() })
+				x.Answer = &Answer{Status: 204, Header: map[string][]string{}}
+			}
+		},
+	},
+	{
+		Name: "A68-name-taken", Rule: "A68", Says: "the name of a deleted disk stays taken",
+		DriverSays: "DiskBusy",
+		Before: func(x *Exchange) {
+			name, _ := x.Sent()["name"].(string)
+			if _, used := usedNames.Load(name); x.Is("disk_create") && used {
+				x.Refuse(400, "ObjectAlreadyExists", "already exists: disk %q", name)
+			}
+			if x.Is("disk_delete") {
+				usedNames.Store(x.disk().Name, true)
+			}
+		},
+	},
+	{
+		Name: "A68-quota-first", Rule: "A68",
+		Says: "a deleted disk does not count although it is not freed",
+		Before: func(x *Exchange) {
+			if d := x.disk(); x.Is("disk_delete") {
+				if x.Answer = x.Carry(); x.Answer.Status == 204 {
+					x.addStorage(-d.Size)
+				}
+			}
+		},
+	},
+}
+
+// usedNames are the names of the disks that were deleted while names stay taken.
+var usedNames sync.Map
+
+// addStorage changes what is provisioned, whatever the rules say.
+func (x *Exchange) addStorage(bytes int64) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.AddStorage(bytes) })
+}

@@ -1,0 +1,91 @@
+package broken
+
+import (
+	"bytes"
+	"encoding/json"
+	"regexp"
+)
+
+var wireBodies = []Mutation{
+	{
+		Name: "A06-unknown-fields", Rule: "A06", Says: "unknown fields of a body are refused",
+		Before: func(x *Exchange) {
+			known := map[string]bool{"name": true, "description": true, "size": true, "disk_backend": true}
+			for key := range x.Sent() {
+				if x.Is("disk_create") && !known[key] {
+					x.Refuse(400, "", "unable to parse JSON body: unknown field `%s`", key)
+				}
+			}
+		},
+	},
+	{
+		Name: "A06-no-path", Rule: "A06", Says: "mistakes in a body are named without their path",
+		After: func(x *Exchange) {
+			if x.Refused(400, "unable to parse JSON body: ") {
+				x.EditBody(func(body map[string]any) {
+					message, _ := body["message"].(string)
+					body["message"] = bodyPath.ReplaceAllString(message, "body: ")
+				})
+			}
+		},
+	},
+	{
+		Name: "A07-unsigned", Rule: "A07", Says: "byte counts have 64 bits without a sign",
+		After: func(x *Exchange) {
+			if x.Refused(400, "value is too large for a byte count") {
+				x.Refuse(400, "InvalidValue", "unsupported value for %q: total size must be less than "+
+					"1023 GiB", "size")
+			}
+		},
+	},
+	{
+		Name: "A08-any", Rule: "A08", Says: "blocks of 1024 bytes are made blocks of 512",
+		Before: func(x *Exchange) {
+			x.Body = bytes.ReplaceAll(x.Body, []byte(`"block_size":1024`), []byte(`"block_size":512`))
+		},
+	},
+	{
+		Name: "A08-one-size", Rule: "A08", Says: "every blank disk has blocks of 512 bytes",
+		DriverSays: "VolumeExists",
+		After: func(x *Exchange) {
+			if x.Is("disk_create", "disk_view", "disk_list") {
+				x.Edit(func(disk map[string]any) { disk["block_size"] = 512 })
+			}
+		},
+	},
+	{
+		Name: "A12-no-limit", Rule: "A12", Says: "bodies of more than 1 MiB are read",
+		Before: func(x *Exchange) { x.Body = bytes.TrimSpace(x.Body) },
+	},
+	{
+		Name: "A12-any-type", Rule: "A12", Says: "the type of a body does not matter",
+		Before: func(x *Exchange) { x.Request.Header.Set("Content-Type", "application/json") },
+	},
+	{
+		Name: "A14-token-first", Rule: "A14", Says: "the token is checked before anything is read",
+		Before: func(x *Exchange) {
+			if x.Operation != "ping" && x.Request.Header.Get("Authorization") == "" {
+				x.Refuse(401, "Unauthorized", "credentials missing or invalid")
+			}
+		},
+	},
+	{
+		Name: "A63-last-wins", Rule: "A63", Says: "of a key that is given twice the last value counts",
+		Before: func(x *Exchange) {
+			if body := x.Sent(); body != nil {
+				x.Send(body)
+			}
+		},
+	},
+	{
+		Name: "A63-end", Rule: "A63", Says: "what follows the body's object is refused",
+		Before: func(x *Exchange) {
+			if x.Is("disk_create") && !json.Valid(x.Body) {
+				x.Refuse(400, "", "unable to parse JSON body: trailing characters")
+			}
+		},
+	},
+}
+
+// bodyPath is where a path of fields stands in a refusal.
+var bodyPath = regexp.MustCompile(`body: [a-z_.]+: `)

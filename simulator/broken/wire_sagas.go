@@ -1,0 +1,46 @@
+package broken
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+var wireSagas = []Mutation{
+	{
+		Name: "A18-undone", Rule: "A18", Says: "a creation is undone when its caller gives up",
+		Before: func(x *Exchange) {
+			if !x.Is("disk_create") || x.Rack.Switches().CreateHold == 0 {
+				return
+			}
+			d := x.halfMade(store.StateCreating)
+			x.putDisk(d)
+			waited := x.Rack.Pause(x.Request.Context(), time.Duration(x.Rack.Switches().CreateHold))
+			_ = x.Rack.Records().Update(func(tx *store.Tx) error { return store.Disks.Delete(tx, d) })
+			if !waited {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		},
+	},
+	{
+		Name: "A19-left-behind", Rule: "A19", Says: "a creation that fails leaves its disk, faulted",
+		DriverSays: "DiskFaulted",
+		After: func(x *Exchange) {
+			if x.Is("disk_create") && x.Answer.Status == 500 {
+				x.putDisk(x.halfMade(store.StateFaulted))
+			}
+		},
+	},
+}
+
+// halfMade is the record of the disk that the request is to create.
+func (x *Exchange) halfMade(state string) store.Disk {
+	body := x.Sent()
+	name, _ := body["name"].(string)
+	description, _ := body["description"].(string)
+	return store.Disk{Identity: store.NewIdentity(uuid.NewString(), name, description),
+		ProjectID: x.projectID(), Size: 1 << 30, BlockSize: 4096, DevicePath: "/mnt/" + name,
+		DiskType: store.TypeDistributed, State: store.DiskState{State: state}}
+}
