@@ -181,6 +181,19 @@ func walkList(t *testing.T, rack *longRack, call func(context.Context, *Service,
 	}
 }
 
+func TestLV4AListInAnotherOrderIsAnErrorAndNotAShorterList(t *testing.T) {
+	for name, list := range pagedLists {
+		t.Run(name, func(t *testing.T) {
+			rack := &longRack{project: racktest.Project}
+			for _, n := range []int{1, 2, 7, 3, 4} {
+				rack.items = append(rack.items, list.item(n))
+			}
+			_, _, err := list.call(t.Context(), rack.controller(t), 0, "")
+			csitest.Want(t, err, codes.Internal, csierr.RackResponseInvalid)
+		})
+	}
+}
+
 func TestLV3AResponseThatWouldBeTooLargeIsPaged(t *testing.T) {
 	rack := &longRack{project: racktest.Project}
 	for n := range 22000 {

@@ -28,6 +28,7 @@ type Pager struct {
 	limit   int // 0 means no limit
 
 	page  string // the rack's page that is being visited
+	seen  string // the last id that the rack has listed
 	pages int    // that were asked for
 	taken int
 	bytes int
@@ -92,6 +93,20 @@ func (p *Pager) nextPage(token string) (page string, limit *int) {
 		n = min(p.limit, pageSize)
 	}
 	return p.page, &n
+}
+
+// ordered checks that the rack lists its objects in the order of ids, as it was asked to. A CSI page
+// begins after the last id of the one before, so that in another order it would leave objects out.
+func ordered[T any](p *Pager, objects []T) error {
+	for i := range objects {
+		id := objectID(&objects[i])
+		if id < p.seen {
+			return InvalidResponse("list", "the object %.80q is listed after %.80q: expected the order "+
+				"of ids", id, p.seen)
+		}
+		p.seen = id
+	}
+	return nil
 }
 
 // pageError converts the rack's refusal of a page. A token of another rack or of another release is
@@ -202,7 +217,7 @@ func (c *Client) EachDisk(ctx context.Context, pages *Pager,
 		if err != nil {
 			return nil, "", pages.pageError(ctx, "list disks", err)
 		}
-		return page.Items, page.NextPage, nil
+		return page.Items, page.NextPage, ordered(pages, page.Items)
 	}, visit)
 }
 
@@ -219,7 +234,7 @@ func (c *Client) EachSnapshot(ctx context.Context, pages *Pager,
 		if err != nil {
 			return nil, "", pages.pageError(ctx, "list snapshots", err)
 		}
-		return page.Items, page.NextPage, nil
+		return page.Items, page.NextPage, ordered(pages, page.Items)
 	}, visit)
 }
 
