@@ -27,7 +27,7 @@ LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfil
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)')
 
 .DEFAULT_GOAL := help
-.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance
+.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance conformance-simulator
 .PHONY: check mutants size fmt lint manifests schema clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
@@ -41,7 +41,7 @@ SUITE    = OXIDE_SIMULATOR=$(CURDIR)/$(PROGRAMS)/oxide-simulator \
 	PROOF_FIGURES=$(CURDIR)/$(FIGURES) PROOF_SEED=$(SEED)
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the binaries into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ \
@@ -59,6 +59,7 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
 test: under-test ## every test: sanity, the proofs in their short form, and each package's own
+	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools ./mutants ./size
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
@@ -103,8 +104,11 @@ demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 	@tools/prerequisites
 	@$(GO) run ./cmd/oxide-conformance demo
 
-conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name
-	@$(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance
+conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name, from inside an instance
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
+
+conformance-simulator: under-test ## the same program against a simulated rack, with hot-plug and without
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/conformance -run 'Rack(With|Without)HotPlug'
 
 mutants: ## change the driver in small places and see what its tests notice: make mutants PACKAGES=driver/mount TESTS=driver/node BUDGET=30s COUNT=200 SEED=7
 	@$(GO) build -C tools -o $(CURDIR)/.cache/mutants ./mutants
