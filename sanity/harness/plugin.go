@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -39,8 +40,10 @@ type PluginOptions struct {
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
-	// Program is a driver built elsewhere; empty is the one that the run builds.
+	// Program is a driver built elsewhere; empty is the one that the run builds. Verb are arguments
+	// that come before the driver's own.
 	Program string
+	Verb    []string
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
@@ -128,10 +131,10 @@ func (p *Plugin) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	args := append([]string{
+	args := slices.Concat(p.options.Verb, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
-	}, p.options.Args...)
+	}, p.options.Args)
 	var env []string
 	for key, value := range p.options.Env {
 		if value != "" {
