@@ -171,4 +171,7 @@ func describeGarbage(block []byte) string {
 	return fmt.Sprintf("it begins with % x", block[:8])
 }
 
-func allZero(block []byte) bool { return len(bytes.Trim(block, "\x00")) == 0 }
+var zeros [scanPiece]byte
+
+// allZero reports whether at most scanPiece bytes are zero.
+func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
