@@ -64,14 +64,14 @@ func (u *use) compareDevice(ctx context.Context) error {
 	var errs []error
 	differ := func(what string, shown, want any) {
 		if shown != want {
-			errs = append(errs, fmt.Errorf("%s is %v, not %v", what, shown, want))
+			errs = append(errs, fmt.Errorf("instance %s, the device with the serial %q: expected %s, %v; "+
+				"found %v", u.instance, u.serial(), what, want, shown))
 		}
 	}
 	d := facts.With(u.serial())[0]
-	of := fmt.Sprintf(" of the device with the serial %q, beside the rack's disk,", u.serial())
-	differ("the size"+of, d.SizeBytes, int64(disk.Size))
-	differ("the block size"+of, d.BlockSize, int64(disk.BlockSize))
-	differ("the size"+of+" beside the driver's volume,", d.SizeBytes, u.volume.GetCapacityBytes())
-	differ("the node's id, beside the instance's,", info.GetNodeId(), facts.InstanceID)
+	differ("the size of the rack's disk", d.SizeBytes, int64(disk.Size))
+	differ("the block size of the rack's disk", d.BlockSize, int64(disk.BlockSize))
+	differ("the size of the driver's volume", d.SizeBytes, u.volume.GetCapacityBytes())
+	differ("the id that the driver has of the instance", facts.InstanceID, info.GetNodeId())
 	return errors.Join(errs...)
 }

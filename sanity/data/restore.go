@@ -12,10 +12,10 @@ import (
 
 const (
 	// recordInterval is how often the writer writes; a rack must be able to copy a disk meanwhile.
-	recordInterval = 10 * time.Millisecond
+	recordInterval = 25 * time.Millisecond
 	// minRecords are acknowledged before and after a snapshot is taken.
 	minRecords = 20
-	maxRecords = 1 << 14
+	maxRecords = 1 << 12
 	// writeTimeout is how long they may take.
 	writeTimeout = time.Minute
 )
@@ -31,6 +31,12 @@ func checkSnapshot(ctx context.Context, s *session, access string) error {
 		return err
 	}
 	records := guest.Pattern{Seed: v.seed, Generation: 1, Count: maxRecords}
+	if access != "block" {
+		// The records overwrite older ones. Else a torn snapshot could hide behind the size of the file.
+		if err := u.write(ctx, records.At(0), true); err != nil {
+			return err
+		}
+	}
 	number, err := u.guest.StartWriter(ctx, guest.Recording{Place: u.place(), Pattern: records,
 		Interval: recordInterval})
 	if err != nil {
@@ -74,7 +80,7 @@ func (s *session) snapWhileWriting(
 	}
 	after, err := u.guest.Acknowledged(ctx, writer)
 	if err == nil {
-		_, err = u.awaitRecords(ctx, writer, after+minRecords)
+		_, err = u.awaitRecords(ctx, writer, min(after+minRecords, maxRecords))
 	}
 	return before, snap, err
 }

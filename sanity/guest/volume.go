@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 )
 
@@ -69,7 +70,7 @@ func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error
 		report.Read++
 		if block == nil {
 			report.add(Finding{Block: n, Offset: r.Pattern.offset(n), Kind: Missing,
-				What: "behind the end of what is there"})
+				What: "not there: the file is missing, or ends before it"})
 		} else if f := r.Pattern.compare(block, n); f != nil {
 			report.add(*f)
 		}
@@ -83,6 +84,12 @@ func (a *Agent) eachBlock(
 	ctx context.Context, r Reading, last int64, next func(n int64, block []byte) bool,
 ) (err error) {
 	file, err := a.open(r.Place, openDirect)
+	if errors.Is(err, fs.ErrNotExist) && !r.Place.Raw() {
+		for n := r.Pattern.First; n < last && next(n, nil); n++ {
+			continue // the file is not there, so that none of its blocks is
+		}
+		return nil
+	}
 	if err != nil {
 		return err
 	}

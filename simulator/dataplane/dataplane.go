@@ -50,7 +50,8 @@ type Plane struct {
 	// disks locks a disk's bytes while its device is made, removed or copied.
 	disks keylock.Map
 
-	guests guests
+	guests    guests
+	tampering tampering
 }
 
 // Guest is what a guest's firmware reports of its instance.
@@ -127,6 +128,7 @@ func (p *Plane) Stop() {
 // Close reports it.
 func (p *Plane) Close() error {
 	p.Stop()
+	errs := []error{p.Tamper(Tamper{})}
 	var devices []*plugged
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
@@ -134,7 +136,6 @@ func (p *Plane) Close() error {
 	// Wait once for all that are in use, not for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	var errs []error
 	for _, d := range devices {
 		errs = append(errs, p.hide(d))
 		if d.loop != nil {
