@@ -57,9 +57,21 @@ func (s *session) awaitState(
 	})
 }
 
-// reconnect waits until an instance that was started answers.
-func (s *session) reconnect(ctx context.Context, g *guest.Guest) error {
-	return harness.Await(ctx, s.startTimeout(), func() error { return g.Reconnect(ctx) })
+// restart stops the instance as hard as a rack does, and starts it. What it had mounted is gone.
+func (u *use) restart(ctx context.Context) error {
+	u.stopped = true
+	if err := u.stop(ctx, u.instance); err != nil {
+		return err
+	}
+	u.guest.Kill()
+	u.mounted = false
+	if err := u.start(ctx, u.instance); err != nil {
+		return err
+	}
+	// It answers some time after it runs.
+	err := harness.Await(ctx, u.startTimeout(), func() error { return u.guest.Reconnect(ctx) })
+	u.stopped = err != nil
+	return err
 }
 
 // checkHelper attaches a volume of each kind to a stopped instance, starts it and uses them, stops

@@ -75,6 +75,7 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 	t.Cleanup(func() { closed(a) })
 	b, err := guest.Connect(ctx, shell(env.Rack, "b"), config)
 	must(err)
+	b.Name = "instance b"
 	t.Cleanup(func() { closed(b) })
 	helper := env.Rack.Instance("helper").ID
 	must(env.Rack.StopInstance(ctx, helper))

@@ -37,16 +37,12 @@ func checkSnapshot(ctx context.Context, s *session, access string) error {
 			return err
 		}
 	}
-	number, err := u.guest.StartWriter(ctx, guest.Recording{Place: u.place(), Pattern: records,
-		Interval: recordInterval})
+	w, err := u.record(ctx, records)
 	if err != nil {
 		return err
 	}
-	before, snap, err := s.snapWhileWriting(ctx, u, number)
-	end, stopped := u.guest.StopWriter(ctx, number)
-	if stopped == nil && end.Failed != "" {
-		stopped = fmt.Errorf("the writer failed: %s", end.Failed)
-	}
+	before, snap, err := s.snapWhileWriting(ctx, u, w)
+	end, stopped := w.stop(ctx)
 	if err = errors.Join(err, stopped); err != nil {
 		return err
 	}
@@ -70,30 +66,63 @@ func checkSnapshot(ctx context.Context, s *session, access string) error {
 // snapWhileWriting waits for records, takes a snapshot, and waits for further ones. It returns how
 // many were acknowledged before.
 func (s *session) snapWhileWriting(
-	ctx context.Context, u *use, writer int,
+	ctx context.Context, u *use, w *writer,
 ) (before int64, snap *snapshot, err error) {
-	if before, err = u.awaitRecords(ctx, writer, minRecords); err != nil {
+	if before, err = w.await(ctx, minRecords); err != nil {
 		return 0, nil, err
 	}
 	if snap, err = s.snap(ctx, u.volume); err != nil {
 		return 0, nil, err
 	}
-	after, err := u.guest.Acknowledged(ctx, writer)
+	after, err := u.guest.Acknowledged(ctx, w.number)
 	if err == nil {
-		_, err = u.awaitRecords(ctx, writer, min(after+minRecords, maxRecords))
+		_, err = w.await(ctx, min(after+minRecords, maxRecords))
 	}
 	return before, snap, err
 }
 
-// awaitRecords waits until so many records of a writer are acknowledged.
-func (u *use) awaitRecords(ctx context.Context, writer int, want int64) (n int64, err error) {
+// writer appends records to a volume.
+type writer struct {
+	*use
+	number  int
+	stopped bool
+}
+
+// record starts a writer.
+func (u *use) record(ctx context.Context, p guest.Pattern) (*writer, error) {
+	number, err := u.guest.StartWriter(ctx, guest.Recording{Place: u.place(), Pattern: p,
+		Interval: recordInterval})
+	if err != nil {
+		return nil, wrap(err, "write records to volume %s", u.volume.name)
+	}
+	w := &writer{use: u, number: number}
+	u.writers = append(u.writers, w)
+	return w, nil
+}
+
+// await waits until so many records are acknowledged.
+func (w *writer) await(ctx context.Context, want int64) (n int64, err error) {
 	err = harness.Await(ctx, writeTimeout, func() error {
-		if n, err = u.guest.Acknowledged(ctx, writer); err == nil && n < want {
-			err = fmt.Errorf("%d records of volume %s are acknowledged, not %d", n, u.volume.name, want)
+		n, err = w.guest.Acknowledged(ctx, w.number)
+		if err == nil && n < want {
+			err = fmt.Errorf("%d records of volume %s are acknowledged, not %d", n, w.volume.name, want)
 		}
 		return err
 	})
 	return n, err
+}
+
+// stop stops the writer, once.
+func (w *writer) stop(ctx context.Context) (end guest.WriterEnd, err error) {
+	if w.stopped {
+		return end, nil
+	}
+	end, err = w.guest.StopWriter(ctx, w.number)
+	w.stopped = err == nil
+	if end.Failed != "" {
+		err = fmt.Errorf("the writer of volume %s failed: %s", w.volume.name, end.Failed)
+	}
+	return end, err
 }
 
 // judgeRecords demands what a snapshot promises.

@@ -29,6 +29,7 @@ type session struct {
 	volumes   []*volume
 	snapshots []*snapshot
 	uses      []*use
+	writers   []*writer
 }
 
 // volume is a volume that the check made.
@@ -37,12 +38,17 @@ type volume struct {
 	name, access string
 	capability   *csi.VolumeCapability
 	// seed is that of its blocks.
-	seed    uint64
+	seed uint64
+	// request made it. While Volume is nil it is not known whether it exists.
+	request *csi.CreateVolumeRequest
 	deleted bool
 }
 
+// snapshot is a snapshot that the check made. While id is empty it is not known whether it exists.
 type snapshot struct {
 	id, name string
+	request  *csi.CreateSnapshotRequest
+	deleted  bool
 }
 
 // seeds makes the data of each volume differ from that of every other.
@@ -63,22 +69,39 @@ func (b *Bench) session(ctx context.Context, work func(*session) error) error {
 // cleanUp removes everything, and goes on after an error.
 func (s *session) cleanUp(ctx context.Context) error {
 	var errs []error
+	for _, w := range s.writers {
+		_, err := w.stop(ctx)
+		errs = append(errs, err)
+	}
+	for _, u := range s.uses {
+		if u.stopped {
+			errs = append(errs, u.restart(ctx))
+		}
+	}
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unmount(ctx))
 	}
 	for _, u := range slices.Backward(s.uses) {
 		errs = append(errs, u.unpublish(ctx))
 	}
+	// A snapshot that may exist is found by taking it again, which needs its volume.
+	for _, snap := range s.snapshots {
+		errs = append(errs, s.deleteSnapshot(ctx, snap))
+	}
 	for _, v := range s.volumes {
 		errs = append(errs, s.delete(ctx, v))
 	}
-	for _, snap := range s.snapshots {
-		errs = append(errs, repeat(ctx, func() error {
-			_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
-			return wrap(err, "delete snapshot %s", snap.name)
-		}))
-	}
 	return errors.Join(errs...)
+}
+
+// mayExist reports whether a creation that failed may have had its effect.
+func mayExist(err error) bool {
+	switch status.Code(errors.Unwrap(err)) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown,
+		codes.Internal:
+		return true
+	}
+	return false
 }
 
 // wrap says what failed.
@@ -111,23 +134,32 @@ func (s *session) create(
 ) (*volume, error) {
 	v := &volume{name: s.Name("volume"), access: access, capability: harness.Access(access),
 		seed: s.Seed<<20 + seeds.Add(1)}
-	req := harness.CreateRequest(v.name, v.capability)
-	req.CapacityRange.RequiredBytes = times * s.volumeBytes()
+	v.request = harness.CreateRequest(v.name, v.capability)
+	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
 	if from != nil {
-		harness.FromSnapshot(req, from.id)
+		harness.FromSnapshot(v.request, from.id)
 	}
-	return v, repeat(ctx, func() error {
-		resp, err := s.Controller.CreateVolume(ctx, req)
-		if err != nil {
-			return wrap(err, "create volume %s", v.name)
-		}
+	s.volumes = append(s.volumes, v)
+	return v, s.make(ctx, v)
+}
+
+// make makes the volume, or finds out that it was made.
+func (s *session) make(ctx context.Context, v *volume) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateVolume(ctx, v.request)
 		v.Volume = resp.GetVolume()
-		s.volumes = append(s.volumes, v)
-		return nil
+		return wrap(err, "create volume %s", v.name)
 	})
+	v.deleted = err != nil && !mayExist(err)
+	return err
 }
 
 func (s *session) delete(ctx context.Context, v *volume) error {
+	if v.Volume == nil && !v.deleted {
+		if err := s.make(ctx, v); err != nil {
+			return err
+		}
+	}
 	if v.deleted {
 		return nil
 	}
@@ -142,18 +174,37 @@ func (s *session) delete(ctx context.Context, v *volume) error {
 // snap takes a snapshot.
 func (s *session) snap(ctx context.Context, v *volume) (*snapshot, error) {
 	snap := &snapshot{name: s.Name("snapshot")}
-	req := harness.SnapshotRequest(snap.name, v.GetVolumeId())
-	return snap, repeat(ctx, func() error {
-		resp, err := s.Controller.CreateSnapshot(ctx, req)
-		if err != nil {
-			return wrap(err, "take snapshot %s of volume %s", snap.name, v.name)
-		}
-		if !resp.GetSnapshot().GetReadyToUse() {
-			return wrap(status.Error(codes.Unavailable, "it is not ready"), "snapshot %s", snap.name)
-		}
+	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
+	s.snapshots = append(s.snapshots, snap)
+	return snap, s.take(ctx, snap)
+}
+
+// take takes the snapshot, or finds out that it was taken.
+func (s *session) take(ctx context.Context, snap *snapshot) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
 		snap.id = resp.GetSnapshot().GetSnapshotId()
-		s.snapshots = append(s.snapshots, snap)
+		if err == nil && !resp.GetSnapshot().GetReadyToUse() {
+			err = status.Error(codes.Unavailable, "it is not ready")
+		}
+		return wrap(err, "take snapshot %s", snap.name)
+	})
+	snap.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
+	if snap.id == "" && !snap.deleted {
+		if err := s.take(ctx, snap); err != nil {
+			return err
+		}
+	}
+	if snap.deleted {
 		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
+		return wrap(err, "delete snapshot %s", snap.name)
 	})
 }
 

@@ -4,6 +4,8 @@ package data_test
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +25,8 @@ var tampers = map[string][]noticed{
 		{"D01", "ext4", "NodeToolFailed: mount "},
 		{"D01", "xfs", "NodeToolFailed: mount "},
 		{"D01", "btrfs", "NodeToolFailed: mount "},
+		{"D02", "block", "which is zero"},
+		{"D03", "block", "which is zero"},
 		{"D06", "block", "which is zero"},
 		{"D09", "block", "is another after detaching and attaching"},
 	},
@@ -90,6 +94,13 @@ var tampers = map[string][]noticed{
 
 func TestEveryTamperIsNoticed(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
+	// The rack names its tampers when it is asked for one that there is not.
+	err := b.env.Rack.Admin.Switch(t.Context(), map[string]any{"tamper": "none"})
+	_, names, found := strings.Cut(fmt.Sprint(err), "; use ")
+	known := strings.Split(strings.TrimSpace(names), ", ")
+	if slices.Sort(known); !found || !slices.Equal(known, slices.Sorted(maps.Keys(tampers))) {
+		t.Errorf("the rack says %v; the tampers here are %q", err, slices.Sorted(maps.Keys(tampers)))
+	}
 	for name, all := range tampers {
 		for _, want := range all {
 			t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {

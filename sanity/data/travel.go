@@ -91,10 +91,7 @@ func checkRestart(ctx context.Context, s *session, access string) error {
 	if err := u.write(ctx, u.pattern(1), true); err != nil {
 		return err
 	}
-	err = s.stop(ctx, u.instance)
-	u.guest.Kill()
-	u.mounted = false
-	if err = errors.Join(err, s.start(ctx, u.instance), s.reconnect(ctx, u.guest)); err != nil {
+	if err := u.restart(ctx); err != nil {
 		return err
 	}
 	if err := u.mount(ctx); err != nil {

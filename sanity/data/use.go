@@ -22,6 +22,8 @@ type use struct {
 	instance string
 	// attached and mounted are set before the call that may make it so, and cleared when it is undone.
 	attached, mounted bool
+	// stopped is set while the instance may not run, or has no agent.
+	stopped bool
 }
 
 func (u *use) node() csi.NodeClient { return csi.NewNodeClient(u.guest.Conn()) }

@@ -86,6 +86,9 @@ func (g *Guest) Close() error {
 	return nil
 }
 
+// cancelTimeout is how long a canceled call may take to end.
+const cancelTimeout = 10 * time.Second
+
 // do makes a call of the agent. A call whose context ends is canceled there.
 func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out Out, err error) {
 	c := Call[In]{ID: g.calls.Add(1), Args: args}
@@ -98,13 +101,18 @@ func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out
 	pending := l.client.Go("Agent."+method, c, &out, make(chan *rpc.Call, 1))
 	select {
 	case <-pending.Done:
-		err = pending.Error
 	case <-ctx.Done():
 		l.client.Go("Agent.Cancel", c.ID, &Nothing{}, make(chan *rpc.Call, 1))
-		// The result may still be written.
-		var none Out
-		return none, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
+		// What follows must not meet the call at work.
+		select {
+		case <-pending.Done:
+		case <-time.After(cancelTimeout):
+			// Its result may still be written.
+			var none Out
+			return none, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
+		}
 	}
+	err = pending.Error
 	if served := rpc.ServerError(""); err != nil && !errors.As(err, &served) {
 		err = fmt.Errorf("the agent does not answer: %w%s", err, l.why())
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -49,7 +50,11 @@ func FindTamper(name string) (Tamper, error) {
 	case name == "":
 		return Tamper{}, nil
 	case i < 0:
-		return Tamper{}, fmt.Errorf("there is no tamper %q", name)
+		names := make([]string, len(all))
+		for i := range all {
+			names[i] = all[i].Name
+		}
+		return Tamper{}, fmt.Errorf("there is no tamper %q; use %s", name, strings.Join(names, ", "))
 	}
 	return all[i], nil
 }
