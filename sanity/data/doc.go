@@ -1,5 +1,5 @@
-// Package data checks what a rack and its driver do with the bytes of volumes: that what was written
-// is there after every way in which a volume can travel, and that nothing else is.
+// Package data checks what a rack and its driver do with the bytes of volumes: that what was
+// written is there after every way in which a volume can travel, and that nothing else is.
 //
 // [Checks] is the table. Each [Check] makes volumes through the driver's controller on a [Bench],
 // uses them in the Bench's instances through package guest, and removes what it made, whether it

@@ -83,9 +83,10 @@ func newBench(t *testing.T, options harness.RackOptions) *bench {
 	var names atomic.Int64
 	return &bench{env: env, Bench: &data.Bench{
 		Controller: controller.Controller(), A: a, B: b,
-		Helper: &data.Helper{InstanceID: helper, Connect: func(ctx context.Context) (*guest.Guest, error) {
-			return guest.Connect(ctx, shell(env.Rack, "helper"), config)
-		}},
+		Helper: &data.Helper{InstanceID: helper,
+			Connect: func(ctx context.Context) (*guest.Guest, error) {
+				return guest.Connect(ctx, shell(env.Rack, "helper"), config)
+			}},
 		Oxide: env.Rack.Client, Project: env.Rack.Project, Hotplug: !options.ColdPlug,
 		Name:          func(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) },
 		Seed:          1,

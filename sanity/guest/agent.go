@@ -52,10 +52,13 @@ func newAgent() (*Agent, error) {
 // dirPrefix is how the names of the directories begin that an agent works in, or was copied to.
 const dirPrefix = "oxide-guest-"
 
-// Start starts the driver's node service. A second call starts it anew, with the same records.
+// Start starts the driver's node service, once, and returns the agent's directory.
 func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.plugin != nil {
+		return "", errors.New("the driver runs in this instance already")
+	}
 	for _, root := range []struct {
 		value            *string
 		variable, preset string

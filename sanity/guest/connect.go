@@ -47,8 +47,8 @@ func here(context.Context, string) (*link, error) {
 }
 
 // Connect copies this program into another instance and starts it there as an agent. The command
-// runs a shell script in that instance, which is added as its last argument: "ssh b" does. It has to
-// give the script root's rights.
+// runs a shell script in that instance, which is added as its last argument: "ssh b" does. It has
+// to give the script root's rights.
 func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
 	g := &Guest{Name: "the instance of " + strings.Join(command, " "), config: c}
 	if len(command) == 0 {
@@ -68,13 +68,13 @@ const copyScript = `set -e; umask 077; old=%q; [ ! -d "$old" ] || rmdir "$old"; 
 
 const copied = "oxide-guest copied to "
 
-// copiedTo finds where the program was put, and plainPath is a path that needs no quotes in a shell.
+// copiedTo finds where the program was put; plainPath is a path that needs no quotes in a shell.
 var (
 	copiedTo  = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
 	plainPath = regexp.MustCompile(`^/[A-Za-z0-9._/-]+$`)
 )
 
-// start copies the program, and starts it. An old agent's directory is removed if it is still there.
+// start copies the program, and starts it. It removes an old agent's directory that is still there.
 func start(ctx context.Context, command []string, old string) (*link, error) {
 	if old != "" && !plainPath.MatchString(old) {
 		return nil, fmt.Errorf("the old agent's directory has an unexpected name, %q", old)

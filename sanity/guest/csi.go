@@ -11,15 +11,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Request is a call of the driver's node service, and Response its answer, as protobuf bytes. A
-// Status is that of an error.
-type (
-	Request struct {
-		Method  string
-		Message []byte
-	}
-	Response struct{ Message, Status []byte }
-)
+// Request is a call of the driver's node service, with its message as protobuf bytes.
+type Request struct {
+	Method  string
+	Message []byte
+}
+
+// Response is the answer to a Request. Of an error it is the Status, as protobuf bytes, too.
+type Response struct{ Message, Status []byte }
 
 // Invoke calls the driver's node service.
 func (a *Agent) Invoke(ctx context.Context, req Request) (resp Response, err error) {

@@ -169,7 +169,7 @@ func (w *world) records(g *guest.Guest, p *harness.Placement) {
 	w.must(err)
 	w.must(harness.Await(ctx, 10*time.Second, func() error {
 		if n, err := g.Acknowledged(ctx, number); err != nil || n < 5 {
-			return fmt.Errorf("%d records are acknowledged: %v", n, err)
+			return errors.Join(fmt.Errorf("%d records are acknowledged, not 5", n), err)
 		}
 		return nil
 	}))

@@ -148,11 +148,15 @@ func (s *service) Cancel(id uint64, _ *Nothing) error {
 
 // The agent's methods.
 
-func (s *service) Start(c Call[Config], out *string) error { return answer(s, c, out, s.agent.Start) }
+func (s *service) Start(c Call[Config], out *string) error {
+	return answer(s, c, out, s.agent.Start)
+}
 
 func (s *service) Log(c Call[Nothing], out *string) error { return answer(s, c, out, s.agent.Log) }
 
-func (s *service) Facts(c Call[Nothing], out *Facts) error { return answer(s, c, out, s.agent.Facts) }
+func (s *service) Facts(c Call[Nothing], out *Facts) error {
+	return answer(s, c, out, s.agent.Facts)
+}
 
 func (s *service) Invoke(c Call[Request], out *Response) error {
 	return answer(s, c, out, s.agent.Invoke)

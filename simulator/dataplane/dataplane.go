@@ -12,6 +12,7 @@
 //	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
 //	guests/<uuid>/aside   entries that are being made or removed
 //	frozen/<disk uuid>    a freeze in progress
+//	tamper                what a [Tamper] keeps while it is in force
 //
 // There is no other state: the kernel keeps each loop device's file and serial. The package needs
 // Linux and root. On other systems it builds, and [Open] fails.

@@ -59,8 +59,8 @@ func FindTamper(name string) (Tamper, error) {
 	return all[i], nil
 }
 
-// Tamper makes the plane do one thing wrongly, or, without a name, nothing any more. What an earlier
-// tamper left in guests is taken away.
+// Tamper makes the plane do one thing wrongly, or with the zero value nothing any more. What an
+// earlier tamper left in guests is taken away.
 func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Lock()
 	left := p.tampering.left
