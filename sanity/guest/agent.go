@@ -28,7 +28,7 @@ type Config struct {
 // Agent does the work inside an instance. Here and Serve make one, and a Guest calls it.
 type Agent struct {
 	// dir is a tmpfs in which everything lies that the agent makes.
-	dir string
+	dir *directory
 
 	mu sync.Mutex
 	// mu guards what follows.
@@ -39,12 +39,9 @@ type Agent struct {
 
 // newAgent makes an agent. It has to run in a mount namespace of its own.
 func newAgent() (*Agent, error) {
-	dir, err := os.MkdirTemp("", dirPrefix)
+	dir, err := newDirectory()
 	if err != nil {
-		return nil, fmt.Errorf("make the agent's directory: %w", err)
-	}
-	if err := mountTemporary(dir); err != nil {
-		return nil, errors.Join(err, os.Remove(dir))
+		return nil, err
 	}
 	return &Agent{dir: dir, writers: map[int]*writer{}}, nil
 }
@@ -72,9 +69,9 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	}
 	a.config = c
 	if len(c.Plugin) == 0 {
-		return a.dir, nil
+		return a.dir.path, nil
 	}
-	run := &harness.Run{Dir: a.dir, Progress: io.Discard}
+	run := &harness.Run{Dir: a.dir.path, Progress: io.Discard}
 	plugin, err := run.StartPlugin(ctx, harness.PluginOptions{
 		Mode: harness.ModeNode, Program: c.Plugin[0], Verb: c.Plugin[1:], Args: c.Args,
 		Env: map[string]string{"OXIDE_SYSFS_ROOT": c.SysfsRoot, "OXIDE_DEV_ROOT": c.DevRoot},
@@ -83,7 +80,7 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 		return "", fmt.Errorf("start the driver's node service: %w", err)
 	}
 	a.plugin = plugin
-	return a.dir, nil
+	return a.dir.path, nil
 }
 
 // Log returns the end of the driver's log.
@@ -118,7 +115,7 @@ func (a *Agent) Close() error {
 	if a.plugin != nil {
 		errs = append(errs, a.plugin.Stop())
 	}
-	return errors.Join(append(errs, unmountTemporary(a.dir), os.Remove(a.dir))...)
+	return errors.Join(append(errs, a.dir.remove())...)
 }
 
 // device finds what the guest's sysfs shows of a device number.

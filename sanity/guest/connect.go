@@ -29,7 +29,7 @@ func Here(ctx context.Context, c Config) (*Guest, error) {
 	return g, g.connect(ctx)
 }
 
-func here(context.Context, string) (*link, error) {
+func here(context.Context) (*link, error) {
 	agent, err := newAgent()
 	if err != nil {
 		return nil, err
@@ -54,50 +54,57 @@ func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
 	if len(command) == 0 {
 		return nil, errors.New("expected a command such as ssh b, found none")
 	}
-	g.open = func(ctx context.Context, old string) (*link, error) {
-		return start(ctx, command, old)
-	}
+	g.open = func(ctx context.Context) (*link, error) { return start(ctx, command) }
 	return g, g.connect(ctx)
 }
 
-// copyScript reads the program from its standard input and prints where it put it. It removes the
-// empty directory of an agent that was killed.
-const copyScript = `set -e; umask 077; old=%q; [ ! -d "$old" ] || rmdir "$old"; ` +
+// copyScript reads the program from its standard input and prints where it put it. What is cut off
+// leaves nothing.
+const copyScript = `set -e; umask 077; ` +
 	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
-	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"`
+	`trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
+	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"; trap - EXIT`
 
 const copied = "oxide-guest copied to "
 
-// copiedTo finds where the program was put; plainPath is a path that needs no quotes in a shell.
-var (
-	copiedTo  = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
-	plainPath = regexp.MustCompile(`^/[A-Za-z0-9._/-]+$`)
-)
+// copiedTo finds where the program was put; such a path needs no quotes in a shell.
+var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
 
-// start copies the program, and starts it. It removes an old agent's directory that is still there.
-func start(ctx context.Context, command []string, old string) (*link, error) {
-	if old != "" && !plainPath.MatchString(old) {
-		return nil, fmt.Errorf("the old agent's directory has an unexpected name, %q", old)
-	}
+// start copies the program, and starts it.
+func start(ctx context.Context, command []string) (*link, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return nil, fmt.Errorf("read this program: %w", err)
 	}
 	defer self.Close()
-	cmd := exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
-		fmt.Sprintf(copyScript, old))...)
+	cmd := shell(ctx, command, copyScript)
 	cmd.Stdin = self
 	var said, problem bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &problem
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("copy this program: %w: %s", err, strings.TrimSpace(problem.String()))
-	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = endTimeout
+	err = cmd.Run()
 	match := copiedTo.FindStringSubmatch(said.String())
-	if match == nil {
+	switch {
+	case err != nil && match != nil:
+		// It was copied, and then the connection failed.
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		err = errors.Join(err, shell(clean, command, "rm -rf "+match[1]).Run())
+		return nil, fmt.Errorf("copy this program: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("copy this program: %w: %s", err, strings.TrimSpace(problem.String()))
+	case match == nil:
 		return nil, fmt.Errorf("copy this program: expected the name of a directory, found %.200q",
 			said.String())
 	}
 	return startCopy(ctx, command, match[1])
+}
+
+// shell is the command with a script as its last argument.
+func shell(ctx context.Context, command []string, script string) *exec.Cmd {
+	return exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
+		script)...)
 }
 
 // startCopy starts the program that was copied into a directory. One that starts removes the copy
@@ -105,7 +112,7 @@ func start(ctx context.Context, command []string, old string) (*link, error) {
 func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
 	script := fmt.Sprintf("%[1]s/agent %[2]s; code=$?; rm -rf %[1]s; exit $code", dir, Verb)
 	// It ends with its standard input, not with ctx.
-	cmd := exec.Command(command[0], append(command[1:len(command):len(command)], script)...)
+	cmd := shell(context.WithoutCancel(ctx), command, script)
 	problem := &tail{}
 	cmd.Stderr = problem
 	// An interrupt at the terminal is not for it. What goes on printing must not hold up its end.
@@ -125,9 +132,8 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	l := &link{why: problem.say}
 	go func() { ended <- cmd.Wait() }()
-	l.client = rpc.NewClient(transport{lines, stdin, stdin})
+	l := &link{why: problem.say}
 	killGroup := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	l.close = sync.OnceValue(func() error {
 		_ = stdin.Close()
@@ -144,9 +150,9 @@ func startCopy(ctx context.Context, command []string, dir string) (*link, error)
 		_ = l.close()
 	})
 	if err != nil {
-		l.kill()
-		return nil, fmt.Errorf("%w%s", err, problem.say())
+		return nil, errors.Join(fmt.Errorf("%w%s", err, problem.say()), l.close())
 	}
+	l.client = rpc.NewClient(transport{lines, stdin, stdin})
 	return l, nil
 }
 

@@ -15,5 +15,8 @@ func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
 func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
 func kernelRelease() (string, error)        { return "", errNotLinux }
 
-func mountTemporary(string) error   { return errNotLinux }
-func unmountTemporary(string) error { return errNotLinux }
+type directory struct{ path string }
+
+func newDirectory() (*directory, error) { return nil, errNotLinux }
+
+func (*directory) remove() error { return errNotLinux }

@@ -24,7 +24,7 @@
 // Nothing. An agent keeps its files in a tmpfs of its own mount namespace, and the driver dies with
 // it: whatever ends the agent, its mounts are gone when its last process is. Here, the program
 // itself has to run in such a namespace (package namespace). Only an agent that is killed leaves an
-// empty directory, which Reconnect removes.
+// empty directory, which the next one there removes.
 //
 // The package needs Linux and root. On other systems it builds, and Here and Serve fail.
 package guest

@@ -19,9 +19,8 @@ type Guest struct {
 	Name string
 
 	config Config
-	// open makes a link. An agent that was killed has left an old directory.
-	open  func(ctx context.Context, old string) (*link, error)
-	calls atomic.Uint64
+	open   func(context.Context) (*link, error)
+	calls  atomic.Uint64
 
 	mu sync.Mutex
 	// mu guards what follows.
@@ -41,7 +40,7 @@ type link struct {
 
 // connect makes the link and starts the driver.
 func (g *Guest) connect(ctx context.Context) error {
-	l, err := g.open(ctx, g.Path())
+	l, err := g.open(ctx)
 	if err != nil {
 		return fmt.Errorf("start an agent in %s: %w", g.Name, err)
 	}
@@ -50,8 +49,7 @@ func (g *Guest) connect(ctx context.Context) error {
 	g.mu.Unlock()
 	dir, err := do[Config, string](ctx, g, "Start", g.config)
 	if err != nil {
-		l.kill()
-		return err
+		return errors.Join(err, l.close())
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
