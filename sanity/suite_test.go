@@ -11,9 +11,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/csisuite"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 )
 
 // TestSanity runs csi-sanity in all combinations and our own specs against simulated racks: the
@@ -41,7 +40,7 @@ func TestSanity(t *testing.T) {
 
 // runSpecs runs the chosen specs in this process.
 func runSpecs(t *testing.T, suite types.SuiteConfig, reporter types.ReporterConfig) {
-	if err := proof.LeaveMountsOfOthers(); err != nil {
+	if err := namespace.LeaveVolumes(); err != nil {
 		t.Fatal(err)
 	}
 	RegisterFailHandler(Fail)

@@ -40,8 +40,10 @@ type PluginOptions struct {
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
-	// Program is a driver built elsewhere; empty is the one that the run builds.
+	// Program is a driver built elsewhere; empty is the one that the run builds. Verb are arguments
+	// that come before the driver's own.
 	Program string
+	Verb    []string
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
@@ -129,7 +131,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	command = slices.Concat(command, []string{
+	command = slices.Concat(command, p.options.Verb, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
 	}, p.options.Args)

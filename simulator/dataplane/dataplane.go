@@ -12,6 +12,7 @@
 //	guests/<uuid>/hidden  its disks that an equal serial hides until the guest restarts
 //	guests/<uuid>/aside   entries that are being made or removed
 //	frozen/<disk uuid>    a freeze in progress
+//	tamper                what a [Tamper] keeps while it is in force
 //
 // There is no other state: the kernel keeps each loop device's file and serial. The package needs
 // Linux and root. On other systems it builds, and [Open] fails.
@@ -50,7 +51,8 @@ type Plane struct {
 	// disks locks a disk's bytes while its device is made, removed or copied.
 	disks keylock.Map
 
-	guests guests
+	guests    guests
+	tampering tampering
 }
 
 // Guest is what a guest's firmware reports of its instance.
@@ -127,6 +129,7 @@ func (p *Plane) Stop() {
 // Close reports it.
 func (p *Plane) Close() error {
 	p.Stop()
+	errs := []error{p.Tamper(Tamper{})}
 	var devices []*plugged
 	for _, g := range p.guests.all() {
 		devices = append(devices, p.guests.devices(g)...)
@@ -134,7 +137,6 @@ func (p *Plane) Close() error {
 	// Wait once for all that are in use, not for each.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	var errs []error
 	for _, d := range devices {
 		errs = append(errs, p.hide(d))
 		if d.loop != nil {

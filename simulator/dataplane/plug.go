@@ -38,6 +38,9 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 		}
 		return nil
 	}
+	if err := p.tamperPlug(spec, &f); err != nil {
+		return err
+	}
 	d := &plugged{spec: spec}
 	if !f.Never {
 		loop, err := p.attachLoop(spec, f.SizeBytes)
@@ -147,7 +150,7 @@ func (p *Plane) appear(d *plugged) error {
 	if err != nil {
 		return err
 	}
-	if err := view.show(d.spec, *d.loop, name); err != nil {
+	if err := view.show(p.tamperShown(d), *d.loop, name); err != nil {
 		return errors.Join(fmt.Errorf("show %s: %w", name, err), view.remove(name))
 	}
 	d.node = name
@@ -166,6 +169,10 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 		d.cancel()
 		<-d.appeared
 	}
+	if p.tamperKeeps(d) {
+		p.guests.forget(d)
+		return nil
+	}
 	err := p.hide(d)
 	if err == nil && d.loop != nil {
 		err = p.forceDetach(*d.loop)
@@ -173,6 +180,9 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 	if err == nil {
 		p.guests.forget(d)
 		err = p.trim(diskID, d.spec.SizeBytes)
+	}
+	if err == nil {
+		err = p.tamperUnplugged(d.spec)
 	}
 	if err != nil {
 		return fmt.Errorf("unplug disk %s from instance %s: %w", diskID, instanceID, err)
@@ -201,7 +211,7 @@ func (p *Plane) RemoveDisk(id string) error {
 	if d := p.guests.disk(id); d != nil {
 		return fmt.Errorf("remove disk %s: instance %s still has it", id, d.spec.InstanceID)
 	}
-	if err := removeBacking(p.DiskPath(id)); err != nil {
+	if err := errors.Join(removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
 	return nil

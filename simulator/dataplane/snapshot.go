@@ -46,6 +46,9 @@ func (p *Plane) SnapshotDisk(ctx context.Context, snapshotID, diskID string) err
 				return err
 			}
 		}
+		if err := p.tamperCopied(ctx, f, d); err != nil {
+			return err
+		}
 		return f.Truncate(d.spec.SizeBytes)
 	})
 	if err != nil {

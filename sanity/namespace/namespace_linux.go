@@ -1,4 +1,4 @@
-package proof
+package namespace
 
 import (
 	"fmt"
@@ -11,23 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceAttr gives a process a mount namespace of its own. It ends with the thread that started
-// it.
-func namespaceAttr() *syscall.SysProcAttr {
+// attr gives a process a mount namespace of its own, without propagation. The process ends with the
+// thread that started it.
+func attr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM,
 	}
 }
 
-// LeaveMountsOfOthers lets go of the volumes that other tests had mounted when this process's mount
-// namespace was made as a copy of theirs. Else this process would hold their devices, and a driver
-// does not let go of a volume that another namespace has.
-func LeaveMountsOfOthers() error {
+// LeaveVolumes lets go of the volumes that others had mounted when this process's mount namespace
+// was made as a copy of theirs. Else this process would hold their devices, and a driver does not
+// let go of a volume that another namespace has.
+func LeaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
-		return fmt.Errorf("leave the mounts of other tests: %w", err)
+		return fmt.Errorf("leave the volumes of others: %w", err)
 	}
-	// Tests live there; what the machine itself has mounted stays.
+	// Tests and guests live there; what the machine itself has mounted stays.
 	homes := []string{os.TempDir(), "/var/tmp"}
 	if dir := os.Getenv("OXIDE_SANITY_DIR"); dir != "" {
 		homes = append(homes, dir)
@@ -37,7 +37,8 @@ func LeaveMountsOfOthers() error {
 			return strings.HasPrefix(m.Mountpoint, strings.TrimSuffix(dir, "/")+"/")
 		})
 		onDevice := strings.HasPrefix(m.Source, "/dev/loop") ||
-			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme")
+			strings.Contains(m.Source, "/dev/nvme") || strings.Contains(m.Root, "/dev/nvme") ||
+			strings.HasPrefix(m.Root, "/nvme")
 		if ofTests && onDevice {
 			// Another one may have covered it, or taken it along.
 			_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)

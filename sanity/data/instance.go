@@ -1,0 +1,199 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// rackMessage is what a rack says of a refusal, without the dump that the client makes of it.
+func rackMessage(err error) string {
+	refused := (*oxide.HTTPError)(nil)
+	if !errors.As(err, &refused) || refused.ErrorResponse == nil {
+		return "the rack could not be asked"
+	}
+	r := refused.ErrorResponse
+	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)
+}
+
+// stop stops an instance and waits until it is stopped.
+func (s *session) stop(ctx context.Context, instance string) error {
+	_, err := s.Oxide.InstanceStop(ctx,
+		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+	if err != nil {
+		return fmt.Errorf("stop instance %s: %s", instance, rackMessage(err))
+	}
+	return s.awaitState(ctx, instance, oxide.InstanceStateStopped)
+}
+
+// start starts an instance and waits until it runs.
+func (s *session) start(ctx context.Context, instance string) error {
+	_, err := s.Oxide.InstanceStart(ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+	if err != nil {
+		return fmt.Errorf("start instance %s: %s", instance, rackMessage(err))
+	}
+	return s.awaitState(ctx, instance, oxide.InstanceStateRunning)
+}
+
+func (s *session) awaitState(
+	ctx context.Context, instance string, want oxide.InstanceState,
+) error {
+	return harness.Await(ctx, s.startTimeout(), func() error {
+		i, err := s.Oxide.InstanceView(ctx,
+			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
+		if err != nil {
+			return fmt.Errorf("read instance %s: %s", instance, rackMessage(err))
+		}
+		if i.RunState != want {
+			return fmt.Errorf("instance %s is %s, not %s", instance, i.RunState, want)
+		}
+		return nil
+	})
+}
+
+// restart stops the instance as hard as a rack does, and starts it. What it had mounted is gone.
+func (u *use) restart(ctx context.Context) error {
+	u.stopped = true
+	if err := u.stop(ctx, u.instance); err != nil {
+		return err
+	}
+	u.guest.Kill()
+	u.mounted = false
+	if err := u.start(ctx, u.instance); err != nil {
+		return err
+	}
+	// It answers some time after it runs.
+	err := harness.Await(ctx, u.startTimeout(), func() error { return u.guest.Reconnect(ctx) })
+	u.stopped = err != nil
+	return err
+}
+
+// checkHelper attaches a volume of each kind to a stopped instance, starts it and uses them, stops
+// and starts it, and reads them again. The instance is stopped at the end.
+func checkHelper(ctx context.Context, b *Bench) error {
+	return b.session(ctx, func(s *session) (err error) {
+		var uses []*use
+		for _, access := range s.accesses() {
+			v, err := s.create(ctx, access, 1, nil)
+			if err != nil {
+				return err
+			}
+			u, err := s.publish(ctx, v, s.Helper.InstanceID)
+			if err != nil {
+				return err
+			}
+			uses = append(uses, u)
+		}
+		h := &helper{session: s, uses: uses}
+		defer func() {
+			// The volumes are detached when it is stopped.
+			clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+			defer cancel()
+			err = errors.Join(err, h.stop(clean))
+		}()
+		return h.check(ctx)
+	})
+}
+
+// helper is the stopped instance at work.
+type helper struct {
+	*session
+	uses []*use
+	// guest is nil while the instance is stopped.
+	guest *guest.Guest
+}
+
+func (h *helper) check(ctx context.Context) error {
+	for round := range 2 {
+		if err := h.start(ctx); err != nil {
+			return err
+		}
+		if err := h.compareDisks(ctx); err != nil {
+			return err
+		}
+		for _, u := range h.uses {
+			if err := h.use(ctx, u, round == 0); err != nil {
+				return fmt.Errorf("%s, in the stopped instance that was started: %w", u.volume.access, err)
+			}
+		}
+		if err := h.stop(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// use writes a volume in the first round, and reads it in the second.
+func (h *helper) use(ctx context.Context, u *use, first bool) error {
+	if err := u.compareDevice(ctx); err != nil {
+		return err
+	}
+	if err := u.mount(ctx); err != nil {
+		return err
+	}
+	if first {
+		return u.write(ctx, u.pattern(1), true)
+	}
+	if err := u.verify(ctx, u.pattern(1)); err != nil {
+		return err
+	}
+	return u.unmount(ctx)
+}
+
+// compareDisks demands that the rack lists all volumes among the instance's disks.
+func (h *helper) compareDisks(ctx context.Context) error {
+	disks, err := h.Oxide.InstanceDiskListAllPages(ctx,
+		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(h.Helper.InstanceID)})
+	if err != nil {
+		return fmt.Errorf("list the disks of instance %s: %s", h.Helper.InstanceID, rackMessage(err))
+	}
+	listed := map[string]bool{}
+	for _, d := range disks {
+		listed[d.Id] = true
+	}
+	for _, u := range h.uses {
+		if !listed[u.volume.GetVolumeId()] {
+			return fmt.Errorf("the rack does not list volume %s among the %d disks of instance %s, "+
+				"to which it is attached", u.volume.name, len(disks), h.Helper.InstanceID)
+		}
+	}
+	return nil
+}
+
+// start starts the instance and reaches it.
+func (h *helper) start(ctx context.Context) error {
+	if err := h.session.start(ctx, h.Helper.InstanceID); err != nil {
+		return err
+	}
+	err := harness.Await(ctx, h.startTimeout(), func() (err error) {
+		h.guest, err = h.Helper.Connect(ctx)
+		return err
+	})
+	if err != nil {
+		h.guest = nil
+		return err
+	}
+	for _, u := range h.uses {
+		u.guest = h.guest
+	}
+	return nil
+}
+
+// stop stops the instance, as hard as the rack does. What it had mounted is gone with it.
+func (h *helper) stop(ctx context.Context) error {
+	err := h.session.stop(ctx, h.Helper.InstanceID)
+	if h.guest != nil {
+		h.guest.Kill()
+		h.guest = nil
+	}
+	for _, u := range h.uses {
+		u.mounted = false
+	}
+	return err
+}

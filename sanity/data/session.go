@@ -1,0 +1,246 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+const (
+	// cleanTimeout is how long a check may take to remove what it made.
+	cleanTimeout = 5 * time.Minute
+	// retryTimeout is how long a call is repeated whose error asks for it.
+	retryTimeout = 2 * time.Minute
+)
+
+// session is one check at work. It notes what the check makes.
+type session struct {
+	*Bench
+	volumes   []*volume
+	snapshots []*snapshot
+	uses      []*use
+	writers   []*writer
+}
+
+// volume is a volume that the check made.
+type volume struct {
+	*csi.Volume
+	name, access string
+	capability   *csi.VolumeCapability
+	// seed is that of its blocks.
+	seed uint64
+	// request made it. While Volume is nil it is not known whether it exists.
+	request *csi.CreateVolumeRequest
+	deleted bool
+}
+
+// snapshot is a snapshot that the check made. While id is empty it is not known whether it exists.
+type snapshot struct {
+	id, name string
+	request  *csi.CreateSnapshotRequest
+	deleted  bool
+}
+
+// seeds makes the data of each volume differ from that of every other.
+var seeds atomic.Uint64
+
+// session does the work of a check, and then removes what it made.
+func (b *Bench) session(ctx context.Context, work func(*session) error) error {
+	s := &session{Bench: b}
+	err := work(s)
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	if failed := s.cleanUp(clean); failed != nil {
+		err = errors.Join(err, fmt.Errorf("remove what the check made: %w", failed))
+	}
+	return err
+}
+
+// cleanUp removes everything, and goes on after an error.
+func (s *session) cleanUp(ctx context.Context) error {
+	var errs []error
+	for _, w := range s.writers {
+		_, err := w.stop(ctx)
+		errs = append(errs, err)
+	}
+	for _, u := range s.uses {
+		if u.stopped {
+			errs = append(errs, u.restart(ctx))
+		}
+	}
+	for _, u := range slices.Backward(s.uses) {
+		errs = append(errs, u.unmount(ctx))
+	}
+	for _, u := range slices.Backward(s.uses) {
+		errs = append(errs, u.unpublish(ctx))
+	}
+	// A snapshot that may exist is found by taking it again, which needs its volume.
+	for _, snap := range s.snapshots {
+		errs = append(errs, s.deleteSnapshot(ctx, snap))
+	}
+	for _, v := range s.volumes {
+		errs = append(errs, s.delete(ctx, v))
+	}
+	return errors.Join(errs...)
+}
+
+// mayExist reports whether a creation that failed may have had its effect.
+func mayExist(err error) bool {
+	switch status.Code(errors.Unwrap(err)) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown,
+		codes.Internal:
+		return true
+	}
+	return false
+}
+
+// wrap says what failed.
+func wrap(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// repeat makes a call again whose error asks for that, as an orchestrator does.
+func repeat(ctx context.Context, call func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Max: 2 * time.Second}); ; {
+		err := call()
+		switch status.Code(errors.Unwrap(err)) {
+		case codes.Aborted, codes.Unavailable:
+			if backoff.Wait(ctx) == nil {
+				continue
+			}
+		}
+		return err
+	}
+}
+
+// create makes a volume of some times the usual size, blank or of a snapshot.
+func (s *session) create(
+	ctx context.Context, access string, times int64, from *snapshot,
+) (*volume, error) {
+	v := &volume{name: s.Name("volume"), access: access, capability: harness.Access(access),
+		seed: s.Seed<<20 + seeds.Add(1)}
+	v.request = harness.CreateRequest(v.name, v.capability)
+	v.request.CapacityRange.RequiredBytes = times * s.volumeBytes()
+	if from != nil {
+		harness.FromSnapshot(v.request, from.id)
+	}
+	s.volumes = append(s.volumes, v)
+	return v, s.make(ctx, v)
+}
+
+// make makes the volume, or finds out that it was made.
+func (s *session) make(ctx context.Context, v *volume) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateVolume(ctx, v.request)
+		v.Volume = resp.GetVolume()
+		return wrap(err, "create volume %s", v.name)
+	})
+	v.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *session) delete(ctx context.Context, v *volume) error {
+	if v.Volume == nil && !v.deleted {
+		if err := s.make(ctx, v); err != nil {
+			return err
+		}
+	}
+	if v.deleted {
+		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+		v.deleted = err == nil
+		return wrap(err, "delete volume %s", v.name)
+	})
+}
+
+// snap takes a snapshot.
+func (s *session) snap(ctx context.Context, v *volume) (*snapshot, error) {
+	snap := &snapshot{name: s.Name("snapshot")}
+	snap.request = harness.SnapshotRequest(snap.name, v.GetVolumeId())
+	s.snapshots = append(s.snapshots, snap)
+	return snap, s.take(ctx, snap)
+}
+
+// take takes the snapshot, or finds out that it was taken.
+func (s *session) take(ctx context.Context, snap *snapshot) error {
+	err := repeat(ctx, func() error {
+		resp, err := s.Controller.CreateSnapshot(ctx, snap.request)
+		snap.id = resp.GetSnapshot().GetSnapshotId()
+		if err == nil && !resp.GetSnapshot().GetReadyToUse() {
+			err = status.Error(codes.Unavailable, "it is not ready")
+		}
+		return wrap(err, "take snapshot %s", snap.name)
+	})
+	snap.deleted = err != nil && !mayExist(err)
+	return err
+}
+
+func (s *session) deleteSnapshot(ctx context.Context, snap *snapshot) error {
+	if snap.id == "" && !snap.deleted {
+		if err := s.take(ctx, snap); err != nil {
+			return err
+		}
+	}
+	if snap.deleted {
+		return nil
+	}
+	return repeat(ctx, func() error {
+		_, err := s.Controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap.id})
+		return wrap(err, "delete snapshot %s", snap.name)
+	})
+}
+
+// inUse attaches a volume to a guest, stages and publishes it.
+func (s *session) inUse(ctx context.Context, v *volume, g *guest.Guest) (*use, error) {
+	u, err := s.attach(ctx, v, g)
+	if err != nil {
+		return nil, err
+	}
+	return u, u.mount(ctx)
+}
+
+// attach attaches a volume to a guest's instance.
+func (s *session) attach(ctx context.Context, v *volume, g *guest.Guest) (*use, error) {
+	facts, err := g.Facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u, err := s.publish(ctx, v, facts.InstanceID)
+	if err != nil {
+		return nil, err
+	}
+	u.guest = g
+	return u, nil
+}
+
+// publish attaches a volume to an instance.
+func (s *session) publish(ctx context.Context, v *volume, instance string) (*use, error) {
+	u := &use{session: s, volume: v, instance: instance, attached: true}
+	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
+	s.uses = append(s.uses, u)
+	req := harness.PublishRequest(v.Volume, instance)
+	req.VolumeCapability = v.capability
+	return u, repeat(ctx, func() error {
+		resp, err := s.Controller.ControllerPublishVolume(ctx, req)
+		u.PublishContext = resp.GetPublishContext()
+		return wrap(err, "attach volume %s to instance %s", v.name, instance)
+	})
+}

@@ -1,0 +1,177 @@
+package guest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+)
+
+// BlockBytes is the size of a block of a pattern: a multiple of every disk's block size.
+const BlockBytes = 4096
+
+// The layout of a block: a mark, the seed, the number, the generation, random bytes, and the
+// SHA-256 of everything before it.
+const (
+	blockMark   = "oxideblk"
+	payloadAt   = 8 + 8 + 8 + 8
+	checksumAt  = BlockBytes - sha256.Size
+	maxBlocks   = 1 << 20
+	maxFindings = 8
+)
+
+// Place is where a volume is published for a workload.
+type Place struct {
+	// Path is a file in a filesystem, or a device.
+	Path string
+	// Serial is that of the device at Path, of a raw volume; "" means that Path is a file. The agent
+	// compares it before it writes, so that a stale path never means another disk.
+	Serial string
+}
+
+// Raw reports whether the place is a device.
+func (p Place) Raw() bool { return p.Serial != "" }
+
+// Pattern is the blocks that a workload keeps in a volume.
+type Pattern struct {
+	// Seed makes the blocks of one volume differ from those of another.
+	Seed uint64
+	// Generation counts how often the blocks were written.
+	Generation uint64
+	// First is the number of the first block, and Count how many there are.
+	First, Count int64
+	// Stride is the distance from one block to the next; 0 is BlockBytes.
+	Stride int64
+}
+
+// At returns the pattern as it is in another generation.
+func (p Pattern) At(generation uint64) Pattern {
+	p.Generation = generation
+	return p
+}
+
+func (p Pattern) offset(n int64) int64 { return n * max(p.Stride, BlockBytes) }
+
+// check refuses a pattern that cannot be meant.
+func (p Pattern) check() error {
+	if p.Count < 0 || p.Count > maxBlocks || p.First < 0 ||
+		p.Stride != 0 && (p.Stride < BlockBytes || p.Stride%BlockBytes != 0) {
+		return fmt.Errorf("a pattern has 0 to %d blocks, at a distance that is a multiple of %d; "+
+			"this one has %d at %d", maxBlocks, BlockBytes, p.Count, p.Stride)
+	}
+	return nil
+}
+
+// fill writes block n of the pattern.
+func (p Pattern) fill(block []byte, n int64) {
+	copy(block, blockMark)
+	binary.LittleEndian.PutUint64(block[8:], p.Seed)
+	binary.LittleEndian.PutUint64(block[16:], uint64(n))
+	binary.LittleEndian.PutUint64(block[24:], p.Generation)
+	var key [32]byte
+	copy(key[:], block[8:payloadAt])
+	_, _ = rand.NewChaCha8(key).Read(block[payloadAt:checksumAt])
+	sum := sha256.Sum256(block[:checksumAt])
+	copy(block[checksumAt:], sum[:])
+}
+
+// Kind is what is found in the place of a block.
+type Kind string
+
+// The kinds of findings.
+const (
+	Zero            Kind = "zero"
+	OtherGeneration Kind = "another generation"
+	OtherBlock      Kind = "another block"
+	OtherVolume     Kind = "another volume's block"
+	Garbage         Kind = "garbage"
+	Missing         Kind = "nothing"
+)
+
+// Finding is one block that is not what was written.
+type Finding struct {
+	Block, Offset int64
+	Kind          Kind
+	// What says what is there instead.
+	What string
+}
+
+// Report is the result of reading a pattern back.
+type Report struct {
+	// Read is the number of blocks that were compared, and Wrong of those that differ.
+	Read, Wrong int64
+	// Findings are the first of the wrong ones.
+	Findings []Finding
+}
+
+// Err is nil if every block was right, and otherwise names the first that was not.
+func (r Report) Err() error {
+	if r.Wrong == 0 {
+		return nil
+	}
+	f := r.Findings[0]
+	return fmt.Errorf("%d of %d blocks are not what was written: the first is block %d at byte %d, "+
+		"which is %s", r.Wrong, r.Read, f.Block, f.Offset, f.What)
+}
+
+func (r *Report) add(f Finding) {
+	r.Wrong++
+	if len(r.Findings) < maxFindings {
+		r.Findings = append(r.Findings, f)
+	}
+}
+
+// compare says what is wrong with what was read in the place of block n, or nothing.
+func (p Pattern) compare(block []byte, n int64) *Finding {
+	want := make([]byte, BlockBytes)
+	p.fill(want, n)
+	if bytes.Equal(block, want) {
+		return nil
+	}
+	f := &Finding{Block: n, Offset: p.offset(n)}
+	found, whole := identify(block)
+	switch {
+	case allZero(block):
+		f.Kind, f.What = Zero, "zero"
+	case !whole:
+		f.Kind, f.What = Garbage, "garbage: "+describeGarbage(block)
+	case found.Seed != p.Seed:
+		f.Kind = OtherVolume
+		f.What = fmt.Sprintf("block %d of another volume (its seed is %d, this one's %d)",
+			found.First, found.Seed, p.Seed)
+	case found.First != n:
+		f.Kind = OtherBlock
+		f.What = fmt.Sprintf("block %d of the same volume", found.First)
+	default:
+		f.Kind = OtherGeneration
+		f.What = fmt.Sprintf("of generation %d instead of %d", found.Generation, p.Generation)
+	}
+	return f
+}
+
+// identify reads which block this is. It reports whether the block is whole.
+func identify(block []byte) (p Pattern, whole bool) {
+	p = Pattern{
+		Seed:       binary.LittleEndian.Uint64(block[8:]),
+		First:      int64(binary.LittleEndian.Uint64(block[16:])),
+		Generation: binary.LittleEndian.Uint64(block[24:]),
+		Count:      1,
+	}
+	sum := sha256.Sum256(block[:checksumAt])
+	return p, string(block[:8]) == blockMark && bytes.Equal(block[checksumAt:], sum[:])
+}
+
+// describeGarbage says what a block that is not whole begins with.
+func describeGarbage(block []byte) string {
+	if p, _ := identify(block); string(block[:8]) == blockMark {
+		return fmt.Sprintf("a torn block that begins as block %d of generation %d of the volume "+
+			"with seed %d", p.First, p.Generation, p.Seed)
+	}
+	return fmt.Sprintf("it begins with % x", block[:8])
+}
+
+var zeros [scanPiece]byte
+
+// allZero reports whether at most scanPiece bytes are zero.
+func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }

@@ -1,0 +1,67 @@
+package guest
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAFindingSaysWhatIsInThePlaceOfABlock(t *testing.T) {
+	p := Pattern{Seed: 7, Generation: 2, Count: 10}
+	made := func(p Pattern, n int64) []byte {
+		block := make([]byte, BlockBytes)
+		p.fill(block, n)
+		return block
+	}
+	torn := made(p, 3)
+	copy(torn[BlockBytes/2:], make([]byte, BlockBytes/2))
+	for _, c := range []struct {
+		name  string
+		block []byte
+		kind  Kind
+		says  string
+	}{
+		{"itself", made(p, 3), "", ""},
+		{"zeros", make([]byte, BlockBytes), Zero, "zero"},
+		{"the generation before", made(p.At(1), 3), OtherGeneration, "generation 1 instead of 2"},
+		{"the next block", made(p, 4), OtherBlock, "block 4 of the same volume"},
+		{"another volume's", made(Pattern{Seed: 8}, 3), OtherVolume, "its seed is 8, this one's 7"},
+		{"half of it", torn, Garbage, "torn block that begins as block 3 of generation 2"},
+		{"text", []byte(strings.Repeat("ab", BlockBytes/2)), Garbage, "begins with 61 62"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := p.compare(c.block, 3)
+			if c.kind == "" {
+				if f != nil {
+					t.Errorf("compare = %+v, want nothing", f)
+				}
+				return
+			}
+			if f == nil || f.Kind != c.kind || !strings.Contains(f.What, c.says) {
+				t.Fatalf("compare = %+v, want %s, %q", f, c.kind, c.says)
+			}
+		})
+	}
+}
+
+func TestAReportNamesTheFirstWrongBlock(t *testing.T) {
+	var r Report
+	if err := r.Err(); err != nil {
+		t.Errorf("Err = %v for a report without findings", err)
+	}
+	r.Read = 5
+	r.add(Finding{Block: 3, Offset: 12288, Kind: Zero, What: "zero"})
+	r.add(Finding{Block: 4, Offset: 16384, Kind: Garbage, What: "garbage"})
+	want := "2 of 5 blocks are not what was written: the first is block 3 at byte 12288, which is zero"
+	if err := r.Err(); err == nil || err.Error() != want {
+		t.Errorf("Err = %v, want %q", err, want)
+	}
+}
+
+func TestAPatternThatCannotBeMeantIsRefused(t *testing.T) {
+	for _, p := range []Pattern{{Count: -1}, {Count: maxBlocks + 1}, {First: -1}, {Stride: 512},
+		{Stride: BlockBytes + 1}} {
+		if p.check() == nil {
+			t.Errorf("%+v is accepted", p)
+		}
+	}
+}

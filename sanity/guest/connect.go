@@ -1,0 +1,196 @@
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/rpc"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Verb is the argument with which a program is started as an agent; it has to call Serve then.
+const Verb = "agent"
+
+// endTimeout is how long an agent may take to end.
+const endTimeout = 30 * time.Second
+
+// Here runs an agent in this process, which has to be in a mount namespace of its own.
+func Here(ctx context.Context, c Config) (*Guest, error) {
+	g := &Guest{Name: "this instance", config: c, open: here}
+	return g, g.connect(ctx)
+}
+
+func here(context.Context) (*link, error) {
+	agent, err := newAgent()
+	if err != nil {
+		return nil, err
+	}
+	near, far := net.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := agent.serve(context.Background(), far, far)
+		ended <- errors.Join(err, agent.Close())
+	}()
+	l := &link{client: rpc.NewClient(near), why: func() string { return "" }}
+	l.close = sync.OnceValue(func() error { return errors.Join(near.Close(), <-ended) })
+	l.kill = func() { _ = l.close() }
+	return l, nil
+}
+
+// Connect copies this program into another instance and starts it there as an agent. The command
+// runs a shell script in that instance, which is added as its last argument: "ssh b" does. It has
+// to give the script root's rights.
+func Connect(ctx context.Context, command []string, c Config) (*Guest, error) {
+	g := &Guest{Name: "the instance of " + strings.Join(command, " "), config: c}
+	if len(command) == 0 {
+		return nil, errors.New("expected a command such as ssh b, found none")
+	}
+	g.open = func(ctx context.Context) (*link, error) { return start(ctx, command) }
+	return g, g.connect(ctx)
+}
+
+// copyScript reads the program from its standard input and prints where it put it. What is cut off
+// leaves nothing.
+const copyScript = `set -e; umask 077; ` +
+	`d=$(mktemp -d "${TMPDIR:-/tmp}/` + dirPrefix + `XXXXXXXX"); ` +
+	`trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT PIPE TERM; ` +
+	`cat >"$d/agent"; chmod 700 "$d/agent"; echo "` + copied + `$d"; trap - EXIT`
+
+const copied = "oxide-guest copied to "
+
+// copiedTo finds where the program was put; such a path needs no quotes in a shell.
+var copiedTo = regexp.MustCompile(`(?m)^` + copied + `(/[A-Za-z0-9._/-]+)$`)
+
+// start copies the program, and starts it.
+func start(ctx context.Context, command []string) (*link, error) {
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("read this program: %w", err)
+	}
+	defer self.Close()
+	cmd := shell(ctx, command, copyScript)
+	cmd.Stdin = self
+	var said, problem bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &problem
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = endTimeout
+	err = cmd.Run()
+	match := copiedTo.FindStringSubmatch(said.String())
+	switch {
+	case err != nil && match != nil:
+		// It was copied, and then the connection failed.
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		err = errors.Join(err, shell(clean, command, "rm -rf "+match[1]).Run())
+		return nil, fmt.Errorf("copy this program: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("copy this program: %w: %s", err, strings.TrimSpace(problem.String()))
+	case match == nil:
+		return nil, fmt.Errorf("copy this program: expected the name of a directory, found %.200q",
+			said.String())
+	}
+	return startCopy(ctx, command, match[1])
+}
+
+// shell is the command with a script as its last argument.
+func shell(ctx context.Context, command []string, script string) *exec.Cmd {
+	return exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)],
+		script)...)
+}
+
+// startCopy starts the program that was copied into a directory. One that starts removes the copy
+// itself, the shell that of one that does not.
+func startCopy(ctx context.Context, command []string, dir string) (*link, error) {
+	script := fmt.Sprintf("%[1]s/agent %[2]s; code=$?; rm -rf %[1]s; exit $code", dir, Verb)
+	// It ends with its standard input, not with ctx.
+	cmd := shell(context.WithoutCancel(ctx), command, script)
+	problem := &tail{}
+	cmd.Stderr = problem
+	// An interrupt at the terminal is not for it. What goes on printing must not hold up its end.
+	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
+	stdin, errIn := cmd.StdinPipe()
+	stdout, errOut := cmd.StdoutPipe()
+	if err := errors.Join(errIn, errOut, cmd.Start()); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	lines := bufio.NewReader(stdout)
+	greeted := make(chan error, 1)
+	go func() { greeted <- awaitGreeting(lines) }()
+	var err error
+	select {
+	case err = <-greeted:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	go func() { ended <- cmd.Wait() }()
+	l := &link{why: problem.say}
+	killGroup := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	l.close = sync.OnceValue(func() error {
+		_ = stdin.Close()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(endTimeout):
+			killGroup()
+			return errors.Join(fmt.Errorf("the agent did not end in %s", endTimeout), <-ended)
+		}
+	})
+	l.kill = sync.OnceFunc(func() {
+		killGroup()
+		_ = l.close()
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w%s", err, problem.say()), l.close())
+	}
+	l.client = rpc.NewClient(transport{lines, stdin, stdin})
+	return l, nil
+}
+
+// awaitGreeting reads the agent's first line, and passes over what a shell printed before it.
+func awaitGreeting(lines *bufio.Reader) error {
+	for range 100 {
+		line, err := lines.ReadString('\n')
+		if strings.TrimSpace(line) == greeting {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("the agent did not begin: %w", err)
+		}
+	}
+	return fmt.Errorf("expected the line %q within the first 100, found none", greeting)
+}
+
+// tail keeps the end of what a program prints.
+type tail struct {
+	mu sync.Mutex
+	// mu guards text.
+	text []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	t.text = t.text[max(0, len(t.text)-4096):]
+	return len(p), nil
+}
+
+// say is the end of a sentence about the program.
+func (t *tail) say() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text := strings.TrimSpace(string(t.text)); text != "" {
+		return "; it printed: " + text
+	}
+	return ""
+}

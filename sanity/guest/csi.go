@@ -1,0 +1,101 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// Request is a call of the driver's node service, with its message as protobuf bytes.
+type Request struct {
+	Method  string
+	Message []byte
+}
+
+// Response is the answer to a Request. Of an error it is the Status, as protobuf bytes, too.
+type Response struct{ Message, Status []byte }
+
+// Invoke calls the driver's node service.
+func (a *Agent) Invoke(ctx context.Context, req Request) (resp Response, err error) {
+	a.mu.Lock()
+	plugin := a.plugin
+	a.mu.Unlock()
+	if plugin == nil {
+		return resp, errors.New("no driver runs in this instance: Config.Plugin was empty")
+	}
+	err = plugin.Conn.Invoke(ctx, req.Method, req.Message, &resp.Message,
+		grpc.ForceCodec(rawCodec{}))
+	if err != nil {
+		resp.Status, err = proto.Marshal(status.Convert(err).Proto())
+	}
+	return resp, err
+}
+
+// rawCodec passes messages through that are bytes already.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	message, ok := v.([]byte)
+	if !ok {
+		return nil, fmt.Errorf("%T is not bytes", v)
+	}
+	return message, nil
+}
+
+func (rawCodec) Unmarshal(data []byte, v any) error {
+	message, ok := v.(*[]byte)
+	if !ok {
+		return fmt.Errorf("%T is not for bytes", v)
+	}
+	*message = append([]byte(nil), data...)
+	return nil
+}
+
+// conn is a connection to the driver's node service in an instance, for the clients that CSI
+// generates. It has no streams.
+type conn struct{ guest *Guest }
+
+func (c conn) Invoke(
+	ctx context.Context, method string, args, reply any, _ ...grpc.CallOption,
+) error {
+	in, ok := args.(proto.Message)
+	out, ok2 := reply.(proto.Message)
+	if !ok || !ok2 {
+		return status.Errorf(codes.Internal, "%s: %T and %T are no protobuf messages", method, args,
+			reply)
+	}
+	message, err := proto.Marshal(in)
+	if err != nil {
+		return status.Errorf(codes.Internal, "%s: %v", method, err)
+	}
+	resp, err := do[Request, Response](ctx, c.guest, "Invoke", Request{method, message})
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case err != nil:
+		return status.Errorf(codes.Unavailable, "%s: %v", method, err)
+	case len(resp.Status) > 0:
+		s := status.New(codes.Unknown, "").Proto()
+		if err := proto.Unmarshal(resp.Status, s); err != nil {
+			return status.Errorf(codes.Internal, "%s: %v", method, err)
+		}
+		return status.FromProto(s).Err()
+	}
+	if err := proto.Unmarshal(resp.Message, out); err != nil {
+		return status.Errorf(codes.Internal, "%s: %v", method, err)
+	}
+	return nil
+}
+
+func (conn) NewStream(
+	context.Context, *grpc.StreamDesc, string, ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "a guest's connection has no streams")
+}

@@ -1,0 +1,22 @@
+//go:build !linux
+
+package guest
+
+import (
+	"errors"
+	"os"
+)
+
+var errNotLinux = errors.New("volumes are used on Linux: run the agent there")
+
+func openDirect(string) (*os.File, error)   { return nil, errNotLinux }
+func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
+func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
+func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
+func kernelRelease() (string, error)        { return "", errNotLinux }
+
+type directory struct{ path string }
+
+func newDirectory() (*directory, error) { return nil, errNotLinux }
+
+func (*directory) remove() error { return errNotLinux }

@@ -1,0 +1,115 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Nothing is the argument or the result of a call that has none.
+type Nothing struct{}
+
+// Facts is what an instance says of itself.
+type Facts struct {
+	// InstanceID is what the firmware reports, by SMBIOS.
+	InstanceID, Vendor, Kernel string
+	// Tools are the programs that the driver's node service runs, by name, with their paths; one
+	// that is missing is not there.
+	Tools   map[string]string
+	Devices []Device
+}
+
+// Device is a block device as the guest's sysfs shows it.
+type Device struct {
+	// Number is the device number, as major:minor.
+	Name, Number, Serial string
+	SizeBytes, BlockSize int64
+	ReadOnly             bool
+}
+
+// With returns the devices that have a serial.
+func (f Facts) With(serial string) []Device {
+	var found []Device
+	for _, d := range f.Devices {
+		if d.Serial == serial {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// Tools are the programs that the driver's node service runs.
+var Tools = []string{"blkid", "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs", "btrfs"}
+
+// Facts reads what the instance says of itself.
+func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
+	a.mu.Lock()
+	root := a.config.SysfsRoot
+	a.mu.Unlock()
+	f := Facts{Tools: map[string]string{}}
+	var errs [3]error
+	dmi := filepath.Join(root, "class", "dmi", "id")
+	f.InstanceID, errs[0] = attribute(dmi, "product_serial")
+	f.Vendor, errs[1] = attribute(dmi, "sys_vendor")
+	if errors.Is(errors.Join(errs[:2]...), fs.ErrNotExist) {
+		errs[0], errs[1] = nil, nil // a machine without SMBIOS
+	}
+	f.Kernel, errs[2] = kernelRelease()
+	for _, tool := range Tools {
+		if path, err := exec.LookPath(tool); err == nil {
+			f.Tools[tool] = path
+		}
+	}
+	devices, err := blockDevices(root)
+	f.Devices = devices
+	return f, errors.Join(append(errs[:], err)...)
+}
+
+// blockDevices reads the block devices that have a serial. One that goes meanwhile is left out.
+func blockDevices(root string) ([]Device, error) {
+	dirs, err := filepath.Glob(filepath.Join(root, "block", "*"))
+	if err != nil {
+		return nil, err
+	}
+	var devices []Device
+	for _, dir := range dirs {
+		d, err := blockDevice(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the block device %s: %w", filepath.Base(dir), err)
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+func blockDevice(dir string) (Device, error) {
+	d := Device{Name: filepath.Base(dir)}
+	texts := map[string]string{}
+	for _, name := range []string{"dev", "size", "ro", "queue/logical_block_size", "device/serial"} {
+		text, err := attribute(dir, name)
+		if err != nil {
+			return d, err
+		}
+		texts[name] = text
+	}
+	sectors, errSize := strconv.ParseInt(texts["size"], 10, 64)
+	blockSize, errBlock := strconv.ParseInt(texts["queue/logical_block_size"], 10, 64)
+	d.Number, d.Serial, d.ReadOnly = texts["dev"], texts["device/serial"], texts["ro"] == "1"
+	d.SizeBytes, d.BlockSize = sectors*512, blockSize
+	return d, errors.Join(errSize, errBlock)
+}
+
+// attribute reads a file of sysfs without the padding of the firmware's fields.
+func attribute(dir, name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, name))
+	return strings.Trim(string(text), "\x00 \n"), err
+}

@@ -1,0 +1,188 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/rpc"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// Guest is the near side of an agent: work inside one instance.
+type Guest struct {
+	// Name is what errors call the instance.
+	Name string
+
+	config Config
+	open   func(context.Context) (*link, error)
+	calls  atomic.Uint64
+
+	mu sync.Mutex
+	// mu guards what follows.
+	link *link
+	dir  string
+}
+
+// link is a connection to an agent.
+type link struct {
+	client *rpc.Client
+	// close ends the agent in order, and kill at once. Both wait for its end.
+	close func() error
+	kill  func()
+	// why says what is known of the end of an agent that does not answer.
+	why func() string
+}
+
+// connect makes the link and starts the driver.
+func (g *Guest) connect(ctx context.Context) error {
+	l, err := g.open(ctx)
+	if err != nil {
+		return fmt.Errorf("start an agent in %s: %w", g.Name, err)
+	}
+	g.mu.Lock()
+	g.link = l
+	g.mu.Unlock()
+	dir, err := do[Config, string](ctx, g, "Start", g.config)
+	if err != nil {
+		return errors.Join(err, l.close())
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.dir = dir
+	return nil
+}
+
+// Reconnect starts a new agent, after the instance was stopped and started. What is left of the old
+// one is ended first.
+func (g *Guest) Reconnect(ctx context.Context) error {
+	g.Kill()
+	return g.connect(ctx)
+}
+
+// Kill ends the agent at once with all that it started, as the loss of its instance does.
+func (g *Guest) Kill() {
+	g.mu.Lock()
+	l := g.link
+	g.mu.Unlock()
+	_ = l.client.Close()
+	l.kill()
+}
+
+// Close ends the agent and all that it started. What it still had mounted is an error.
+func (g *Guest) Close() error {
+	g.mu.Lock()
+	l := g.link
+	g.mu.Unlock()
+	if err := l.close(); err != nil {
+		return fmt.Errorf("end the agent in %s: %w", g.Name, err)
+	}
+	return nil
+}
+
+// cancelTimeout is how long a canceled call may take to end.
+const cancelTimeout = 10 * time.Second
+
+// do makes a call of the agent. A call whose context ends is canceled there.
+func do[In, Out any](ctx context.Context, g *Guest, method string, args In) (out Out, err error) {
+	c := Call[In]{ID: g.calls.Add(1), Args: args}
+	if deadline, ok := ctx.Deadline(); ok {
+		c.Timeout = max(time.Until(deadline), 1)
+	}
+	g.mu.Lock()
+	l := g.link
+	g.mu.Unlock()
+	pending := l.client.Go("Agent."+method, c, &out, make(chan *rpc.Call, 1))
+	select {
+	case <-pending.Done:
+	case <-ctx.Done():
+		l.client.Go("Agent.Cancel", c.ID, &Nothing{}, make(chan *rpc.Call, 1))
+		// What follows must not meet the call at work.
+		select {
+		case <-pending.Done:
+		case <-time.After(cancelTimeout):
+			// Its result may still be written.
+			var none Out
+			return none, fmt.Errorf("in %s: %w", g.Name, ctx.Err())
+		}
+	}
+	err = pending.Error
+	if served := rpc.ServerError(""); err != nil && !errors.As(err, &served) {
+		err = fmt.Errorf("the agent does not answer: %w%s", err, l.why())
+	}
+	if err != nil {
+		return out, fmt.Errorf("in %s: %w", g.Name, err)
+	}
+	return out, nil
+}
+
+// Conn is a connection to the driver's node service in the instance.
+func (g *Guest) Conn() grpc.ClientConnInterface { return conn{g} }
+
+// Path is a path below the agent's directory, for volumes.
+func (g *Guest) Path(elements ...string) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return filepath.Join(append([]string{g.dir}, elements...)...)
+}
+
+// Facts reads what the instance says of itself.
+func (g *Guest) Facts(ctx context.Context) (Facts, error) {
+	return do[Nothing, Facts](ctx, g, "Facts", Nothing{})
+}
+
+// Log returns the end of the driver's log.
+func (g *Guest) Log(ctx context.Context) (string, error) {
+	return do[Nothing, string](ctx, g, "Log", Nothing{})
+}
+
+// MakeDirs makes directories.
+func (g *Guest) MakeDirs(ctx context.Context, paths ...string) error {
+	_, err := do[[]string, Nothing](ctx, g, "MakeDirs", paths)
+	return err
+}
+
+// Write writes the blocks of a pattern.
+func (g *Guest) Write(ctx context.Context, w Writing) error {
+	_, err := do[Writing, Nothing](ctx, g, "Write", w)
+	return err
+}
+
+// Verify reads every block of a pattern from the disk and says which are wrong, and how.
+func (g *Guest) Verify(ctx context.Context, place Place, p Pattern) (Report, error) {
+	return do[Reading, Report](ctx, g, "Verify", Reading{place, p})
+}
+
+// Records reads the records that a writer left.
+func (g *Guest) Records(ctx context.Context, place Place, p Pattern) (Records, error) {
+	return do[Reading, Records](ctx, g, "Records", Reading{place, p})
+}
+
+// Scan reads a whole device or file from the disk.
+func (g *Guest) Scan(ctx context.Context, place Place) (Scan, error) {
+	return do[Place, Scan](ctx, g, "Scan", place)
+}
+
+// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
+func (g *Guest) FilesystemBytes(ctx context.Context, path string) (int64, error) {
+	return do[string, int64](ctx, g, "FilesystemBytes", path)
+}
+
+// StartWriter starts a writer and returns its number.
+func (g *Guest) StartWriter(ctx context.Context, r Recording) (int, error) {
+	return do[Recording, int](ctx, g, "StartWriter", r)
+}
+
+// Acknowledged returns how many records of a writer fsync has acknowledged so far.
+func (g *Guest) Acknowledged(ctx context.Context, writer int) (int64, error) {
+	return do[int, int64](ctx, g, "Acknowledged", writer)
+}
+
+// StopWriter stops a writer, and returns what it did.
+func (g *Guest) StopWriter(ctx context.Context, writer int) (WriterEnd, error) {
+	return do[int, WriterEnd](ctx, g, "StopWriter", writer)
+}

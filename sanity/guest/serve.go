@@ -1,0 +1,197 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/rpc"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
+)
+
+// greeting is the line with which an agent begins. What a shell prints before it is passed over.
+const greeting = "oxide-guest agent 1"
+
+// Serve runs an agent for the near side of stdin and stdout, until the end of stdin. It starts the
+// program again with the same arguments, in a mount namespace of its own; both times the program
+// has to call Serve. It removes the copy of the program that Connect made.
+func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	inside, err := namespace.Inside()
+	if err != nil {
+		return err
+	}
+	if inside {
+		return serve(ctx, stdin, stdout)
+	}
+	if err := removeCopy(); err != nil {
+		return err
+	}
+	code, err := namespace.Run(ctx)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("the agent ended with exit code %d", code)
+	}
+	return err
+}
+
+// removeCopy removes this program's file if Connect copied it here: it runs without it.
+func removeCopy() error {
+	path, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if !strings.HasPrefix(filepath.Base(dir), dirPrefix) {
+		return nil
+	}
+	return errors.Join(os.Remove(path), os.Remove(dir))
+}
+
+func serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	agent, err := newAgent()
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(stdout, greeting); err != nil {
+		return errors.Join(err, agent.Close())
+	}
+	return errors.Join(agent.serve(ctx, stdin, stdout), agent.Close())
+}
+
+// serve answers calls until stdin ends. The calls in progress end with it.
+func (a *Agent) serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	server := rpc.NewServer()
+	if err := server.RegisterName("Agent",
+		&service{agent: a, ctx: ctx, cancels: map[uint64]context.CancelFunc{}}); err != nil {
+		return err
+	}
+	server.ServeConn(transport{endReader{stdin, cancel}, stdout, io.NopCloser(nil)})
+	return nil
+}
+
+// transport is a connection over two streams.
+type transport struct {
+	io.Reader
+	io.Writer
+	io.Closer
+}
+
+// endReader calls end when the reader ends.
+type endReader struct {
+	io.Reader
+	end func()
+}
+
+func (r endReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil {
+		r.end()
+	}
+	return n, err
+}
+
+// Call is what every call carries, with its arguments.
+type Call[T any] struct {
+	ID uint64
+	// Timeout is 0 for a call without a deadline.
+	Timeout time.Duration
+	Args    T
+}
+
+// service is the agent's methods as package net/rpc wants them.
+type service struct {
+	agent *Agent
+	ctx   context.Context
+
+	mu sync.Mutex
+	// mu guards cancels, which end the calls in progress.
+	cancels map[uint64]context.CancelFunc
+}
+
+// answer makes a call, which the near side may cancel.
+func answer[In, Out any](s *service, c Call[In], out *Out,
+	do func(context.Context, In) (Out, error),
+) (err error) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	if c.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(s.ctx, c.Timeout)
+	}
+	s.mu.Lock()
+	s.cancels[c.ID] = cancel
+	s.mu.Unlock()
+	defer func() {
+		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.cancels, c.ID)
+	}()
+	*out, err = do(ctx, c.Args)
+	return err
+}
+
+// Cancel ends a call in progress.
+func (s *service) Cancel(id uint64, _ *Nothing) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cancel := s.cancels[id]; cancel != nil {
+		cancel()
+	}
+	return nil
+}
+
+// The agent's methods.
+
+func (s *service) Start(c Call[Config], out *string) error {
+	return answer(s, c, out, s.agent.Start)
+}
+
+func (s *service) Log(c Call[Nothing], out *string) error { return answer(s, c, out, s.agent.Log) }
+
+func (s *service) Facts(c Call[Nothing], out *Facts) error {
+	return answer(s, c, out, s.agent.Facts)
+}
+
+func (s *service) Invoke(c Call[Request], out *Response) error {
+	return answer(s, c, out, s.agent.Invoke)
+}
+
+func (s *service) MakeDirs(c Call[[]string], out *Nothing) error {
+	return answer(s, c, out, s.agent.MakeDirs)
+}
+
+func (s *service) Write(c Call[Writing], out *Nothing) error {
+	return answer(s, c, out, s.agent.Write)
+}
+
+func (s *service) Verify(c Call[Reading], out *Report) error {
+	return answer(s, c, out, s.agent.Verify)
+}
+
+func (s *service) Records(c Call[Reading], out *Records) error {
+	return answer(s, c, out, s.agent.Records)
+}
+
+func (s *service) Scan(c Call[Place], out *Scan) error { return answer(s, c, out, s.agent.Scan) }
+
+func (s *service) FilesystemBytes(c Call[string], out *int64) error {
+	return answer(s, c, out, s.agent.FilesystemBytes)
+}
+
+func (s *service) StartWriter(c Call[Recording], out *int) error {
+	return answer(s, c, out, s.agent.StartWriter)
+}
+
+func (s *service) Acknowledged(c Call[int], out *int64) error {
+	return answer(s, c, out, s.agent.Acknowledged)
+}
+
+func (s *service) StopWriter(c Call[int], out *WriterEnd) error {
+	return answer(s, c, out, s.agent.StopWriter)
+}

@@ -1,0 +1,228 @@
+package guest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// Writing is the arguments of a write.
+type Writing struct {
+	Place   Place
+	Pattern Pattern
+	// Sync has the blocks on the disk before the call returns.
+	Sync bool
+}
+
+// Reading is the arguments of a read.
+type Reading struct {
+	Place   Place
+	Pattern Pattern
+}
+
+func openForWriting(place Place) func(string) (*os.File, error) {
+	return func(path string) (*os.File, error) {
+		if place.Raw() {
+			return os.OpenFile(path, os.O_RDWR, 0)
+		}
+		return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
+	}
+}
+
+// Write writes the blocks of a pattern.
+func (a *Agent) Write(ctx context.Context, w Writing) (none Nothing, err error) {
+	if err := w.Pattern.check(); err != nil {
+		return none, err
+	}
+	file, err := a.open(w.Place, openForWriting(w.Place))
+	if err != nil {
+		return none, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	block := make([]byte, BlockBytes)
+	for n := w.Pattern.First; n < w.Pattern.First+w.Pattern.Count; n++ {
+		if err := ctx.Err(); err != nil {
+			return none, err
+		}
+		w.Pattern.fill(block, n)
+		if _, err := file.WriteAt(block, w.Pattern.offset(n)); err != nil {
+			return none, fmt.Errorf("write block %d: %w", n, err)
+		}
+	}
+	if w.Sync {
+		return none, file.Sync()
+	}
+	return none, nil
+}
+
+// Verify reads every block of a pattern from the disk and says which are wrong, and how.
+func (a *Agent) Verify(ctx context.Context, r Reading) (report Report, err error) {
+	if err := r.Pattern.check(); err != nil {
+		return report, err
+	}
+	last := r.Pattern.First + r.Pattern.Count
+	return report, a.eachBlock(ctx, r, last, func(n int64, block []byte) bool {
+		report.Read++
+		if block == nil {
+			report.add(Finding{Block: n, Offset: r.Pattern.offset(n), Kind: Missing,
+				What: "not there: the file is missing, or ends before it"})
+		} else if f := r.Pattern.compare(block, n); f != nil {
+			report.add(*f)
+		}
+		return true
+	})
+}
+
+// eachBlock reads the blocks from the pattern's first to the last, which is not read; one that is
+// behind the end is nil. It ends early when next returns false.
+func (a *Agent) eachBlock(
+	ctx context.Context, r Reading, last int64, next func(n int64, block []byte) bool,
+) (err error) {
+	file, err := a.open(r.Place, openDirect)
+	if errors.Is(err, fs.ErrNotExist) && !r.Place.Raw() {
+		for n := r.Pattern.First; n < last && next(n, nil); n++ {
+			continue // the file is not there, so that none of its blocks is
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	buffer, free, err := newBuffer(BlockBytes)
+	if err != nil {
+		return err
+	}
+	defer free()
+	for n := r.Pattern.First; n < last; n++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		block := buffer
+		count, err := file.ReadAt(block, r.Pattern.offset(n))
+		switch {
+		case errors.Is(err, io.EOF) && count < BlockBytes:
+			block = nil
+		case err != nil && !errors.Is(err, io.EOF):
+			return fmt.Errorf("read block %d: %w", n, err)
+		}
+		if !next(n, block) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// Records is what a writer left on a disk.
+type Records struct {
+	// Whole is the number of records that are whole, and Prefix of those before the first that is
+	// not. They are equal if the records have no gap.
+	Whole, Prefix int64
+	// Gap says what is in the place of the first that is not whole, if whole ones follow it.
+	Gap string
+}
+
+// Records reads the records of a writer: those of the pattern that were written.
+func (a *Agent) Records(ctx context.Context, r Reading) (records Records, err error) {
+	if err := r.Pattern.check(); err != nil {
+		return records, err
+	}
+	var first string
+	last := r.Pattern.First + r.Pattern.Count
+	err = a.eachBlock(ctx, r, last, func(n int64, block []byte) bool {
+		if block == nil {
+			return false
+		}
+		f := r.Pattern.compare(block, n)
+		switch {
+		case f == nil:
+			records.Whole++
+			if first == "" {
+				records.Prefix++
+			}
+		case first == "":
+			first = fmt.Sprintf("record %d is %s", n, f.What)
+		}
+		return true
+	})
+	if records.Whole != records.Prefix {
+		records.Gap = first
+	}
+	return records, err
+}
+
+// Scan is what a whole device or file holds.
+type Scan struct {
+	Bytes  int64
+	SHA256 string
+	// NonZero is the number of blocks that are not zero, and First says where the first is and what.
+	NonZero int64
+	First   string
+}
+
+// scanPiece is how much is read at a time.
+const scanPiece = 4 << 20
+
+// Scan reads a whole device or file from the disk.
+func (a *Agent) Scan(ctx context.Context, place Place) (scan Scan, err error) {
+	file, err := a.open(place, openDirect)
+	if err != nil {
+		return scan, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	buffer, free, err := newBuffer(scanPiece)
+	if err != nil {
+		return scan, err
+	}
+	defer free()
+	hash := sha256.New()
+	for {
+		if err := ctx.Err(); err != nil {
+			return scan, err
+		}
+		n, err := file.ReadAt(buffer, scan.Bytes)
+		hash.Write(buffer[:n])
+		scan.note(buffer[:n])
+		scan.Bytes += int64(n)
+		if errors.Is(err, io.EOF) {
+			scan.SHA256 = hex.EncodeToString(hash.Sum(nil))
+			return scan, nil
+		}
+		if err != nil {
+			return scan, fmt.Errorf("read %s at byte %d: %w", place.Path, scan.Bytes, err)
+		}
+	}
+}
+
+// note counts the blocks of a piece that are not zero.
+func (s *Scan) note(piece []byte) {
+	if allZero(piece) {
+		return
+	}
+	for at := 0; at+BlockBytes <= len(piece); at += BlockBytes {
+		block := piece[at : at+BlockBytes]
+		if allZero(block) {
+			continue
+		}
+		s.NonZero++
+		if s.First != "" {
+			continue
+		}
+		what := describeGarbage(block)
+		if p, whole := identify(block); whole {
+			what = fmt.Sprintf("it is block %d of generation %d of the volume with seed %d",
+				p.First, p.Generation, p.Seed)
+		}
+		s.First = fmt.Sprintf("byte %d: %s", s.Bytes+int64(at), what)
+	}
+}
+
+// FilesystemBytes returns the size of the filesystem at a path, as a workload asks for it.
+func (a *Agent) FilesystemBytes(_ context.Context, path string) (int64, error) {
+	return filesystemBytes(path)
+}

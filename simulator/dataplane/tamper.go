@@ -1,0 +1,149 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Tamper is one way in which a data plane treats bytes or devices wrongly, on purpose: checks of
+// data have to notice it. A hook that is nil does nothing.
+type Tamper struct {
+	// Name is how a switch of the rack names it, and Says what goes wrong.
+	Name, Says string
+
+	// created is called for a new blank disk, and source for the file of a disk to be.
+	created func(p *Plane, diskID string) error
+	source  func(p *Plane, path string) (string, error)
+	// plug is called before a disk's device is made, unplugged when it is gone, and removed when the
+	// bytes are.
+	plug      func(p *Plane, spec Device, f *Fault) error
+	unplugged func(p *Plane, spec Device) error
+	removed   func(p *Plane, diskID string) error
+	// shown returns a device as the guest sees it, beside others.
+	shown func(d Device, others []*plugged) Device
+	// copied is called when the disk was copied to a snapshot.
+	copied func(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error
+	// keeps leaves the device in its guest when the disk is detached.
+	keeps bool
+}
+
+// tampering is the tamper in force.
+type tampering struct {
+	mu sync.Mutex
+	// mu guards what follows.
+	now Tamper
+	// left are the devices that stay in their guests although their disks are detached.
+	left []*plugged
+}
+
+// FindTamper finds a tamper by name; "" is none.
+func FindTamper(name string) (Tamper, error) {
+	all := Tampers()
+	i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name })
+	switch {
+	case name == "":
+		return Tamper{}, nil
+	case i < 0:
+		names := make([]string, len(all))
+		for i := range all {
+			names[i] = all[i].Name
+		}
+		return Tamper{}, fmt.Errorf("there is no tamper %q; use %s", name, strings.Join(names, ", "))
+	}
+	return all[i], nil
+}
+
+// Tamper makes the plane do one thing wrongly, or with the zero value nothing any more. What an
+// earlier tamper left in guests is taken away.
+func (p *Plane) Tamper(t Tamper) error {
+	p.tampering.mu.Lock()
+	left := p.tampering.left
+	p.tampering.now, p.tampering.left = t, nil
+	p.tampering.mu.Unlock()
+	var errs []error
+	for _, d := range left {
+		errs = append(errs, p.hide(d), p.forceDetach(*d.loop))
+	}
+	return errors.Join(append(errs, os.RemoveAll(p.tamperPath("")))...)
+}
+
+func (p *Plane) tamper() Tamper {
+	p.tampering.mu.Lock()
+	defer p.tampering.mu.Unlock()
+	return p.tampering.now
+}
+
+// tamperPath is a file that a tamper keeps.
+func (p *Plane) tamperPath(name string) string { return filepath.Join(p.dir, "tamper", name) }
+
+// CreateDisk makes a blank disk, which takes no space. It leaves an existing one alone.
+func (p *Plane) CreateDisk(id string, size int64) error {
+	err := p.files.CreateDisk(id, size)
+	if t := p.tamper(); err == nil && t.created != nil {
+		err = t.created(p, id)
+	}
+	return err
+}
+
+// CloneDisk makes a disk with the bytes of source, a snapshot's or an image's file, and blank space
+// after them. It leaves an existing one alone.
+func (p *Plane) CloneDisk(ctx context.Context, id, source string, size int64) (err error) {
+	if t := p.tamper(); t.source != nil {
+		if source, err = t.source(p, source); err != nil {
+			return err
+		}
+	}
+	return p.files.CloneDisk(ctx, id, source, size)
+}
+
+func (p *Plane) tamperPlug(spec Device, f *Fault) error {
+	if t := p.tamper(); t.plug != nil {
+		return t.plug(p, spec, f)
+	}
+	return nil
+}
+
+func (p *Plane) tamperUnplugged(spec Device) error {
+	if t := p.tamper(); t.unplugged != nil {
+		return t.unplugged(p, spec)
+	}
+	return nil
+}
+
+func (p *Plane) tamperRemoved(diskID string) error {
+	if t := p.tamper(); t.removed != nil {
+		return t.removed(p, diskID)
+	}
+	return nil
+}
+
+func (p *Plane) tamperShown(d *plugged) Device {
+	if t := p.tamper(); t.shown != nil {
+		return t.shown(d.spec, p.guests.devices(d.guest))
+	}
+	return d.spec
+}
+
+func (p *Plane) tamperCopied(ctx context.Context, snapshot *os.File, d *plugged) error {
+	if t := p.tamper(); t.copied != nil {
+		return t.copied(ctx, p, snapshot, d)
+	}
+	return nil
+}
+
+// tamperKeeps reports whether the device stays in its guest, and then notes it.
+func (p *Plane) tamperKeeps(d *plugged) bool {
+	p.tampering.mu.Lock()
+	defer p.tampering.mu.Unlock()
+	if !p.tampering.now.keeps || d.loop == nil {
+		return false
+	}
+	p.tampering.left = append(p.tampering.left, d)
+	return true
+}

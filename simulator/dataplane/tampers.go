@@ -1,0 +1,255 @@
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	// tamperBlock is the unit in which tampers spoil bytes.
+	tamperBlock = 4096
+	// lateDevice is longer than anybody waits for a device.
+	lateDevice = 10 * time.Minute
+	// tornWrites are written between the two halves of a torn snapshot, or tornWait passes.
+	tornWrites = 8
+	tornWait   = time.Second
+)
+
+// Tampers are all of them.
+func Tampers() []Tamper {
+	return []Tamper{
+		{Name: "lost-write", Says: "some of the blocks that were written since a disk was attached " +
+			"are as before when it is detached", plug: keepBefore, unplugged: loseBlocks},
+		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
+			plug: swapDisks},
+		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
+			"the last", plug: putBack, unplugged: keepLastTwo},
+		{Name: "torn-snapshot", Says: "half of the blocks of a snapshot are from later than the rest",
+			copied: tear},
+		{Name: "serial-missing", Says: "devices have no serial",
+			shown: func(d Device, _ []*plugged) Device { d.DiskName = ""; return d }},
+		{Name: "serial-doubled", Says: "the second device of a guest has the serial of the first",
+			shown: doubleSerial},
+		{Name: "device-smaller", Says: "devices have half the size of their disks",
+			plug: func(_ *Plane, d Device, f *Fault) error { f.SizeBytes = d.SizeBytes / 2; return nil }},
+		{Name: "device-larger", Says: "devices have twice the size of their disks",
+			plug: func(_ *Plane, d Device, f *Fault) error { f.SizeBytes = d.SizeBytes * 2; return nil }},
+		{Name: "device-late", Says: "devices appear when nobody waits any more",
+			plug: func(_ *Plane, _ Device, f *Fault) error { f.Delay = lateDevice; return nil }},
+		{Name: "device-never", Says: "an attach succeeds, and no device appears",
+			plug: func(_ *Plane, _ Device, f *Fault) error { f.Never = true; return nil }},
+		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
+		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
+			removed: func(p *Plane, _ string) error { return p.another("", 0, blank) }},
+		{Name: "not-zero", Says: "a new disk holds something", created: soil},
+		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
+	}
+}
+
+// another calls do for the first file of a disk that no guest has, is not this one, and has the
+// size, if one is given.
+func (p *Plane) another(diskID string, size int64, do func(path string) error) error {
+	paths, err := filepath.Glob(p.DiskPath("*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		id := filepath.Base(path[:len(path)-len(".img")])
+		st, err := os.Stat(path)
+		if err != nil || id == diskID || p.guests.disk(id) != nil || size != 0 && st.Size() != size {
+			continue
+		}
+		return do(path)
+	}
+	return nil
+}
+
+func blank(path string) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Truncate(path, 0), os.Truncate(path, st.Size()))
+}
+
+// replace gives a file the bytes of another one.
+func replace(path, source string) error {
+	st, err := os.Stat(source)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	fresh := path + ".fresh"
+	err = makeBacking(fresh, func(f *os.File) error {
+		return fill(context.Background(), f, source, st.Size())
+	})
+	if err != nil {
+		return err
+	}
+	return os.Rename(fresh, path)
+}
+
+func keepBefore(p *Plane, spec Device, _ *Fault) error {
+	return replace(p.tamperPath(spec.DiskID), p.DiskPath(spec.DiskID))
+}
+
+// loseBlocks reverts every third of the blocks that have changed.
+func loseBlocks(p *Plane, spec Device) error {
+	before, err := os.Open(p.tamperPath(spec.DiskID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it was attached before the tamper was in force
+	}
+	if err != nil {
+		return err
+	}
+	defer before.Close()
+	return eachBlock(p.DiskPath(spec.DiskID), func() func(*os.File, int64, []byte) error {
+		changed := 0
+		old := make([]byte, tamperBlock)
+		return func(disk *os.File, at int64, block []byte) error {
+			n, err := before.ReadAt(old, at)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if bytes.Equal(block, old[:n]) {
+				return nil
+			}
+			if changed++; changed%3 != 0 {
+				return nil
+			}
+			_, err = disk.WriteAt(old[:n], at)
+			return err
+		}
+	}())
+}
+
+// eachBlock calls do for every block of a file that is no hole.
+func eachBlock(path string, do func(f *os.File, at int64, block []byte) error) (err error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	block := make([]byte, tamperBlock)
+	for offset := int64(0); ; {
+		start, end, err := nextData(f, offset)
+		if errors.Is(err, errNoData) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for at := start / tamperBlock * tamperBlock; at < end; at += tamperBlock {
+			n, err := f.ReadAt(block, at)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if err := do(f, at, block[:n]); err != nil {
+				return err
+			}
+		}
+		offset = end
+	}
+}
+
+func swapDisks(p *Plane, spec Device, _ *Fault) error {
+	own := p.DiskPath(spec.DiskID)
+	return p.another(spec.DiskID, spec.SizeBytes, func(other string) error {
+		aside := own + ".swap"
+		return errors.Join(os.Rename(own, aside), os.Rename(other, own), os.Rename(aside, other))
+	})
+}
+
+func keepLastTwo(p *Plane, spec Device) error {
+	last, older := p.tamperPath(spec.DiskID), p.tamperPath(spec.DiskID+".older")
+	if err := os.Rename(last, older); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return replace(last, p.DiskPath(spec.DiskID))
+}
+
+func putBack(p *Plane, spec Device, _ *Fault) error {
+	err := replace(p.DiskPath(spec.DiskID), p.tamperPath(spec.DiskID+".older"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// tear waits for writes, and then copies every second block again, the superblocks among them.
+func tear(ctx context.Context, p *Plane, snapshot *os.File, d *plugged) error {
+	before, err := countWrites(*d.loop)
+	for began := time.Now(); err == nil && time.Since(began) < tornWait; {
+		now, failed := countWrites(*d.loop)
+		if failed != nil || now.requests >= before.requests+tornWrites {
+			err = failed
+			break
+		}
+		err = pause(ctx, 10*time.Millisecond)
+	}
+	if err = errors.Join(err, d.loop.Sync()); err != nil {
+		return err
+	}
+	return eachBlock(p.DiskPath(d.spec.DiskID), func(_ *os.File, at int64, block []byte) error {
+		if at/tamperBlock%2 == 1 {
+			return nil
+		}
+		_, err := snapshot.WriteAt(block, at)
+		return err
+	})
+}
+
+func doubleSerial(d Device, others []*plugged) Device {
+	for _, other := range others {
+		if other.spec.DiskID != d.DiskID && other.node != "" {
+			d.DiskName = other.spec.DiskName
+			break
+		}
+	}
+	return d
+}
+
+// soil writes where a filesystem would not look first, and where it would.
+func soil(p *Plane, diskID string) (err error) {
+	f, err := os.OpenFile(p.DiskPath(diskID), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	dirt := bytes.Repeat([]byte("somebody else's "), tamperBlock/16)
+	for _, at := range []int64{64 << 10, st.Size() / 2, st.Size() - tamperBlock} {
+		if _, err := f.WriteAt(dirt, at); err != nil {
+			return fmt.Errorf("soil disk %s: %w", diskID, err)
+		}
+	}
+	return nil
+}
+
+// otherSource is another snapshot that is not larger, if there is one.
+func otherSource(p *Plane, path string) (string, error) {
+	own, err := os.Stat(path)
+	if err != nil || filepath.Dir(path) != filepath.Dir(p.SnapshotPath("")) {
+		return path, err
+	}
+	paths, err := filepath.Glob(p.SnapshotPath("*"))
+	for _, other := range paths {
+		st, err := os.Stat(other)
+		if err == nil && other != path && st.Size() <= own.Size() {
+			return other, nil
+		}
+	}
+	return path, err
+}
