@@ -46,7 +46,7 @@ func (s *Server) Admin() http.Handler {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	mux.HandleFunc("GET /mutations", func(w http.ResponseWriter, _ *http.Request) {
-		adminRespond(w, s.Broken.List(), nil)
+		adminRespond(w, s.mutation.List(), nil)
 	})
 	mux.HandleFunc("PUT /mutations/{name}", func(w http.ResponseWriter, r *http.Request) {
 		s.adminMutate(w, r.PathValue("name"))
@@ -131,7 +131,7 @@ func (s *Server) adminRemoveFault(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) adminMutate(w http.ResponseWriter, name string) {
-	if err := s.Broken.Set(name); err != nil {
+	if err := s.Mutate(name); err != nil {
 		http.Error(w, err.Error(), http.StatusNotFound)
 		return
 	}

@@ -10,7 +10,7 @@ import (
 
 // respond carries a request out, in order or as the mutation in force breaks it.
 func (s *Server) respond(r *request) response {
-	m := s.Broken.Active()
+	m := s.mutation.Active()
 	if m == nil {
 		return s.handle(r)
 	}

@@ -27,13 +27,12 @@ type (
 type Server struct {
 	// Faults are the faults in force.
 	Faults Faults
-	// Broken is the rule that the rack breaks, if it breaks one.
-	Broken broken.Switch
-
 	rack     *engine.Rack
 	token    string
 	log      *slog.Logger
 	requests requestLog
+	// mutation is how the rack is broken, if it is.
+	mutation broken.Switch
 }
 
 // Open opens the rack and returns its server.
@@ -48,6 +47,9 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 // Close closes the rack: it waits for the work in progress, cutting its delays short, and releases
 // every device. What was acknowledged is in the directory.
 func (s *Server) Close() error { return s.rack.Close() }
+
+// Mutate lets the rack break a rule from now on, in the place of any other; "" puts it in order.
+func (s *Server) Mutate(name string) error { return s.mutation.Set(s.rack, name) }
 
 // Requests lists the calls that the rack has answered.
 func (s *Server) Requests() []adminapi.Request { return s.requests.since(0) }

@@ -4,7 +4,6 @@ package data_test
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -94,12 +93,19 @@ var tampers = map[string][]noticed{
 
 func TestEveryTamperIsNoticed(t *testing.T) {
 	b := newBench(t, harness.RackOptions{})
-	// The rack names its tampers when it is asked for one that there is not.
-	err := b.env.Rack.Admin.Switch(t.Context(), map[string]any{"tamper": "none"})
-	_, names, found := strings.Cut(fmt.Sprint(err), "; use ")
-	known := strings.Split(strings.TrimSpace(names), ", ")
-	if slices.Sort(known); !found || !slices.Equal(known, slices.Sorted(maps.Keys(tampers))) {
-		t.Errorf("the rack says %v; the tampers here are %q", err, slices.Sorted(maps.Keys(tampers)))
+	mutations, err := b.env.Rack.Admin.Mutations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known []string
+	for _, m := range mutations {
+		if m.Rule == "data" {
+			known = append(known, m.Name)
+		}
+	}
+	if slices.Sort(known); !slices.Equal(known, slices.Sorted(maps.Keys(tampers))) {
+		t.Errorf("the rack has the mutations %q of data; the ones here are %q", known,
+			slices.Sorted(maps.Keys(tampers)))
 	}
 	for name, all := range tampers {
 		for _, want := range all {
@@ -118,16 +124,14 @@ func (b *bench) notices(t *testing.T, tamper string, want noticed) {
 	if i < 0 {
 		t.Fatalf("there is no check %s", want.check)
 	}
-	turn := func(name string) {
-		t.Helper()
-		if err := b.env.Rack.Admin.Switch(ctx, map[string]any{"tamper": name}); err != nil {
-			t.Fatal(err)
-		}
+	if err := b.env.Rack.Admin.Mutate(ctx, tamper); err != nil {
+		t.Fatal(err)
 	}
-	turn(tamper)
 	b.Accesses = []string{want.access}
 	err := checks[i].Run(ctx, b.Bench)
-	turn("")
+	if err := b.env.Rack.Admin.Mend(ctx); err != nil {
+		t.Fatal(err)
+	}
 	if err == nil || !slices.ContainsFunc(strings.Split(want.says, "|"),
 		func(says string) bool { return strings.Contains(err.Error(), says) }) {
 		t.Errorf("the check says %v, want an error with %q", err, want.says)

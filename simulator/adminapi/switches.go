@@ -28,8 +28,6 @@ type Switches struct {
 	DiskLimit int `json:"disk_limit"`
 	// Role is what the token's bearer may do in the projects.
 	Role string `json:"role"`
-	// Tamper names one thing that the rack does wrongly with bytes or devices; "" is none.
-	Tamper string `json:"tamper"`
 }
 
 // Roles that the bearer of the token may have in the rack's projects.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
 )
 
@@ -26,11 +27,20 @@ type Mutation struct {
 	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Exchange)
+	// tamper is what goes wrong with bytes and devices; the zero value is nothing.
+	tamper dataplane.Tamper
 }
+
+// Data is the Rule of a mutation that breaks no rule of the API, but what disks are for.
+const Data = "data"
 
 // Table lists every mutation.
 func Table() []Mutation {
-	return slices.Concat(wire, disks, attachments, snapshots, instances, guests)
+	table := slices.Concat(wire, disks, attachments, snapshots, instances, guests)
+	for _, t := range dataplane.Tampers() {
+		table = append(table, Mutation{Name: t.Name, Rule: Data, Says: t.Says, tamper: t})
+	}
+	return table
 }
 
 // Exchange is one request on its way through a broken rack.
@@ -140,20 +150,23 @@ type Switch struct{ active atomic.Pointer[Mutation] }
 // Active is the mutation in force, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
-// Set puts a mutation in force, in the place of any other; "" puts the rack in order.
-func (s *Switch) Set(name string) error {
-	if name == "" {
-		s.active.Store(nil)
-		return nil
+// Set puts a mutation in force on a rack, in the place of any other; "" puts the rack in order.
+func (s *Switch) Set(rack *engine.Rack, name string) error {
+	var mutation Mutation
+	if name != "" {
+		table := Table()
+		i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
+				name)
+		}
+		mutation = table[i]
 	}
-	table := Table()
-	i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
-	if i < 0 {
-		return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
-			name)
+	s.active.Store(nil)
+	if name != "" {
+		s.active.Store(&mutation)
 	}
-	s.active.Store(&table[i])
-	return nil
+	return rack.Plane().Tamper(mutation.tamper)
 }
 
 // List describes the table.

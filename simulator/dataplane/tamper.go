@@ -3,18 +3,15 @@ package dataplane
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 )
 
 // Tamper is one way in which a data plane treats bytes or devices wrongly, on purpose: checks of
 // data have to notice it. A hook that is nil does nothing.
 type Tamper struct {
-	// Name is how a switch of the rack names it, and Says what goes wrong.
+	// Name and Says are what it is called, and what goes wrong.
 	Name, Says string
 
 	// created is called for a new blank disk, and source for the file of a disk to be.
@@ -40,23 +37,6 @@ type tampering struct {
 	now Tamper
 	// left are the devices that stay in their guests although their disks are detached.
 	left []*plugged
-}
-
-// FindTamper finds a tamper by name; "" is none.
-func FindTamper(name string) (Tamper, error) {
-	all := Tampers()
-	i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name })
-	switch {
-	case name == "":
-		return Tamper{}, nil
-	case i < 0:
-		names := make([]string, len(all))
-		for i := range all {
-			names[i] = all[i].Name
-		}
-		return Tamper{}, fmt.Errorf("there is no tamper %q; use %s", name, strings.Join(names, ", "))
-	}
-	return all[i], nil
 }
 
 // Tamper makes the plane do one thing wrongly, or with the zero value nothing any more. What an

@@ -4,31 +4,27 @@ package dataplane
 
 import (
 	"os"
-	"strings"
+	"slices"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/simtest"
 )
 
-func TestATamperIsFoundByItsName(t *testing.T) {
-	for _, want := range Tampers() {
-		got, err := FindTamper(want.Name)
-		if err != nil || got.Name != want.Name || got.Says == "" {
-			t.Errorf("FindTamper(%q) = %q, %q, %v", want.Name, got.Name, got.Says, err)
-		}
+// tamper finds a tamper by its name.
+func tamper(t *testing.T, name string) Tamper {
+	t.Helper()
+	all := Tampers()
+	i := slices.IndexFunc(all, func(t Tamper) bool { return t.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no tamper %s", name)
 	}
-	_, err := FindTamper("none")
-	if err == nil || !strings.Contains(err.Error(), "use lost-write, ") {
-		t.Errorf("FindTamper of an unknown one = %v", err)
-	}
+	return all[i]
 }
 
 func TestADeviceThatWasLeftGoesWithItsTamper(t *testing.T) {
 	p := newPlane(t)
 	spec := newDisk(t, p, newGuest(t, p), "left")
-	left, err := FindTamper("device-left")
-	simtest.NoError(t, err)
-	simtest.NoError(t, p.Tamper(left))
+	simtest.NoError(t, p.Tamper(tamper(t, "device-left")))
 	simtest.NoError(t, p.Plug(spec, Fault{}))
 	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 	if got := seen(t, p, spec.InstanceID); len(got) != 1 {
@@ -46,9 +42,7 @@ func TestADeviceThatWasLeftGoesWithItsTamper(t *testing.T) {
 func TestATamperThatIsSwitchedOffLeavesNoFiles(t *testing.T) {
 	p := newPlane(t)
 	spec := newDisk(t, p, newGuest(t, p), "kept")
-	stale, err := FindTamper("stale-read")
-	simtest.NoError(t, err)
-	simtest.NoError(t, p.Tamper(stale))
+	simtest.NoError(t, p.Tamper(tamper(t, "stale-read")))
 	simtest.NoError(t, p.Plug(spec, Fault{}))
 	simtest.NoError(t, p.Unplug(spec.InstanceID, spec.DiskID))
 	if _, err := os.Stat(p.tamperPath(spec.DiskID)); err != nil {

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
 )
 
 const (
@@ -16,9 +15,6 @@ const (
 )
 
 func checkSwitches(s adminapi.Switches) error {
-	if _, err := dataplane.FindTamper(s.Tamper); err != nil {
-		return err
-	}
 	switch {
 	case s.QuotaBytes < 0:
 		return fmt.Errorf("quota_bytes is %d; it cannot be negative", s.QuotaBytes)
@@ -98,13 +94,5 @@ func (r *Rack) Switches() adminapi.Switches { return r.switches.get() }
 
 // ChangeSwitches applies a change that leaves the switches valid, or none of it.
 func (r *Rack) ChangeSwitches(apply func(*adminapi.Switches) error) (adminapi.Switches, error) {
-	now, err := r.switches.change(apply)
-	if err != nil || r.plane == nil {
-		return now, err
-	}
-	t, err := dataplane.FindTamper(now.Tamper)
-	if err != nil {
-		return now, err
-	}
-	return now, r.plane.Tamper(t)
+	return r.switches.change(apply)
 }

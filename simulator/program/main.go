@@ -37,7 +37,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err = rack.Broken.Set(o.mutation); err == nil {
+	if err = rack.Mutate(o.mutation); err == nil {
 		err = serve(ctx, o, rack, stdout)
 	}
 	if closeErr := rack.Close(); err == nil {
