@@ -63,6 +63,11 @@ func (c Client) Fired(ctx context.Context, id string) (int, error) {
 	return 0, fmt.Errorf("the rack has no fault %s", id)
 }
 
+// RemoveFault removes a fault.
+func (c Client) RemoveFault(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, "/faults/"+id, nil, nil)
+}
+
 // ClearFaults removes every fault.
 func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
@@ -77,6 +82,13 @@ func (c Client) RunDeferred(ctx context.Context) error {
 // Switch changes some of the [Switches], by their JSON names.
 func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)
+}
+
+// Switches reads the switches in force.
+func (c Client) Switches(ctx context.Context) (Switches, error) {
+	var switches Switches
+	err := c.call(ctx, http.MethodGet, "/switches", nil, &switches)
+	return switches, err
 }
 
 // State reads all that the rack has.
