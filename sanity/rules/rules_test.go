@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -93,12 +94,15 @@ func TestTheSimulatorCitesEveryRuleAndNoOther(t *testing.T) {
 	}
 }
 
+// marks counts the runs: what a broken rack leaves of one is not in the way of the next.
+var marks atomic.Int64
+
 // openRack opens the checks of a simulated rack, from inside its first instance.
 func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
 	here := rack.Instance("")
 	r, err := Open(Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
-		Mark: "test", Description: "made by a test", Hotplug: hotplug, Admin: &rack.Admin,
+		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug, Admin: &rack.Admin,
 		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}})
 	if err != nil {
@@ -109,6 +113,8 @@ func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
 	t.Helper()
+	// Some rules are about what belongs to another project.
+	options.Args = append(options.Args, "--project", "other")
 	rack, err := harness.RunFor(t).StartRack(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)

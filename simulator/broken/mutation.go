@@ -21,6 +21,9 @@ type Mutation struct {
 	Rule string
 	// Says is what the broken rack does, in a sentence.
 	Says string
+	// DriverSays is the reason (driver/REASONS.md) with which the driver must refuse to go on; "" is
+	// none, because the driver is not endangered or cannot know.
+	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Exchange)
 }
@@ -146,7 +149,7 @@ func (s *Switch) List() []adminapi.Mutation {
 	active := s.Active()
 	for _, m := range Table() {
 		list = append(list, adminapi.Mutation{Name: m.Name, Rule: m.Rule, Says: m.Says,
-			Active: active != nil && active.Name == m.Name})
+			DriverSays: m.DriverSays, Active: active != nil && active.Name == m.Name})
 	}
 	return list
 }
