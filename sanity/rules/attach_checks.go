@@ -20,10 +20,7 @@ var tooManyDisks = invalidRequest("cannot attach more than 12 disks to instance"
 // before the instance is made, so that it is removed first.
 func (c *Check) NewDisk() oxide.InstanceDiskAttachment {
 	blank := c.Blank().Body
-	c.Cleanup(func(ctx context.Context) error {
-		return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Project: c.project(),
-			Disk: oxide.NameOrId(blank.Name)}))
-	})
+	c.Cleanup(func(ctx context.Context) error { return c.removeByName(ctx, blank.Name) })
 	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: blank.Name,
 		Description: blank.Description, Size: blank.Size, DiskBackend: blank.DiskBackend}}
 }
@@ -162,7 +159,7 @@ func checkAttachWhileCreating(c *Check) {
 		c.NotTested("the creation of a disk cannot be held open from outside")
 	}
 	instance, create := c.StoppedInstance(), c.Blank()
-	c.Switch(map[string]any{"create_hold": adminapi.Duration(creationHold)})
+	c.Switch(map[string]any{"create_hold": adminapi.Duration(hold)})
 	made := make(chan error, 1)
 	go func() {
 		_, err := c.CreateDisk(create)

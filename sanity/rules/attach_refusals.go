@@ -8,8 +8,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
-// creationHold is how long a simulated rack keeps a creation open for a check that acts meanwhile.
-const creationHold = time.Second
+// hold is how long a simulated rack takes for what a check does something else in the middle of.
+const hold = time.Second
 
 // attachedElsewhere refuses to attach or to detach a disk that another instance has.
 func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
