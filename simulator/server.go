@@ -42,7 +42,8 @@ func Open(ctx context.Context, c engine.Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{rack: rack, token: c.Token, log: cmp.Or(c.Log, slog.Default())}, nil
+	return &Server{rack: rack, Broken: broken.Switch{Rack: rack}, token: c.Token,
+		log: cmp.Or(c.Log, slog.Default())}, nil
 }
 
 // Close closes the rack: it waits for the work in progress, cutting its delays short, and releases

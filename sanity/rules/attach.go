@@ -74,8 +74,8 @@ var attachRules = []Rule{
 		ID: "A35",
 		Says: "Local disks are neither attached to nor detached from a running instance, hot-plug or " +
 			"not; with hot-plug the attach is 409",
-		Why: "The driver says of a volume on a local disk that its instance has to be stopped, on every " +
-			"rack.",
+		Why: "The driver says of a volume on a local disk that its instance has to be stopped, on " +
+			"every rack.",
 		Source: "read: comment in nexus/src/app/instance.rs; the answer with hot-plug is inferred",
 		Calls:  []string{"instance_disk_attach", "instance_disk_detach"},
 		Check:  checkLocalDisks,

@@ -43,8 +43,8 @@ var creationRules = []Rule{
 		ID: "A66",
 		Says: "Order of checks on an instance's creation: vCPUs and memory, number of disks, every new " +
 			"disk with its source, jumbo frames, interfaces; then the name, the network, the disks",
-		Why: "Who makes nodes on the simulator is told the same first mistake as on a rack, and nothing " +
-			"is made for a request with any.",
+		Why: "Who makes nodes on the simulator is told the same first mistake as on a rack, and " +
+			"nothing is made for a request with any.",
 		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs",
 		Calls:  []string{"instance_create"},
 		Check:  checkCreationOrder,

@@ -50,7 +50,7 @@ func checkProvisioned(c *Check) {
 func checkStart(c *Check) {
 	instance := c.Instance(c.Disk())
 	started := Must[*oxide.Instance](c, "start a stopped instance")(c.Start(instance.Id))
-	Equal(c, "its state", started.RunState, oxide.InstanceStateStarting)
+	Equal(c, "start a stopped instance: its state", started.RunState, oxide.InstanceStateStarting)
 	again := Must[*oxide.Instance](c, "start it again")(c.Start(instance.Id))
 	if !slices.Contains([]oxide.InstanceState{oxide.InstanceStateStarting,
 		oxide.InstanceStateRunning}, again.RunState) {
@@ -58,12 +58,12 @@ func checkStart(c *Check) {
 	}
 	c.Await(instance.Id, oxide.InstanceStateRunning)
 	again = Must[*oxide.Instance](c, "start a running instance")(c.Start(instance.Id))
-	Equal(c, "its state", again.RunState, oxide.InstanceStateRunning)
+	Equal(c, "start a running instance: its state", again.RunState, oxide.InstanceStateRunning)
 
 	if c.Simulated() {
 		c.Fail(instance.Id)
 		started = Must[*oxide.Instance](c, "start a failed instance")(c.Start(instance.Id))
-		Equal(c, "its state", started.RunState, oxide.InstanceStateStarting)
+		Equal(c, "start a failed instance: its state", started.RunState, oxide.InstanceStateStarting)
 		c.Await(instance.Id, oxide.InstanceStateRunning)
 	}
 	c.stopSlowly(instance.Id)
@@ -80,7 +80,7 @@ func (c *Check) stopSlowly(instance string) {
 		c.Switch(map[string]any{"instance_delay": adminapi.Duration(hold)})
 	}
 	stopping := Must[*oxide.Instance](c, "stop an instance")(c.Stop(instance))
-	Equal(c, "its state", stopping.RunState, oxide.InstanceStateStopping)
+	Equal(c, "stop an instance: its state", stopping.RunState, oxide.InstanceStateStopping)
 }
 
 func checkStop(c *Check) {
@@ -88,17 +88,18 @@ func checkStop(c *Check) {
 	c.StartAndAwait(instance.Id)
 	stopping := Must[*oxide.Instance](c, "stop an instance without an operating system")(
 		c.Stop(instance.Id))
-	Equal(c, "its state", stopping.RunState, oxide.InstanceStateStopping)
+	Equal(c, "stop an instance without an operating system: its state", stopping.RunState,
+		oxide.InstanceStateStopping)
 	c.Await(instance.Id, oxide.InstanceStateStopped)
 	stopped := c.See(instance.Id)
 	again := Must[*oxide.Instance](c, "stop a stopped instance")(c.Stop(instance.Id))
-	Equal(c, "its state", again.RunState, oxide.InstanceStateStopped)
+	Equal(c, "stop a stopped instance: its state", again.RunState, oxide.InstanceStateStopped)
 	Equal(c, "the time of its state", again.TimeRunStateUpdated.UTC(),
 		stopped.TimeRunStateUpdated.UTC())
 	if c.Simulated() {
 		c.Fail(instance.Id)
 		stopped = Must[*oxide.Instance](c, "stop a failed instance")(c.Stop(instance.Id))
-		Equal(c, "its state", stopped.RunState, oxide.InstanceStateStopped)
+		Equal(c, "stop a failed instance: its state", stopped.RunState, oxide.InstanceStateStopped)
 	}
 }
 
@@ -108,7 +109,7 @@ func checkReboot(c *Check) {
 		invalidRequest("cannot reboot an instance in state stopped with no VMM"))
 	running, disk := c.RunningInstance()
 	rebooting := Must[*oxide.Instance](c, "reboot a running instance")(c.Reboot(running.Id))
-	Equal(c, "its state", rebooting.RunState, oxide.InstanceStateRebooting)
+	Equal(c, "reboot a running instance: its state", rebooting.RunState, oxide.InstanceStateRebooting)
 	c.AttachedTo("meanwhile", c.Look(disk.Id), running.Id)
 	c.Await(running.Id, oxide.InstanceStateRunning)
 	c.AttachedTo("after that", c.Look(disk.Id), running.Id)

@@ -57,8 +57,8 @@ var lifeRules = []Rule{
 	},
 	{
 		ID: "A49",
-		Says: "Update replaces all that can be changed; CPU, memory, platform and boot disk change only " +
-			"while stopped, 409 otherwise; a boot disk must be attached, 409; `time_modified` stays; " +
+		Says: "Update replaces all that can be changed; CPU, memory, platform and boot disk change " +
+			"only while stopped, 409 otherwise; a boot disk must be attached, 409; `time_modified` stays; " +
 			"jumbo frames need an opt-in of the fleet's, 400 without",
 		Why: "The driver's advice for a boot disk is to set another one; the rest is for those who " +
 			"change nodes of the simulator.",
@@ -69,8 +69,8 @@ var lifeRules = []Rule{
 	{
 		ID:   "A53",
 		Says: "An instance in `creating` refuses changes of its state, 400",
-		Why: "The simulator's users start nodes while others are made; the driver explains a refusal by " +
-			"the state that it reads.",
+		Why: "The simulator's users start nodes while others are made; the driver explains a refusal " +
+			"by the state that it reads.",
 		Source: "read: nexus/src/app/instance.rs",
 		Calls: []string{"instance_create", "instance_start", "instance_stop",
 			"instance_reboot"},
@@ -80,8 +80,8 @@ var lifeRules = []Rule{
 		ID: "A60",
 		Says: "A reboot is 202 also when the guest does not come back; the instance is then `failed`, " +
 			"with its disks attached, and can be started again",
-		Why: "The driver says of a failed instance that it has to be restarted or deleted, and takes its " +
-			"disks for attached until then.",
+		Why: "The driver says of a failed instance that it has to be restarted or deleted, and takes " +
+			"its disks for attached until then.",
 		Source: "inferred: the virtual machine reboots itself, and Nexus is notified of its end",
 		Calls:  []string{"instance_reboot", "instance_start"},
 		Check:  checkFailedReboot,

@@ -42,8 +42,8 @@ var networkRules = []Rule{
 	},
 }
 
-const networkUsers = "The cloud controller manager reads the addresses of nodes, and runs against " +
-	"the simulator beside the driver, which asks for none."
+const networkUsers = "The cloud controller manager reads the addresses of nodes, and runs " +
+	"against the simulator beside the driver, which asks for none."
 
 // defaultNetwork is the VPC of a new project, and its subnet.
 const defaultNetwork = "default"

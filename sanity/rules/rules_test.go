@@ -102,13 +102,33 @@ func openRack(t *testing.T, rack *harness.Rack, hotplug bool) *Rack {
 	t.Helper()
 	here := rack.Instance("")
 	r, err := Open(Config{Host: rack.URL, Token: rack.Token, Project: rack.Project, CAFile: rack.CA,
-		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test", Hotplug: hotplug, Admin: &rack.Admin,
+		Mark: fmt.Sprintf("t%d", marks.Add(1)), Description: "made by a test",
+		Hotplug: hotplug, Admin: &rack.Admin,
 		Here: &Guest{ID: here.ID, Sys: Dir(filepath.Join(here.Guest, "sys")),
 			Dev: Dir(filepath.Join(here.Guest, "dev"))}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// giveDisk gives the first instance a disk as it has its boot disk: while it is stopped.
+func giveDisk(t *testing.T, rack *harness.Rack) {
+	t.Helper()
+	ctx, instance := t.Context(), rack.Instance("").ID
+	disk, err := rack.CreateDisk(ctx, rack.Project, "boot-disk-of-an-instance", GiB)
+	if err == nil {
+		err = rack.StopInstance(ctx, instance)
+	}
+	if err == nil {
+		err = rack.AttachDisk(ctx, disk.Id, instance)
+	}
+	if err == nil {
+		err = rack.StartInstance(ctx, instance)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func startRack(t *testing.T, options harness.RackOptions) *harness.Rack {
@@ -131,6 +151,9 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 	for name, cold := range map[string]bool{"with hot-plug": false, "without": true} {
 		t.Run(name, func(t *testing.T) {
 			rack := startRack(t, harness.RackOptions{ColdPlug: cold})
+			if cold {
+				giveDisk(t, rack)
+			}
 			r := openRack(t, rack, !cold)
 			before, err := rack.Ledger(t.Context())
 			if err != nil {

@@ -113,15 +113,13 @@ func (c *Check) DisksOf(instance string) []oxide.Disk {
 
 // AttachedTo demands that a disk is attached to an instance; "" demands that it is detached.
 func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
-	got, want := disk.State.State(), oxide.DiskStateStateDetached
-	where := ""
-	if attached, is := disk.State.AsAttached(); is {
-		where = attached.Instance
-	}
+	want := "detached"
 	if instance != "" {
-		want = oxide.DiskStateStateAttached
+		want = "attached to instance " + instance
 	}
-	if got != want || where != instance {
-		c.Errorf("%s: expected the disk %s %s; found it %s %s", what, want, instance, got, where)
+	got := string(disk.State.State())
+	if attached, is := disk.State.AsAttached(); is {
+		got += " to instance " + attached.Instance
 	}
+	Equal(c, what+": the disk", got, want)
 }

@@ -18,17 +18,6 @@ func (x *Exchange) instance() (instance store.Instance) {
 	return instance
 }
 
-// attached counts the disks of the instance in the path.
-func (x *Exchange) attached() int {
-	count := 0
-	_ = x.Rack.Records().View(func(tx *store.Tx) error {
-		disks, err := tx.DisksOf(x.instance().ID)
-		count = len(disks)
-		return err
-	})
-	return count
-}
-
 // force changes the record of the disk that the request names, past the rules, and answers with it.
 func (x *Exchange) force(state store.DiskState) {
 	disk := x.disk()
@@ -73,4 +62,71 @@ func reword(status int, text string, want int, code, message string) func(*Excha
 			}
 		})
 	}
+}
+
+// disks reads the disks of the instance in the path.
+func (x *Exchange) disks() (disks []store.Disk) {
+	id := x.instance().ID
+	_ = x.Rack.Records().View(func(tx *store.Tx) (err error) {
+		disks, err = tx.DisksOf(id)
+		return err
+	})
+	return disks
+}
+
+func (x *Exchange) put(disk store.Disk) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) error { return tx.PutDisk(disk) })
+}
+
+func (x *Exchange) putInstance(instance store.Instance) {
+	_ = x.Rack.Records().Update(func(tx *store.Tx) error {
+		return store.Instances.Put(tx, instance)
+	})
+}
+
+func (x *Exchange) eachInstance(do func(store.Instance)) {
+	_ = x.Rack.Records().View(func(tx *store.Tx) error {
+		return store.Instances.Each(tx, func(i store.Instance) error {
+			do(i)
+			return nil
+		})
+	})
+}
+
+// refuseTaken refuses to create an instance whose name is taken.
+func refuseTaken(x *Exchange) {
+	name, _ := x.Sent()["name"].(string)
+	x.eachInstance(func(i store.Instance) {
+		if x.Is("instance_create") && i.Name == name {
+			x.Refuse(400, "ObjectAlreadyExists", "already exists: instance %q", name)
+		}
+	})
+}
+
+// leave creates an instance that was refused for a disk, stopped and with another body, and keeps
+// the refusal.
+func (x *Exchange) leave(change func(map[string]any)) {
+	if !x.Is("instance_create") || !x.Refused(400, "attached to another instance") {
+		return
+	}
+	answer, body := x.Answer, x.Sent()
+	body["start"] = false
+	change(body)
+	x.Send(body)
+	x.Carry()
+	x.Answer = answer
+}
+
+// unstarted is the instance that was created to be started, and is stopped; the zero value is none.
+func (x *Exchange) unstarted() (instance store.Instance) {
+	answer := object(x.Answer.Body)
+	if !x.Is("instance_create") || x.Sent()["start"] == false || answer["run_state"] != "stopped" {
+		return instance
+	}
+	x.eachInstance(func(i store.Instance) {
+		if i.ID == answer["id"] {
+			instance = i
+		}
+	})
+	return instance
 }

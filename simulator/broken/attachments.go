@@ -13,7 +13,7 @@ var attachments = []Mutation{
 		Before: func(x *Exchange) {
 			const most, text = 8, "cannot attach more than 8 disks to instance"
 			disks, _ := x.Sent()["disks"].([]any)
-			if x.Is("instance_disk_attach") && x.attached() >= most ||
+			if x.Is("instance_disk_attach") && len(x.disks()) >= most ||
 				x.Is("instance_create") && len(disks) >= most {
 				x.Refuse(400, "InvalidRequest", text)
 			}
@@ -23,7 +23,7 @@ var attachments = []Mutation{
 		Name: "A16-says-it-first", Rule: "A16",
 		Says: "a full instance is the first reason for which an attach is refused",
 		Before: func(x *Exchange) {
-			if x.Is("instance_disk_attach") && x.attached() >= 12 {
+			if x.Is("instance_disk_attach") && len(x.disks()) >= 12 {
 				x.Refuse(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
 			}
 		},

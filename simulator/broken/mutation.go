@@ -2,6 +2,7 @@ package broken
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -26,6 +27,9 @@ type Mutation struct {
 	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Exchange)
+	// Guests changes what the rack's guests see when the mutation comes into force, and puts it right
+	// (broken is false) when it ends.
+	Guests func(rack *engine.Rack, broken bool) error
 }
 
 // Table lists every mutation.
@@ -122,25 +126,36 @@ func object(text []byte) map[string]any {
 }
 
 // Switch holds the mutation in force. The zero value has none.
-type Switch struct{ active atomic.Pointer[Mutation] }
+type Switch struct {
+	// Rack is the rack in order.
+	Rack   *engine.Rack
+	active atomic.Pointer[Mutation]
+}
 
 // Active is the mutation in force, or nil.
 func (s *Switch) Active() *Mutation { return s.active.Load() }
 
 // Set puts a mutation in force, in the place of any other; "" puts the rack in order.
 func (s *Switch) Set(name string) error {
-	if name == "" {
-		s.active.Store(nil)
-		return nil
+	var next *Mutation
+	if name != "" {
+		table := Table()
+		i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
+		if i < 0 {
+			return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
+				name)
+		}
+		next = &table[i]
 	}
-	table := Table()
-	i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
-	if i < 0 {
-		return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
-			name)
+	last := s.active.Swap(next)
+	var err error
+	if last != nil && last.Guests != nil {
+		err = last.Guests(s.Rack, false)
 	}
-	s.active.Store(&table[i])
-	return nil
+	if next != nil && next.Guests != nil {
+		err = errors.Join(err, next.Guests(s.Rack, true))
+	}
+	return err
 }
 
 // List describes the table.

@@ -2,8 +2,8 @@ package broken
 
 import "github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 
-// disk reads the disk that an attach or a detach names, or whose ID is in the path; the zero value is
-// none.
+// disk reads the disk that an attach or a detach names, or whose ID is in the path; the zero value
+// is none.
 func (x *Exchange) disk() (disk store.Disk) {
 	name, _ := x.Sent()["disk"].(string)
 	if name == "" {
