@@ -74,11 +74,14 @@ func checkHotplug(c *Check) {
 	c.AttachedTo("detach while it is stopped",
 		Must[*oxide.Disk](c, "detach while it is stopped")(c.Detach(disk.Id, stopped.Id)), "")
 	if c.Hotplug {
+		id := running.Id
+		if c.Here != nil { // whose operating system takes part
+			id = c.Here.ID
+		}
 		c.AttachedTo("attach while the instance runs",
-			Must[*oxide.Disk](c, "attach while the instance runs")(
-				c.Attach(disk.Id, running.Id)), running.Id)
+			Must[*oxide.Disk](c, "attach while the instance runs")(c.Attach(disk.Id, id)), id)
 		c.AttachedTo("detach while it runs",
-			Must[*oxide.Disk](c, "detach while it runs")(c.Detach(disk.Id, running.Id)), "")
+			Must[*oxide.Disk](c, "detach while it runs")(c.Detach(disk.Id, id)), "")
 		return
 	}
 	_, err := c.Attach(disk.Id, running.Id)

@@ -32,12 +32,14 @@ var creationRules = []Rule{
 	},
 	{
 		ID: "A58",
-		Says: "An instance that cannot be started right after its creation is created all the same and " +
-			"stays stopped",
-		Why:    "Who makes nodes on the simulator finds the stopped one, as on a rack.",
-		Source: "inferred: the start is a saga of its own after the one that creates",
-		Calls:  []string{"instance_create"},
-		Check:  checkStartAfterCreation,
+		Says: "An instance that cannot be started right after its creation is created all the same. It " +
+			"stays stopped if the start did not get as far as a VMM, as every start of the simulator " +
+			"that fails; otherwise it is failed",
+		Why: "Who makes nodes on the simulator finds the stopped one, as on a rack without room.",
+		Source: "read: nexus/src/app/instance.rs, sagas/instance_start.rs, " +
+			"nexus/db-model/src/vmm_state.rs",
+		Calls: []string{"instance_create"},
+		Check: checkStartAfterCreation,
 	},
 	{
 		ID: "A66",

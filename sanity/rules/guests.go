@@ -53,8 +53,8 @@ var guestRules = []Rule{
 	{
 		ID: "A69",
 		Says: "A distributed disk reports a volatile write cache, so that the guest flushes it; a " +
-			"local one does up to v21 and does not from v22 on. The guest's view of the simulator shows no " +
-			"`write_cache`, so that nothing relies on one value of it",
+			"local one does up to v21 and does not from v22 on. The guest's view of the simulator shows " +
+			"no `write_cache`, so that nothing relies on one value of it",
 		Why: "What the driver and its workloads have synced is on the disk only if the guest flushes " +
 			"the cache, which Linux does for a device that reports one.",
 		Source: "read: nexus/src/app/instance_platform/mod.rs; what the guest makes of it is inferred",

@@ -67,8 +67,9 @@ var lifeRules = []Rule{
 		Check:  checkUpdate,
 	},
 	{
-		ID:   "A53",
-		Says: "An instance in `creating` refuses changes of its state, 400",
+		ID: "A53",
+		Says: "An instance in `creating` refuses changes of its state: 409 to start, 400 to stop or to " +
+			"reboot",
 		Why: "The simulator's users start nodes while others are made; the driver explains a refusal " +
 			"by the state that it reads.",
 		Source: "read: nexus/src/app/instance.rs",

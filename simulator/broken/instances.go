@@ -156,7 +156,7 @@ var lives = []Mutation{
 	},
 	{
 		Name: "A53-is-conflict", Rule: "A53",
-		Says:  "a change of an instance in creating is 409 Conflict",
+		Says:  "to stop an instance in creating is 409 Conflict",
 		After: reword(400, "still being created", 409, "Conflict", ""),
 	},
 	{
