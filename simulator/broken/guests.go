@@ -24,13 +24,20 @@ var guests = []Mutation{
 	},
 	{
 		Name: "A54-twice", Rule: "A54", DriverSays: "DeviceNotUnique",
-		Says: "a guest sees each disk as two devices with one serial",
-		Before: func(x *Exchange) {
-			if x.Is("instance_disk_detach") {
-				_ = os.RemoveAll(second(x.device(x.disk())))
-			}
-		},
+		Says:   "a guest sees each disk as two devices with one serial",
+		Before: hideSecond,
 		After: plugged(func(_ store.Disk, dir string) error {
+			return os.CopyFS(second(dir), os.DirFS(dir))
+		}),
+	},
+	{
+		Name: "A54-shows-both", Rule: "A54",
+		Says:   "of two devices with equal serials a guest sees both",
+		Before: hideSecond,
+		After: plugged(func(disk store.Disk, dir string) error {
+			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
+				return nil // it is the first one
+			}
 			return os.CopyFS(second(dir), os.DirFS(dir))
 		}),
 	},
@@ -108,15 +115,26 @@ func (x *Exchange) device(disk store.Disk) string {
 	for _, path := range serials {
 		text, err := os.ReadFile(path)
 		serial := strings.TrimRight(string(text), "\x00\n")
-		if err == nil && serial == disk.Name[:min(len(disk.Name), 20)] {
-			return filepath.Dir(filepath.Dir(path))
+		dir := filepath.Dir(filepath.Dir(path))
+		if err == nil && serial == disk.Name[:min(len(disk.Name), 20)] && !strings.HasSuffix(dir, more) {
+			return dir
 		}
 	}
 	return ""
 }
 
+// more is how the name of a device ends that is another one, shown once more.
+const more = "00n1"
+
 // second is where a device is shown once more.
-func second(dir string) string { return strings.TrimSuffix(dir, "n1") + "00n1" }
+func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
+
+// hideSecond removes what is shown once more before its disk is detached.
+func hideSecond(x *Exchange) {
+	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
+		_ = os.RemoveAll(second(dir))
+	}
+}
 
 // plugged changes a device when its disk has been attached to a running instance.
 func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
