@@ -53,6 +53,8 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 		{"reboot", store.RunRunning, store.RunRebooting, refused{}},
 		{"reboot", store.RunStopped, "", refusedAs(400, "InvalidRequest",
 			"cannot reboot an instance in state stopped with no VMM")},
+		{"reboot", store.RunFailed, "", refusedAs(400, "InvalidRequest",
+			"instance state cannot be changed from failed")},
 	} {
 		t.Run(test.verb+" of "+test.from, func(t *testing.T) {
 			r := newRack(t, engine.Config{InstanceDelay: hour})

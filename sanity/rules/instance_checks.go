@@ -117,7 +117,11 @@ func checkReboot(c *Check) {
 	if !c.Simulated() {
 		return
 	}
-	instance := c.Instance()
+	instance := c.Instance(c.Disk())
+	c.Fail(instance.Id)
+	_, err = c.Reboot(instance.Id)
+	c.Refuses("reboot a failed instance", err,
+		invalidRequest("instance state cannot be changed from failed"))
 	c.StartAndAwait(instance.Id)
 	c.stopSlowly(instance.Id)
 	_, err = c.Reboot(instance.Id)

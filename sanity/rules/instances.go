@@ -42,9 +42,10 @@ var lifeRules = []Rule{
 			"disks attached; 400 without one, and while stopping",
 		Why: "The driver keeps publications over the reboot of a node: no disk is detached by it. The " +
 			"simulator's guest sees its devices anew.",
-		Source: "read: nexus/src/app/instance.rs; refusal while stopping is inferred",
-		Calls:  []string{"instance_reboot"},
-		Check:  checkReboot,
+		Source: "read: nexus/src/app/instance.rs; tested: test_instances_create_reboot_halt, of which " +
+			"the words while stopping are inferred",
+		Calls: []string{"instance_reboot"},
+		Check: checkReboot,
 	},
 	{
 		ID:   "A48",

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
 )
@@ -82,6 +83,15 @@ var lives = []Mutation{
 		Before: func(x *Exchange) {
 			if i := x.instance(); x.Is("instance_reboot") && i.RunState == store.RunStopped {
 				x.accept(i)
+			}
+		},
+	},
+	{
+		Name: "A47-starts-failed", Rule: "A47", Says: "the reboot of a failed instance starts it",
+		Before: func(x *Exchange) {
+			if x.Is("instance_reboot") && x.instance().RunState == store.RunFailed {
+				x.Operation, x.Request.URL.Path = "instance_start", strings.Replace(x.Request.URL.Path,
+					"/reboot", "/start", 1)
 			}
 		},
 	},

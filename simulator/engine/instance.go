@@ -111,6 +111,8 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 			return errStillCreating
 		case store.RunStopping:
 			return invalidRequest("cannot reboot an instance in state %s", i.RunState)
+		case store.RunFailed:
+			return invalidRequest("instance state cannot be changed from %s", i.RunState)
 		default:
 			return invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState)
 		}
