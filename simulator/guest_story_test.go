@@ -182,6 +182,16 @@ func TestDevicesAppearAsFaultsAndSwitchesSay(t *testing.T) {
 			return nil
 		}))
 	})
+	t.Run("not at all, and the attach is undone", func(t *testing.T) {
+		r.Faults.Clear()
+		r.fault(adminapi.Fault{Operation: "instance_disk_attach",
+			Device: &adminapi.DeviceFault{Fails: true}})
+		_, err := r.doAttach("a", "d")
+		refusedAs(500, "Internal", "Internal Server Error").check(t, err)
+		if got := r.state("d"); got != "detached" {
+			t.Errorf("the disk is %q", got)
+		}
+	})
 	t.Run("never, until the next attach", func(t *testing.T) {
 		cycle(&adminapi.DeviceFault{Never: true})
 		must[*oxide.Disk](t)(r.doDetach("a", "d"))

@@ -41,7 +41,9 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 		{"start", store.RunRebooting, store.RunRebooting, refused{}},
 		{"start", store.RunStopping, "", refusedAs(409, "Conflict",
 			"instance must finish stopping before it can be started")},
-		{"start", store.StateCreating, "", refusedAs(400, "InvalidRequest",
+		{"start", store.StateCreating, "", refusedAs(409, "Conflict",
+			"instance is in state creating but it must be stopped to be started")},
+		{"stop", store.StateCreating, "", refusedAs(400, "InvalidRequest",
 			"cannot change instance state while it is still being created")},
 		{"stop", store.RunRunning, store.RunStopping, refused{}},
 		{"stop", store.RunStarting, store.RunStopping, refused{}},
@@ -51,6 +53,8 @@ func TestSituationsOfStartStopAndReboot(t *testing.T) {
 		{"reboot", store.RunRunning, store.RunRebooting, refused{}},
 		{"reboot", store.RunStopped, "", refusedAs(400, "InvalidRequest",
 			"cannot reboot an instance in state stopped with no VMM")},
+		{"reboot", store.RunFailed, "", refusedAs(400, "InvalidRequest",
+			"instance state cannot be changed from failed")},
 	} {
 		t.Run(test.verb+" of "+test.from, func(t *testing.T) {
 			r := newRack(t, engine.Config{InstanceDelay: hour})

@@ -152,8 +152,8 @@ func checkFleet(c *Check) {
 		expected{"the utilization of all silos", get("/v1/system/utilization/silos"), forbidden})
 }
 
-// provisioned is what the silo's disks and snapshots take of its quota.
-func (c *Check) provisioned(ctx context.Context) int64 {
+// storageUsed is what the silo's disks and snapshots take of its quota.
+func (c *Check) storageUsed(ctx context.Context) int64 {
 	use, err := c.Client.UtilizationView(ctx)
 	c.must("read the silo's utilization", err)
 	return int64(use.Provisioned.Storage)

@@ -121,18 +121,18 @@ func checkFailedDelete(c *Check) {
 	if c.Admin == nil {
 		c.NotTested("a deletion that fails cannot be brought about from outside")
 	}
-	before := c.provisioned(c.ctx)
+	before := c.storageUsed(c.ctx)
 	id := c.faultyDisk()
 	disk := c.Look(id)
 	Equal(c, "the name of a disk whose deletion failed", string(disk.Name), "deleted-"+id)
 	Equal(c, "its state", disk.State.State(), oxide.DiskStateStateFaulted)
-	Equal(c, "what is provisioned", c.provisioned(c.ctx), before+GiB)
+	Equal(c, "what is provisioned", c.storageUsed(c.ctx), before+GiB)
 	c.must("delete it again", c.DeleteDisk(id))
-	Equal(c, "what is provisioned when it is deleted", c.provisioned(c.ctx), before)
+	Equal(c, "what is provisioned when it is deleted", c.storageUsed(c.ctx), before)
 }
 
 func checkSoftDelete(c *Check) {
-	before := c.provisioned(c.ctx)
+	before := c.storageUsed(c.ctx)
 	if c.Admin != nil {
 		c.Cleanup(c.Admin.RunDeferred) // as the last step, when all is deleted
 		c.Switch("free_delay", "1h")
@@ -153,12 +153,12 @@ func checkSoftDelete(c *Check) {
 	if c.Admin == nil {
 		return
 	}
-	Equal(c, "what is provisioned until all is freed", c.provisioned(c.ctx), before+4*GiB)
+	Equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)
 	c.Switch("quota_bytes", before+4*GiB)
 	_, err = c.CreateDisk(c.Blank())
 	c.Refuses("create a disk until then", err, quotaExceeded)
 	c.must("let the rack free what was deleted", c.Admin.RunDeferred(c.ctx))
-	Equal(c, "what is provisioned then", c.provisioned(c.ctx), before+2*GiB)
+	Equal(c, "what is provisioned then", c.storageUsed(c.ctx), before+2*GiB)
 	c.Look(again.Id)
 }
 
@@ -166,7 +166,7 @@ func checkSoftDelete(c *Check) {
 // free what is deleted later (A68).
 func (c *Check) awaitProvisioned(want int64) error {
 	return harness.Await(c.ctx, patience, func() error {
-		if is := c.provisioned(c.ctx); is != want {
+		if is := c.storageUsed(c.ctx); is != want {
 			return fmt.Errorf("%d bytes are provisioned, not %d", is, want)
 		}
 		return nil

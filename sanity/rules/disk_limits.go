@@ -119,7 +119,7 @@ func checkNoSpace(c *Check) {
 	if c.Admin == nil {
 		c.NotTested("a rack without space cannot be brought about from outside")
 	}
-	before, params := c.provisioned(c.ctx), c.Blank()
+	before, params := c.storageUsed(c.ctx), c.Blank()
 	disk := c.Disk()
 	full := Refused{507, "InsufficientCapacity", "Insufficient capacity: Not enough storage"}
 	c.Switch("full", true)
@@ -192,13 +192,13 @@ func checkQuota(c *Check) {
 
 // checkProvisioned compares what is provisioned before and after.
 func (c *Check) checkProvisioned() {
-	before := c.provisioned(c.ctx)
+	before := c.storageUsed(c.ctx)
 	params := c.Blank()
 	params.Body.Size = 2 * GiB
 	disk := Must[*oxide.Disk](c, "create a disk of 2 GiB")(c.CreateDisk(params))
-	Equal(c, "what a disk of 2 GiB takes of the quota", c.provisioned(c.ctx)-before, 2*GiB)
+	Equal(c, "what a disk of 2 GiB takes of the quota", c.storageUsed(c.ctx)-before, 2*GiB)
 	snapshot := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
-	Equal(c, "what it takes with its snapshot", c.provisioned(c.ctx)-before, 4*GiB)
+	Equal(c, "what it takes with its snapshot", c.storageUsed(c.ctx)-before, 4*GiB)
 	c.must("delete the disk", c.DeleteDisk(disk.Id))
 	c.must("delete the snapshot", c.DeleteSnapshot(snapshot.Id))
 	if len(c.problems) > 0 {

@@ -62,7 +62,7 @@ func checkErrors(c *Check) {
 	again := c.Blank()
 	again.Body.Name = name
 	_, err := c.CreateDisk(again)
-	c.Refuses("create a disk whose name is taken", err, taken("disk", name))
+	c.Refuses("create a disk whose name is taken", err, nameTaken("disk", name))
 
 	a = c.Send(get("/v1/disk"))
 	c.hasID("the answer to a path that a rack does not have", a)

@@ -1,3 +1,177 @@
 package rules
 
-var guestRules []Rule
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// guestRules are about what the operating system of an instance sees.
+var guestRules = []Rule{
+	{
+		ID: "A54",
+		Says: "The guest sees the first 20 bytes of the disk's name as NVMe serial; of two devices " +
+			"with equal serials the second stays hidden",
+		Why: "A node finds its volume's device by the serial alone; the controller refuses a second " +
+			"disk with the same one.",
+		Source: "read: propolis; RFD 595",
+		Calls:  []string{"instance_disk_list"},
+		Check:  checkSerials,
+	},
+	{
+		ID: "A55",
+		Says: "The guest's firmware says `Oxide`, `OxVM` and, to root, the instance's UUID as serial " +
+			"number and as UUID",
+		Why: "A node tells its instance's ID to the orchestrator, which has disks attached there: " +
+			"another ID has them attached to another instance.",
+		Source: "read: propolis initializer.rs, sled-agent instance.rs",
+		Calls:  []string{"instance_view"},
+		Check:  checkFirmware,
+	},
+	{
+		ID:   "A56",
+		Says: "The fields of the guest's NVMe controller are padded with NULs, and its model is empty",
+		Why: "A node compares serials without their padding, and must not need a model: udev makes no " +
+			"link by it.",
+		Source: "read: propolis lib/propolis/src/hw/nvme",
+		Calls:  []string{"instance_disk_list"},
+		Check:  checkPadding,
+	},
+	{
+		ID: "A57",
+		Says: "The number of a guest's NVMe device says nothing of its disk, and does not follow the " +
+			"order of attachment; a device keeps it while other disks come and go",
+		Why: "A node keeps a device open and mounted while other volumes are published, and takes " +
+			"another number for another device.",
+		Source: "inferred: Linux numbers controllers as their probes end",
+		Calls:  []string{"instance_disk_attach", "instance_disk_detach"},
+		Check:  checkDeviceNumbers,
+	},
+	{
+		ID: "A69",
+		Says: "A distributed disk reports a volatile write cache, so that the guest flushes it; a " +
+			"local one does up to v21 and does not from v22 on. The guest's view of the simulator shows " +
+			"no `write_cache`, so that nothing relies on one value of it",
+		Why: "What the driver and its workloads have synced is on the disk only if the guest flushes " +
+			"the cache, which Linux does for a device that reports one.",
+		Source: "read: nexus/src/app/instance_platform/mod.rs; what the guest makes of it is inferred",
+		Calls:  []string{"instance_disk_list"},
+		Check:  checkWriteCache,
+	},
+}
+
+// serialBytes is how much of a disk's name a guest sees.
+const serialBytes = 20
+
+func serialOf(name oxide.Name) string {
+	return string(name)[:min(len(name), serialBytes)]
+}
+
+func checkSerials(c *Check) {
+	for _, disk := range c.disksHere() {
+		c.device(serialOf(disk.Name))
+	}
+	if !c.Hotplug {
+		return // an instance that has two such disks would be a mistake of its owner
+	}
+	stem := string(c.Name())
+	stem += strings.Repeat("x", serialBytes-len(stem))
+	first := c.plug(oxide.Name(stem + "-first"))
+	shown := c.device(serialOf(first.Name))
+	c.plug(oxide.Name(stem + "-second"))
+	// When the one that is attached after it has appeared, the twin has had its chance.
+	c.device(serialOf(c.plug(c.Name() + "-with-a-longer-name").Name))
+	var names []string
+	for _, d := range c.devices() {
+		if d.serial == stem {
+			names = append(names, d.name)
+		}
+	}
+	if !slices.Equal(names, []string{shown.name}) {
+		c.Errorf("devices of two disks with the serial %s: expected the first one's, %s; found %s",
+			stem, shown.name, strings.Join(names, ", "))
+	}
+}
+
+func checkFirmware(c *Check) {
+	c.needGuest()
+	for field, want := range map[string]string{"sys_vendor": "Oxide", "product_name": "OxVM",
+		"product_serial": c.Here.ID, "product_uuid": c.Here.ID} {
+		text, err := c.Here.Sys.ReadFile("class/dmi/id/" + field)
+		if errors.Is(err, fs.ErrPermission) {
+			c.Errorf("read %s of the firmware: only root may; run this as root", field)
+			continue
+		}
+		c.must("read "+field+" of the firmware", err)
+		got := strings.Trim(string(text), "\x00 \n")
+		Equal(c, field+" of the firmware", strings.ToLower(got), strings.ToLower(want))
+	}
+	Equal(c, "the ID of the instance", c.See(c.Here.ID).Id, c.Here.ID)
+}
+
+func checkPadding(c *Check) {
+	for _, disk := range c.disksHere() {
+		d := c.device(serialOf(disk.Name))
+		padding := strings.TrimPrefix(d.raw, serialOf(disk.Name))
+		if strings.Trim(padding, "\x00") != "" {
+			c.Errorf("the serial of %s: expected nothing but NULs behind the disk's name; found %q",
+				d.name, d.raw)
+		}
+		model, err := c.Here.Sys.ReadFile("block/" + d.name + "/device/model")
+		c.must("read the model of "+d.name, err)
+		if strings.Trim(string(model), "\x00\n") != "" {
+			c.Errorf("the model of %s: expected nothing but NULs; found %q", d.name, model)
+		}
+	}
+}
+
+func checkDeviceNumbers(c *Check) {
+	c.needGuest()
+	if !c.Hotplug {
+		c.Blocked("disks come and go while an instance runs only with hot-plug")
+	}
+	disks := []*oxide.Disk{c.plug(c.Name()), c.plug(c.Name()), c.plug(c.Name())}
+	before := map[string]device{}
+	for _, disk := range disks {
+		before[disk.Id] = c.device(serialOf(disk.Name))
+	}
+	kept := func(when string) {
+		for _, disk := range []*oxide.Disk{disks[0], disks[2]} {
+			d := c.device(serialOf(disk.Name))
+			Equal(c, "the device of a disk "+when, d.name, before[disk.Id].name)
+			Equal(c, "its number", d.number, before[disk.Id].number)
+			Equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
+		}
+	}
+	Must[*oxide.Disk](c, "detach one of three disks")(c.Detach(disks[1].Id, c.Here.ID))
+	c.noDevice(serialOf(disks[1].Name))
+	kept("after another one was detached")
+	Must[*oxide.Disk](c, "attach it again")(c.Attach(disks[1].Id, c.Here.ID))
+	c.device(serialOf(disks[1].Name))
+	kept("after another one was attached")
+}
+
+func checkWriteCache(c *Check) {
+	distributed := slices.DeleteFunc(c.disksHere(), func(d oxide.Disk) bool {
+		return d.DiskType != oxide.DiskTypeDistributed
+	})
+	if len(distributed) == 0 {
+		c.NotTested("the instance %s has no distributed disk", c.Here.ID)
+	}
+	for _, disk := range distributed {
+		d := c.device(serialOf(disk.Name))
+		text, err := c.Here.Sys.ReadFile("block/" + d.name + "/queue/write_cache")
+		if c.Simulated() {
+			if !errors.Is(err, fs.ErrNotExist) {
+				c.Errorf("the write cache of %s: expected none to be shown; found %q, %v", d.name, text,
+					err)
+			}
+			continue
+		}
+		c.must("read the write cache of "+d.name, err)
+		Equal(c, "the write cache of "+d.name, strings.TrimSpace(string(text)), "write back")
+	}
+}

@@ -92,9 +92,9 @@ func checkNamesAndIDs(c *Check) {
 		path := "/v1/" + test.kind + "s/"
 		c.Expect(
 			expected{test.kind + " by ID, with a project", get(path + test.id + project),
-				invalidRequest(fmt.Sprintf(test.both, test.kind))},
+				invalidRequest(test.both, test.kind)},
 			expected{test.kind + " by name, without a project", get(path + test.name),
-				invalidRequest(fmt.Sprintf(test.neither, test.kind))})
+				invalidRequest(test.neither, test.kind)})
 	}
 	c.Expect(
 		expected{"a project by ID", get("/v1/projects/" + disk.ProjectId), ok},

@@ -69,8 +69,14 @@ func (c *Check) DeleteDisk(id string) error {
 	return c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)})
 }
 
-// removeDisk detaches and deletes a disk of this check's.
+// removeDisk deletes a disk of this check's, and detaches it first if it has to.
 func (c *Check) removeDisk(ctx context.Context, id string) error {
+	remove := func() error {
+		return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
+	}
+	if err := remove(); err == nil || isBusy(err) {
+		return err
+	}
 	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
 	if err != nil {
 		return gone(err)
@@ -82,7 +88,7 @@ func (c *Check) removeDisk(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
+	return remove()
 }
 
 // Snapshot makes a snapshot of a disk.
@@ -123,16 +129,22 @@ func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instan
 	return instance, err
 }
 
-// removeInstance stops and deletes an instance of this check's.
+// removeInstance deletes an instance of this check's, and stops it first if it has to.
 func (c *Check) removeInstance(ctx context.Context, id string) error {
 	instance := oxide.NameOrId(id)
+	remove := func() error {
+		return gone(c.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
+	}
+	if err := remove(); err == nil || isBusy(err) {
+		return err
+	}
 	if _, err := c.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: instance}); err != nil {
 		return gone(err)
 	}
 	if err := c.await(ctx, id, oxide.InstanceStateStopped); err != nil {
 		return gone(err)
 	}
-	return gone(c.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
+	return remove()
 }
 
 // StoppedInstance is a small instance without disks that all checks share. It is never started.

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"net/url"
 	"regexp"
-
-	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
 // expected is a plain request and how a rack answers it. A refusal has its code and its message, a
@@ -36,28 +34,6 @@ func bad(message string) Refused { return Refused{400, "", message} }
 func badQuery(message string) Refused { return bad("unable to parse query string: " + message) }
 
 func badBody(message string) Refused { return bad("unable to parse JSON body: " + message) }
-
-func notFound(kind, by, what string) Refused {
-	return Refused{404, "ObjectNotFound", "not found: " + kind + " with " + by + " \"" + what + "\""}
-}
-
-func taken(kind string, name oxide.Name) Refused {
-	return Refused{400, "ObjectAlreadyExists", "already exists: " + kind + " \"" + string(name) + "\""}
-}
-
-func invalidRequest(message string) Refused { return Refused{400, "InvalidRequest", message} }
-
-func invalidValue(label, message string) Refused {
-	return Refused{400, "InvalidValue", "unsupported value for \"" + label + "\": " + message}
-}
-
-var (
-	internalError = Refused{500, "Internal", "Internal Server Error"}
-	unavailable   = Refused{503, "ServiceNotAvailable", "Service Unavailable"}
-	quotaExceeded = Refused{507, "InsufficientCapacity", "Insufficient capacity: Storage Limit " +
-		"Exceeded: Not enough storage to complete request. Either remove unneeded disks and " +
-		"snapshots to free up resources or contact the rack operator to request a capacity increase."}
-)
 
 // inProject is the query that names the project.
 func (c *Check) inProject() string { return "project=" + url.QueryEscape(c.Project) }

@@ -66,6 +66,10 @@ type Rack struct {
 	made int
 	// stopped is the instance that checks share, and that is never started.
 	stopped *oxide.Instance
+	// running is the instance that checks share, and that is never stopped; its disk is attached to
+	// it since before its start.
+	running     *oxide.Instance
+	runningDisk *oxide.Disk
 }
 
 // Open prepares the checks. It asks nothing of the rack.
@@ -101,20 +105,32 @@ const requestTimeout = 2 * time.Minute
 
 // Close removes what the checks shared.
 func (r *Rack) Close(ctx context.Context) error {
-	if r.stopped == nil {
-		return nil
-	}
 	c := &Check{Rack: r, ctx: ctx}
-	err := c.patiently(ctx, func(ctx context.Context) error {
-		return gone(r.Client.InstanceDelete(ctx,
-			oxide.InstanceDeleteParams{Instance: oxide.NameOrId(r.stopped.Id)}))
-	})
-	if err != nil {
-		return fmt.Errorf("delete instance %s, which the checks shared: %s", r.stopped.Name,
-			brief(err))
+	var errs []error
+	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
+		if *instance == nil {
+			continue
+		}
+		err := c.patiently(ctx, func(ctx context.Context) error {
+			return c.removeInstance(ctx, (*instance).Id)
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete instance %s, which the checks shared: %s",
+				(*instance).Name, brief(err)))
+			continue
+		}
+		*instance = nil
 	}
-	r.stopped = nil
-	return nil
+	if disk := r.runningDisk; disk != nil {
+		err := c.patiently(ctx, func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete disk %s, which the checks shared: %s", disk.Name,
+				brief(err)))
+		} else {
+			r.runningDisk = nil
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Exchanges returns what was exchanged with the rack outside of checks since it was last asked.

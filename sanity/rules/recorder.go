@@ -41,8 +41,8 @@ type recorder struct {
 // RoundTrip sends the request and reads the whole answer.
 func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
-	exchange := Exchange{Method: req.Method, Path: req.URL.RequestURI(),
-		Operation: OperationOf(req.Method, cmp.Or(req.URL.Opaque, req.URL.Path))}
+	operation := OperationOf(req.Method, cmp.Or(req.URL.Opaque, req.URL.Path))
+	exchange := Exchange{Operation: operation, Method: req.Method, Path: req.URL.RequestURI()}
 	resp, err := r.next.RoundTrip(req)
 	var body []byte
 	if err == nil {

@@ -92,7 +92,7 @@ func checkFailedSaga(c *Check) {
 	if c.Admin == nil {
 		c.NotTested("a saga that fails halfway cannot be brought about from outside")
 	}
-	params, before := c.Blank(), c.provisioned(c.ctx)
+	params, before := c.Blank(), c.storageUsed(c.ctx)
 	c.Fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Unwind, Times: 1})
 	_, err := c.CreateDisk(params)
 	c.Refuses("create a disk while the rack fails", err, internalError)
@@ -118,5 +118,5 @@ func checkFailedSaga(c *Check) {
 func (c *Check) checkUndone(name oxide.Name, provisioned int64) {
 	_, err := c.diskByName(c.ctx, name)
 	c.Refuses("read a disk whose creation was undone", err, notFound("disk", "name", string(name)))
-	Equal(c, "what is provisioned afterwards", c.provisioned(c.ctx), provisioned)
+	Equal(c, "what is provisioned afterwards", c.storageUsed(c.ctx), provisioned)
 }

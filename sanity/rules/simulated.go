@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -23,10 +24,20 @@ func (c *Check) Fault(f adminapi.Fault) {
 	})
 }
 
-// Switch changes a switch of a simulated rack until the check ends.
+// Once is Fault for the next request that it matches.
+func (c *Check) Once(f adminapi.Fault) {
+	f.Times = 1
+	c.Fault(f)
+}
+
+// Switch changes a switch of a simulated rack, by its JSON name, until the check ends.
 func (c *Check) Switch(name string, value any) {
-	before, err := c.Admin.Switches(c.ctx)
+	now, err := c.Admin.Switches(c.ctx)
 	c.must("read the simulated rack's switches", err)
+	text, err := json.Marshal(now)
+	c.must("read the simulated rack's switches", err)
+	var before map[string]any
+	c.must("read the simulated rack's switches", json.Unmarshal(text, &before))
 	c.Cleanup(func(ctx context.Context) error {
 		return c.Admin.Switch(ctx, map[string]any{name: before[name]})
 	})

@@ -137,14 +137,14 @@ func checkRepairLock(c *Check) {
 func checkOrderOnSnapshot(c *Check) {
 	disk := c.Disk()
 	first := Must[*oxide.Snapshot](c, "take a snapshot")(c.Snapshot(disk.Id))
-	exists := taken("snapshot", first.Name)
+	exists := nameTaken("snapshot", first.Name)
 	_, err := c.takeSnapshot(c.ctx, first.Name, disk.Id)
 	c.Refuses("take a snapshot under a name that is taken", err, exists)
 	if c.Admin == nil {
 		return
 	}
 	faulty := c.faultyDisk()
-	c.Switch("quota_bytes", c.provisioned(c.ctx))
+	c.Switch("quota_bytes", c.storageUsed(c.ctx))
 	for _, source := range []string{disk.Id, faulty} {
 		_, err = c.takeSnapshot(c.ctx, first.Name, source)
 		c.Refuses("take a snapshot without quota, under a name that is taken", err, exists)
@@ -186,9 +186,9 @@ func checkUnfinishedSource(c *Check) {
 	named.Body = &body
 	named.Body.Name = disk.Name
 	c.refusesDisk("from a snapshot that is being taken, with a name that is taken", named,
-		taken("disk", disk.Name))
+		nameTaken("disk", disk.Name))
 	if c.Admin != nil {
-		c.Switch("quota_bytes", c.provisioned(c.ctx))
+		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
 	}
 	_, err = u.end(c)

@@ -16,13 +16,22 @@ const stateTimeout = 3 * time.Minute
 // patience is how long a rack may take for something that it does by itself.
 const patience = time.Minute
 
+// await asks at most once a second: a real rack takes many of them.
 func (r *Rack) await(ctx context.Context, instance string, want oxide.InstanceState) error {
-	return harness.Await(ctx, stateTimeout, func() error {
+	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Max: time.Second}); ; {
 		seen, err := r.Client.InstanceView(ctx,
 			oxide.InstanceViewParams{Instance: oxide.NameOrId(instance)})
-		if err == nil && seen.RunState != want {
+		if err == nil && seen.RunState == want {
+			return nil
+		}
+		if backoff.Wait(ctx) == nil {
+			continue
+		}
+		if err == nil {
 			err = fmt.Errorf("instance %s is %s, not %s", instance, seen.RunState, want)
 		}
-		return err
-	})
+		return fmt.Errorf("after %s: %w", stateTimeout, err)
+	}
 }

@@ -63,14 +63,14 @@ func (c Client) Fired(ctx context.Context, id string) (int, error) {
 	return 0, fmt.Errorf("the rack has no fault %s", id)
 }
 
+// RemoveFault removes a fault.
+func (c Client) RemoveFault(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, "/faults/"+id, nil, nil)
+}
+
 // ClearFaults removes every fault.
 func (c Client) ClearFaults(ctx context.Context) error {
 	return c.call(ctx, http.MethodDelete, "/faults", nil, nil)
-}
-
-// RemoveFault removes one fault.
-func (c Client) RemoveFault(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodDelete, "/faults/"+id, nil, nil)
 }
 
 // RunDeferred carries out now what faults of the phase [Deferred] and Switches.FreeDelay hold back,
@@ -84,9 +84,9 @@ func (c Client) Switch(ctx context.Context, switches map[string]any) error {
 	return c.call(ctx, http.MethodPatch, "/switches", switches, nil)
 }
 
-// Switches reads the switches in force, by their JSON names.
-func (c Client) Switches(ctx context.Context) (map[string]any, error) {
-	var switches map[string]any
+// Switches reads the switches in force.
+func (c Client) Switches(ctx context.Context) (Switches, error) {
+	var switches Switches
 	err := c.call(ctx, http.MethodGet, "/switches", nil, &switches)
 	return switches, err
 }

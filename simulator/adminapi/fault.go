@@ -73,11 +73,13 @@ type Response struct {
 }
 
 // DeviceFault changes how an attached disk appears in its guest: never, after a delay, or with
-// another size.
+// another size. Or the rack Fails to give the disk to the guest: an attach or a start is then
+// undone, and an instance that reboots becomes failed.
 type DeviceFault struct {
 	Never     bool     `json:"never,omitempty"`
 	Delay     Duration `json:"delay,omitempty"`
 	SizeBytes int64    `json:"size_bytes,omitempty"`
+	Fails     bool     `json:"fails,omitempty"`
 }
 
 // ActiveFault is a fault in force, with how often it matched a request and how often it fired.

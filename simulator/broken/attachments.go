@@ -1,7 +1,92 @@
 package broken
 
+import (
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
 // attachments are the mutations of attach and detach.
 var attachments = []Mutation{
+	{
+		Name: "A16-eight", Rule: "A16", Says: "an instance has at most 8 disks, as on racks up to v17",
+		Before: func(x *Exchange) {
+			const most, text = 8, "cannot attach more than 8 disks to instance"
+			disks, _ := x.Sent()["disks"].([]any)
+			if x.Is("instance_disk_attach") && len(x.disks()) >= most ||
+				x.Is("instance_create") && len(disks) >= most {
+				x.Refuse(400, "InvalidRequest", text)
+			}
+		},
+	},
+	{
+		Name: "A16-says-it-first", Rule: "A16",
+		Says: "a full instance is the first reason for which an attach is refused",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_attach") && len(x.disks()) >= 12 {
+				x.Refuse(400, "InvalidRequest", "cannot attach more than 12 disks to instance")
+			}
+		},
+	},
+	{
+		Name: "A17-needs-it-stopped", Rule: "A17", DriverSays: "InstanceMustBeStopped",
+		Says: "a running instance gains no disk, although the rack can hot-plug",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_attach") && x.instance().Active() && x.disk().State.Instance == "" {
+				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
+			}
+		},
+	},
+	{
+		Name: "A30-disk-first", Rule: "A30", Says: "attach and detach look for the disk first",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_attach", "instance_disk_detach") && x.instance().ID == "" {
+				id, _ := x.Sent()["disk"].(string)
+				x.Refuse(404, "ObjectNotFound", "not found: disk with id %q", id)
+			}
+		},
+	},
+	{
+		Name: "A30-across-projects", Rule: "A30", Says: "a disk of another project is attached",
+		After: func(x *Exchange) {
+			if x.Is("instance_disk_attach") && x.Refused(400, "same project") {
+				x.force(store.DiskState{State: store.StateAttached, Instance: x.instance().ID})
+			}
+		},
+	},
+	{
+		Name: "A31-attaching", Rule: "A31", Says: "an attach is answered while it is under way",
+		After: on(func(disk map[string]any) {
+			disk["state"].(map[string]any)["state"] = "attaching"
+		}, "instance_disk_attach"),
+	},
+	{
+		Name: "A31-attach-without-effect", Rule: "A31", DriverSays: "DiskBusy",
+		Says: "an attach is answered with an attached disk, and nothing is attached",
+		Before: func(x *Exchange) {
+			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.Instance == "" {
+				disk.State = store.DiskState{State: store.StateAttached, Instance: x.instance().ID}
+				x.accept(disk)
+			}
+		},
+	},
+	{
+		Name: "A31-detach-without-effect", Rule: "A31", DriverSays: "RackResponseInvalid",
+		Says: "a detach is answered with the disk as it is, attached",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_detach") {
+				x.accept(x.disk())
+			}
+		},
+	},
+	{
+		Name: "A32-refuses-creating", Rule: "A32", Says: "a disk in creating is not attached",
+		Before: func(x *Exchange) {
+			if disk := x.disk(); x.Is("instance_disk_attach") && disk.State.State == "creating" {
+				x.Refuse(400, "InvalidRequest", "cannot attach disk %q: invalid state creating", disk.Name)
+			}
+		},
+	},
 	{
 		Name: "A33-refuses-again", Rule: "A33",
 		Says: "a disk that is attached to an instance is not attached to it again",
@@ -12,10 +97,108 @@ var attachments = []Mutation{
 		},
 	},
 	{
+		Name: "A33-refuses-while-it-runs", Rule: "A33",
+		Says: "what a running instance has is not attached to it again",
+		Before: func(x *Exchange) {
+			if i := x.instance(); x.Is("instance_disk_attach") && i.Active() && x.disk().AttachedTo(i.ID) {
+				x.Refuse(400, "InvalidRequest", "cannot attach disk: instance is not fully stopped")
+			}
+		},
+	},
+	{
+		Name: "A34-takes-it-away", Rule: "A34",
+		Says: "a disk that another instance has is taken from it and attached",
+		Before: func(x *Exchange) {
+			disk := x.disk()
+			if x.Is("instance_disk_attach") && disk.State.Instance != "" &&
+				!disk.AttachedTo(x.instance().ID) && x.instance().ID != "" {
+				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
+				x.force(store.DiskState{State: store.StateDetached})
+				x.Answer = nil
+			}
+		},
+	},
+	{
+		Name: "A34-instance-first", Rule: "A34",
+		Says: "the state of the instance is the first reason for which an attach is refused",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_attach") && x.instance().RunState == store.RunFailed {
+				x.Refuse(400, "InvalidRequest", "cannot attach disk to instance in failed state")
+			}
+		},
+	},
+	{
+		Name: "A34-elsewhere-is-conflict", Rule: "A34",
+		Says:  "to attach a disk that another instance has is 409 Conflict",
+		After: reword(400, "attached to another instance", 409, "Conflict", ""),
+	},
+	{
+		Name: "A35-detaches-local", Rule: "A35", Says: "a running instance loses a local disk",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_detach") && x.disk().DiskType == store.TypeLocal {
+				_ = x.Rack.Plane().Unplug(x.instance().ID, x.disk().ID)
+				x.force(store.DiskState{State: store.StateDetached})
+			}
+		},
+	},
+	{
+		Name: "A35-attach-says-not-stopped", Rule: "A35",
+		Says: "a local disk is refused as any other is without hot-plug",
+		After: reword(409, "local storage", 400, "InvalidRequest",
+			"cannot attach disk: instance is not fully stopped"),
+	},
+	{
 		Name: "A36-refuses-again", Rule: "A36", Says: "a detached disk is not detached again",
 		Before: func(x *Exchange) {
 			if x.Is("instance_disk_detach") && x.disk().State.State == "detached" {
 				x.Refuse(400, "InvalidRequest", "cannot detach disk: disk is not attached")
+			}
+		},
+	},
+	{
+		Name: "A37-detaches-elsewhere", Rule: "A37",
+		Says: "a disk is detached from the instance that has it, whichever is named",
+		Before: func(x *Exchange) {
+			if disk := x.disk(); x.Is("instance_disk_detach") && disk.State.Instance != "" {
+				_ = x.Rack.Plane().Unplug(disk.State.Instance, disk.ID)
+				x.force(store.DiskState{State: store.StateDetached})
+			}
+		},
+	},
+	{
+		Name: "A37-detaches-the-boot-disk", Rule: "A37",
+		Says: "a stopped instance loses its boot disk",
+		After: func(x *Exchange) {
+			if x.Refused(409, "boot disk cannot be detached") {
+				x.force(store.DiskState{State: store.StateDetached})
+			}
+		},
+	},
+	{
+		Name: "A37-keeps-the-disks-of-a-failed-instance", Rule: "A37",
+		Says: "a failed instance loses no disk",
+		Before: func(x *Exchange) {
+			if x.Is("instance_disk_detach") && x.instance().RunState == store.RunFailed {
+				x.Refuse(400, "InvalidRequest", "cannot detach disk from instance in failed state")
+			}
+		},
+	},
+	{
+		Name: "A67-undone", Rule: "A67", Says: "an attach that is answered with 503 is not done",
+		After: func(x *Exchange) {
+			if x.Is("instance_disk_attach") && x.Answer.Status == 503 {
+				answer := x.Answer
+				x.force(store.DiskState{State: store.StateDetached})
+				x.Answer = answer
+			}
+		},
+	},
+	{
+		Name: "A67-is-500", Rule: "A67",
+		Says: "an attach or a detach that cannot be read again is 500",
+		After: func(x *Exchange) {
+			if strings.HasPrefix(x.Operation, "instance_disk_") {
+				reword(503, "", 500, "Internal", "Internal Server Error")(x)
 			}
 		},
 	},

@@ -1,3 +1,165 @@
 package broken
 
-var guests []Mutation
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/store"
+)
+
+// guests are the mutations of what a guest sees. A device is changed right after its attach, and is
+// as it should be when it is attached again.
+var guests = []Mutation{
+	{
+		Name: "A54-serial-of-id", Rule: "A54", DriverSays: "DeviceNotFound",
+		Says: "a guest sees the first 20 bytes of a disk's ID as its serial",
+		After: plugged(func(disk store.Disk, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(disk.ID[:20]+"\n"), 0o444)
+		}),
+	},
+	{
+		Name: "A54-twice", Rule: "A54", DriverSays: "DeviceNotUnique",
+		Says:   "a guest sees each disk as two devices with one serial",
+		Before: hideSecond,
+		After: plugged(func(_ store.Disk, dir string) error {
+			return os.CopyFS(second(dir), os.DirFS(dir))
+		}),
+	},
+	{
+		Name: "A54-shows-both", Rule: "A54",
+		Says:   "of two devices with equal serials a guest sees both",
+		Before: hideSecond,
+		After: plugged(func(disk store.Disk, dir string) error {
+			if _, err := os.Stat(filepath.Join(dir, "../../../hidden", disk.ID)); err != nil {
+				return nil // it is the first one
+			}
+			return os.CopyFS(second(dir), os.DirFS(dir))
+		}),
+	},
+	{
+		Name: "A55-other-serial", Rule: "A55",
+		Says: "the firmware's serial number is another UUID than the instance's",
+		Guests: firmware("product_serial", func(id string, broken bool) string {
+			if broken {
+				id = uuid.NewSHA1(uuid.NameSpaceOID, []byte(id)).String()
+			}
+			return id
+		}),
+	},
+	{
+		Name: "A55-byte-order", Rule: "A55",
+		Says: "the firmware's UUID has its first three fields in the other byte order",
+		Guests: firmware("product_uuid", func(id string, broken bool) string {
+			if broken {
+				id = id[6:8] + id[4:6] + id[2:4] + id[:2] + "-" + id[11:13] + id[9:11] + "-" +
+					id[16:18] + id[14:16] + id[18:]
+			}
+			return id
+		}),
+	},
+	{
+		Name: "A55-other-vendor", Rule: "A55", Says: "the firmware does not say that Oxide made it",
+		Guests: firmware("sys_vendor", func(_ string, broken bool) string {
+			if broken {
+				return "Oxide Computer Company"
+			}
+			return "Oxide"
+		}),
+	},
+	{
+		Name: "A56-spaces", Rule: "A56",
+		Says: "serials are padded with spaces, as the NVMe standard says",
+		After: plugged(func(disk store.Disk, dir string) error {
+			padded := (disk.Name + strings.Repeat(" ", 20))[:20] + "\n"
+			return os.WriteFile(filepath.Join(dir, "device/serial"), []byte(padded), 0o444)
+		}),
+	},
+	{
+		Name: "A56-model", Rule: "A56", Says: "a device has a model",
+		After: plugged(func(_ store.Disk, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "device/model"), []byte("Oxide Disk\n"), 0o444)
+		}),
+	},
+	{
+		Name: "A57-comes-again", Rule: "A57",
+		Says: "a detach lets the guest's other devices go and come again",
+		After: func(x *Exchange) {
+			if !x.Is("instance_disk_detach") {
+				return
+			}
+			for _, disk := range x.disks() {
+				if dir := x.device(disk); dir != "" {
+					_ = os.WriteFile(filepath.Join(dir, "diskseq"), []byte("1000000\n"), 0o444)
+				}
+			}
+		},
+	},
+	{
+		Name: "A69-write-through", Rule: "A69",
+		Says: "a distributed disk reports no volatile write cache",
+		After: plugged(func(_ store.Disk, dir string) error {
+			return os.WriteFile(filepath.Join(dir, "queue/write_cache"), []byte("write through\n"), 0o444)
+		}),
+	},
+}
+
+// device is the directory of a disk's device in the sysfs of the instance in the path, or "".
+func (x *Exchange) device(disk store.Disk) string {
+	serials, _ := filepath.Glob(filepath.Join(x.Rack.Plane().GuestDir(x.instance().ID),
+		"sys/block/*/device/serial"))
+	for _, path := range serials {
+		text, err := os.ReadFile(path)
+		serial := strings.TrimRight(string(text), "\x00\n")
+		dir := filepath.Dir(filepath.Dir(path))
+		if err == nil && serial == disk.Name[:min(len(disk.Name), 20)] && !strings.HasSuffix(dir, more) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// more is how the name of a device ends that is another one, shown once more.
+const more = "00n1"
+
+// second is where a device is shown once more.
+func second(dir string) string { return strings.TrimSuffix(dir, "n1") + more }
+
+// hideSecond removes what is shown once more before its disk is detached.
+func hideSecond(x *Exchange) {
+	if dir := x.device(x.disk()); dir != "" && x.Is("instance_disk_detach") {
+		_ = os.RemoveAll(second(dir))
+	}
+}
+
+// plugged changes a device when its disk has been attached to a running instance.
+func plugged(change func(disk store.Disk, dir string) error) func(*Exchange) {
+	return func(x *Exchange) {
+		if !x.Is("instance_disk_attach") || x.Answer.Status >= 300 {
+			return
+		}
+		if dir := x.device(x.disk()); dir != "" {
+			if err := change(x.disk(), dir); err != nil {
+				x.Refuse(500, "Internal", "Internal Server Error")
+			}
+		}
+	}
+}
+
+// firmware changes what the firmware of every guest says.
+func firmware(field string, value func(instance string, broken bool) string,
+) func(*engine.Rack, bool) error {
+	return func(rack *engine.Rack, broken bool) error {
+		dirs, err := os.ReadDir(rack.Plane().GuestDir(""))
+		for _, dir := range dirs {
+			path := filepath.Join(rack.Plane().GuestDir(dir.Name()), "sys/class/dmi/id", field)
+			text := value(dir.Name(), broken) + "\n"
+			err = errors.Join(err, os.WriteFile(path, []byte(text), 0o400))
+		}
+		return err
+	}
+}

@@ -2,6 +2,7 @@ package broken
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -22,11 +23,14 @@ type Mutation struct {
 	Rule string
 	// Says is what the broken rack does, in a sentence.
 	Says string
-	// DriverSays is the reason (driver/REASONS.md) with which the driver has to refuse when it meets
-	// such a rack, because it would otherwise lose data or touch what is not its own; "" is none.
+	// DriverSays is the reason (driver/REASONS.md) with which the driver must refuse to go on; "" is
+	// none, because the driver is not endangered or cannot know.
 	DriverSays string
 	// Before may change a request, or answer it. After may change the answer.
 	Before, After func(*Exchange)
+	// Guests changes what the rack's guests see when the mutation comes into force, and puts it right
+	// (broken is false) when it ends.
+	Guests func(rack *engine.Rack, broken bool) error
 	// tamper is what goes wrong with bytes and devices; the zero value is nothing.
 	tamper dataplane.Tamper
 }
@@ -152,7 +156,7 @@ func (s *Switch) Active() *Mutation { return s.active.Load() }
 
 // Set puts a mutation in force on a rack, in the place of any other; "" puts the rack in order.
 func (s *Switch) Set(rack *engine.Rack, name string) error {
-	var mutation Mutation
+	var next Mutation
 	if name != "" {
 		table := Table()
 		i := slices.IndexFunc(table, func(m Mutation) bool { return m.Name == name })
@@ -160,13 +164,20 @@ func (s *Switch) Set(rack *engine.Rack, name string) error {
 			return fmt.Errorf("there is no mutation %q; the admin listener's GET /mutations lists them",
 				name)
 		}
-		mutation = table[i]
+		next = table[i]
 	}
-	s.active.Store(nil)
+	var active *Mutation
 	if name != "" {
-		s.active.Store(&mutation)
+		active = &next
 	}
-	return rack.Plane().Tamper(mutation.tamper)
+	var err error
+	if last := s.active.Swap(active); last != nil && last.Guests != nil {
+		err = last.Guests(rack, false)
+	}
+	if next.Guests != nil {
+		err = errors.Join(err, next.Guests(rack, true))
+	}
+	return errors.Join(err, rack.Plane().Tamper(next.tamper))
 }
 
 // List describes the table.

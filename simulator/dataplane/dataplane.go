@@ -69,12 +69,13 @@ type Device struct {
 // serial is the serial number of the disk's NVMe controller: as much of the name as fits (A54).
 func (d Device) serial() string { return d.DiskName[:min(len(d.DiskName), nvmeSerialBytes)] }
 
-// Fault changes how a device appears: never, later, or with another size. The zero value changes
-// nothing.
+// Fault changes how a device appears: never, later, or with another size. Or the disk cannot be
+// plugged at all. The zero value changes nothing.
 type Fault struct {
 	Never     bool
 	Delay     time.Duration
 	SizeBytes int64
+	Fails     bool
 }
 
 // Config is where a data plane is, and what it may use of the machine.

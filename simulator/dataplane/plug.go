@@ -38,6 +38,9 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 		}
 		return nil
 	}
+	if f.Fails {
+		return errors.New("a fault says so")
+	}
 	if err := p.tamperPlug(spec, &f); err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func (s Instances) change(call *Call, ref Ref, change func(*store.Tx, *store.Ins
 	return after, nil
 }
 
-// errStillCreating refuses to change an instance that is being created (A53).
+// errStillCreating refuses to stop or reboot an instance that is being created (A53).
 var errStillCreating = invalidRequest(
 	"cannot change instance state while it is still being created")
 
@@ -63,8 +63,8 @@ func (s Instances) Start(call *Call, ref Ref) (store.Instance, error) {
 			i.SetRunState(store.RunStarting)
 		case store.RunStopping:
 			return conflict("instance must finish stopping before it can be started")
-		case store.StateCreating:
-			return errStillCreating
+		case store.StateCreating: // A53
+			return conflict("instance is in state creating but it must be stopped to be started")
 		}
 		return nil
 	}, func(_, i store.Instance) error {
@@ -111,6 +111,8 @@ func (s Instances) Reboot(call *Call, ref Ref) (store.Instance, error) {
 			return errStillCreating
 		case store.RunStopping:
 			return invalidRequest("cannot reboot an instance in state %s", i.RunState)
+		case store.RunFailed:
+			return invalidRequest("instance state cannot be changed from %s", i.RunState)
 		default:
 			return invalidRequest("cannot reboot an instance in state %s with no VMM", i.RunState)
 		}

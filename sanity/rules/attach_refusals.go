@@ -1,0 +1,140 @@
+package rules
+
+import (
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// hold is how long a simulated rack takes for what a check does something else in the middle of.
+const hold = time.Second
+
+// attachedElsewhere refuses to attach or to detach a disk that another instance has.
+func attachedElsewhere(verb string, disk *oxide.Disk) Refused {
+	return invalidRequest("cannot %s disk %q: disk is attached to another instance", verb, disk.Name)
+}
+
+// notStopped refuses to attach or to detach while the instance has a VMM.
+func notStopped(verb string) Refused {
+	return invalidRequest("cannot %s disk: instance is not fully stopped", verb)
+}
+
+// FaultedDisk makes a disk of a simulated rack faulted: its deletion fails halfway.
+func (c *Check) FaultedDisk() *oxide.Disk {
+	disk := c.Disk()
+	c.Once(adminapi.Fault{Operation: "disk_delete", Object: disk.Id, Phase: adminapi.Unwind})
+	if c.Client.DiskDelete(c.ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)}) == nil {
+		c.Fatalf("delete disk %s, halfway: expected an error; it is deleted", disk.Name)
+	}
+	return c.Look(disk.Id)
+}
+
+func checkAttachRefusals(c *Check) {
+	disk, stopped := c.Disk(), c.StoppedInstance()
+	running, there := c.RunningInstance()
+	_, err := c.Attach(there.Id, stopped.Id)
+	c.Refuses("attach a disk that a running instance has", err, attachedElsewhere("attach", there))
+	Must[*oxide.Disk](c, "attach a disk")(c.Attach(disk.Id, stopped.Id))
+	_, err = c.Attach(disk.Id, running.Id)
+	c.Refuses("attach it to a running instance as well", err, attachedElsewhere("attach", disk))
+	c.AttachedTo("after that", c.Look(disk.Id), stopped.Id)
+	if !c.Hotplug {
+		_, err = c.Attach(c.Disk().Id, running.Id)
+		c.Refuses("attach a detached disk to a running instance", err, notStopped("attach"))
+	}
+	if !c.Simulated() {
+		return
+	}
+	faulted := c.FaultedDisk()
+	state := invalidRequest("cannot attach disk %q: invalid state faulted", faulted.Name)
+	_, err = c.Attach(faulted.Id, running.Id)
+	c.Refuses("attach a faulted disk to a running instance", err, state)
+	failed := c.Instance(c.Disk())
+	c.Fail(failed.Id)
+	_, err = c.Attach(faulted.Id, failed.Id)
+	c.Refuses("attach a faulted disk to a failed instance", err, state)
+	_, err = c.Attach(c.Disk().Id, failed.Id)
+	c.Refuses("attach a disk to a failed instance", err,
+		invalidRequest("cannot attach disk to instance in failed state"))
+}
+
+func checkLocalDisks(c *Check) {
+	create := c.Blank()
+	create.Body.DiskBackend = oxide.DiskBackend{Value: &oxide.DiskBackendLocal{}}
+	disk := Must[*oxide.Disk](c, "create a local disk")(c.CreateDisk(create))
+	running, _ := c.RunningInstance()
+	_, err := c.Attach(disk.Id, running.Id)
+	want := notStopped("attach")
+	if c.Hotplug {
+		want = inConflict("cannot attach local storage disk: instance is starting")
+	}
+	c.Refuses("attach a local disk to a running instance", err, want)
+
+	instance := c.Instance()
+	Must[*oxide.Disk](c, "attach it to a stopped instance")(c.Attach(disk.Id, instance.Id))
+	c.StartAndAwait(instance.Id)
+	_, err = c.Detach(disk.Id, instance.Id)
+	c.Refuses("detach a local disk from a running instance", err, notStopped("detach"))
+	c.AttachedTo("after that", c.Look(disk.Id), instance.Id)
+}
+
+func checkDetachRefusals(c *Check) {
+	stopped := c.StoppedInstance()
+	running, there := c.RunningInstance()
+	_, err := c.Detach(there.Id, stopped.Id)
+	c.Refuses("detach a disk from an instance that does not have it", err,
+		attachedElsewhere("detach", there))
+	c.AttachedTo("after that", c.Look(there.Id), running.Id)
+	if !c.Hotplug {
+		_, err = c.Detach(there.Id, running.Id)
+		c.Refuses("detach a disk from a running instance", err, notStopped("detach"))
+	}
+	boot, data := c.Disk(), c.Disk()
+	create := c.NewInstance()
+	create.Body.BootDisk = With(boot)
+	create.Body.Disks = []oxide.InstanceDiskAttachment{With(data)}
+	instance := Must[*oxide.Instance](c, "create an instance with a boot disk")(
+		c.CreateInstance(create))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	_, err = c.Detach(boot.Id, instance.Id)
+	c.Refuses("detach the boot disk of a stopped instance", err,
+		inConflict("boot disk cannot be detached"))
+	c.AttachedTo("after that", c.Look(boot.Id), instance.Id)
+	if !c.Simulated() {
+		return
+	}
+	faulted := c.FaultedDisk()
+	_, err = c.Detach(faulted.Id, running.Id)
+	c.Refuses("detach a faulted disk", err,
+		invalidRequest("cannot detach disk %q: invalid state faulted", faulted.Name))
+	c.Fail(instance.Id)
+	_, err = c.Detach(boot.Id, instance.Id)
+	c.Refuses("detach the boot disk of a failed instance", err,
+		invalidRequest("cannot detach disk from instance in failed state"))
+	c.AttachedTo("detach another disk of a failed instance",
+		Must[*oxide.Disk](c, "detach another disk of a failed instance")(
+			c.Detach(data.Id, instance.Id)), "")
+}
+
+func checkUnreadAttachments(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("no request from outside takes all connections to the rack's database")
+	}
+	disk, instance := c.Disk(), c.StoppedInstance()
+	unavailable := Refused{503, "ServiceNotAvailable", "Service Unavailable"}
+	for _, step := range []struct {
+		operation, instance string
+		call                func(string, string) (*oxide.Disk, error)
+	}{
+		{"instance_disk_attach", instance.Id, c.Attach}, {"instance_disk_detach", "", c.Detach},
+	} {
+		for _, what := range []string{step.operation, step.operation + " again"} {
+			c.Once(adminapi.Fault{Operation: step.operation, Object: disk.Id, Phase: adminapi.Reread})
+			_, err := step.call(disk.Id, instance.Id)
+			c.Refuses(what+" without a connection to the database", err, unavailable)
+			c.AttachedTo("after that", c.Look(disk.Id), step.instance)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package rules
+
+import (
+	"context"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// creationRules are about what an instance may be made with.
+var creationRules = []Rule{
+	{
+		ID: "A50",
+		Says: "At most 254 vCPUs, 400 InvalidRequest above; memory is whole GiB, 1 to 1536, 400 " +
+			"InvalidValue otherwise",
+		Why:    "Who makes nodes on the simulator is refused as on a rack; the driver makes none.",
+		Source: "read: nexus/src/app/instance.rs, mod.rs",
+		Calls:  []string{"instance_create"},
+		Check:  checkInstanceSize,
+	},
+	{
+		ID:   "A51",
+		Says: "An instance that cannot be created with all it asks for leaves nothing behind",
+		Why: "A node that was not made must not keep a volume attached, nor count disks that nobody " +
+			"knows.",
+		Source: "read: sagas/instance_create.rs",
+		Calls:  []string{"instance_create", "disk_view"},
+		Check:  checkUndoneInstance,
+	},
+	{
+		ID: "A58",
+		Says: "An instance that cannot be started right after its creation is created all the same. It " +
+			"stays stopped if the start did not get as far as a VMM, as every start of the simulator " +
+			"that fails; otherwise it is failed",
+		Why: "Who makes nodes on the simulator finds the stopped one, as on a rack without room.",
+		Source: "read: nexus/src/app/instance.rs, sagas/instance_start.rs, " +
+			"nexus/db-model/src/vmm_state.rs",
+		Calls: []string{"instance_create"},
+		Check: checkStartAfterCreation,
+	},
+	{
+		ID: "A66",
+		Says: "Order of checks on an instance's creation: vCPUs and memory, number of disks, every new " +
+			"disk with its source, jumbo frames, interfaces; then the name, the network, the disks",
+		Why: "Who makes nodes on the simulator is told the same first mistake as on a rack, and " +
+			"nothing is made for a request with any.",
+		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs",
+		Calls:  []string{"instance_create"},
+		Check:  checkCreationOrder,
+	},
+}
+
+func checkInstanceSize(c *Check) {
+	const maxCPUs, maxMemory = 254, 1536 * GiB
+	for _, test := range []struct {
+		what   string
+		cpus   int
+		memory int64
+		want   Refused
+	}{
+		{"255 vCPUs", maxCPUs + 1, GiB,
+			invalidRequest("cannot have more than 254 vCPUs per instance")},
+		{"half a GiB", 1, GiB / 2, invalidValue("size", "memory must be at least 1 GiB")},
+		{"a GiB and a half", 1, GiB + GiB/2,
+			invalidValue("size", "memory must be divisible by 1 GiB")},
+		{"1537 GiB", 1, maxMemory + GiB,
+			invalidValue("size", "memory must be less than or equal to 1536 GiB")},
+	} {
+		create := c.NewInstance()
+		create.Body.Ncpus = oxide.InstanceCpuCount(test.cpus)
+		create.Body.Memory = oxide.ByteCount(test.memory)
+		_, err := c.CreateInstance(create)
+		c.Refuses("create an instance with "+test.what, err, test.want)
+	}
+	// It stays stopped, and so takes nothing of the silo (A20).
+	create := c.NewInstance()
+	create.Body.Ncpus, create.Body.Memory = maxCPUs, maxMemory
+	Must[*oxide.Instance](c, "create an instance with 254 vCPUs and 1536 GiB")(
+		c.CreateInstance(create))
+}
+
+func checkUndoneInstance(c *Check) {
+	free, taken, other := c.Disk(), c.Disk(), c.StoppedInstance()
+	Must[*oxide.Disk](c, "attach a disk")(c.Attach(taken.Id, other.Id))
+	create := c.NewInstance()
+	made := c.NewDisk()
+	create.Body.Disks = []oxide.InstanceDiskAttachment{made, With(free), With(taken)}
+	_, err := c.CreateInstance(create)
+	c.Refuses("create an instance with a disk that another one has", err,
+		attachedElsewhere("attach", taken))
+	name := made.Value.(*oxide.InstanceDiskAttachmentCreate).Name
+	_, err = c.Client.DiskView(c.ctx, oxide.DiskViewParams{Project: c.project(),
+		Disk: oxide.NameOrId(name)})
+	c.Refuses("read the disk that was to be made", err, unknownName("disk", name))
+	left, err := c.Client.InstanceView(c.ctx, oxide.InstanceViewParams{Project: c.project(),
+		Instance: oxide.NameOrId(create.Body.Name)})
+	c.Refuses("read the instance", err, unknownName("instance", create.Body.Name))
+	if err == nil {
+		c.Cleanup(func(ctx context.Context) error { return c.removeInstance(ctx, left.Id) })
+	}
+	c.AttachedTo("the disk that was free", c.Look(free.Id), "")
+	c.AttachedTo("the disk that another instance has", c.Look(taken.Id), other.Id)
+}
+
+func checkStartAfterCreation(c *Check) {
+	if !c.Simulated() {
+		c.NotTested("no request from outside keeps an instance from starting that may be made")
+	}
+	disk, create := c.Disk(), c.NewInstance()
+	create.Body.Start = oxide.NewPointer(true)
+	create.Body.Disks = []oxide.InstanceDiskAttachment{With(disk)}
+	c.Once(adminapi.Fault{Operation: "instance_create", Object: string(create.Body.Name),
+		Device: &adminapi.DeviceFault{Fails: true}})
+	instance := Must[*oxide.Instance](c, "create an instance that cannot be started")(
+		c.CreateInstance(create))
+	Equal(c, "its state", instance.RunState, oxide.InstanceStateStopped)
+	Equal(c, "its state when it is read", c.See(instance.Id).RunState, oxide.InstanceStateStopped)
+	c.AttachedTo("its disk", c.Look(disk.Id), instance.Id)
+}
+
+// checkCreationOrder sends one request with every mistake, and mends the one that it is told.
+func checkCreationOrder(c *Check) {
+	create := c.NewInstance()
+	body := create.Body
+	free, taken := body.Name, c.StoppedInstance().Name
+	nowhere, missing := uuid.NewString(), c.Name()
+	small := c.madeWith(c.Blank().Body.DiskBackend, 512)
+	body.Name, body.Ncpus, body.Memory = taken, 255, 1
+	body.BootDisk = c.madeWith(From(&oxide.DiskSourceSnapshot{SnapshotId: nowhere}), GiB)
+	body.Disks = slices.Repeat([]oxide.InstanceDiskAttachment{small}, maxDisks)
+	body.NetworkInterfaces = interfaces(0)
+	type step struct {
+		what string
+		want Refused
+		mend func()
+	}
+	steps := []step{
+		{"255 vCPUs", invalidRequest("cannot have more than 254 vCPUs per instance"),
+			func() { body.Ncpus = 1 }},
+		{"a byte of memory", invalidValue("size", "memory must be at least 1 GiB"),
+			func() { body.Memory = GiB }},
+		{"13 disks", tooManyDisks, func() { body.Disks = body.Disks[:1] }},
+		{"a boot disk of no snapshot", unknownID("snapshot", nowhere),
+			func() { body.BootDisk = oxide.InstanceDiskAttachment{} }},
+		{"a disk of 512 bytes", invalidValue("size", "total size must be at least 1 GiB"),
+			func() {
+				body.Disks[0] = oxide.InstanceDiskAttachment{
+					Value: &oxide.InstanceDiskAttachmentAttach{Name: missing}}
+			}},
+		{"jumbo frames", invalidRequest("enable_jumbo_frames may only be set on an instance when " +
+			"the fleet-wide jumbo-frames opt-in is enabled by a fleet administrator"),
+			func() { body.EnableJumboFrames = nil }},
+		{"a list of no interfaces", otherVPCs,
+			func() { body.NetworkInterfaces = interfaces(1, string(missing)) }},
+		{"a name that is taken", nameTaken("instance", taken), func() { body.Name = free }},
+		{"a network that is not there", unknownName("vpc", missing),
+			func() {
+				body.NetworkInterfaces.Value = &oxide.InstanceNetworkInterfaceAttachmentNone{}
+			}},
+		{"a disk that is not there", unknownName("disk", missing), func() {}},
+	}
+	if c.Simulated() {
+		body.EnableJumboFrames = oxide.NewPointer(true)
+	} else { // whose fleet may have opted in
+		steps = slices.DeleteFunc(steps, func(s step) bool { return s.what == "jumbo frames" })
+	}
+	for _, step := range steps {
+		_, err := c.CreateInstance(create)
+		c.Refuses("create an instance with "+step.what+" and worse", err, step.want)
+		step.mend()
+	}
+}
+
+// madeWith asks for a disk that cannot be made with an instance.
+func (c *Check) madeWith(backend oxide.DiskBackend, size oxide.ByteCount,
+) oxide.InstanceDiskAttachment {
+	return oxide.InstanceDiskAttachment{Value: &oxide.InstanceDiskAttachmentCreate{Name: c.Name(),
+		Description: c.Description, Size: size, DiskBackend: backend}}
+}

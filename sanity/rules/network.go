@@ -1,0 +1,239 @@
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+)
+
+// networkRules are about the interfaces and addresses of instances.
+var networkRules = []Rule{
+	{
+		ID: "A52",
+		Says: "An instance gets one interface `net0` with a v4 and a v6 address, or those it asks for " +
+			"with the stacks of their `ip_config`; the first five addresses of a subnet are not a " +
+			"guest's",
+		Why:    networkUsers,
+		Source: "read: common/src/address.rs; the dual stack is the schema's default",
+		Calls:  []string{"instance_create", "instance_network_interface_list"},
+		Check:  checkInterfaces,
+	},
+	{
+		ID: "A64",
+		Says: "At most 8 interfaces, all in one VPC (a list of none is in no VPC); these are checked " +
+			"before the name; a missing VPC or subnet, and two interfaces in one subnet, after it. A " +
+			"new project has one VPC with one subnet, both `default`",
+		Why: networkUsers,
+		Source: "read: nexus/src/app/instance.rs, sagas/instance_create.rs, " +
+			"queries/network_interface.rs",
+		Calls: []string{"instance_create"},
+		Check: checkWhereInterfacesAre,
+	},
+	{
+		ID: "A65",
+		Says: "The external addresses of an instance are one for source NAT, if its primary interface " +
+			"has IPv4; four instances share an address, each with 16384 ports",
+		Why:    networkUsers,
+		Source: "read: sagas/instance_create.rs, common/src/address.rs",
+		Calls:  []string{"instance_create", "instance_external_ip_list"},
+		Check:  checkExternalAddresses,
+	},
+}
+
+const networkUsers = "The cloud controller manager reads the addresses of nodes, and runs " +
+	"against the simulator beside the driver, which asks for none."
+
+// defaultNetwork is the VPC of a new project, and its subnet.
+const defaultNetwork = "default"
+
+var otherVPCs = invalidRequest("All interfaces must be in the same VPC")
+
+// interfaces asks for so many interfaces, each in the next of the VPCs.
+func interfaces(count int, vpcs ...string) oxide.InstanceNetworkInterfaceAttachment {
+	create := &oxide.InstanceNetworkInterfaceAttachmentCreate{
+		Params: []oxide.InstanceNetworkInterfaceCreate{}}
+	for n := range count {
+		create.Params = append(create.Params, oxide.InstanceNetworkInterfaceCreate{
+			Name: oxide.Name(fmt.Sprintf("nic%d", n)), VpcName: oxide.Name(vpcs[n%len(vpcs)]),
+			SubnetName: defaultNetwork})
+	}
+	return oxide.InstanceNetworkInterfaceAttachment{Value: create}
+}
+
+// networked makes a stopped instance with interfaces. A project of a real rack need not have the
+// network that it once had, nor its silo a pool of addresses: without them the rule cannot be
+// tested.
+func (c *Check) networked(nics oxide.InstanceNetworkInterfaceAttachment) *oxide.Instance {
+	create := c.NewInstance()
+	create.Body.NetworkInterfaces = nics
+	instance, err := c.CreateInstance(create)
+	if refused := refusal(err); refused != nil && !c.Simulated() && !isBusy(err) {
+		c.NotTested("the project has no network for an instance: %s", brief(err))
+	}
+	return Must[*oxide.Instance](c, "create an instance with a network")(instance, err)
+}
+
+func (c *Check) interfacesOf(instance string) []oxide.InstanceNetworkInterface {
+	return Must[[]oxide.InstanceNetworkInterface](c, "list the interfaces of an instance")(
+		c.Client.InstanceNetworkInterfaceListAllPages(c.ctx,
+			oxide.InstanceNetworkInterfaceListParams{Instance: oxide.NameOrId(instance)}))
+}
+
+// stack asks for one interface with an ip_config.
+func stack(config oxide.PrivateIpStackCreate) oxide.InstanceNetworkInterfaceAttachment {
+	nics := interfaces(1, defaultNetwork)
+	nics.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].IpConfig = config
+	return nics
+}
+
+func onlyV4() oxide.InstanceNetworkInterfaceAttachment {
+	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV4{
+		Value: oxide.PrivateIpv4StackCreate{
+			Ip: oxide.Ipv4Assignment{Value: &oxide.Ipv4AssignmentAuto{}}}}})
+}
+
+func onlyV6() oxide.InstanceNetworkInterfaceAttachment {
+	return stack(oxide.PrivateIpStackCreate{Value: &oxide.PrivateIpStackCreateV6{
+		Value: oxide.PrivateIpv6StackCreate{
+			Ip: oxide.Ipv6Assignment{Value: &oxide.Ipv6AssignmentAuto{}}}}})
+}
+
+func checkInterfaces(c *Check) {
+	for _, test := range []struct {
+		what string
+		nics oxide.InstanceNetworkInterfaceAttachment
+		want string
+	}{
+		{"asks for nothing", oxide.InstanceNetworkInterfaceAttachment{}, "net0 dual_stack"},
+		{"asks for one", interfaces(1, defaultNetwork), "nic0 dual_stack"},
+		{"asks for one with IPv4", onlyV4(), "nic0 v4"},
+		{"asks for one with IPv6", onlyV6(), "nic0 v6"},
+	} {
+		instance := c.networked(test.nics)
+		found := c.interfacesOf(instance.Id)
+		if len(found) != 1 {
+			c.Errorf("an instance that %s: expected one interface; found %d", test.what, len(found))
+			continue
+		}
+		nic := found[0]
+		Equal(c, "the interface of an instance that "+test.what,
+			fmt.Sprintf("%s %s", nic.Name, nic.IpStack.Type()), test.want)
+		Equal(c, "whether it is the primary one", nic.Primary != nil && *nic.Primary, true)
+		c.guestsAddresses(nic)
+	}
+	none := c.interfacesOf(c.StoppedInstance().Id)
+	Equal(c, "interfaces of an instance that wants none", len(none), 0)
+}
+
+// guestsAddresses demands that an interface's addresses are not among the first five of a subnet.
+// The size of a subnet is known where it is a new project's only.
+func (c *Check) guestsAddresses(nic oxide.InstanceNetworkInterface) {
+	var texts []string
+	if v4, is := nic.IpStack.AsV4(); is {
+		texts = append(texts, v4.Value.Ip)
+	}
+	if v6, is := nic.IpStack.AsV6(); is {
+		texts = append(texts, v6.Value.Ip)
+	}
+	if both, is := nic.IpStack.AsDualStack(); is {
+		texts = append(texts, both.Value.V4.Ip, both.Value.V6.Ip)
+	}
+	for _, text := range texts {
+		address, err := netip.ParseAddr(text)
+		if err != nil {
+			c.Errorf("an interface: expected an address; found %q", text)
+			continue
+		}
+		bits := 22
+		if address.Is6() {
+			bits = 64
+		} else if !netip.MustParsePrefix("172.30.0.0/22").Contains(address) {
+			continue
+		}
+		first, err := address.Prefix(bits)
+		c.must("compute a subnet", err)
+		reserved := first.Masked().Addr()
+		for range 5 {
+			if address == reserved {
+				c.Errorf("an interface: expected none of the first five addresses of %s; found %s", first,
+					address)
+			}
+			reserved = reserved.Next()
+		}
+	}
+}
+
+func checkWhereInterfacesAre(c *Check) {
+	taken, missing := c.StoppedInstance().Name, c.Name()
+	before := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
+		create := c.NewInstance()
+		create.Body.Name, create.Body.NetworkInterfaces = taken, nics
+		_, err := c.CreateInstance(create)
+		c.Refuses("create an instance whose name is taken with "+what, err, want)
+	}
+	before("9 interfaces", interfaces(9, defaultNetwork),
+		invalidRequest("An instance may not have more than 8 network interfaces"))
+	before("interfaces in two VPCs", interfaces(2, defaultNetwork, string(missing)), otherVPCs)
+	before("a list of no interfaces", interfaces(0), otherVPCs)
+	before("8 interfaces in a VPC that is not there", interfaces(8, string(missing)),
+		nameTaken("instance", taken))
+
+	c.networked(interfaces(1, defaultNetwork))
+	after := func(what string, nics oxide.InstanceNetworkInterfaceAttachment, want Refused) {
+		create := c.NewInstance()
+		create.Body.NetworkInterfaces = nics
+		_, err := c.CreateInstance(create)
+		c.Refuses("create an instance with "+what, err, want)
+	}
+	after("an interface in a VPC that is not there", interfaces(1, string(missing)),
+		unknownName("vpc", missing))
+	elsewhere := interfaces(1, defaultNetwork)
+	elsewhere.Value.(*oxide.InstanceNetworkInterfaceAttachmentCreate).Params[0].SubnetName = missing
+	after("an interface in a subnet that is not there", elsewhere,
+		unknownName("vpc-subnet", missing))
+	after("two interfaces in one subnet", interfaces(2, defaultNetwork),
+		invalidRequest("Each interface must be in a distinct VPC Subnet"))
+}
+
+// natPorts is how many ports an instance has on its shared address.
+const natPorts = 1 << 14
+
+func (c *Check) externalAddresses(instance string) []oxide.ExternalIp {
+	page := Must[*oxide.ExternalIpResultsPage](c, "list the external addresses of an instance")(
+		c.Client.InstanceExternalIpList(c.ctx,
+			oxide.InstanceExternalIpListParams{Instance: oxide.NameOrId(instance)}))
+	return page.Items
+}
+
+func checkExternalAddresses(c *Check) {
+	var seen []oxide.ExternalIpSnat
+	for range 2 {
+		found := c.externalAddresses(c.networked(onlyV4()).Id)
+		if len(found) != 1 {
+			c.Fatalf("external addresses of an instance with IPv4: expected one; found %d", len(found))
+		}
+		nat, is := found[0].Value.(*oxide.ExternalIpSnat)
+		if !is || nat.FirstPort == nil || nat.LastPort == nil {
+			c.Fatalf("the external address of an instance with IPv4: expected one for source NAT with "+
+				"its ports; found %T", found[0].Value)
+		}
+		if *nat.FirstPort%natPorts != 0 || *nat.LastPort != *nat.FirstPort+natPorts-1 {
+			c.Errorf("its ports: expected a quarter of all; found %d to %d", *nat.FirstPort,
+				*nat.LastPort)
+		}
+		if slices.ContainsFunc(seen, func(other oxide.ExternalIpSnat) bool {
+			return other.Ip == nat.Ip && *other.FirstPort == *nat.FirstPort
+		}) {
+			c.Errorf("two instances: expected them to share no port; found both on %s from %d", nat.Ip,
+				*nat.FirstPort)
+		}
+		seen = append(seen, *nat)
+	}
+	for what, instance := range map[string]*oxide.Instance{"IPv6 alone": c.networked(onlyV6()),
+		"no network": c.StoppedInstance()} {
+		Equal(c, "external addresses of an instance with "+what,
+			len(c.externalAddresses(instance.Id)), 0)
+	}
+}

@@ -1,0 +1,104 @@
+package rules
+
+import (
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// Simulated reports whether the rack is a simulated one, on which every situation can be brought
+// about.
+func (c *Check) Simulated() bool { return c.Admin != nil }
+
+// RunningInstance is a small instance that all checks share. It has one disk, attached before its
+// start. It has no boot disk and no network, and is never stopped.
+func (c *Check) RunningInstance() (*oxide.Instance, *oxide.Disk) {
+	if c.runningDisk == nil {
+		c.runningDisk = Must[*oxide.Disk](c, "create a disk")(c.Client.DiskCreate(c.ctx, c.Blank()))
+	}
+	if c.running == nil {
+		create := c.NewInstance()
+		create.Body.Start = oxide.NewPointer(true)
+		create.Body.Disks = []oxide.InstanceDiskAttachment{With(c.runningDisk)}
+		c.running = Must[*oxide.Instance](c, "create an instance and start it")(
+			c.Client.InstanceCreate(c.ctx, create))
+		c.Await(c.running.Id, oxide.InstanceStateRunning)
+	}
+	return c.running, c.runningDisk
+}
+
+// With asks for a disk that is there already, at the creation of an instance.
+func With(disk *oxide.Disk) oxide.InstanceDiskAttachment {
+	return oxide.InstanceDiskAttachment{
+		Value: &oxide.InstanceDiskAttachmentAttach{Name: disk.Name}}
+}
+
+// Instance makes a small instance of the check's own with these disks, stopped.
+func (c *Check) Instance(disks ...*oxide.Disk) *oxide.Instance {
+	create := c.NewInstance()
+	for _, disk := range disks {
+		create.Body.Disks = append(create.Body.Disks, With(disk))
+	}
+	instance := Must[*oxide.Instance](c, "create an instance")(c.CreateInstance(create))
+	c.Await(instance.Id, oxide.InstanceStateStopped)
+	return instance
+}
+
+// Start asks to start an instance.
+func (c *Check) Start(instance string) (*oxide.Instance, error) {
+	return c.Client.InstanceStart(c.ctx,
+		oxide.InstanceStartParams{Instance: oxide.NameOrId(instance)})
+}
+
+// Stop asks to stop an instance.
+func (c *Check) Stop(instance string) (*oxide.Instance, error) {
+	return c.Client.InstanceStop(c.ctx, oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
+}
+
+// Reboot asks to reboot an instance.
+func (c *Check) Reboot(instance string) (*oxide.Instance, error) {
+	return c.Client.InstanceReboot(c.ctx,
+		oxide.InstanceRebootParams{Instance: oxide.NameOrId(instance)})
+}
+
+// StartAndAwait starts an instance and waits until it runs.
+func (c *Check) StartAndAwait(instance string) {
+	Must[*oxide.Instance](c, "start an instance")(c.Start(instance))
+	c.Await(instance, oxide.InstanceStateRunning)
+}
+
+// Fail makes an instance of a simulated rack failed: it is started, and does not come back from a
+// reboot. It needs a disk.
+func (c *Check) Fail(instance string) {
+	c.StartAndAwait(instance)
+	c.Once(adminapi.Fault{Operation: "instance_reboot", Object: instance,
+		Device: &adminapi.DeviceFault{Fails: true}})
+	Must[*oxide.Instance](c, "reboot an instance that will not come back")(c.Reboot(instance))
+	c.Await(instance, oxide.InstanceStateFailed)
+}
+
+// See reads an instance.
+func (c *Check) See(id string) *oxide.Instance {
+	return Must[*oxide.Instance](c, "read instance "+id)(c.Client.InstanceView(c.ctx,
+		oxide.InstanceViewParams{Instance: oxide.NameOrId(id)}))
+}
+
+// DisksOf lists the disks of an instance.
+func (c *Check) DisksOf(instance string) []oxide.Disk {
+	return Must[[]oxide.Disk](c, "list the disks of instance "+instance)(
+		c.Client.InstanceDiskListAllPages(c.ctx,
+			oxide.InstanceDiskListParams{Instance: oxide.NameOrId(instance)}))
+}
+
+// AttachedTo demands that a disk is attached to an instance; "" demands that it is detached.
+func (c *Check) AttachedTo(what string, disk *oxide.Disk, instance string) {
+	want := "detached"
+	if instance != "" {
+		want = "attached to instance " + instance
+	}
+	got := string(disk.State.State())
+	if attached, is := disk.State.AsAttached(); is {
+		got += " to instance " + attached.Instance
+	}
+	Equal(c, what+": the disk", got, want)
+}
