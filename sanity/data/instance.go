@@ -14,8 +14,12 @@ import (
 // rackMessage is what a rack says of a refusal, without the dump that the client makes of it.
 func rackMessage(err error) string {
 	refused := (*oxide.HTTPError)(nil)
-	if !errors.As(err, &refused) || refused.ErrorResponse == nil {
-		return "the rack could not be asked"
+	switch {
+	case !errors.As(err, &refused):
+		return err.Error()
+	case refused.ErrorResponse == nil:
+		return fmt.Sprintf("HTTP status %d, without a message of the rack",
+			refused.HTTPResponse.StatusCode)
 	}
 	r := refused.ErrorResponse
 	return fmt.Sprintf("%s (%s, request %s)", r.Message, r.ErrorCode, r.RequestId)

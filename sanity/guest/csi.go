@@ -80,7 +80,8 @@ func (c conn) Invoke(
 	case ctx.Err() != nil && err != nil:
 		return status.FromContextError(ctx.Err()).Err()
 	case err != nil:
-		return status.Errorf(codes.Unavailable, "%s: %v", method, err)
+		// It is no error of the driver's, and to repeat the call is of no use.
+		return status.Errorf(codes.Internal, "%s: %v", method, err)
 	case len(resp.Status) > 0:
 		s := status.New(codes.Unknown, "").Proto()
 		if err := proto.Unmarshal(resp.Status, s); err != nil {

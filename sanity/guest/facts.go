@@ -56,6 +56,7 @@ func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	var errs [3]error
 	dmi := filepath.Join(root, "class", "dmi", "id")
 	f.InstanceID, errs[0] = attribute(dmi, "product_serial")
+	f.InstanceID = strings.ToLower(f.InstanceID)
 	f.Vendor, errs[1] = attribute(dmi, "sys_vendor")
 	if errors.Is(errors.Join(errs[:2]...), fs.ErrNotExist) {
 		errs[0], errs[1] = nil, nil // a machine without SMBIOS

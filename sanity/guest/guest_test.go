@@ -277,6 +277,31 @@ func TestAnAgentThatEndsLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestAnAgentLetsGoOfTheVolumesOfOthers(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	a := w.here("a")
+	node := csi.NewNodeClient(a.Conn())
+	var placed []*harness.Placement
+	for _, access := range []string{"ext4", "block"} {
+		p := w.attached(a, "a", access)
+		w.must(p.Stage(ctx, node))
+		w.must(p.Publish(ctx, node))
+		placed = append(placed, p)
+	}
+	// Its namespace begins as a copy of this one, with the volumes in it.
+	b := w.connect("b")
+	for _, p := range placed {
+		w.must(p.Remove(ctx, node))
+		_, err := w.controller.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(p.Volume, ""))
+		w.must(err)
+		_, err = w.controller.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: p.Volume.GetVolumeId()})
+		w.must(err)
+	}
+	w.must(errors.Join(b.Close(), a.Close()))
+}
+
 func TestACommandThatDoesNotReachAnInstanceSaysWhy(t *testing.T) {
 	for _, c := range []struct {
 		command []string

@@ -18,8 +18,8 @@ const (
 	// lateDevice is longer than anybody waits for a device.
 	lateDevice = 10 * time.Minute
 	// tornWrites are written between the two halves of a torn snapshot, or tornWait passes.
-	tornWrites = 8
-	tornWait   = time.Second
+	tornWrites = 32
+	tornWait   = 5 * time.Second
 )
 
 // Tampers are all of them.
