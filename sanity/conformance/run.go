@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
@@ -22,8 +23,9 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if err != nil {
 		return ExitUsage, err
 	}
-	if err := ownMounts(); err != nil {
-		return ExitUsage, fmt.Errorf("make a mount namespace: %w; run it as root", err)
+	// What a killed run has mounted is gone with it.
+	if err := namespace.Enter(); err != nil {
+		return ExitUsage, err
 	}
 	w, err := openSession(p, s)
 	if err != nil {
