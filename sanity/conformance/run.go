@@ -132,7 +132,7 @@ func (w *session) runParts(ctx context.Context) error {
 		return err
 	}
 	w.note(w.rack.Exchanges())
-	w.say("\nHot-plug: %s", w.report.Rack.HotPlug)
+	w.tellHotplug()
 	dir, err := harness.NewNamedRun(w.Stdout, w.mark)
 	if err != nil {
 		return err
@@ -172,7 +172,9 @@ func (w *session) runRules(ctx context.Context) {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
-		result := report.Result{Group: partRules, ID: rule.ID, Name: rule.Says, Reason: ruled.Reason,
+		// The rule's text is Markdown, the report's is not.
+		says := strings.ReplaceAll(rule.Says, "`", "")
+		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
 			Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
 				rules.Passed: report.Passed, rules.Failed: report.Failed,
