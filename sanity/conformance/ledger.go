@@ -102,13 +102,17 @@ func (i inventory) names() []string {
 		names = append(names, fmt.Sprintf("instance %s (%s)", n.Name, n.RunState))
 	}
 	for _, d := range i.disks {
-		names = append(names, fmt.Sprintf("disk %s (%d GiB, %s)", d.Name, d.Size/oxide.ByteCount(harness.GiB),
+		names = append(names, fmt.Sprintf("disk %s (%s, %s)", d.Name, gibibytes(d.Size),
 			d.State.State()))
 	}
 	for _, s := range i.snapshots {
-		names = append(names, fmt.Sprintf("snapshot %s (%d GiB)", s.Name, s.Size/oxide.ByteCount(harness.GiB)))
+		names = append(names, fmt.Sprintf("snapshot %s (%s)", s.Name, gibibytes(s.Size)))
 	}
 	return names
+}
+
+func gibibytes(size oxide.ByteCount) string {
+	return fmt.Sprintf("%d GiB", int64(size)/harness.GiB)
 }
 
 func isUUID(s string) bool {

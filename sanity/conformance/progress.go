@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// cost is what a part asks of a rack and of this machine: measured on the simulator, where a request
-// takes next to no time.
+// cost is what a part asks of a rack and of this machine: measured on the simulator, where a
+// request takes next to no time.
 type cost struct {
 	requests int
 	own      time.Duration
@@ -15,10 +15,10 @@ type cost struct {
 
 // costs are those of the parts.
 var costs = map[string]cost{
-	partRules: {700, 10 * time.Second},
-	"ext4":    {330, 10 * time.Second}, "xfs": {330, 10 * time.Second},
-	"btrfs": {330, 10 * time.Second}, "block": {330, 8 * time.Second},
-	partData: {400, 40 * time.Second},
+	partRules: {900, 7 * time.Second},
+	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
+	"btrfs": {540, 2 * time.Second}, "block": {540, 2 * time.Second},
+	partData: {710, 25 * time.Second},
 }
 
 // estimate is how long the parts take on a rack whose requests take that long.

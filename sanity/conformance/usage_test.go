@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
@@ -17,22 +18,23 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		args string
 		says []string
 	}{
-		"no such verb":            {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
-		"no such flag":            {nil, "run --fast", []string{"fast"}},
-		"no such part":            {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
-		"nothing selected":        {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
-		"a word too many":         {nil, "run all", []string{`"all"`}},
-		"a budget of words":       {nil, "run --budget lots", []string{"20,40"}},
-		"a budget too small":      {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
-		"a run that is none":      {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
-		"one report":              {nil, "diff one", []string{"two reports"}},
-		"reports that are none":   {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
-		"no rack":                 {map[string]string{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run", []string{"OXIDE_HOST, OXIDE_PROJECT"}},
+		"no such verb":          {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
+		"no such flag":          {nil, "run --fast", []string{"fast"}},
+		"no such part":          {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
+		"nothing selected":      {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
+		"a word too many":       {nil, "run all", []string{`"all"`}},
+		"a budget of words":     {nil, "run --budget lots", []string{"20,40"}},
+		"a budget too small":    {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
+		"a run that is none":    {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
+		"one report":            {nil, "diff one", []string{"two reports"}},
+		"reports that are none": {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
+		"no rack": {set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run",
+			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
 		"nobody to ask":           {nil, "run --only rules", []string{"--yes"}},
-		"a stranger's token":      {map[string]string{"OXIDE_TOKEN": canary}, "preflight", []string{"fail"}},
-		"a certificate unknown":   {map[string]string{"OXIDE_CA_FILE": ""}, "preflight", []string{"fail"}},
-		"a project unknown":       {map[string]string{"OXIDE_PROJECT": "elsewhere"}, "preflight", []string{"fail"}},
-		"no instance of the rack": {map[string]string{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight", []string{"fail"}},
+		"a stranger's token":      {set("OXIDE_TOKEN", canary), "preflight", []string{"fail"}},
+		"a certificate unknown":   {set("OXIDE_CA_FILE", ""), "preflight", []string{"fail"}},
+		"a project unknown":       {set("OXIDE_PROJECT", "elsewhere"), "preflight", []string{"fail"}},
+		"no instance of the rack": {set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", []string{"fail"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := prepare(t, run, rack, test.env, strings.Fields(test.args)...)
@@ -55,7 +57,7 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		t.Error(err)
 	} else {
 		for _, r := range requests {
-			if r.Method != "GET" && r.Status < 300 && r.Operation != "instance_stop" {
+			if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 				t.Errorf("a program that could not do what it was told has made something: %+v", r)
 			}
 		}
@@ -99,7 +101,7 @@ func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range requests {
-		if r.Method != "GET" && r.Status < 300 && r.Operation != "instance_stop" {
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 			t.Errorf("the preflight has made something: %+v", r)
 		}
 	}
@@ -117,4 +119,13 @@ func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
 		!strings.Contains(p.out.String(), "limited-collaborator") {
 		t.Error("it does not say which role is missing")
 	}
+}
+
+// set is an environment of names and values in turn.
+func set(pairs ...string) map[string]string {
+	env := map[string]string{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		env[pairs[i]] = pairs[i+1]
+	}
+	return env
 }
