@@ -49,13 +49,7 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 
 // patiently repeats a request while the rack says that it is busy.
 func patiently(ctx context.Context, ask func() error) error {
-	backoff := harness.Backoff{Next: busyPause, Max: 10 * busyPause}
-	for {
-		err := ask()
-		if err == nil || !rules.IsBusy(err) || backoff.Wait(ctx) != nil {
-			return err
-		}
-	}
+	return rules.Patiently(ctx, func(context.Context) error { return ask() })
 }
 
 // count is what the report's ledger has.
