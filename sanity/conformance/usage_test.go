@@ -81,6 +81,17 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 	}
 }
 
+func TestEveryVerbHasHelp(t *testing.T) {
+	run := harness.RunFor(t)
+	for _, args := range []string{"help", "--help", "-h", "run --help", "clean -h", "preflight --help"} {
+		p := prepare(t, run, nil, nil, strings.Fields(args)...)
+		p.exit(t, ExitConforms)
+		if !strings.Contains(p.out.String(), "OXIDE_HOST") || p.errs.Len() > 0 {
+			t.Errorf("%s prints %q, and %q on standard error", args, p.out.String(), p.errs.String())
+		}
+	}
+}
+
 func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
