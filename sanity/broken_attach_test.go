@@ -40,6 +40,22 @@ var brokenAttachments = []brokenRack{
 			r.refuses(ctx, func() error { return r.unpublish(ctx, volume, "a") })
 			r.remains(ctx, volume, "attached to "+r.rack.Instance("a").ID)
 		}},
+	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
+		"A34 that takes a disk away from another instance is not asked for it",
+		func(ctx SpecContext, r *sufferer) {
+			p := r.inUse(ctx)
+			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
+			r.works(ctx, p)
+		}},
+	{"A37-detaches-elsewhere", "", codes.OK,
+		"A37 that detaches from any instance is not asked to, as another one has the disk",
+		func(ctx SpecContext, r *sufferer) {
+			p := r.inUse(ctx)
+			mend := r.breaks(ctx)
+			Expect(r.unpublish(ctx, p.Volume, "b")).To(Succeed())
+			mend()
+			r.works(ctx, p)
+		}},
 	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
 		"A48 that leaves a disk with a deleted instance does not let the driver take it for free",
 		sufferGhost},
@@ -104,6 +120,24 @@ func sufferNoAttach(ctx SpecContext, r *sufferer) {
 	volume := r.volume(ctx)
 	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
 	r.remains(ctx, volume, "detached")
+}
+
+// inUse is a volume that a workload on a has written to.
+func (r *sufferer) inUse(ctx context.Context) *placement {
+	GinkgoHelper()
+	f := &nodeFixture{fixture: r.fixture}
+	p := f.inUse(ctx, r.volume(ctx), f.node(ctx, "a", harness.PluginOptions{}), harness.Mounted(""))
+	Expect(p.writeThrough(0)).To(Succeed())
+	return p
+}
+
+// works demands that the instance a has the volume still, with its data, and can write to it.
+func (r *sufferer) works(ctx context.Context, p *placement) {
+	GinkgoHelper()
+	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
+	Expect(p.shows(p.Volume.GetVolumeContext()["diskName"])).To(Succeed())
+	Expect(p.verify(0)).To(Succeed())
+	Expect(p.writeThrough(1)).To(Succeed())
 }
 
 // sufferGhost unpublishes a volume from an instance that was deleted past the driver and keeps the
