@@ -60,19 +60,7 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 // and returns the exit status.
 func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	t.Helper()
-	rack, err := run.StartRack(t.Context(), harness.RackOptions{
-		TLS: true, Instances: []string{"a", "b", "helper"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := rack.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := rack.StopInstance(t.Context(), rack.Instance("helper").ID); err != nil {
-		t.Fatal(err)
-	}
+	rack := rackOf(t, run, harness.RackOptions{})
 	if err := rack.Admin.Mutate(t.Context(), m.Name); err != nil {
 		t.Fatal(err)
 	}
@@ -87,8 +75,6 @@ func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	end := time.AfterFunc(runTimeout, func() { _ = p.Process.Kill() })
 	defer end.Stop()
 	_ = p.Wait() // the status is what counts
-	// What the driver could not unmount or the rack could not delete must not be in the way of the
-	// rack's end.
 	return p.ProcessState.ExitCode()
 }
 

@@ -191,6 +191,28 @@ func answers(exchanges []rules.Exchange) []report.Exchange {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
+// patient is a transport for what may be repeated: an administrator's reads, attaches, detaches,
+// starts and stops. It repeats a request while the rack says that it is busy.
+type patient struct{ next http.RoundTripper }
+
+// RoundTrip returns the last answer.
+func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
+	for tries := 1; ; tries++ {
+		resp, err := p.next.RoundTrip(req)
+		if err != nil || !rules.MeansBusy(resp.StatusCode) || tries == callTries ||
+			backoff.Wait(req.Context()) != nil {
+			return resp, err
+		}
+		_ = resp.Body.Close()
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
 // budgeted is a transport that keeps the budget for what the rules create.
 type budgeted struct {
 	next   http.RoundTripper

@@ -31,6 +31,9 @@ func rackOf(t *testing.T, run *harness.Run, options harness.RackOptions) *harnes
 	t.Helper()
 	options.TLS = true
 	options.Instances = []string{"a", "b", "helper"}
+	// Some rules are about what belongs to another project, or are about images.
+	options.Args = append(options.Args, "--project", "other", "--image", "silos=1048576",
+		"--image", "sanity/projects=1073741824")
 	rack, err := run.StartRack(t.Context(), options)
 	if err == nil {
 		t.Cleanup(func() {

@@ -107,9 +107,12 @@ func (c *Check) verdict(exchanges []Exchange) (Status, string) {
 }
 
 func busy(exchanges []Exchange) bool {
-	return slices.ContainsFunc(exchanges, func(e Exchange) bool {
-		return slices.Contains([]int{429, 502, 503, 504}, e.Status)
-	})
+	return slices.ContainsFunc(exchanges, func(e Exchange) bool { return MeansBusy(e.Status) })
+}
+
+// MeansBusy reports whether an HTTP status says that the rack, or a proxy in front of it, is busy.
+func MeansBusy(status int) bool {
+	return slices.Contains([]int{429, 502, 503, 504}, status)
 }
 
 // Check is one check that is under way.

@@ -47,15 +47,15 @@ func Tampers() []Tamper {
 			plug: func(_ *Plane, _ Device, f *Fault) error { f.Never = true; return nil }},
 		{Name: "device-left", Says: "a detached disk stays in its guest", keeps: true},
 		{Name: "delete-another", Says: "with a disk, the bytes of another are deleted",
-			removed: func(p *Plane, _ string) error { return p.another("", 0, blank) }},
+			removed: func(p *Plane, _ string) error { return p.another("", 0, true, blank) }},
 		{Name: "not-zero", Says: "a new disk holds something", created: soil},
 		{Name: "other-snapshot", Says: "a disk is restored from another snapshot", source: otherSource},
 	}
 }
 
 // another calls do for the first file of a disk that no guest has, is not this one, and has the
-// size, if one is given.
-func (p *Plane) another(diskID string, size int64, do func(path string) error) error {
+// size, if one is given. With written it is one that holds something.
+func (p *Plane) another(diskID string, size int64, written bool, do func(path string) error) error {
 	paths, err := filepath.Glob(p.DiskPath("*"))
 	if err != nil {
 		return err
@@ -66,9 +66,31 @@ func (p *Plane) another(diskID string, size int64, do func(path string) error) e
 		if err != nil || id == diskID || p.guests.disk(id) != nil || size != 0 && st.Size() != size {
 			continue
 		}
+		if written && !holdsSomething(path) {
+			continue
+		}
 		return do(path)
 	}
 	return nil
+}
+
+// holdsSomething reports whether a file is not all zero.
+func holdsSomething(path string) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }()
+	piece, zero := make([]byte, 1<<20), make([]byte, 1<<20)
+	for {
+		n, err := file.Read(piece)
+		if !bytes.Equal(piece[:n], zero[:n]) {
+			return true
+		}
+		if err != nil {
+			return false
+		}
+	}
 }
 
 func blank(path string) error {
@@ -163,7 +185,7 @@ func eachBlock(path string, do func(f *os.File, at int64, block []byte) error) (
 
 func swapDisks(p *Plane, spec Device, _ *Fault) error {
 	own := p.DiskPath(spec.DiskID)
-	return p.another(spec.DiskID, spec.SizeBytes, func(other string) error {
+	return p.another(spec.DiskID, spec.SizeBytes, false, func(other string) error {
 		aside := own + ".swap"
 		return errors.Join(os.Rename(own, aside), os.Rename(other, own), os.Rename(aside, other))
 	})
