@@ -166,8 +166,8 @@ func isConformance(pid int) bool {
 	return err == nil && strings.Contains(string(name), "conformance")
 }
 
-// endProcesses waits until the driver of a dead run has ended, which may still carry out a call, and
-// kills it if it does not.
+// endProcesses waits until the driver of a dead run has ended, which may still carry out a call,
+// and kills it if it does not.
 func endProcesses(ctx context.Context, run string) error {
 	left := func() []int { return processesOf(run) }
 	err := harness.Await(ctx, harness.StopTimeout, func() error {

@@ -182,8 +182,8 @@ var rpcNames = regexp.MustCompile(`\b(ControllerPublishVolume|ControllerUnpublis
 	`ListSnapshots|GetSnapshot|NodeStageVolume|NodeUnstageVolume|NodePublishVolume|` +
 	`NodeUnpublishVolume|NodeGetVolumeStats|NodeGetCapabilities|NodeGetInfo|Probe)\b`)
 
-// aboutItself says what is wrong with a spec that passed without a call, or without the call that it
-// is about.
+// aboutItself says what is wrong with a spec that passed without a call, or without the call that
+// it is about.
 func aboutItself(name string, calls []rpc) string {
 	if len(calls) == 0 {
 		return "the spec has made no call of the driver, and so has shown nothing"

@@ -17,8 +17,8 @@ import (
 type errAttach struct{ error }
 
 // learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal means
-// that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk then
-// attaches to a stopped instance; any other refusal is a failure of attach.
+// that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk
+// then attaches to a stopped instance; any other refusal is a failure of attach.
 func (w *session) learnHotplug(ctx context.Context) (err error) {
 	disk, err := w.makeDisk(ctx, "hotplug")
 	if err != nil {
@@ -82,7 +82,8 @@ func (w *session) makeDisk(ctx context.Context, what string) (*oxide.Disk, error
 	return w.createDisk(ctx, what, mark{Run: w.id})
 }
 
-func (w *session) createDisk(ctx context.Context, what string, m mark) (disk *oxide.Disk, err error) {
+func (w *session) createDisk(ctx context.Context, what string, m mark,
+) (disk *oxide.Disk, err error) {
 	err = patiently(ctx, func() (err error) {
 		disk, err = w.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
 			Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),

@@ -102,11 +102,12 @@ func (i inventory) names() []string {
 		names = append(names, fmt.Sprintf("instance %s (%s)", n.Name, n.RunState))
 	}
 	for _, d := range i.disks {
-		names = append(names, fmt.Sprintf("disk %s (%d GiB, %s)", d.Name, d.Size/oxide.ByteCount(harness.GiB),
-			d.State.State()))
+		names = append(names, fmt.Sprintf("disk %s (%d GiB, %s)", d.Name,
+			d.Size/oxide.ByteCount(harness.GiB), d.State.State()))
 	}
 	for _, s := range i.snapshots {
-		names = append(names, fmt.Sprintf("snapshot %s (%d GiB)", s.Name, s.Size/oxide.ByteCount(harness.GiB)))
+		names = append(names, fmt.Sprintf("snapshot %s (%d GiB)", s.Name,
+			s.Size/oxide.ByteCount(harness.GiB)))
 	}
 	return names
 }

@@ -126,8 +126,8 @@ func (w *session) askHost(ctx context.Context) finding {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fail("", "interrupted")
 	}
-	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE names "+
-		"the authority of a private certificate.", "%s does not answer as a rack: %s", w.host,
+	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE "+
+		"names the authority of a private certificate.", "%s does not answer as a rack: %s", w.host,
 		rules.Brief(err))
 }
 
@@ -152,7 +152,8 @@ func (w *session) askCertificate(ctx context.Context) finding {
 	}
 	leaf := state.PeerCertificates[0]
 	left := time.Until(leaf.NotAfter)
-	says := fmt.Sprintf("of %s, valid until %s", leaf.Issuer, leaf.NotAfter.UTC().Format(time.DateOnly))
+	says := fmt.Sprintf("of %s, valid until %s", leaf.Issuer,
+		leaf.NotAfter.UTC().Format(time.DateOnly))
 	if left < soon {
 		return warn("Renew it: the driver does not speak to a rack with an expired certificate.",
 			"%s: %d days", says, int(left.Hours()/24))
@@ -381,8 +382,8 @@ func (w *session) askTools(context.Context) finding {
 }
 
 func (w *session) askHotplug(context.Context) finding {
-	return skip("A run finds out first of all, with one disk of 1 GiB.", "not tried: a preflight makes "+
-		"nothing")
+	return skip("A run finds out first of all, with one disk of 1 GiB.",
+		"not tried: a preflight makes nothing")
 }
 
 func (w *session) askLatency(ctx context.Context) finding {

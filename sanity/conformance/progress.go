@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// cost is what a part asks of a rack and of this machine: measured on the simulator, where a request
-// takes next to no time.
+// cost is what a part asks of a rack and of this machine: measured on the simulator, where a
+// request takes next to no time.
 type cost struct {
 	requests int
 	own      time.Duration

@@ -71,8 +71,8 @@ var allSettings = []setting{
 		text(func(s *settings) *string { return &s.secondShell })},
 	{"helper", "OXIDE_CONFORMANCE_HELPER", "", "a stopped instance of the project, which may be " +
 		"started and stopped", running, text(func(s *settings) *string { return &s.helper })},
-	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the helper " +
-		"as root, such as 'ssh root@helper'", running,
+	{"guest-shell", "OXIDE_CONFORMANCE_GUEST_SHELL", "", "a command that runs a script in the " +
+		"helper as root, such as 'ssh root@helper'", running,
 		text(func(s *settings) *string { return &s.guestShell })},
 	{"budget", "OXIDE_CONFORMANCE_BUDGET", "20,40", "how many disks and snapshots, and how many GiB " +
 		"of them, may exist at one time", running, setBudget},
@@ -86,8 +86,8 @@ var allSettings = []setting{
 		text(func(s *settings) *string { return &s.sysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running,
 		text(func(s *settings) *string { return &s.devRoot })},
-	{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack is " +
-		"a simulated one: its request log is compared with the report", running,
+	{"simulator-admin", "OXIDE_CONFORMANCE_SIMULATOR_ADMIN", "", "the admin listener, if the rack " +
+		"is a simulated one: its request log is compared with the report", running,
 		text(func(s *settings) *string { return &s.admin })},
 }
 
@@ -239,8 +239,8 @@ func printHelp(w io.Writer) {
 	fmt.Fprint(w, helpTail)
 }
 
-const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs, and whether the driver keeps
-your bytes on it. Run it as root in an instance of the rack.
+const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs, and whether
+the driver keeps your bytes on it. Run it as root in an instance of the rack.
 
   oxide-conformance preflight    look at the rack and this machine; nothing is made
   oxide-conformance run          create, attach, write, move and delete volumes; write a report
@@ -253,6 +253,7 @@ Every flag has an environment variable; the flag wins.
 `
 
 const helpTail = `
-Exit status: 0 the rack conforms; 1 it does not (diff: something is worse); 2 a mistake on the command
-line or in the environment; 3 the rack blocks what is needed, such as hot-plug; 130 interrupted.
+Exit status: 0 the rack conforms; 1 it does not (diff: something is worse); 2 a mistake on the
+command line or in the environment; 3 the rack blocks what is needed, such as hot-plug;
+130 interrupted.
 `

@@ -8,8 +8,8 @@ import (
 // toolVersions asks the filesystems' tools what they are.
 func toolVersions() map[string]string {
 	versions := map[string]string{}
-	for tool, flag := range map[string]string{"mke2fs": "-V", "mkfs.xfs": "-V", "mkfs.btrfs": "--version",
-		"blkid": "--version"} {
+	for tool, flag := range map[string]string{"mke2fs": "-V", "mkfs.xfs": "-V",
+		"mkfs.btrfs": "--version", "blkid": "--version"} {
 		out, err := exec.Command(tool, flag).CombinedOutput()
 		if first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n"); err == nil {
 			versions[tool] = first

@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 
@@ -17,22 +18,27 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		args string
 		says []string
 	}{
-		"no such verb":            {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
-		"no such flag":            {nil, "run --fast", []string{"fast"}},
-		"no such part":            {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
-		"nothing selected":        {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
-		"a word too many":         {nil, "run all", []string{`"all"`}},
-		"a budget of words":       {nil, "run --budget lots", []string{"20,40"}},
-		"a budget too small":      {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
-		"a run that is none":      {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
-		"one report":              {nil, "diff one", []string{"two reports"}},
-		"reports that are none":   {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
-		"no rack":                 {map[string]string{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run", []string{"OXIDE_HOST, OXIDE_PROJECT"}},
-		"nobody to ask":           {nil, "run --only rules", []string{"--yes"}},
-		"a stranger's token":      {map[string]string{"OXIDE_TOKEN": canary}, "preflight", []string{"fail"}},
-		"a certificate unknown":   {map[string]string{"OXIDE_CA_FILE": ""}, "preflight", []string{"fail"}},
-		"a project unknown":       {map[string]string{"OXIDE_PROJECT": "elsewhere"}, "preflight", []string{"fail"}},
-		"no instance of the rack": {map[string]string{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight", []string{"fail"}},
+		"no such verb":          {nil, "purge", []string{`"purge"`, "preflight, run, clean, diff"}},
+		"no such flag":          {nil, "run --fast", []string{"fast"}},
+		"no such part":          {nil, "run --only zfs", []string{`"zfs"`, "rules, ext4, xfs"}},
+		"nothing selected":      {nil, "run --only ,", []string{"nothing", "rules, ext4, xfs"}},
+		"a word too many":       {nil, "run all", []string{`"all"`}},
+		"a budget of words":     {nil, "run --budget lots", []string{"20,40"}},
+		"a budget too small":    {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
+		"a run that is none":    {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
+		"one report":            {nil, "diff one", []string{"two reports"}},
+		"reports that are none": {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
+		"no rack": {map[string]string{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run",
+			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
+		"nobody to ask": {nil, "run --only rules", []string{"--yes"}},
+		"a stranger's token": {map[string]string{"OXIDE_TOKEN": canary}, "preflight",
+			[]string{"fail"}},
+		"a certificate unknown": {map[string]string{"OXIDE_CA_FILE": ""}, "preflight",
+			[]string{"fail"}},
+		"a project unknown": {map[string]string{"OXIDE_PROJECT": "elsewhere"}, "preflight",
+			[]string{"fail"}},
+		"no instance of the rack": {map[string]string{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight",
+			[]string{"fail"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := prepare(t, run, rack, test.env, strings.Fields(test.args)...)
@@ -55,7 +61,7 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		t.Error(err)
 	} else {
 		for _, r := range requests {
-			if r.Method != "GET" && r.Status < 300 && r.Operation != "instance_stop" {
+			if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 				t.Errorf("a program that could not do what it was told has made something: %+v", r)
 			}
 		}
@@ -99,7 +105,7 @@ func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range requests {
-		if r.Method != "GET" && r.Status < 300 && r.Operation != "instance_stop" {
+		if r.Method != http.MethodGet && r.Status < 300 && r.Operation != "instance_stop" {
 			t.Errorf("the preflight has made something: %+v", r)
 		}
 	}

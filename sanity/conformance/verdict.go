@@ -9,8 +9,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 )
 
-// judge sets the verdict and returns the exit status. A failure outweighs everything; then come what
-// stopped the run, and what the rack blocked. A run in which nothing was passed never conforms.
+// judge sets the verdict and returns the exit status. A failure outweighs everything; then come
+// what stopped the run, and what the rack blocked. A run in which nothing was passed never
+// conforms.
 func (w *session) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)

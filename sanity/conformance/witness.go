@@ -14,10 +14,12 @@ import (
 )
 
 // note keeps exchanges for the latencies and for the witness.
-func (w *session) note(exchanges []rules.Exchange) { w.exchanges = append(w.exchanges, exchanges...) }
+func (w *session) note(exchanges []rules.Exchange) {
+	w.exchanges = append(w.exchanges, exchanges...)
+}
 
-// leaves are the operations of which a call that succeeded leaves at least one in the rack's log: it
-// was done, or the rack was asked whether it is so already.
+// leaves are the operations of which a call that succeeded leaves at least one in the rack's log:
+// it was done, or the rack was asked whether it is so already.
 var leaves = map[string][]string{
 	"CreateVolume":              {"disk_create"},
 	"DeleteVolume":              {"disk_view", "disk_delete"},

@@ -9,8 +9,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// ExplainedSkip is a spec that may be skipped, and why. Anything else that is skipped fails the suite, and
-// so does an entry here that explains nothing.
+// ExplainedSkip is a spec that may be skipped, and why. Anything else that is skipped fails the
+// suite, and so does an entry here that explains nothing.
 type ExplainedSkip struct {
 	// Spec matches the whole text of the spec, containers included.
 	Spec *regexp.Regexp

@@ -28,7 +28,9 @@ func notFound(kind, by, what string) Refused {
 func unknownID(kind, id string) Refused { return notFound(kind, "id", id) }
 
 // unknownName is for a name that no object of this kind has.
-func unknownName(kind string, name oxide.Name) Refused { return notFound(kind, "name", string(name)) }
+func unknownName(kind string, name oxide.Name) Refused {
+	return notFound(kind, "name", string(name))
+}
 
 // nameTaken is for a name that another object of this kind has.
 func nameTaken(kind string, name oxide.Name) Refused {

@@ -1,5 +1,5 @@
-// Package program is oxide-simulator without its main function: it reads the command line and serves
-// a rack. The conformance program has it inside, too, for its demonstration.
+// Package program is oxide-simulator without its main function: it reads the command line and
+// serves a rack. The conformance program has it inside, too, for its demonstration.
 package program
 
 import (
