@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/conformance"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/program"
 )
 
@@ -36,6 +38,8 @@ func run(ctx context.Context, args []string) int {
 			return driver.Main(ctx, args[1:], os.Getenv, os.Stdout, os.Stderr)
 		case "oxide-simulator":
 			return program.Main(ctx, args[1:], os.Stdout, os.Stderr)
+		case guest.Verb:
+			return agent(ctx)
 		}
 	}
 	p := conformance.Program{Args: args, Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout,
@@ -44,4 +48,13 @@ func run(ctx context.Context, args []string) int {
 			"oxide-simulator":  {self, "oxide-simulator"},
 		}}
 	return p.Main(ctx)
+}
+
+// agent works in another instance of the rack, into which a run has copied this file.
+func agent(ctx context.Context) int {
+	if err := guest.Serve(ctx, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "oxide-conformance:", err)
+		return 1
+	}
+	return 0
 }

@@ -56,6 +56,22 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
+// tellHotplug says what was found, and puts it into the preflight, which could not try.
+func (w *session) tellHotplug() {
+	found := pass("yes: a disk was attached to this instance and detached")
+	if w.report.Rack.HotPlug == report.HotPlugNo {
+		found = warn("What needs it is blocked; the driver tells users that the instance must be stopped.",
+			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
+	}
+	for i, line := range w.report.Preflight {
+		if line.Name == hotplugLine {
+			w.report.Preflight[i] = report.Line{Name: line.Name, Status: found.status,
+				Found: found.found, Advice: found.advice}
+		}
+	}
+	w.say("\n%-5s %-16s %s", found.status, hotplugLine, found.found)
+}
+
 // saysNotStopped recognizes the refusal of a rack without hot-plug (A17, A34).
 func saysNotStopped(err error) bool {
 	text := rules.Brief(err)

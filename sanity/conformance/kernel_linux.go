@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"os"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -27,27 +26,6 @@ func (w *session) askKernel(context.Context) finding {
 		return finding{report.Fail, kernelRelease(), "The driver needs Linux 5.12 or newer."}
 	}
 	return pass("Linux %s", kernelRelease())
-}
-
-// ownMounts starts this program again, as the same process, in a mount namespace of its own: what a
-// killed run has mounted is gone with it. It returns if that is done already.
-func ownMounts() error {
-	const done = "OXIDE_CONFORMANCE_OWN_MOUNTS"
-	if os.Getenv(done) != "" {
-		return os.Unsetenv(done)
-	}
-	// A namespace is a thread's, and the thread that starts the program again hands its own on.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return err
-	}
-	// What the machine unmounts goes away here, too, so that nothing of others is held; what is
-	// mounted here is not seen there.
-	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-		return err
-	}
-	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), done+"=1"))
 }
 
 func osRelease() string {

@@ -2,10 +2,7 @@
 
 package conformance
 
-import (
-	"context"
-	"errors"
-)
+import "context"
 
 func kernelRelease() string { return "" }
 
@@ -14,5 +11,3 @@ func osRelease() string { return "" }
 func (w *session) askKernel(context.Context) finding {
 	return fail("Run it in an instance of the rack.", "not Linux")
 }
-
-func ownMounts() error { return errors.New("a run needs Linux: run it in an instance of the rack") }

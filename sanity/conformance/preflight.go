@@ -61,6 +61,9 @@ func skip(advice, format string, args ...any) finding {
 	return finding{report.Skip, fmt.Sprintf(format, args...), advice}
 }
 
+// hotplugLine is the line that only a run can fill.
+const hotplugLine = "hot-plug"
+
 // preflight asks everything and prints a line for each. It reports whether a run may begin.
 func (w *session) preflight(ctx context.Context) bool {
 	may := true
@@ -85,7 +88,7 @@ func (w *session) preflight(ctx context.Context) bool {
 		{"helper", w.askHelper, false},
 		{"tools", w.askTools, false},
 		{"kernel", w.askKernel, false},
-		{"hot-plug", w.askHotplug, false},
+		{hotplugLine, w.askHotplug, false},
 		{"latency", w.askLatency, false},
 		{"dead runs", w.askDeadRuns, false},
 	} {

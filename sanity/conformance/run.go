@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
@@ -22,8 +23,9 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if err != nil {
 		return ExitUsage, err
 	}
-	if err := ownMounts(); err != nil {
-		return ExitUsage, fmt.Errorf("make a mount namespace: %w; run it as root", err)
+	// What a killed run has mounted is gone with it.
+	if err := namespace.Enter(); err != nil {
+		return ExitUsage, err
 	}
 	w, err := openSession(p, s)
 	if err != nil {
@@ -130,7 +132,7 @@ func (w *session) runParts(ctx context.Context) error {
 		return err
 	}
 	w.note(w.rack.Exchanges())
-	w.say("\nHot-plug: %s", w.report.Rack.HotPlug)
+	w.tellHotplug()
 	dir, err := harness.NewNamedRun(w.Stdout, w.mark)
 	if err != nil {
 		return err
@@ -170,7 +172,9 @@ func (w *session) runRules(ctx context.Context) {
 			break
 		}
 		ruled := w.rack.Run(ctx, rule)
-		result := report.Result{Group: partRules, ID: rule.ID, Name: rule.Says, Reason: ruled.Reason,
+		// The rule's text is Markdown, the report's is not.
+		says := strings.ReplaceAll(rule.Says, "`", "")
+		result := report.Result{Group: partRules, ID: rule.ID, Name: says, Reason: ruled.Reason,
 			Seconds: ruled.Took.Seconds(), Tries: ruled.Tries, Source: rule.Source,
 			Evidence: answers(ruled.Exchanges), Status: map[rules.Status]report.Status{
 				rules.Passed: report.Passed, rules.Failed: report.Failed,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -65,6 +66,15 @@ type conn struct{ guest *Guest }
 func (c conn) Invoke(
 	ctx context.Context, method string, args, reply any, _ ...grpc.CallOption,
 ) error {
+	began := time.Now()
+	err := c.invoke(ctx, method, args, reply)
+	if c.guest.Observe != nil {
+		c.guest.Observe(method, args, began, err)
+	}
+	return err
+}
+
+func (c conn) invoke(ctx context.Context, method string, args, reply any) error {
 	in, ok := args.(proto.Message)
 	out, ok2 := reply.(proto.Message)
 	if !ok || !ok2 {

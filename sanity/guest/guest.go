@@ -17,6 +17,8 @@ import (
 type Guest struct {
 	// Name is what errors call the instance.
 	Name string
+	// Observe, if it is not nil, is told of every call of the driver's node service when it ends.
+	Observe func(method string, request any, began time.Time, err error)
 
 	config Config
 	open   func(context.Context) (*link, error)

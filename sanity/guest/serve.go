@@ -22,21 +22,15 @@ const greeting = "oxide-guest agent 1"
 // program again with the same arguments, in a mount namespace of its own; both times the program
 // has to call Serve. It removes the copy of the program that Connect made.
 func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	inside, err := namespace.Inside()
-	if err != nil {
+	if !namespace.Entered() {
+		if err := removeCopy(); err != nil {
+			return err
+		}
+	}
+	if err := namespace.Enter(); err != nil {
 		return err
 	}
-	if inside {
-		return serve(ctx, stdin, stdout)
-	}
-	if err := removeCopy(); err != nil {
-		return err
-	}
-	code, err := namespace.Run(ctx)
-	if err == nil && code != 0 {
-		err = fmt.Errorf("the agent ended with exit code %d", code)
-	}
-	return err
+	return serve(ctx, stdin, stdout)
 }
 
 // removeCopy removes this program's file if Connect copied it here: it runs without it.

@@ -1,27 +1,45 @@
 package namespace
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
-// attr gives a process a mount namespace of its own, without propagation. The process ends with the
-// thread that started it.
-func attr() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{
-		Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM,
+// Enter starts this program again, as the same process and with the same arguments, in a mount
+// namespace of its own. There it returns, and lets go of the volumes that others had mounted when
+// the namespace was made as a copy of theirs. A program that enters a second time does nothing new.
+func Enter() error {
+	if Entered() {
+		// A program that this one starts is not the one that was started again.
+		return errors.Join(os.Unsetenv(marker), LeaveVolumes())
 	}
+	if os.Geteuid() != 0 {
+		return errors.New("a mount namespace takes root: run it as root")
+	}
+	// A namespace is a thread's, and the thread that starts the program again hands its own on.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// What the machine unmounts goes away here, too, so that nothing of others is held; what is
+	// mounted here is not seen there.
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("keep the mounts of a namespace to itself: %w", err)
+	}
+	err := unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), marker+"=1"))
+	return fmt.Errorf("start again in a mount namespace: %w", err)
 }
 
-// LeaveVolumes lets go of the volumes that others had mounted when this process's mount namespace
-// was made as a copy of theirs. Else this process would hold their devices, and a driver does not
-// let go of a volume that another namespace has.
+// LeaveVolumes lets go of the volumes that others have mounted. Else this process would hold their
+// devices, and a driver does not let go of a volume that another namespace has.
 func LeaveVolumes() error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {

@@ -2,12 +2,10 @@
 
 package namespace
 
-import (
-	"errors"
-	"syscall"
-)
+import "errors"
 
-func attr() *syscall.SysProcAttr { return nil }
+// Enter needs Linux.
+func Enter() error { return errors.New("mount namespaces need Linux: run it there") }
 
 // LeaveVolumes needs Linux.
 func LeaveVolumes() error { return errors.New("mount namespaces need Linux: run it there") }

@@ -1,7 +1,6 @@
 package proof
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"testing"
@@ -13,17 +12,9 @@ import (
 // proof sees no mounts of another, and what a failed one leaves mounted is gone with it. Call it
 // from TestMain.
 func Main(m *testing.M) {
-	inside, err := namespace.Inside()
-	code := 1
-	switch {
-	case err != nil:
-	case inside:
-		code = m.Run()
-	default:
-		code, err = namespace.Run(context.Background())
-	}
-	if err != nil {
+	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "the proofs make loop devices and mount them:", err)
+		os.Exit(1)
 	}
-	os.Exit(code)
+	os.Exit(m.Run())
 }

@@ -86,7 +86,7 @@ func Open(c Config) (*Rack, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
-	r := &Rack{Config: c, recorder: &recorder{next: transport}}
+	r := &Rack{Config: c, recorder: &recorder{next: transport, token: c.Token}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}

@@ -27,11 +27,13 @@ type Exchange struct {
 }
 
 // answerExcerpt is how much of an answer is kept, in bytes.
-const answerExcerpt = 2 << 10
+const answerExcerpt = 1 << 10
 
 // recorder is a transport that keeps every exchange until somebody takes them.
 type recorder struct {
 	next http.RoundTripper
+	// token is left out of the answers that are kept.
+	token string
 
 	mu sync.Mutex
 	// mu guards exchanges.
@@ -53,7 +55,9 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	exchange.Took = time.Since(began)
 	if err == nil {
 		exchange.Status, exchange.RequestID = resp.StatusCode, resp.Header.Get("X-Request-Id")
-		exchange.Answer = string(body[:min(len(body), answerExcerpt)])
+		// Half a token would not be recognized by those who hide it.
+		answer := strings.ReplaceAll(string(body), r.token, "[redacted]")
+		exchange.Answer = answer[:min(len(answer), answerExcerpt)]
 		var refusal struct {
 			ErrorCode string `json:"error_code"`
 		}

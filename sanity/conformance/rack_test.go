@@ -1,0 +1,201 @@
+//go:build linux
+
+package conformance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/data"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+func TestARackWithHotPlugConformsAndEverythingRuns(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	// A stranger's disk that has a name which csi-sanity uses, too.
+	stranger, err := rack.CreateDisk(t.Context(), rack.Project, "sanity", harness.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := balance(t.Context(), t, rack)
+	began := time.Now()
+
+	p := prepare(t, run, rack, nil, "run", "--yes", "--release", "simulated")
+	p.exit(t, ExitConforms)
+
+	seconds := time.Since(began).Seconds()
+	r := p.report(t)
+	count := statuses(r)
+	if r.Verdict != report.Conforms || r.Rack.HotPlug != report.HotPlugYes ||
+		count[report.NotTested]+count[report.Blocked]+count[report.Failed] != 0 {
+		t.Errorf("verdict %s, hot-plug %s, %v: expected that all runs and passes", r.Verdict,
+			r.Rack.HotPlug, count)
+	}
+	everythingIsThere(t, r)
+	if r.Witness.Source != "the rack's request log" {
+		t.Errorf("the witness is %q", r.Witness.Source)
+	}
+	for _, kind := range []report.Kind{report.API, report.RPC} {
+		if !slices.ContainsFunc(r.Calls, func(c report.Calls) bool { return c.Kind == kind }) {
+			t.Errorf("the report has no latencies of kind %s", kind)
+		}
+	}
+	if _, err := rack.Client.DiskView(t.Context(),
+		oxide.DiskViewParams{Disk: oxide.NameOrId(stranger.Id)}); err != nil {
+		t.Errorf("the stranger's disk: %v", err)
+	}
+	staysWithinItsNeed(t, p)
+	check()
+	figure(t, "conformance-run", "hotplug", "on", "verdict", quoted(r.Verdict), "results",
+		len(r.Results), "passed", count[report.Passed], "failed", count[report.Failed], "blocked",
+		count[report.Blocked], "not_tested", count[report.NotTested], "not_applicable",
+		count[report.NotApplicable], "seconds", fmt.Sprintf("%.1f", seconds))
+	same := prepare(t, run, nil, nil, "diff", p.folder, p.folder)
+	same.exit(t, ExitConforms)
+}
+
+func TestARackWithoutHotPlugIsBlockedAndTheNumbersAddUp(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{ColdPlug: true})
+	check := balance(t.Context(), t, rack)
+
+	p := prepare(t, run, rack, nil, "run", "--yes")
+	p.exit(t, ExitBlocked)
+
+	r := p.report(t)
+	everythingIsThere(t, r)
+	all, ofRules := statuses(r), statuses(r, partRules)
+	sum := 0
+	for _, n := range all {
+		sum += n
+	}
+	if r.Verdict != report.BlockedByRack || r.Rack.HotPlug != report.HotPlugNo ||
+		sum != len(r.Results) || all[report.Failed] != 0 {
+		t.Errorf("verdict %s, hot-plug %s, %v of %d", r.Verdict, r.Rack.HotPlug, all, len(r.Results))
+	}
+	if ofRules[report.Passed] < len(rules.All())-4 {
+		t.Errorf("of the rules only %v: most need no hot-plug", ofRules)
+	}
+	if i := slices.IndexFunc(r.Results, func(r report.Result) bool {
+		return r.Group == partData && r.ID == "D11"
+	}); i < 0 || r.Results[i].Status != report.Passed {
+		t.Error("the helper's data were not checked")
+	}
+	for _, result := range r.Results {
+		if result.Status == report.Blocked && result.Reason == "" ||
+			result.Status == report.Passed && result.Tries == 0 {
+			t.Errorf("%s %s %s is %s after %d tries, for %q", result.Group, result.ID, result.Name,
+				result.Status, result.Tries, result.Reason)
+		}
+		if result.Status == report.Blocked && !strings.Contains(p.out.String(), result.ID) {
+			t.Errorf("%s %s is blocked, and not listed at the end", result.Group, result.ID)
+		}
+	}
+	check()
+	figure(t, "conformance-run", "hotplug", "off", "verdict", quoted(r.Verdict), "results",
+		len(r.Results), "passed", all[report.Passed], "failed", all[report.Failed], "blocked",
+		all[report.Blocked], "not_tested", all[report.NotTested], "not_applicable",
+		all[report.NotApplicable])
+}
+
+// everythingIsThere demands a result for every rule, every check of data, and the same specs of
+// csi-sanity for each kind of access.
+func everythingIsThere(t *testing.T, r *report.Report) {
+	t.Helper()
+	got := map[string]int{}
+	for _, result := range r.Results {
+		got[result.Group]++
+	}
+	if got[partRules] != len(rules.All()) || got[partData] != len(data.Checks()) {
+		t.Errorf("%d results of %d rules, %d of %d checks of data", got[partRules],
+			len(rules.All()), got[partData], len(data.Checks()))
+	}
+	for _, access := range []string{"ext4", "xfs", "btrfs", "block"} {
+		if got[access] != got["ext4"] || got[access] < 100 {
+			t.Errorf("%d results over %s, %d over ext4", got[access], access, got["ext4"])
+		}
+	}
+}
+
+// staysWithinItsNeed compares what a run had at one time with what a preflight says it needs.
+func staysWithinItsNeed(t *testing.T, p *program) {
+	t.Helper()
+	var peak amount
+	_, figures, _ := strings.Cut(p.out.String(), "FIGURE conformance ")
+	for word := range strings.FieldsSeq(figures) {
+		_, _ = fmt.Sscanf(word, "peak_objects=%d", &peak.objects) // most words are others
+		_, _ = fmt.Sscanf(word, "peak_gib=%d", &peak.gib)
+	}
+	if most := needOf(parts); peak.objects == 0 || peak.objects > most.objects || peak.gib > most.gib {
+		t.Errorf("the run had %s at one time; a preflight says %s", peak, most)
+	}
+}
+
+func quoted(v report.Verdict) string { return fmt.Sprintf("%q", v) }
+
+func figure(t *testing.T, name string, pairs ...any) {
+	t.Helper()
+	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	for _, refusal := range []string{"instance is not fully stopped", "no"} {
+		if _, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{
+			Operation: "instance_disk_attach", Phase: adminapi.Instead,
+			Response: &adminapi.Response{Status: 400, ErrorCode: "InvalidRequest",
+				Message: "cannot attach disk: " + refusal}}); err != nil {
+			t.Fatal(err)
+		}
+		p := prepare(t, run, rack, nil, "run", "--yes")
+		p.exit(t, ExitFails)
+		if r := p.report(t); r.Verdict != report.DoesNotConform || !strings.Contains(r.Why, "attach") {
+			t.Errorf("after %q the verdict is %s: %s", refusal, r.Verdict, r.Why)
+		}
+		if err := rack.Admin.ClearFaults(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		check()
+	}
+}
+
+func TestABudgetThatIsUsedUpEndsWhatWouldExceedIt(t *testing.T) {
+	b := newBudget(amount{2, 3})
+	first, err := b.begin(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := b.begin(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.begin(1); err == nil || !strings.Contains(err.Error(), "--budget") {
+		t.Errorf("a third object: %v", err)
+	}
+	first("a")
+	second("")
+	third, err := b.begin(2)
+	if err != nil {
+		t.Errorf("after one was not made: %v", err)
+	}
+	third("c")
+	b.gone("a")
+	b.gone("c")
+	if now := b.now(); now != (amount{}) || b.peak() != (amount{2, 3}) {
+		t.Errorf("there are %s, the most was %s", now, b.peak())
+	}
+}
