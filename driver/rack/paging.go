@@ -95,8 +95,9 @@ func (p *Pager) nextPage(token string) (page string, limit *int) {
 	return p.page, &n
 }
 
-// ordered checks that the rack lists its objects in the order of ids, as it was asked to. A CSI page
-// begins after the last id of the one before, so that in another order it would leave objects out.
+// ordered checks that the rack lists its objects in the order of ids, as it was asked to. A CSI
+// page begins after the last id of the one before, so that in another order it would leave objects
+// out.
 func ordered[T any](p *Pager, objects []T) error {
 	for i := range objects {
 		id := objectID(&objects[i])

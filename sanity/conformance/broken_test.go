@@ -56,8 +56,8 @@ func TestARunNoticesEveryWayInWhichARackIsBroken(t *testing.T) {
 	p.Figure("of", all, "mutations", len(mutations), "noticed", noticed, "by_preflight", preflight)
 }
 
-// runBroken runs the part that a mutation is about against a rack that is broken from the start, and
-// returns the exit status.
+// runBroken runs the part that a mutation is about against a rack that is broken from the start,
+// and returns the exit status.
 func runBroken(t *testing.T, run *harness.Run, m adminapi.Mutation) int {
 	t.Helper()
 	rack, err := run.StartRack(t.Context(), harness.RackOptions{

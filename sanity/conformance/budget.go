@@ -26,9 +26,9 @@ const (
 // need is what the parts have at one time on the simulator, where a test compares it with what they
 // took.
 var need = map[string]amount{
-	partRules: {14, 24},
-	"ext4":    {13, 13}, "xfs": {13, 13}, "btrfs": {13, 13}, "block": {13, 13},
-	partData: {12, 16},
+	partRules: {8, 10},
+	"ext4":    {14, 14}, "xfs": {14, 14}, "btrfs": {14, 14}, "block": {14, 14},
+	partData: {8, 10},
 }
 
 // needOf is what the parts need at one time. The disk that marks the run is added.

@@ -20,9 +20,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
 
-// busyPause is how long to leave a busy rack alone at first.
-const busyPause = 200 * time.Millisecond
-
 // cleanTimeout is for the removal of one run.
 const cleanTimeout = 5 * time.Minute
 

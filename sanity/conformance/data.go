@@ -73,8 +73,8 @@ func (w *session) checkData(ctx context.Context, b *data.Bench, check data.Check
 	return result
 }
 
-// notMade lists the RPCs that a check is about, and did not call. What the rack has to have heard is
-// compared with its log, when there is one.
+// notMade lists the RPCs that a check is about, and did not call. What the rack has to have heard
+// is compared with its log, when there is one.
 func notMade(check data.Check, calls []rpc) (missing []string) {
 	for _, name := range check.Calls {
 		isRPC := strings.ToLower(name) != name

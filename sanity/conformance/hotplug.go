@@ -60,7 +60,7 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 func (w *session) tellHotplug() {
 	found := pass("yes: a disk was attached to this instance and detached")
 	if w.report.Rack.HotPlug == report.HotPlugNo {
-		found = warn("What needs it is blocked; the driver tells users that the instance must be stopped.",
+		found = warn("What needs it is blocked; the driver says that the instance must be stopped.",
 			"no: the rack attached a disk to a stopped instance, and to this one only when it is stopped")
 	}
 	for i, line := range w.report.Preflight {
@@ -98,8 +98,9 @@ func (w *session) makeDisk(ctx context.Context, what string) (*oxide.Disk, error
 	return w.createDisk(ctx, what, mark{Run: w.id})
 }
 
-func (w *session) createDisk(ctx context.Context, what string, m mark,
-) (disk *oxide.Disk, err error) {
+func (w *session) createDisk(ctx context.Context, what string, m mark) (disk *oxide.Disk,
+	err error,
+) {
 	err = patiently(ctx, func() (err error) {
 		disk, err = w.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
 			Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),

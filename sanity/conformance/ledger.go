@@ -49,13 +49,7 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 
 // patiently repeats a request while the rack says that it is busy.
 func patiently(ctx context.Context, ask func() error) error {
-	backoff := harness.Backoff{Next: busyPause, Max: 10 * busyPause}
-	for {
-		err := ask()
-		if err == nil || !rules.IsBusy(err) || backoff.Wait(ctx) != nil {
-			return err
-		}
-	}
+	return rules.Patiently(ctx, func(context.Context) error { return ask() })
 }
 
 // count is what the report's ledger has.
@@ -102,14 +96,17 @@ func (i inventory) names() []string {
 		names = append(names, fmt.Sprintf("instance %s (%s)", n.Name, n.RunState))
 	}
 	for _, d := range i.disks {
-		names = append(names, fmt.Sprintf("disk %s (%d GiB, %s)", d.Name,
-			d.Size/oxide.ByteCount(harness.GiB), d.State.State()))
+		names = append(names, fmt.Sprintf("disk %s (%s, %s)", d.Name, gibibytes(d.Size),
+			d.State.State()))
 	}
 	for _, s := range i.snapshots {
-		names = append(names, fmt.Sprintf("snapshot %s (%d GiB)", s.Name,
-			s.Size/oxide.ByteCount(harness.GiB)))
+		names = append(names, fmt.Sprintf("snapshot %s (%s)", s.Name, gibibytes(s.Size)))
 	}
 	return names
+}
+
+func gibibytes(size oxide.ByteCount) string {
+	return fmt.Sprintf("%d GiB", int64(size)/harness.GiB)
 }
 
 func isUUID(s string) bool {

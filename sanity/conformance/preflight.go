@@ -129,8 +129,8 @@ func (w *session) askHost(ctx context.Context) finding {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return fail("", "interrupted")
 	}
-	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE "+
-		"names the authority of a private certificate.", "%s does not answer as a rack: %s", w.host,
+	return fail("OXIDE_HOST names the rack, such as https://silo.sys.example.com; OXIDE_CA_FILE the "+
+		"authority of a private certificate.", "%s does not answer as a rack: %s", w.host,
 		rules.Brief(err))
 }
 

@@ -15,10 +15,10 @@ type cost struct {
 
 // costs are those of the parts.
 var costs = map[string]cost{
-	partRules: {700, 10 * time.Second},
-	"ext4":    {330, 10 * time.Second}, "xfs": {330, 10 * time.Second},
-	"btrfs": {330, 10 * time.Second}, "block": {330, 8 * time.Second},
-	partData: {400, 40 * time.Second},
+	partRules: {900, 7 * time.Second},
+	"ext4":    {540, 2 * time.Second}, "xfs": {540, 2 * time.Second},
+	"btrfs": {540, 2 * time.Second}, "block": {540, 2 * time.Second},
+	partData: {710, 25 * time.Second},
 }
 
 // estimate is how long the parts take on a rack whose requests take that long.

@@ -11,7 +11,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 )
 
-// errLost is a rack that does not answer any more. What fails then says nothing of the rack's rules.
+// errLost is a rack that does not answer any more. What fails then says nothing of the rack's
+// rules.
 var errLost = errors.New("the rack does not answer any more")
 
 // lostAfter is how long a rack may be away.

@@ -38,8 +38,8 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		}
 		return ExitUsage, errors.New("nothing was made: see the lines that say fail")
 	}
-	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and removes "+
-		"them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
+	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
+		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
 		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
 	if !s.yes && !ask(p, "Go on?") {
 		return ExitUsage, errors.New("nothing was made: say --yes, or answer yes")

@@ -62,7 +62,7 @@ func openSession(p *Program, s *settings) (*session, error) {
 		CAFile: s.caFile, Mark: w.id, Description: mark{Run: w.id}.description(), Admin: w.admin,
 		Through: func(next http.RoundTripper) http.RoundTripper { return budgeted{next, w.budget} }})
 	if err != nil {
-		return nil, errUsage{err}
+		return nil, err
 	}
 	return w, nil
 }

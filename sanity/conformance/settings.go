@@ -134,9 +134,6 @@ func (s *settings) selected() []string {
 	})
 }
 
-// errUsage is a mistake on the command line or in the environment.
-type errUsage struct{ error }
-
 // parseSettings reads what follows a verb, and the environment.
 func parseSettings(verb string, args []string, getenv func(string) string) (*settings, error) {
 	s := &settings{}
@@ -155,10 +152,10 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 		flags.BoolVar(&s.yes, "yes", false, "")
 	}
 	if err := flags.Parse(args); err != nil {
-		return nil, errUsage{err}
+		return nil, err
 	}
 	if flags.NArg() > 0 {
-		return nil, errUsage{fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))}
+		return nil, fmt.Errorf("%s takes flags only; found %q", verb, flags.Arg(0))
 	}
 	for _, one := range settingsOf(verb) {
 		value, is := given[one.flag]
@@ -169,7 +166,7 @@ func parseSettings(verb string, args []string, getenv func(string) string) (*set
 			continue
 		}
 		if err := one.set(s, strings.TrimSpace(value)); err != nil {
-			return nil, errUsage{fmt.Errorf("%s: %w", one.name(), err)}
+			return nil, fmt.Errorf("%s: %w", one.name(), err)
 		}
 	}
 	return s, s.complete(verb)
@@ -180,7 +177,7 @@ func (s *settings) complete(verb string) error {
 	if s.tokenFile != "" {
 		token, err := os.ReadFile(s.tokenFile)
 		if err != nil {
-			return errUsage{fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)}
+			return fmt.Errorf("OXIDE_TOKEN_FILE (--token-file): %w", err)
 		}
 		s.token = strings.TrimSpace(string(token))
 	}
@@ -193,9 +190,9 @@ func (s *settings) complete(verb string) error {
 	}
 	if len(missing) > 0 && strings.Contains(onRack, verb) {
 		slices.Sort(missing)
-		return errUsage{fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is "+
+		return fmt.Errorf("which rack? Set %s (OXIDE_CA_FILE too if its certificate is "+
 			"private), and run this as root in an instance of that project",
-			strings.Join(missing, ", "))}
+			strings.Join(missing, ", "))
 	}
 	return nil
 }
@@ -239,8 +236,8 @@ func printHelp(w io.Writer) {
 	fmt.Fprint(w, helpTail)
 }
 
-const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs, and whether
-the driver keeps your bytes on it. Run it as root in an instance of the rack.
+const helpHead = `oxide-conformance tells whether a rack does what the CSI driver needs,
+and whether the driver keeps your bytes on it. Run it as root in an instance of the rack.
 
   oxide-conformance preflight    look at the rack and this machine; nothing is made
   oxide-conformance run          create, attach, write, move and delete volumes; write a report

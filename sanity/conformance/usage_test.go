@@ -28,17 +28,13 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		"a run that is none":    {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
 		"one report":            {nil, "diff one", []string{"two reports"}},
 		"reports that are none": {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
-		"no rack": {map[string]string{"OXIDE_HOST": "", "OXIDE_PROJECT": ""}, "run",
+		"no rack": {set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run",
 			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
-		"nobody to ask": {nil, "run --only rules", []string{"--yes"}},
-		"a stranger's token": {map[string]string{"OXIDE_TOKEN": canary}, "preflight",
-			[]string{"fail"}},
-		"a certificate unknown": {map[string]string{"OXIDE_CA_FILE": ""}, "preflight",
-			[]string{"fail"}},
-		"a project unknown": {map[string]string{"OXIDE_PROJECT": "elsewhere"}, "preflight",
-			[]string{"fail"}},
-		"no instance of the rack": {map[string]string{"OXIDE_SYSFS_ROOT": "/nowhere"}, "preflight",
-			[]string{"fail"}},
+		"nobody to ask":           {nil, "run --only rules", []string{"--yes"}},
+		"a stranger's token":      {set("OXIDE_TOKEN", canary), "preflight", []string{"fail"}},
+		"a certificate unknown":   {set("OXIDE_CA_FILE", ""), "preflight", []string{"fail"}},
+		"a project unknown":       {set("OXIDE_PROJECT", "elsewhere"), "preflight", []string{"fail"}},
+		"no instance of the rack": {set("OXIDE_SYSFS_ROOT", "/nowhere"), "preflight", []string{"fail"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := prepare(t, run, rack, test.env, strings.Fields(test.args)...)
@@ -85,6 +81,17 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 	}
 }
 
+func TestEveryVerbHasHelp(t *testing.T) {
+	run := harness.RunFor(t)
+	for _, args := range []string{"help", "--help", "-h", "run --help", "clean -h", "preflight --help"} {
+		p := prepare(t, run, nil, nil, strings.Fields(args)...)
+		p.exit(t, ExitConforms)
+		if !strings.Contains(p.out.String(), "OXIDE_HOST") || p.errs.Len() > 0 {
+			t.Errorf("%s prints %q, and %q on standard error", args, p.out.String(), p.errs.String())
+		}
+	}
+}
+
 func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
@@ -123,4 +130,13 @@ func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
 		!strings.Contains(p.out.String(), "limited-collaborator") {
 		t.Error("it does not say which role is missing")
 	}
+}
+
+// set is an environment of names and values in turn.
+func set(pairs ...string) map[string]string {
+	env := map[string]string{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		env[pairs[i]] = pairs[i+1]
+	}
+	return env
 }

@@ -52,7 +52,7 @@ func newBench(
 		all[key] = value
 	}
 	b.plugin, err = run.StartPlugin(ctx, harness.PluginOptions{
-		Mode: harness.ModeNode, Program: program, Env: all,
+		Mode: harness.ModeNode, Command: []string{program}, Env: all,
 	})
 	return b, err
 }

@@ -73,7 +73,7 @@ func (a *Agent) Start(ctx context.Context, c Config) (string, error) {
 	}
 	run := &harness.Run{Dir: a.dir.path, Progress: io.Discard}
 	plugin, err := run.StartPlugin(ctx, harness.PluginOptions{
-		Mode: harness.ModeNode, Program: c.Plugin[0], Verb: c.Plugin[1:], Args: c.Args,
+		Mode: harness.ModeNode, Command: c.Plugin, Args: c.Args,
 		Env: map[string]string{"OXIDE_SYSFS_ROOT": c.SysfsRoot, "OXIDE_DEV_ROOT": c.DevRoot},
 	})
 	if err != nil {

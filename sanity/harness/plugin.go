@@ -40,10 +40,8 @@ type PluginOptions struct {
 	Env map[string]string
 	// Args are further arguments.
 	Args []string
-	// Program is a driver built elsewhere; empty is the one that the run builds. Verb are arguments
-	// that come before the driver's own.
-	Program string
-	Verb    []string
+	// Command starts a driver built elsewhere; empty is the one that the run has or builds.
+	Command []string
 }
 
 // Plugin is a running oxide-csi-plugin and a connection to it.
@@ -124,14 +122,14 @@ func (r *Run) newPlugin(
 
 // Start starts the driver again after Stop or Kill, at the same socket, and waits until it serves.
 func (p *Plugin) Start(ctx context.Context) error {
-	command, err := []string{p.options.Program}, error(nil)
-	if p.options.Program == "" {
+	command, err := p.options.Command, error(nil)
+	if command == nil {
 		command, err = p.run.command(ctx, "oxide-csi-plugin")
 	}
 	if err != nil {
 		return err
 	}
-	command = slices.Concat(command, p.options.Verb, []string{
+	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
 	}, p.options.Args)

@@ -163,17 +163,9 @@ func (r *Rack) connect(line string) error {
 // NewOxideClient makes an Oxide client that leaves no connection open behind it, so that a ledger
 // counts only what the programs under test hold.
 func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
-	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
-	if caFile != "" {
-		pem, err := os.ReadFile(caFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the rack's CA certificate: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no PEM certificate", caFile)
-		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	transport, err := Transport(caFile)
+	if err != nil {
+		return nil, err
 	}
 	client, err := oxide.NewClient(oxide.WithHost(host), oxide.WithToken(token),
 		oxide.WithHTTPClient(&http.Client{Transport: transport, Timeout: time.Minute}))
@@ -181,6 +173,25 @@ func NewOxideClient(host, token, caFile string) (*oxide.Client, error) {
 		return nil, fmt.Errorf("make a client of the rack: %w", err)
 	}
 	return client, nil
+}
+
+// Transport reaches a rack and leaves no connection open. caFile, if it is not empty, holds the
+// authority of a private certificate in PEM.
+func Transport(caFile string) (*http.Transport, error) {
+	transport := &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment}
+	if caFile == "" {
+		return transport, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the rack's CA certificate: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", caFile)
+	}
+	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return transport, nil
 }
 
 // Instance finds an instance by name. The empty name is the first one's.

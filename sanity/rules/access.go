@@ -84,7 +84,7 @@ func checkVersions(c *Check) {
 		want                Refused
 	}{
 		{"no version", "/v1/me", "", ok},
-		{"the client's version", "/v1/me", apiVersion, ok},
+		{"the client's version", "/v1/me", APIVersion, ok},
 		{"a version of the future", "/v1/me", newer, unsupported},
 		{"a ping of the future", "/v1/ping", newer, unsupported},
 		{"an unknown path of the future", "/v1/nope", newer, unsupported},

@@ -99,7 +99,7 @@ func checkUndoneInstance(c *Check) {
 		Instance: oxide.NameOrId(create.Body.Name)})
 	c.Refuses("read the instance", err, unknownName("instance", create.Body.Name))
 	if err == nil {
-		c.Cleanup(func(ctx context.Context) error { return c.removeInstance(ctx, left.Id) })
+		c.Cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, left.Id) })
 	}
 	c.AttachedTo("the disk that was free", c.Look(free.Id), "")
 	c.AttachedTo("the disk that another instance has", c.Look(taken.Id), other.Id)

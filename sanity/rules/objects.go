@@ -12,17 +12,17 @@ const GiB = 1 << 30
 
 // Name gives out a name for something that the check makes. It is unique in its first 20 bytes,
 // which a guest shows.
-func (c *Check) Name() oxide.Name {
-	c.made++
-	return oxide.Name(fmt.Sprintf("conf-%s-%05d", c.Mark, c.made))
+func (r *Rack) Name() oxide.Name {
+	r.made++
+	return oxide.Name(fmt.Sprintf("conf-%s-%05d", r.Mark, r.made))
 }
 
-func (c *Check) project() oxide.NameOrId { return oxide.NameOrId(c.Project) }
+func (r *Rack) project() oxide.NameOrId { return oxide.NameOrId(r.Project) }
 
 // Blank is a request for a blank distributed disk of 1 GiB with blocks of 512 bytes.
-func (c *Check) Blank() oxide.DiskCreateParams {
-	return oxide.DiskCreateParams{Project: c.project(), Body: &oxide.DiskCreate{
-		Name: c.Name(), Description: c.Description, Size: GiB, DiskBackend: From(
+func (r *Rack) Blank() oxide.DiskCreateParams {
+	return oxide.DiskCreateParams{Project: r.project(), Body: &oxide.DiskCreate{
+		Name: r.Name(), Description: r.Description, Size: GiB, DiskBackend: From(
 			&oxide.DiskSourceBlank{BlockSize: 512})}}
 }
 
@@ -70,19 +70,19 @@ func (c *Check) DeleteDisk(id string) error {
 }
 
 // removeDisk deletes a disk of this check's, and detaches it first if it has to.
-func (c *Check) removeDisk(ctx context.Context, id string) error {
+func (r *Rack) removeDisk(ctx context.Context, id string) error {
 	remove := func() error {
-		return gone(c.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
+		return gone(r.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(id)}))
 	}
-	if err := remove(); err == nil || isBusy(err) {
+	if err := remove(); err == nil || IsBusy(err) {
 		return err
 	}
-	disk, err := c.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
+	disk, err := r.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(id)})
 	if err != nil {
 		return gone(err)
 	}
 	if attached, is := disk.State.AsAttached(); is {
-		if _, err := c.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+		if _, err := r.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 			Instance: oxide.NameOrId(attached.Instance),
 			Body:     &oxide.DiskPath{Disk: oxide.NameOrId(id)}}); err != nil {
 			return err
@@ -112,9 +112,9 @@ func (c *Check) DeleteSnapshot(id string) error {
 
 // NewInstance is a request for the smallest instance, without disks and network, that stays
 // stopped.
-func (c *Check) NewInstance() oxide.InstanceCreateParams {
-	return oxide.InstanceCreateParams{Project: c.project(), Body: &oxide.InstanceCreate{
-		Name: c.Name(), Description: c.Description, Hostname: "conformance",
+func (r *Rack) NewInstance() oxide.InstanceCreateParams {
+	return oxide.InstanceCreateParams{Project: r.project(), Body: &oxide.InstanceCreate{
+		Name: r.Name(), Description: r.Description, Hostname: "conformance",
 		Ncpus: 1, Memory: GiB, Start: oxide.NewPointer(false),
 		NetworkInterfaces: oxide.InstanceNetworkInterfaceAttachment{
 			Value: &oxide.InstanceNetworkInterfaceAttachmentNone{}}}}
@@ -124,24 +124,24 @@ func (c *Check) NewInstance() oxide.InstanceCreateParams {
 func (c *Check) CreateInstance(params oxide.InstanceCreateParams) (*oxide.Instance, error) {
 	instance, err := c.Client.InstanceCreate(c.ctx, params)
 	if err == nil {
-		c.Cleanup(func(ctx context.Context) error { return c.removeInstance(ctx, instance.Id) })
+		c.Cleanup(func(ctx context.Context) error { return c.RemoveInstance(ctx, instance.Id) })
 	}
 	return instance, err
 }
 
-// removeInstance deletes an instance of this check's, and stops it first if it has to.
-func (c *Check) removeInstance(ctx context.Context, id string) error {
+// RemoveInstance deletes an instance of this check's, and stops it first if it has to.
+func (r *Rack) RemoveInstance(ctx context.Context, id string) error {
 	instance := oxide.NameOrId(id)
 	remove := func() error {
-		return gone(c.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
+		return gone(r.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{Instance: instance}))
 	}
-	if err := remove(); err == nil || isBusy(err) {
+	if err := remove(); err == nil || IsBusy(err) {
 		return err
 	}
-	if _, err := c.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: instance}); err != nil {
+	if _, err := r.Client.InstanceStop(ctx, oxide.InstanceStopParams{Instance: instance}); err != nil {
 		return gone(err)
 	}
-	if err := c.await(ctx, id, oxide.InstanceStateStopped); err != nil {
+	if err := r.Await(ctx, id, oxide.InstanceStateStopped); err != nil {
 		return gone(err)
 	}
 	return remove()
@@ -149,12 +149,20 @@ func (c *Check) removeInstance(ctx context.Context, id string) error {
 
 // StoppedInstance is a small instance without disks that all checks share. It is never started.
 func (c *Check) StoppedInstance() *oxide.Instance {
-	if c.stopped == nil {
-		c.stopped = Must[*oxide.Instance](c, "create a stopped instance")(
-			c.Client.InstanceCreate(c.ctx, c.NewInstance()))
-		c.must("wait for the instance", c.await(c.ctx, c.stopped.Id, oxide.InstanceStateStopped))
+	return Must[*oxide.Instance](c, "make a stopped instance")(c.Rack.StoppedInstance(c.ctx))
+}
+
+// StoppedInstance is the instance of that kind. Close removes it.
+func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
+	if r.stopped != nil {
+		return r.stopped, nil
 	}
-	return c.stopped
+	made, err := r.Client.InstanceCreate(ctx, r.NewInstance())
+	if err != nil {
+		return nil, err
+	}
+	r.stopped = made
+	return made, r.Await(ctx, made.Id, oxide.InstanceStateStopped)
 }
 
 // Attach asks to attach a disk to an instance. The check's disks are detached at its end.
@@ -172,5 +180,5 @@ func (c *Check) Detach(disk, instance string) (*oxide.Disk, error) {
 // Await waits until an instance is in a state.
 func (c *Check) Await(instance string, want oxide.InstanceState) {
 	c.must(fmt.Sprintf("wait until instance %s is %s", instance, want),
-		c.await(c.ctx, instance, want))
+		c.Rack.Await(c.ctx, instance, want))
 }

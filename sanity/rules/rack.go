@@ -3,17 +3,15 @@ package rules
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
@@ -74,24 +72,15 @@ type Rack struct {
 
 // Open prepares the checks. It asks nothing of the rack.
 func Open(c Config) (*Rack, error) {
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the rack's CA certificate: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no PEM certificate", c.CAFile)
-		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	transport, err := harness.Transport(c.CAFile)
+	if err != nil {
+		return nil, err
 	}
 	r := &Rack{Config: c, recorder: &recorder{next: transport, token: c.Token}}
 	if c.Through != nil {
 		r.recorder.next = c.Through(transport)
 	}
 	r.http = &http.Client{Transport: r.recorder, Timeout: requestTimeout}
-	var err error
 	r.Client, err = oxide.NewClient(oxide.WithHost(c.Host), oxide.WithToken(c.Token),
 		oxide.WithHTTPClient(r.http))
 	if err != nil {
@@ -105,33 +94,35 @@ const requestTimeout = 2 * time.Minute
 
 // Close removes what the checks shared.
 func (r *Rack) Close(ctx context.Context) error {
-	c := &Check{Rack: r, ctx: ctx}
 	var errs []error
 	for _, instance := range []**oxide.Instance{&r.stopped, &r.running} {
 		if *instance == nil {
 			continue
 		}
-		err := c.patiently(ctx, func(ctx context.Context) error {
-			return c.removeInstance(ctx, (*instance).Id)
+		err := Patiently(ctx, func(ctx context.Context) error {
+			return r.RemoveInstance(ctx, (*instance).Id)
 		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete instance %s, which the checks shared: %s",
-				(*instance).Name, brief(err)))
+				(*instance).Name, Brief(err)))
 			continue
 		}
 		*instance = nil
 	}
 	if disk := r.runningDisk; disk != nil {
-		err := c.patiently(ctx, func(ctx context.Context) error { return c.removeDisk(ctx, disk.Id) })
+		err := Patiently(ctx, func(ctx context.Context) error { return r.removeDisk(ctx, disk.Id) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete disk %s, which the checks shared: %s", disk.Name,
-				brief(err)))
+				Brief(err)))
 		} else {
 			r.runningDisk = nil
 		}
 	}
 	return errors.Join(errs...)
 }
+
+// HTTP is the client by which the rack is asked.
+func (r *Rack) HTTP() *http.Client { return r.http }
 
 // Exchanges returns what was exchanged with the rack outside of checks since it was last asked.
 func (r *Rack) Exchanges() []Exchange { return r.recorder.take() }
@@ -145,8 +136,8 @@ func refusal(err error) *oxide.HTTPError {
 	return nil
 }
 
-// brief describes an error of the client in a line: its own text is a page.
-func brief(err error) string {
+// Brief describes an error of the client in a line: its own text is a page.
+func Brief(err error) string {
 	refused := refusal(err)
 	if refused == nil {
 		return err.Error()
@@ -163,11 +154,15 @@ func brief(err error) string {
 		refused.ErrorResponse.RequestId)
 }
 
-func isBusy(err error) bool {
+// IsBusy reports whether the rack has refused because it is busy (429, 502, 503, 504).
+func IsBusy(err error) bool {
 	refused := refusal(err)
 	return refused != nil && refused.HTTPResponse != nil &&
 		busy([]Exchange{{Status: refused.HTTPResponse.StatusCode}})
 }
+
+// IsGone reports whether the rack does not have the object.
+func IsGone(err error) bool { return err != nil && gone(err) == nil }
 
 // gone takes "not found" for a success.
 func gone(err error) error {
@@ -200,7 +195,7 @@ func (c *Check) Refuses(what string, err error, want Refused) {
 	case err == nil:
 		c.Errorf("%s: expected %s; the rack has accepted it", what, want)
 	case refused == nil || refused.HTTPResponse == nil || refused.ErrorResponse == nil:
-		c.Errorf("%s: expected %s; found %s", what, want, brief(err))
+		c.Errorf("%s: expected %s; found %s", what, want, Brief(err))
 	default:
 		got := Refused{refused.HTTPResponse.StatusCode, refused.ErrorResponse.ErrorCode,
 			refused.ErrorResponse.Message}

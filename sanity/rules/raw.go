@@ -29,7 +29,7 @@ func (c *Check) Send(p Plain) Answer {
 	req.URL.Opaque = route
 	req.URL.RawQuery = query
 	header := map[string]string{"Authorization": "Bearer " + c.Token,
-		"Content-Type": "application/json", "Api-Version": apiVersion}
+		"Content-Type": "application/json", "Api-Version": APIVersion}
 	for name, value := range p.Header {
 		header[name] = value
 	}
@@ -48,5 +48,5 @@ func (c *Check) Send(p Plain) Answer {
 	return Answer{resp.StatusCode, resp.Header, body}
 }
 
-// apiVersion is what the pinned client asks for.
-const apiVersion = "2026060800.0.0"
+// APIVersion is what the pinned client asks for.
+const APIVersion = "2026060800.0.0"

@@ -2,11 +2,13 @@ package rules
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // Rule is one thing that the driver or the simulator believes of a rack.
@@ -131,10 +133,10 @@ type over struct{}
 func (c *Check) run() {
 	defer c.clean()
 	defer func() {
-		if ended := recover(); ended != nil {
-			if _, ok := ended.(over); !ok {
-				panic(ended)
-			}
+		ended := recover()
+		if _, ok := ended.(over); !ok && ended != nil {
+			// A field that a rack always has, and this one has not.
+			c.Errorf("the check could not go on: %v\n%s", ended, debug.Stack())
 		}
 	}()
 	c.rule.Check(c)
@@ -144,8 +146,8 @@ func (c *Check) clean() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), cleanTimeout)
 	defer cancel()
 	for _, step := range slices.Backward(c.undo) {
-		if err := c.patiently(ctx, step); err != nil {
-			c.problems = append(c.problems, "remove what the check made: "+brief(err))
+		if err := Patiently(ctx, step); err != nil {
+			c.problems = append(c.problems, "remove what the check made: "+Brief(err))
 		}
 	}
 }
@@ -192,24 +194,17 @@ func Must[T any](c *Check, step string) func(T, error) T {
 
 func (c *Check) must(step string, err error) {
 	if err != nil {
-		c.Fatalf("%s: %s", step, brief(err))
+		c.Fatalf("%s: %s", step, Brief(err))
 	}
 }
 
-// patiently repeats a step that removes something while the rack says that it is busy.
-func (c *Check) patiently(ctx context.Context, step func(context.Context) error) error {
+// Patiently repeats a step while the rack says that it is busy.
+func Patiently(ctx context.Context, step func(context.Context) error) error {
+	backoff := harness.Backoff{Next: 200 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		err := step(ctx)
-		if !isBusy(err) {
+		if !IsBusy(err) || backoff.Wait(ctx) != nil {
 			return err
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
-		case <-time.After(busyPause):
 		}
 	}
 }
-
-// busyPause is how long to leave a busy rack alone.
-const busyPause = 200 * time.Millisecond

@@ -75,7 +75,7 @@ func checkAbandonedSaga(c *Check) {
 	err := harness.Await(c.ctx, patience, func() error {
 		disk, err := c.diskByName(c.ctx, params.Body.Name)
 		if err != nil {
-			found = brief(err)
+			found = Brief(err)
 			return nil
 		}
 		found = string(disk.State.State())

@@ -16,8 +16,9 @@ const stateTimeout = 3 * time.Minute
 // patience is how long a rack may take for something that it does by itself.
 const patience = time.Minute
 
-// await asks at most once a second: a real rack takes many of them.
-func (r *Rack) await(ctx context.Context, instance string, want oxide.InstanceState) error {
+// Await waits until an instance is in a state. It asks at most once a second: a real rack takes
+// many of them.
+func (r *Rack) Await(ctx context.Context, instance string, want oxide.InstanceState) error {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
 	for backoff := (harness.Backoff{Max: time.Second}); ; {
