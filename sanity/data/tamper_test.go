@@ -11,6 +11,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/data"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // noticed says which check notices a tamper with an access, and what its error says, with one of
@@ -107,12 +108,21 @@ func TestEveryTamperIsNoticed(t *testing.T) {
 		t.Errorf("the rack has the mutations %q of data; the ones here are %q", known,
 			slices.Sorted(maps.Keys(tampers)))
 	}
+	caught := 0
 	for name, all := range tampers {
+		every := true
 		for _, want := range all {
-			t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {
+			every = t.Run(name+" by "+want.check+" with "+want.access, func(t *testing.T) {
 				b.notices(t, name, want)
-			})
+			}) && every
 		}
+		if every {
+			caught++
+		}
+	}
+	err = proof.Print(proof.Line("broken-data", "mutations", len(known), "noticed", caught))
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 var update = flag.Bool("update", false, "write simulator/ASSUMPTIONS.md")
@@ -188,8 +189,8 @@ func TestARackInOrderKeepsEveryRule(t *testing.T) {
 			if err := rack.Balance(t.Context(), before); err != nil {
 				t.Errorf("the checks have left something: %s", err)
 			}
-			fmt.Printf("FIGURE rules rack=%q rules=%d passed=%d blocked=%d\n", name, len(All()),
-				count[Passed], count[Blocked])
+			figure(t, "rules", "rack", fmt.Sprintf("%q", name), "rules", len(All()), "passed",
+				count[Passed], "blocked", count[Blocked])
 		})
 	}
 }
@@ -233,5 +234,12 @@ func TestEveryBrokenRuleIsNoticed(t *testing.T) {
 			t.Errorf("nothing breaks %s: the simulator has no mutation for it", rule.ID)
 		}
 	}
-	fmt.Printf("FIGURE broken-rules mutations=%d noticed=%d\n", ofRules, noticed)
+	figure(t, "broken-rules", "mutations", ofRules, "noticed", noticed)
+}
+
+func figure(t *testing.T, name string, pairs ...any) {
+	t.Helper()
+	if err := proof.Print(proof.Line(name, pairs...)); err != nil {
+		t.Error(err)
+	}
 }
