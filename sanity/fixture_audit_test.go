@@ -105,7 +105,7 @@ func kubernetes(path string, volumes []*csi.Volume, snapshots ...*csi.Snapshot) 
 func (f *faultFixture) showAged(ctx context.Context) {
 	GinkgoHelper()
 	for noun, path := range map[string]string{"disk": "/v1/disks", "snapshot": "/v1/snapshots"} {
-		page := f.rackJSON(ctx, path, map[string]string{"project": f.rack.Project, "limit": "1000"})
+		page := f.rackPage(ctx, path)
 		for _, item := range page["items"].([]any) {
 			object := item.(map[string]any)
 			object["time_created"] = time.Now().Add(-72 * time.Hour).UTC().Truncate(time.Hour)

@@ -105,6 +105,13 @@ func (f *faultFixture) rackJSON(ctx context.Context, path string,
 	return answer
 }
 
+// rackPage is the first page of the project's objects, in the order in which the driver lists them.
+func (f *faultFixture) rackPage(ctx context.Context, path string) map[string]any {
+	GinkgoHelper()
+	return f.rackJSON(ctx, path, map[string]string{"project": f.rack.Project, "limit": "1000",
+		"sort_by": "id_ascending"})
+}
+
 // answer makes the rack answer an operation on an object with this, until the spec ends.
 func (f *faultFixture) answer(ctx context.Context, operation, object string, answer any) {
 	GinkgoHelper()
@@ -160,8 +167,7 @@ func (f *faultFixture) pretendSnapshot(ctx context.Context, id, state string) {
 // pretendListed makes a list show one of its objects otherwise.
 func (f *faultFixture) pretendListed(ctx context.Context, operation, path, id string, object any) {
 	GinkgoHelper()
-	page := f.rackJSON(ctx, path,
-		map[string]string{"project": f.rack.Project, "limit": "1000"})
+	page := f.rackPage(ctx, path)
 	items := page["items"].([]any)
 	i := slices.IndexFunc(items, func(item any) bool {
 		return item.(map[string]any)["id"] == id

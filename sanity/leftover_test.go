@@ -25,7 +25,7 @@ var _ = describeController("what a refused call leaves", fixtureOptions{}, func(
 			Expect(f.calls(ctx, func() {
 				_, err := f.ctl.ControllerPublishVolume(ctx, req)
 				expectReason(err, codes.InvalidArgument, "FieldInvalid")
-			})).To(Equal([]string{"disk_view"}))
+			})).To(Equal([]string{"instance_disk_list", "disk_view"}))
 			Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal("detached"))
 			Expect(stateOf(f.disk(ctx, other.GetVolumeId()))).To(Equal("detached"))
 		},

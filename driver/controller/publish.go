@@ -36,12 +36,6 @@ type attachment struct {
 	Capability     *csi.VolumeCapability
 }
 
-// named reports whether volume_context is the one that this driver gave the volume. Then the disk's
-// name need not be read before the attach.
-func (a attachment) named() bool {
-	return volume.IsOwnName(a.DiskName) && a.ContextID == string(a.Disk)
-}
-
 func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 	a := attachment{
 		DiskName:   req.GetVolumeContext()[volume.CtxDiskName],
@@ -76,14 +70,29 @@ func attachmentOf(req *csi.ControllerPublishVolumeRequest) (attachment, error) {
 // saves an attach that would have to be undone. The list after finds what was attached meanwhile:
 // if two such disks are attached at once, the later list shows both, so that the two calls never
 // both return OK.
+//
+// Right before the attach it reads the disk, so that it never asks for one that another instance
+// has. A rack refuses that by its rules (A34); one that breaks them would take the disk away from a
+// running workload. What is attached elsewhere between the read and the attach is left to the rack.
 func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, error) {
-	before, err := c.checkBeforeAttach(ctx, a)
-	if err != nil {
+	before, err := c.neighbours(ctx, a)
+	if own := before.Own; err == nil && own != nil && rack.InstanceOf(own) == string(a.Instance) &&
+		own.State.State() == oxide.DiskStateStateAttached {
+		return own, c.checkAttached(a, own, before)
+	}
+	if err != nil && !csierr.IsNotFound(err) {
 		return nil, err
 	}
-	if disk := before.Own; disk != nil && rack.InstanceOf(disk) == string(a.Instance) &&
-		disk.State.State() == oxide.DiskStateStateAttached {
-		return disk, c.checkAttached(a, disk, before)
+	// CP-4: an unknown disk is reported before an unknown instance.
+	found, lookErr := c.Rack.Disk(ctx, a.Disk)
+	switch {
+	case lookErr != nil:
+		return nil, lookErr
+	case err != nil:
+		return nil, err
+	}
+	if err := c.checkBeforeAttach(a, found, before); err != nil {
+		return nil, err
 	}
 	disk, mine, err := c.requestAttach(ctx, a, before)
 	if err != nil {
@@ -94,7 +103,7 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 		return nil, err
 	}
 	why := c.checkAttached(a, disk, after)
-	if why != nil && mine && before.Own == nil {
+	if why != nil && mine && before.Own == nil && rack.InstanceOf(found) == "" {
 		why = c.undoAttach(ctx, a, disk, why)
 	}
 	return disk, why

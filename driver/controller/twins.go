@@ -7,6 +7,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -54,33 +55,16 @@ func (n neighbours) twin(name string) *oxide.Disk {
 	return nil
 }
 
-// checkBeforeAttach refuses an attach that would have to be undone. It reads a disk without a
-// context of this driver first, because the list does not show a disk that is not attached.
-func (c *Service) checkBeforeAttach(ctx context.Context, a attachment) (neighbours, error) {
-	name := a.DiskName
-	if !a.named() {
-		disk, err := c.Rack.Disk(ctx, a.Disk)
-		if err != nil {
-			return neighbours{}, err
-		}
-		if err := c.checkDisk(a, disk); err != nil {
-			return neighbours{}, err
-		}
-		name = string(disk.Name)
+// checkBeforeAttach refuses an attach that would have to be undone, or of a disk that another
+// instance has.
+func (c *Service) checkBeforeAttach(a attachment, disk *oxide.Disk, before neighbours) error {
+	if err := c.checkAttached(a, disk, before); err != nil {
+		return err
 	}
-	before, err := c.neighbours(ctx, a)
-	hopeless := csierr.IsNotFound(err)
-	if err == nil {
-		err = a.checkTwin(name, before)
-		hopeless = err != nil
+	if at := rack.InstanceOf(disk); at != "" && at != string(a.Instance) {
+		return a.stateProblem(disk)
 	}
-	if hopeless && a.named() && before.Own == nil {
-		// CP-4: an unknown disk is reported before anything else.
-		if _, diskErr := c.Rack.Disk(ctx, a.Disk); diskErr != nil {
-			return before, diskErr
-		}
-	}
-	return before, err
+	return nil
 }
 
 // listAfterAttach lists the instance's disks after the attach. The attach is done, so every error
@@ -109,8 +93,8 @@ func (c *Service) checkDisk(a attachment, disk *oxide.Disk) error {
 	return nil
 }
 
-// checkAttached returns why an attached disk must not be used: it is not the one that the request
-// describes, or the guest cannot distinguish it from another one.
+// checkAttached returns why a disk must not be attached, or not be used: it is not the one that the
+// request describes, or the guest cannot distinguish it from another one.
 func (c *Service) checkAttached(a attachment, disk *oxide.Disk, n neighbours) error {
 	if err := c.checkDisk(a, disk); err != nil {
 		return err

@@ -26,28 +26,37 @@ func (c *Service) ControllerUnpublishVolume(ctx context.Context,
 	if !isDisk || (req.GetNodeId() != "" && !isInstance) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
-	var err error
-	if isInstance {
-		_, err = c.detachDisk(ctx, disk, instance)
-	} else {
-		err = c.detachEverywhere(ctx, disk)
-	}
-	if err != nil {
+	if err := c.lookAndDetach(ctx, disk, instance); err != nil {
 		return nil, err
 	}
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
-// detachEverywhere detaches a disk from the instance that has it.
-func (c *Service) detachEverywhere(ctx context.Context, id oxide.NameOrId) error {
+// lookAndDetach reads the disk and detaches it if the instance has it, or any instance if the id is
+// empty. It never asks to detach a disk from an instance that does not have it. A rack does nothing
+// then by its rules (A37); one that breaks them would take the disk away from another instance, and
+// from a running workload. What moves between the read and the detach is left to the rack.
+func (c *Service) lookAndDetach(ctx context.Context, id, instance oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
 		return c.Rack.CheckProject(ctx)
 	case err != nil:
 		return err
-	case rack.InstanceOf(disk) != "":
-		disk, err = c.detachDisk(ctx, id, oxide.NameOrId(rack.InstanceOf(disk)))
+	case instance == "":
+		return c.detachEverywhere(ctx, disk)
+	case rack.InstanceOf(disk) != string(instance):
+		return c.checkDetached(ctx, disk, instance)
+	}
+	_, err = c.detachDisk(ctx, id, instance)
+	return err
+}
+
+// detachEverywhere detaches a disk from the instance that has it.
+func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error {
+	var err error
+	if at := rack.InstanceOf(disk); at != "" {
+		disk, err = c.detachDisk(ctx, oxide.NameOrId(disk.Id), oxide.NameOrId(at))
 	}
 	switch {
 	case disk == nil || err != nil:

@@ -106,7 +106,7 @@ var attachments = []Mutation{
 		},
 	},
 	{
-		Name: "A34-takes-it-away", Rule: "A34",
+		Name: "A34-takes-it-away", Rule: "A34", DriverSays: "DiskAttachedElsewhere",
 		Says: "a disk that another instance has is taken from it and attached",
 		Before: func(x *Exchange) {
 			disk := x.disk()

@@ -1,0 +1,179 @@
+//go:build linux
+
+package sanity
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// brokenSnapshots are the racks that break a rule of snapshots.
+var brokenSnapshots = []brokenRack{
+	{"A38-faulted", "SnapshotFaulted", codes.Internal,
+		"A38 whose snapshots are faulted gets none reported", sufferSnapshot},
+	{"A38-another-disk", "SnapshotExists", codes.AlreadyExists,
+		"A38 whose snapshots are of another disk gets none reported", sufferSnapshot},
+	{"A59-blank", "SnapshotNotReady", codes.FailedPrecondition,
+		"A59 that restores a snapshot too early, to a blank disk, is not asked to", sufferEarlyRestore},
+}
+
+// brokenAttachments are the racks that break a rule of attachments, instances and their guests.
+var brokenAttachments = []brokenRack{
+	{"A17-needs-it-stopped", "InstanceMustBeStopped", codes.FailedPrecondition,
+		"A17 that cannot hot-plug although it should leaves the disk detached", sufferNoAttach},
+	{"A31-attach-without-effect", "DiskBusy", codes.Aborted,
+		"A31 whose attach has no effect gets no attachment reported", sufferNoAttach},
+	{"A31-detach-without-effect", "RackResponseInvalid", codes.Internal,
+		"A31 whose detach has no effect does not let the driver take the disk for free",
+		func(ctx SpecContext, r *sufferer) {
+			volume := r.volume(ctx)
+			r.published(ctx, volume, "a")
+			r.refuses(ctx, func() error { return r.unpublish(ctx, volume, "a") })
+			r.remains(ctx, volume, "attached to "+r.rack.Instance("a").ID)
+		}},
+	{"A34-takes-it-away", "DiskAttachedElsewhere", codes.FailedPrecondition,
+		"A34 that takes a disk away from another instance is not asked for it",
+		func(ctx SpecContext, r *sufferer) {
+			p := r.inUse(ctx)
+			r.refuses(ctx, func() error { return r.publish(ctx, p.Volume, "b") })
+			r.works(ctx, p)
+		}},
+	{"A37-detaches-elsewhere", "", codes.OK,
+		"A37 that detaches from any instance is not asked to, as another one has the disk",
+		func(ctx SpecContext, r *sufferer) {
+			p := r.inUse(ctx)
+			mend := r.breaks(ctx)
+			Expect(r.unpublish(ctx, p.Volume, "b")).To(Succeed())
+			mend()
+			r.works(ctx, p)
+		}},
+	{"A48-keeps-the-disks", "InstanceNotFound", codes.NotFound,
+		"A48 that leaves a disk with a deleted instance does not let the driver take it for free",
+		sufferGhost},
+	{"A54-serial-of-id", "DeviceNotFound", codes.NotFound,
+		"A54 whose guests see other serials gets no device taken for the disk", sufferStage},
+	{"A54-twice", "DeviceNotUnique", codes.FailedPrecondition,
+		"A54 whose guests see each disk twice gets neither device written", sufferStage},
+}
+
+// sufferSnapshot takes a snapshot. On the rack in order the repeated call finds it, so nothing has
+// leaked.
+func sufferSnapshot(ctx SpecContext, r *sufferer) {
+	req := harness.SnapshotRequest(fresh("snapshot"), r.volume(ctx).GetVolumeId())
+	r.refuses(ctx, func() error {
+		_, err := r.ctl.CreateSnapshot(ctx, req)
+		return err
+	})
+	resp, err := r.ctl.CreateSnapshot(ctx, req)
+	Expect(err).NotTo(HaveOccurred())
+	r.snapshotDeletedLater(resp.GetSnapshot().GetSnapshotId())
+	Expect(r.snapshotIDs(ctx)).To(ConsistOf(resp.GetSnapshot().GetSnapshotId()))
+}
+
+// snapshotIDs are those of the project's snapshots.
+func (f *rackFixture) snapshotIDs(ctx context.Context) []string {
+	GinkgoHelper()
+	snapshots, err := f.rack.Client.SnapshotListAllPages(ctx,
+		oxide.SnapshotListParams{Project: oxide.NameOrId(f.rack.Project)})
+	Expect(err).NotTo(HaveOccurred())
+	ids := []string{}
+	for _, snapshot := range snapshots {
+		ids = append(ids, snapshot.Id)
+	}
+	return ids
+}
+
+// sufferEarlyRestore creates a volume from a snapshot that is still being taken.
+func sufferEarlyRestore(ctx SpecContext, r *sufferer) {
+	volume := r.volume(ctx)
+	before := r.ids(ctx)
+	r.switched(ctx, "snapshot_hold", time.Hour.String(), "0s")
+	taken := inBackground(func() (*csi.CreateSnapshotResponse, error) {
+		return r.ctl.CreateSnapshot(ctx, harness.SnapshotRequest(fresh("held"), volume.GetVolumeId()))
+	})
+	var ids []string
+	eventually(ctx, func() error {
+		if ids = r.snapshotIDs(ctx); len(ids) != 1 {
+			return errors.New("there is no snapshot yet")
+		}
+		return nil
+	})
+	r.refuses(ctx, func() error {
+		return r.create(ctx, harness.FromSnapshot(harness.CreateRequest(fresh("early")), ids[0]))
+	})
+	Expect(r.ids(ctx)).To(ConsistOf(before))
+	Expect(r.rack.Admin.Switch(ctx, map[string]any{"snapshot_hold": "0s"})).To(Succeed())
+	r.snapshotDeletedLater(taken().GetSnapshot().GetSnapshotId())
+}
+
+// sufferNoAttach publishes a volume that the rack does not attach.
+func sufferNoAttach(ctx SpecContext, r *sufferer) {
+	volume := r.volume(ctx)
+	r.refuses(ctx, func() error { return r.publish(ctx, volume, "a") })
+	r.remains(ctx, volume, "detached")
+}
+
+// inUse is a volume that a workload on a has written to.
+func (r *sufferer) inUse(ctx context.Context) *placement {
+	GinkgoHelper()
+	f := &nodeFixture{fixture: r.fixture}
+	p := f.inUse(ctx, r.volume(ctx), f.node(ctx, "a", harness.PluginOptions{}), harness.Mounted(""))
+	Expect(p.writeThrough(0)).To(Succeed())
+	return p
+}
+
+// works demands that the instance a has the volume still, with its data, and can write to it.
+func (r *sufferer) works(ctx context.Context, p *placement) {
+	GinkgoHelper()
+	r.remains(ctx, p.Volume, "attached to "+p.instance.ID)
+	Expect(p.shows(p.Volume.GetVolumeContext()["diskName"])).To(Succeed())
+	Expect(p.verify(0)).To(Succeed())
+	Expect(p.writeThrough(1)).To(Succeed())
+}
+
+// sufferGhost unpublishes a volume from an instance that was deleted past the driver and keeps the
+// disk. Nothing frees that disk, so it is on a rack of its own.
+func sufferGhost(ctx SpecContext, shared *sufferer) {
+	f := &fixture{}
+	f.rack = startRack(ctx, harness.RackOptions{})
+	f.ctl = f.controller(ctx, harness.PluginOptions{}).Controller()
+	r := &sufferer{fixture: f, broken: shared.broken}
+	resp, err := f.ctl.CreateVolume(ctx, harness.CreateRequest(fresh("haunted")))
+	Expect(err).NotTo(HaveOccurred())
+	volume, gone := resp.GetVolume(), f.rack.Instance("b").ID
+	Expect(f.publish(ctx, volume, "b")).To(Succeed())
+	f.stopInstance(ctx, gone)
+	mend := r.breaks(ctx)
+	Expect(f.rack.Client.InstanceDelete(ctx, oxide.InstanceDeleteParams{
+		Instance: oxide.NameOrId(gone),
+	})).To(Succeed())
+	mend()
+	r.refuses(ctx, func() error { return f.unpublish(ctx, volume, "b") })
+	f.remains(ctx, volume, "attached to "+gone)
+	shared.refused += r.refused
+}
+
+// sufferStage stages a volume whose disk is attached, and detached again, while the rack is broken.
+func sufferStage(ctx SpecContext, r *sufferer) {
+	f := &nodeFixture{fixture: r.fixture}
+	n, volume := f.impatientNode(ctx), r.volume(ctx)
+	r.refuses(ctx, func() error {
+		p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
+		err := p.stage(ctx)
+		Expect(mountsAt(p.Staging)).To(BeEmpty())
+		Expect(r.unpublish(ctx, volume, "a")).To(Succeed())
+		return err
+	})
+	p := f.attachedTo(ctx, volume, n, harness.Mounted(""))
+	eventually(ctx, func() error { return n.shows(volume.GetVolumeContext()["diskName"]) })
+	Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+}

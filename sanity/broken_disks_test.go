@@ -1,0 +1,185 @@
+//go:build linux
+
+package sanity
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// brokenWire are the racks that break a rule of the requests, the answers and the lists.
+var brokenWire = []brokenRack{
+	{"A01-no-code", "RackUnknown", codes.Internal,
+		"A01 whose errors have no code does not let the driver take a volume for deleted",
+		func(ctx SpecContext, r *sufferer) {
+			r.refuses(ctx, func() error { return r.delete(ctx, someUUID) })
+		}},
+	{"A01-taken-name-is-reused", "VolumeExists", codes.AlreadyExists,
+		"A01 that answers with the disk that has the name does not get a foreign disk taken for a volume",
+		sufferForeignName},
+	{"A02-no-time", "EffectUnknown", codes.Unavailable,
+		"A02 that does not say when a snapshot was taken gets no snapshot reported",
+		sufferSnapshot},
+	{"A04-cut", "EffectUnknown", codes.Unavailable,
+		"A04 that cuts names gets no volume reported", sufferLostDisk},
+	{"A05-another-disk", "RackResponseInvalid", codes.Internal,
+		"A05 that shows another disk gets neither of them deleted",
+		func(ctx SpecContext, r *sufferer) {
+			volume, other := r.volume(ctx), r.volume(ctx)
+			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
+			r.remains(ctx, volume, "detached")
+			r.remains(ctx, other, "detached")
+		}},
+	{"A08-one-size", "VolumeExists", codes.AlreadyExists,
+		"A08 that makes blocks of 512 bytes gets no volume reported", sufferOtherDisk("")},
+	{"A09-first-page-again", "RackResponseInvalid", codes.Internal,
+		"A09 that answers with the first page again gets no list reported", sufferList},
+	{"A09-one-order", "RackResponseInvalid", codes.Internal,
+		"A09 that lists in the order of names gets no list reported", sufferList},
+	{"A10-endless", "RackResponseInvalid", codes.Internal,
+		"A10 whose lists never end gets none reported", sufferList},
+	{"A10-no-items", "RackResponseInvalid", codes.Internal,
+		"A10 whose last page has no list gets none reported", sufferList},
+	{"A15-not-found", "DiskBusy", codes.Aborted,
+		"A15 that denies what it shows does not let the driver take a volume for deleted",
+		func(ctx SpecContext, r *sufferer) {
+			volume := r.volume(ctx)
+			r.switched(ctx, "role", adminapi.RoleViewer, adminapi.RoleCollaborator)
+			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
+			r.remains(ctx, volume, "detached")
+		}},
+}
+
+// brokenDisks are the racks that break a rule of what disks are and how they end.
+var brokenDisks = []brokenRack{
+	{"A19-left-behind", "DiskFaulted", codes.Internal,
+		"A19 that leaves a faulted disk does not get it reported as a volume",
+		func(ctx SpecContext, r *sufferer) {
+			before, req := r.ids(ctx), harness.CreateRequest(fresh("halfway"))
+			r.fault(ctx, adminapi.Fault{Operation: "disk_create", Times: 1, Phase: adminapi.Unwind})
+			mend := r.breaks(ctx)
+			expectReason(r.create(ctx, req), codes.Unavailable, "EffectUnknown")
+			mend()
+			r.refuses(ctx, func() error { return r.create(ctx, req) })
+			r.deleteByHand(ctx, before)
+		}},
+	{"A22-smaller", "VolumeExists", codes.AlreadyExists,
+		"A22 that makes smaller disks gets no volume reported", sufferOtherDisk("")},
+	{"A22-read-only", "VolumeExists", codes.AlreadyExists,
+		"A22 that makes read-only disks gets no volume reported", sufferOtherDisk("")},
+	{"A24-detached", "DiskNotOurs", codes.FailedPrecondition,
+		"A24 that renames a disk and keeps it detached does not get it deleted by its old name",
+		func(ctx SpecContext, r *sufferer) {
+			before := r.ids(ctx)
+			volume := r.volume(ctx)
+			mend := r.breaks(ctx)
+			Expect(r.delete(ctx, volume.GetVolumeId())).NotTo(Succeed())
+			mend()
+			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
+			r.remains(ctx, volume, "detached")
+			r.deleteByHand(ctx, before)
+		}},
+	{"A26-small-blocks", "VolumeExists", codes.AlreadyExists,
+		"A26 that makes local disks with small blocks gets no volume reported", sufferOtherDisk("local")},
+	{"A27-left-behind", "DiskFaulted", codes.Internal,
+		"A27 that leaves a disk for which it has no space does not get it reported as a volume",
+		func(ctx SpecContext, r *sufferer) {
+			before := r.ids(ctx)
+			r.switched(ctx, "full", true, false)
+			r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("full"))) })
+			r.deleteByHand(ctx, before)
+		}},
+	{"A43-kept", "DiskBusy", codes.Aborted,
+		"A43 that keeps a disk with snapshots does not let the driver take it for deleted",
+		func(ctx SpecContext, r *sufferer) {
+			volume := r.volume(ctx)
+			snapshot := r.snapshotted(ctx, volume)
+			r.refuses(ctx, func() error { return r.delete(ctx, volume.GetVolumeId()) })
+			r.remains(ctx, volume, "detached")
+			Expect(r.snapshotIDs(ctx)).To(ContainElement(snapshot.GetSnapshotId()))
+		}},
+	{"A68-name-taken", "DiskBusy", codes.Aborted,
+		"A68 that keeps the name of a deleted disk gets no volume reported",
+		func(ctx SpecContext, r *sufferer) {
+			before, req := r.ids(ctx), harness.CreateRequest(fresh("again"))
+			mend := r.breaks(ctx)
+			Expect(r.delete(ctx, r.created(ctx, req).GetVolumeId())).To(Succeed())
+			mend()
+			r.refuses(ctx, func() error { return r.create(ctx, req) })
+			Expect(r.ids(ctx)).To(ConsistOf(before))
+		}},
+}
+
+// sufferForeignName creates a volume whose disk's name somebody else's disk has.
+func sufferForeignName(ctx SpecContext, r *sufferer) {
+	req := harness.CreateRequest(fresh("taken"))
+	volume := r.created(ctx, req)
+	name := volume.GetVolumeContext()["diskName"]
+	Expect(r.delete(ctx, volume.GetVolumeId())).To(Succeed())
+	foreign := r.rackDisk(ctx, name, r.rack.Project)
+	r.refuses(ctx, func() error { return r.create(ctx, req) })
+	now := r.disk(ctx, foreign.Id)
+	Expect(now.Description).To(Equal(foreign.Description))
+	Expect(stateOf(now)).To(Equal("detached"))
+}
+
+// sufferLostDisk creates a volume whose disk is made, and is not found by its name.
+func sufferLostDisk(ctx SpecContext, r *sufferer) {
+	before := r.ids(ctx)
+	r.refuses(ctx, func() error { return r.create(ctx, harness.CreateRequest(fresh("lost"))) })
+	r.deleteByHand(ctx, before)
+}
+
+// sufferOtherDisk creates a volume of a type of disk, for which the rack shows a disk that differs
+// from the request. On the rack in order the repeated call finds the disk, so nothing has leaked.
+func sufferOtherDisk(diskType string) func(ctx SpecContext, r *sufferer) {
+	return func(ctx SpecContext, r *sufferer) {
+		before, req := r.ids(ctx), harness.CreateRequest(fresh("other"))
+		if diskType != "" {
+			withParameter("diskType", diskType)(req)
+		}
+		r.refuses(ctx, func() error { return r.create(ctx, req) })
+		volume := r.created(ctx, req)
+		Expect(r.ids(ctx)).To(ConsistOf(append(before, volume.GetVolumeId())))
+	}
+}
+
+// sufferList lists volumes whose order by names is not that by IDs. The rack is broken after the
+// driver has listed them in order.
+func sufferList(ctx SpecContext, r *sufferer) {
+	list := func() error {
+		_, err := r.ctl.ListVolumes(ctx, &csi.ListVolumesRequest{})
+		return err
+	}
+	for inOrder := true; inOrder; {
+		r.volume(ctx)
+		inOrder = slices.IsSorted(r.idsByName(ctx))
+	}
+	Expect(list()).To(Succeed())
+	r.refuses(ctx, list)
+	Expect(list()).To(Succeed())
+}
+
+// idsByName are the IDs of the project's disks in the order of their names.
+func (f *rackFixture) idsByName(ctx context.Context) []string {
+	GinkgoHelper()
+	disks := f.disks(ctx)
+	slices.SortFunc(disks, func(x, y oxide.Disk) int {
+		return strings.Compare(string(x.Name), string(y.Name))
+	})
+	ids := []string{}
+	for _, disk := range disks {
+		ids = append(ids, disk.Id)
+	}
+	return ids
+}

@@ -1,0 +1,135 @@
+//go:build linux
+
+package sanity
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+// brokenRack is a way in which the rack breaks one of its rules, and the reason with which the
+// driver refuses to go on, because it would lose data, touch what is not its own, leak, or repeat
+// for ever.
+type brokenRack struct {
+	// mutation is its name on the rack's admin listener.
+	mutation string
+	// reason is "" where CSI wants OK, and the driver has to get there without harm.
+	reason string
+	code   codes.Code
+	// says continues "a broken rack".
+	says string
+	// suffer makes the calls that would do harm, the refused one through refuses, and looks whether
+	// anything was harmed.
+	suffer func(ctx SpecContext, r *sufferer)
+}
+
+// sufferer is a fixture on whose rack one mutation can be in force.
+type sufferer struct {
+	*fixture
+	broken brokenRack
+	// refused counts the calls that were refused as they have to be.
+	refused int
+}
+
+// breaks lets the rack break its rule until the spec ends, or mend is called.
+func (r *sufferer) breaks(ctx context.Context) (mend func()) {
+	GinkgoHelper()
+	Expect(r.rack.Admin.Mutate(ctx, r.broken.mutation)).To(Succeed())
+	mend = func() {
+		GinkgoHelper()
+		Expect(r.rack.Admin.Mend(context.WithoutCancel(ctx))).To(Succeed())
+	}
+	DeferCleanup(mend)
+	return mend
+}
+
+// refuses demands that a call is refused on the broken rack, which is in order before and after.
+func (r *sufferer) refuses(ctx context.Context, call func() error) {
+	GinkgoHelper()
+	mend := r.breaks(ctx)
+	err := call()
+	mend()
+	expectReason(err, r.broken.code, r.broken.reason)
+	r.refused++
+}
+
+func (f *fixture) create(ctx context.Context, req *csi.CreateVolumeRequest) error {
+	_, err := f.ctl.CreateVolume(ctx, req)
+	return err
+}
+
+func (f *fixture) delete(ctx context.Context, id string) error {
+	_, err := f.ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	return err
+}
+
+func (f *fixture) publish(ctx context.Context, volume *csi.Volume, instance string) error {
+	_, err := f.ctl.ControllerPublishVolume(ctx,
+		harness.PublishRequest(volume, f.rack.Instance(instance).ID))
+	return err
+}
+
+func (f *fixture) unpublish(ctx context.Context, volume *csi.Volume, instance string) error {
+	_, err := f.ctl.ControllerUnpublishVolume(ctx,
+		harness.UnpublishRequest(volume, f.rack.Instance(instance).ID))
+	return err
+}
+
+// remains demands that the volume's disk is there, in this state.
+func (f *fixture) remains(ctx context.Context, volume *csi.Volume, state string) {
+	GinkgoHelper()
+	Expect(stateOf(f.disk(ctx, volume.GetVolumeId()))).To(Equal(state))
+}
+
+// deleteByHand deletes the disks that are not among those before, as an administrator does.
+func (f *fixture) deleteByHand(ctx context.Context, before []string) {
+	GinkgoHelper()
+	for _, id := range f.ids(ctx) {
+		if !slices.Contains(before, id) {
+			Expect(f.rack.DeleteDisk(ctx, id)).To(Succeed())
+		}
+	}
+}
+
+var _ = describeController("a broken rack", fixtureOptions{}, func(f *fixture) {
+	all := slices.Concat(brokenWire, brokenDisks, brokenSnapshots, brokenAttachments)
+	r := &sufferer{fixture: f}
+	for _, broken := range all {
+		It(broken.says, func(ctx SpecContext) {
+			r.broken = broken
+			broken.suffer(ctx, r)
+		}, NodeTimeout(callTimeout))
+	}
+
+	It("is refused by the driver in every way that endangers it, with the reason that the rack's "+
+		"list of mutations gives", func(ctx SpecContext) {
+		mutations, err := f.rack.Admin.Mutations(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		listed, known := map[string]string{}, map[string]string{}
+		for _, broken := range all {
+			known[broken.mutation] = broken.reason
+			Expect(broken.says).To(HavePrefix(broken.mutation[:len("A00")]+" "), broken.mutation)
+		}
+		Expect(known).To(HaveLen(len(all)), "two scenarios have one mutation")
+		endangering := 0
+		for _, m := range mutations {
+			if m.DriverSays != "" {
+				endangering++
+			}
+			if _, harmless := known[m.Name]; m.DriverSays != "" || harmless {
+				listed[m.Name] = m.DriverSays
+			}
+		}
+		Expect(known).To(Equal(listed), "the scenarios here and the mutations of the rack")
+		Expect(proof.Print(proof.Line("broken-driver", "mutations", endangering,
+			"refused", r.refused))).To(Succeed())
+	})
+})
