@@ -4,6 +4,7 @@
 #   instance-metadata  what tells a node its instance where SMBIOS is hidden
 #   simulator          a rack for tests and trials
 #   node               the driver and the programs it runs
+#   conformance        tells whether a rack does what the driver needs (docs/conformance.md)
 #
 # The binaries are compiled outside, into bin/linux-$TARGETARCH/, so the same file serves buildx, the
 # builder of older engines and a build that reaches no network:
@@ -78,3 +79,27 @@ ENV PATH=/usr/sbin:/usr/bin
 COPY --from=tools /node/ /
 COPY bin/linux-${TARGETARCH}/oxide-csi-plugin /oxide-csi-plugin
 ENTRYPOINT ["/oxide-csi-plugin"]
+
+# The program, what the driver in it runs, and ssh: --second-shell and --guest-shell are commands
+# that reach other instances, and a command in a container cannot use the machine's. A shell is
+# there, because this image is for a person who looks around, not for a cluster.
+FROM ${BASE} AS conformance
+ARG TARGETARCH
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
+      org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.title="oxide-conformance" \
+      org.opencontainers.image.description="Tells whether an Oxide rack does what its CSI driver needs"
+RUN (for tool in blkid mke2fs e2fsck resize2fs mkfs.xfs mkfs.btrfs btrfs mount ssh; do \
+        command -v "$tool" || exit 1; done) || { \
+        apt-get update && \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+            btrfs-progs e2fsprogs mount openssh-client util-linux xfsprogs && \
+        rm -rf /var/lib/apt/lists/*; }
+COPY bin/linux-${TARGETARCH}/oxide-conformance /usr/local/bin/oxide-conformance
+# Reports go where the program is started.
+WORKDIR /reports
+ENTRYPOINT ["/usr/local/bin/oxide-conformance"]
