@@ -271,7 +271,7 @@ func (w *session) removeOnce(ctx context.Context, run deadRun) error {
 			errs = append(errs, fmt.Errorf("%s %s: %s", what, name, rules.Brief(err)))
 		}
 	}
-	client := w.rack.Client
+	client := w.client
 	for _, n := range run.left.instances {
 		step("delete instance", n.Name, func() error { return w.rack.RemoveInstance(ctx, n.Id) })
 	}
@@ -313,7 +313,7 @@ func (w *session) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) 
 			return err
 		}
 	}
-	return w.rack.Client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
+	return w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 }
 
 // removeDirs removes the directories of dead runs on this machine.
@@ -335,14 +335,14 @@ func removeDirs(named string, dead []deadRun) error {
 }
 
 func (w *session) detach(ctx context.Context, disk, instance string) error {
-	_, err := w.rack.Client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
+	_, err := w.client.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
 // stop stops an instance and waits until it is stopped.
 func (w *session) stop(ctx context.Context, instance string) error {
-	_, err := w.rack.Client.InstanceStop(ctx,
+	_, err := w.client.InstanceStop(ctx,
 		oxide.InstanceStopParams{Instance: oxide.NameOrId(instance)})
 	if err != nil {
 		return err

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
@@ -116,13 +114,8 @@ func (w *session) bench(ctx context.Context) (b *data.Bench, end func() error, e
 	}
 	ends = append(ends, a.Close)
 	a.Observe = w.observe
-	admin, err := oxide.NewClient(oxide.WithHost(w.host), oxide.WithToken(w.token),
-		oxide.WithHTTPClient(&http.Client{Transport: patient{w.rack.HTTP().Transport}}))
-	if err != nil {
-		return nil, end, err
-	}
 	var names atomic.Int64
-	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: admin,
+	b = &data.Bench{Controller: csi.NewControllerClient(conn), A: a, Oxide: w.client,
 		Project: w.project, Hotplug: w.rack.Hotplug, Seed: seedOf(w.id),
 		Name: func(what string) string {
 			return fmt.Sprintf("%s-%s-%d", w.mark, what, names.Add(1))

@@ -80,14 +80,14 @@ func saysNotStopped(err error) bool {
 }
 
 func (w *session) attach(ctx context.Context, disk, instance string) error {
-	_, err := w.rack.Client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
+	_, err := w.client.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: oxide.NameOrId(instance), Body: &oxide.DiskPath{Disk: oxide.NameOrId(disk)}})
 	return err
 }
 
 func (w *session) look(ctx context.Context, disk string) (seen *oxide.Disk, err error) {
 	err = patiently(ctx, func() (err error) {
-		seen, err = w.rack.Client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
+		seen, err = w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 		return err
 	})
 	return seen, err
@@ -102,7 +102,7 @@ func (w *session) createDisk(ctx context.Context, what string, m mark) (disk *ox
 	err error,
 ) {
 	err = patiently(ctx, func() (err error) {
-		disk, err = w.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
+		disk, err = w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
 			Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
 				Description: m.description(), Size: oxide.ByteCount(harness.GiB),
 				DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})

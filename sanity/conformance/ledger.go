@@ -29,7 +29,7 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 		}
 		return nil
 	}
-	client, project := w.rack.Client, w.projectName()
+	client, project := w.client, w.projectName()
 	return all, errors.Join(
 		read("disks", func() (err error) {
 			all.disks, err = client.DiskListAllPages(ctx, oxide.DiskListParams{Project: project})

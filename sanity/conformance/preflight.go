@@ -120,7 +120,7 @@ func (w *session) askMachine(context.Context) finding {
 
 func (w *session) askHost(ctx context.Context) finding {
 	err := patiently(ctx, func() error {
-		_, err := w.rack.Client.Ping(ctx)
+		_, err := w.client.Ping(ctx)
 		return err
 	})
 	switch {
@@ -142,7 +142,7 @@ func (w *session) askCertificate(ctx context.Context) finding {
 		return warn("Use https: everybody on the way can read the token.", "none: plain HTTP")
 	}
 	var state *tls.ConnectionState
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.rack.Client.Host()+"v1/ping", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.client.Host()+"v1/ping", nil)
 	if err == nil {
 		var resp *http.Response
 		if resp, err = w.rack.HTTP().Do(req); err == nil {
@@ -166,7 +166,7 @@ func (w *session) askCertificate(ctx context.Context) finding {
 
 func (w *session) askVersion(ctx context.Context) finding {
 	// The client asks for this version in every request, also in the ping that was answered.
-	if _, err := w.rack.Client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
+	if _, err := w.client.CurrentUserView(ctx); err != nil && !errors.Is(err, oxide.ErrHTTP401) {
 		return fail("The rack is older than the driver, or no rack: use a driver of its time.",
 			"%s: %s", rules.APIVersion, rules.Brief(err))
 	}
@@ -174,7 +174,7 @@ func (w *session) askVersion(ctx context.Context) finding {
 }
 
 func (w *session) askToken(ctx context.Context) finding {
-	user, err := w.rack.Client.CurrentUserView(ctx)
+	user, err := w.client.CurrentUserView(ctx)
 	if err != nil {
 		return fail("Set OXIDE_TOKEN, or OXIDE_TOKEN_FILE, to a token of this rack.",
 			"the rack does not let it in: %s", rules.Brief(err))
@@ -183,7 +183,7 @@ func (w *session) askToken(ctx context.Context) finding {
 }
 
 func (w *session) askExpiry(ctx context.Context) finding {
-	tokens, err := w.rack.Client.CurrentUserAccessTokenListAllPages(ctx,
+	tokens, err := w.client.CurrentUserAccessTokenListAllPages(ctx,
 		oxide.CurrentUserAccessTokenListParams{})
 	if err != nil {
 		return skip("", "the rack does not tell: %s", rules.Brief(err))
@@ -208,7 +208,7 @@ func (w *session) askExpiry(ctx context.Context) finding {
 }
 
 func (w *session) askProject(ctx context.Context) finding {
-	project, err := w.rack.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
+	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
 	if err != nil {
 		return fail("Set OXIDE_PROJECT to the project of this instance.", "%s: %s", w.project,
 			rules.Brief(err))
@@ -218,7 +218,7 @@ func (w *session) askProject(ctx context.Context) finding {
 
 // askRole asks for a disk without a size, which a rack refuses: for want of a role, or of a size.
 func (w *session) askRole(ctx context.Context) finding {
-	_, err := w.rack.Client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
+	_, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
 		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-role"),
 			Description: mark{Run: w.id}.description(), Size: 0,
 			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
@@ -236,7 +236,7 @@ func (w *session) askRole(ctx context.Context) finding {
 }
 
 func (w *session) askQuota(ctx context.Context) finding {
-	u, err := w.rack.Client.UtilizationView(ctx)
+	u, err := w.client.UtilizationView(ctx)
 	if err != nil {
 		return warn("", "the rack does not tell: %s", rules.Brief(err))
 	}
@@ -265,7 +265,7 @@ func (w *session) askHere(ctx context.Context) finding {
 		return fail("Is this an instance of that rack, and of a project that the token may see?",
 			"the firmware says %s; the rack: %s", id, err)
 	}
-	project, err := w.rack.Client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
+	project, err := w.client.ProjectView(ctx, oxide.ProjectViewParams{Project: w.projectName()})
 	if err != nil || project.Id != w.here.ProjectId {
 		return fail("Set OXIDE_PROJECT to the project of this instance: a disk is attached within "+
 			"its project only.", "%s (%s) is not in the project %s", w.here.Name, id, w.project)
@@ -283,7 +283,7 @@ const (
 )
 
 func (w *session) askRoom(ctx context.Context) finding {
-	disks, err := w.rack.Client.InstanceDiskListAllPages(ctx,
+	disks, err := w.client.InstanceDiskListAllPages(ctx,
 		oxide.InstanceDiskListParams{Instance: oxide.NameOrId(w.here.Id)})
 	if err != nil {
 		return warn("", "the rack does not tell: %s", rules.Brief(err))
@@ -394,7 +394,7 @@ func (w *session) askLatency(ctx context.Context) finding {
 	for range 7 {
 		began := time.Now()
 		if err := patiently(ctx, func() error {
-			_, err := w.rack.Client.ProjectView(ctx,
+			_, err := w.client.ProjectView(ctx,
 				oxide.ProjectViewParams{Project: w.projectName()})
 			return err
 		}); err != nil {

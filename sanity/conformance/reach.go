@@ -24,7 +24,7 @@ func (w *session) lost(ctx context.Context) bool {
 		return w.gone.Load()
 	}
 	err := harness.Await(ctx, lostAfter, func() error {
-		_, err := w.rack.Client.Ping(ctx)
+		_, err := w.client.Ping(ctx)
 		var answered *oxide.HTTPError
 		if errors.As(err, &answered) {
 			return nil

@@ -26,7 +26,9 @@ type session struct {
 	// id is the run's, and mark what its driver has as a cluster ID.
 	id, mark string
 	rack     *rules.Rack
-	budget   *budget
+	// client is the rack's for all but checks of rules. It is patient with a rack that is busy.
+	client *oxide.Client
+	budget *budget
 	// admin is the admin listener of a simulated rack, or nil.
 	admin *adminapi.Client
 	// here is the instance in which this program runs; second and helper are further ones, or nil.
@@ -64,6 +66,11 @@ func openSession(p *Program, s *settings) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.client, err = oxide.NewClient(oxide.WithHost(s.host), oxide.WithToken(s.token),
+		oxide.WithHTTPClient(&http.Client{Transport: patient{w.rack.HTTP().Transport}}))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the rack: %w", err)
+	}
 	return w, nil
 }
 
@@ -79,7 +86,7 @@ func (w *session) find(ctx context.Context, nameOrID string) (*oxide.Instance, e
 	if !isUUID(nameOrID) {
 		params.Project = w.projectName()
 	}
-	instance, err := w.rack.Client.InstanceView(ctx, params)
+	instance, err := w.client.InstanceView(ctx, params)
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %s", nameOrID, rules.Brief(err))
 	}
