@@ -187,14 +187,20 @@ func endProcesses(ctx context.Context, run string) error {
 	})
 }
 
-// processesOf finds the processes that work in a run's directory, which is in their arguments.
+// workDir names the directory of a run's processes. It is not that of the report, which may be
+// beside it.
+func workDir(run string) string { return prefix + run + ".work" }
+
+// processesOf finds the drivers that work in a run's directory, which is in their arguments. An
+// editor that shows a log of the run has it there, too.
 func processesOf(run string) (pids []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is well-formed
 	for _, file := range files {
 		args, err := os.ReadFile(file)
 		pid, errPID := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err == nil && errPID == nil && pid != os.Getpid() &&
-			strings.Contains(string(args), "/"+prefix+run+"/") {
+			strings.Contains(string(args), "/"+workDir(run)+"/") &&
+			strings.Contains(string(args), "oxide-csi-plugin") {
 			pids = append(pids, pid)
 		}
 	}
@@ -328,7 +334,7 @@ func removeDirs(named string, dead []deadRun) error {
 	var errs []error
 	for _, id := range ids {
 		for _, parent := range harness.RunParents() {
-			errs = append(errs, os.RemoveAll(filepath.Join(parent, prefix+id)))
+			errs = append(errs, os.RemoveAll(filepath.Join(parent, workDir(id))))
 		}
 	}
 	return errors.Join(errs...)

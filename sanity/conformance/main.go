@@ -2,10 +2,9 @@ package conformance
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -48,7 +47,7 @@ func (p *Program) Main(ctx context.Context) int {
 		return ExitUsage
 	}
 	name, args := p.Args[0], p.Args[1:]
-	if strings.TrimLeft(name, "-") == "help" || name == "-h" {
+	if name == "help" || slices.ContainsFunc(p.Args, asksForHelp) {
 		printHelp(p.Stdout)
 		return ExitConforms
 	}
@@ -59,15 +58,14 @@ func (p *Program) Main(ctx context.Context) int {
 		return ExitUsage
 	}
 	status, err := verb(ctx, p, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		printHelp(p.Stdout)
-		return ExitConforms
-	case err != nil:
+	if err != nil {
 		p.complain(err)
 	}
 	return status
 }
+
+// asksForHelp recognizes a question that may stand behind every verb.
+func asksForHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
 
 // complain says in one line what is wrong.
 func (p *Program) complain(err error) {
@@ -76,7 +74,10 @@ func (p *Program) complain(err error) {
 
 func (p *Program) say(format string, args ...any) { fmt.Fprintf(p.Stdout, format+"\n", args...) }
 
-func versionVerb(_ context.Context, p *Program, _ []string) (int, error) {
+func versionVerb(_ context.Context, p *Program, args []string) (int, error) {
+	if len(args) > 0 {
+		return ExitUsage, fmt.Errorf("version takes no arguments; found %q", args[0])
+	}
 	p.say("%s", p.Version)
 	return ExitConforms, nil
 }

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,9 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
 	if !s.yes && !ask(p, "Go on?") {
 		return ExitUsage, errors.New("nothing was made: say --yes, or answer yes")
+	}
+	if err := w.tryFolder(); err != nil {
+		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
 	w.carryOut(ctx)
 	return w.finish(ctx)
@@ -133,7 +137,7 @@ func (w *session) runParts(ctx context.Context) error {
 	}
 	w.note(w.rack.Exchanges())
 	w.tellHotplug()
-	dir, err := harness.NewNamedRun(w.Stdout, w.mark)
+	dir, err := harness.NewNamedRun(w.Stdout, workDir(w.id))
 	if err != nil {
 		return err
 	}
@@ -231,11 +235,10 @@ func (w *session) finish(ctx context.Context) (int, error) {
 	w.report.Calls = w.latencies()
 	w.testify(context.WithoutCancel(ctx))
 	status := w.judge(ctx)
-	folder := w.settings.report
-	if folder == "" {
-		folder = prefix + w.id
+	folder, err := w.writeReport()
+	if err != nil && (status == ExitConforms || status == ExitBlocked) {
+		status = ExitUsage // a verdict is a report that is there and adds up
 	}
-	err := report.Write(folder, w.report, w.token)
 	if w.dir != nil {
 		if w.report.Verdict == report.DoesNotConform {
 			w.dir.Failed()
@@ -244,6 +247,37 @@ func (w *session) finish(ctx context.Context) (int, error) {
 	}
 	w.summarize(folder)
 	return status, err
+}
+
+// folder is where the report goes.
+func (w *session) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
+
+// tryFolder makes the report's folder and writes into it, before a run that would be for nothing.
+func (w *session) tryFolder() error {
+	if err := os.MkdirAll(w.folder(), 0o755); err != nil {
+		return fmt.Errorf("make the folder of the report: %w; name another one with --report", err)
+	}
+	file, err := os.CreateTemp(w.folder(), ".try-*")
+	if err != nil {
+		return fmt.Errorf("write into the folder of the report: %w; name another one with --report",
+			err)
+	}
+	return errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+// writeReport writes the report, and returns where it is: if its folder takes no more, it is kept
+// in the run's directory.
+func (w *session) writeReport() (folder string, err error) {
+	folder = w.folder()
+	err = report.Write(folder, w.report, w.token)
+	// One that does not add up is there, and an older one is not this.
+	written, _ := os.ReadFile(filepath.Join(folder, "report.json"))
+	if w.dir != nil && !strings.Contains(string(written), w.id) {
+		folder = filepath.Join(w.dir.Dir, "report")
+		w.dir.Failed()
+		err = errors.Join(err, report.Write(folder, w.report, w.token))
+	}
+	return folder, err
 }
 
 // summarize prints the end of the run.

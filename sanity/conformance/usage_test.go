@@ -27,6 +27,7 @@ func TestWhatCannotBeDoneIsSaidInALineAndDone(t *testing.T) {
 		"a budget too small":    {nil, "run --yes --only ext4 --budget 3,3", []string{"fail"}},
 		"a run that is none":    {nil, "clean --run mine", []string{"8 hexadecimal digits"}},
 		"one report":            {nil, "diff one", []string{"two reports"}},
+		"a word behind version": {nil, "version 2", []string{`"2"`}},
 		"reports that are none": {nil, "diff /nowhere /nowhere", []string{"/nowhere"}},
 		"no rack": {set("OXIDE_HOST", "", "OXIDE_PROJECT", ""), "run",
 			[]string{"OXIDE_HOST, OXIDE_PROJECT"}},
@@ -129,6 +130,20 @@ func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
 	if !strings.Contains(p.out.String(), "fail  role ") ||
 		!strings.Contains(p.out.String(), "limited-collaborator") {
 		t.Error("it does not say which role is missing")
+	}
+}
+
+func TestEveryVerbAnswersAQuestionForHelp(t *testing.T) {
+	for verb := range verbs {
+		for _, question := range []string{"--help", "-h"} {
+			var out, errs strings.Builder
+			p := Program{Args: []string{verb, question}, Getenv: func(string) string { return "" },
+				Stdout: &out, Stderr: &errs}
+			if status := p.Main(t.Context()); status != ExitConforms || errs.Len() > 0 ||
+				!strings.Contains(out.String(), "--budget") {
+				t.Errorf("%s %s: %d, %s", verb, question, status, errs.String())
+			}
+		}
 	}
 }
 

@@ -1,9 +1,11 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
@@ -42,6 +44,10 @@ func (w *session) judge(ctx context.Context) int {
 	case passed == 0:
 		r.Verdict, r.Why = report.Incomplete, "nothing was passed, so nothing is shown"
 		return ExitUsage
+	case r.Count(report.Interrupted) > 0 || len(w.notRun()) > 0:
+		r.Verdict, r.Why = report.Incomplete, fmt.Sprintf("%d results were interrupted; without "+
+			"any result: %s", r.Count(report.Interrupted), cmp.Or(strings.Join(w.notRun(), ", "), "no part"))
+		return ExitUsage
 	case r.Count(report.Blocked) > 0:
 		r.Verdict, r.Why = report.BlockedByRack, fmt.Sprintf("the rack attaches disks to stopped "+
 			"instances only: %d of %d could not be run; the %d that could have passed",
@@ -53,6 +59,15 @@ func (w *session) judge(ctx context.Context) int {
 		r.Why += fmt.Sprintf("; %d more could not be brought about here, and say why", n)
 	}
 	return ExitConforms
+}
+
+// notRun lists the parts that were selected, and of which there is no result.
+func (w *session) notRun() []string {
+	return slices.DeleteFunc(slices.Clone(w.report.Run.Selected), func(part string) bool {
+		return slices.ContainsFunc(w.report.Results, func(r report.Result) bool {
+			return r.Group == part
+		})
+	})
 }
 
 func (w *session) whatIsWrong(failed int) string {

@@ -28,9 +28,11 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 		stopped error
 		left    []string
 		witness []string
-		verdict report.Verdict
-		status  int
-		says    string
+		// selected are the parts to run, if it matters.
+		selected []string
+		verdict  report.Verdict
+		status   int
+		says     string
 	}{
 		"all passed": {verdict: report.Conforms,
 			results: []report.Result{passed}, status: ExitConforms, says: "all 1"},
@@ -54,6 +56,11 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 		"it could not go on": {verdict: report.Incomplete,
 			results: []report.Result{passed}, stopped: errors.New("no space"), status: ExitUsage,
 			says: "no space"},
+		"a spec that was not reached": {verdict: report.Incomplete,
+			results: []report.Result{passed, with(report.Interrupted)}, status: ExitUsage,
+			says: "1 results were interrupted"},
+		"a part that did not run": {verdict: report.Incomplete, selected: []string{partRules, "xfs"},
+			results: []report.Result{passed}, status: ExitUsage, says: "xfs"},
 		"it was interrupted": {ctx: over, verdict: report.InterruptedRun,
 			results: []report.Result{passed, with(report.Interrupted)}, status: ExitInterrupted,
 			says: "interrupted"},
@@ -69,6 +76,7 @@ func TestTheVerdictFollowsFromWhatRan(t *testing.T) {
 			w := &session{report: &report.Report{Schema: report.SchemaVersion, Results: test.results,
 				Rack: report.Rack{HotPlug: report.HotPlugUnknown}}, stopped: test.stopped}
 			w.report.Ledger.Left, w.report.Witness.Findings = test.left, test.witness
+			w.report.Run.Selected = test.selected
 			status := w.judge(test.ctx)
 			if status != test.status || w.report.Verdict != test.verdict ||
 				!strings.Contains(w.report.Why, test.says) {

@@ -1,0 +1,69 @@
+//go:build linux
+
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+)
+
+func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
+	// Whoever begins a run in the directory of temporary files has the run's own directory there.
+	t.Chdir(t.TempDir())
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		folder string
+		spoil  func(w *session)
+		status int
+		says   string
+	}{
+		"beside the run's directory": {"", func(*session) {}, ExitConforms, ""},
+		"in a folder that takes no more": {"gone", func(w *session) {
+			must(t, os.Remove(w.folder()))
+			must(t, os.WriteFile(w.folder(), nil, 0o600))
+		}, ExitUsage, "folder of the report"},
+		"a report that does not add up": {"odd", func(w *session) {
+			w.report.Results = append(w.report.Results, w.report.Results[0])
+		}, ExitUsage, "add up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			w := &session{Program: &Program{Stdout: &out}, settings: &settings{report: test.folder},
+				id: newRunID(), budget: newBudget(amount{1, 1}),
+				report: &report.Report{Schema: report.SchemaVersion, Results: []report.Result{{
+					Group: partRules, ID: "A01", Name: "x", Status: report.Passed, Tries: 1}},
+					Rack: report.Rack{HotPlug: report.HotPlugUnknown}}}
+			w.report.Run.ID = w.id
+			w.dir = &harness.Run{Dir: filepath.Join(here, workDir(w.id)), Progress: &out}
+			must(t, os.Mkdir(w.dir.Dir, 0o700))
+			must(t, w.tryFolder())
+			test.spoil(w)
+			status, err := w.finish(t.Context())
+			if status != test.status || (err != nil) != (test.says != "") ||
+				err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("ended with %d, %v", status, err)
+			}
+			_, line, _ := strings.Cut(out.String(), "The report: ")
+			page, _, _ := strings.Cut(line, "\n")
+			text, err := os.ReadFile(page)
+			if err != nil || !strings.Contains(string(text), w.id) {
+				t.Errorf("it says that its report is %s: %v", page, err)
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
