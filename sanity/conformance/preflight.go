@@ -359,7 +359,8 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 		return fail("It reaches another instance.", "%s: expected %s; found %s", flag, instance.Id,
 			said[1])
 	}
-	return pass("%s (%s), reached as root", instance.Name, instance.Id)
+	return pass("%s (%s), reached as root; the checks of data stop it hard and start it again",
+		instance.Name, instance.Id)
 }
 
 // toolsOf are the programs that a part needs on this machine.

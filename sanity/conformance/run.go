@@ -285,10 +285,15 @@ func (w *session) summarize(folder string) {
 	r := w.report
 	w.say("\n%s: %s\n", strings.ToUpper(string(r.Verdict)), r.Why)
 	for _, result := range r.Results {
-		if result.Status != report.Passed && result.Status != report.NotApplicable {
-			w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
-				strings.TrimSpace(result.ID+" "+result.Name))
+		if result.Status == report.Passed || result.Status == report.NotApplicable ||
+			result.Status == report.Interrupted {
+			continue
 		}
+		w.say("  %-12s %-6s %s", strings.ReplaceAll(string(result.Status), "_", " "), result.Group,
+			strings.TrimSpace(result.ID+" "+result.Name))
+	}
+	if n := r.Count(report.Interrupted); n > 0 {
+		w.say("  %d were interrupted, or not reached any more", n)
 	}
 	for _, left := range r.Ledger.Left {
 		w.say("  left and swept: %s", left)

@@ -29,7 +29,8 @@ func (w *session) judge(ctx context.Context) int {
 		r.Verdict, r.Why = report.InterruptedRun, fmt.Sprintf("interrupted after %d results; what the "+
 			"run had made was removed", len(r.Results))
 		if w.stopped != nil {
-			r.Why = fmt.Sprintf("interrupted after %d results, and: %s", len(r.Results), w.stopped)
+			r.Why = fmt.Sprintf("interrupted after %d results, and: %s", len(r.Results),
+				oneLine(w.stopped.Error()))
 		}
 		return ExitInterrupted
 	case wrong > 0:
@@ -104,4 +105,11 @@ func shortName(r report.Result) string {
 	return r.Group + " " + r.Name
 }
 
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+// oneLine joins the lines of an error.
+func oneLine(text string) string {
+	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
+	for i, line := range lines {
+		lines[i] = strings.Join(strings.Fields(line), " ")
+	}
+	return strings.Join(lines, "; ")
+}
