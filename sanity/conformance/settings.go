@@ -65,7 +65,8 @@ var allSettings = []setting{
 	{"only", "OXIDE_CONFORMANCE_ONLY", "", "run only these parts: " + strings.Join(parts, ","),
 		running, setOnly},
 	{"second", "OXIDE_CONFORMANCE_SECOND", "", "another running instance of the project, to move " +
-		"volumes to; it is also stopped hard and started again", running, text(func(s *settings) *string { return &s.second })},
+		"volumes to; it is also stopped hard and started again", running,
+		text(func(s *settings) *string { return &s.second })},
 	{"second-shell", "OXIDE_CONFORMANCE_SECOND_SHELL", "", "a command that runs a script in it as " +
 		"root, such as 'ssh root@second'", running,
 		text(func(s *settings) *string { return &s.secondShell })},

@@ -84,7 +84,8 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 
 func TestEveryVerbHasHelp(t *testing.T) {
 	run := harness.RunFor(t)
-	for _, args := range []string{"help", "--help", "-h", "run --help", "clean -h", "preflight --help"} {
+	for _, args := range []string{"help", "--help", "-h", "run --help", "clean -h",
+		"preflight --help"} {
 		p := prepare(t, run, nil, nil, strings.Fields(args)...)
 		p.exit(t, ExitConforms)
 		if !strings.Contains(p.out.String(), "OXIDE_HOST") || p.errs.Len() > 0 {
