@@ -25,24 +25,19 @@ import (
 const self = "/proc/self/exe"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	status := run(ctx, os.Args[1:])
-	stop()
-	os.Exit(status)
+	os.Exit(run(os.Args[1:]))
 }
 
-func run(ctx context.Context, args []string) int {
+func run(args []string) int {
 	if len(args) > 0 {
-		switch args[0] {
-		case "oxide-csi-plugin":
-			return driver.Main(ctx, args[1:], os.Getenv, os.Stdout, os.Stderr)
-		case "oxide-simulator":
-			return program.Main(ctx, args[1:], os.Stdout, os.Stderr)
-		case guest.Verb:
-			return agent(ctx)
+		if inner := programs[args[0]]; inner != nil {
+			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return inner(ctx, args[1:])
 		}
 	}
-	p := conformance.Program{Args: args, Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout,
+	ctx, stdout := interruptible()
+	p := conformance.Program{Args: args, Getenv: os.Getenv, Stdin: os.Stdin, Stdout: stdout,
 		Stderr: os.Stderr, Version: driver.Version(), Self: map[string][]string{
 			"oxide-csi-plugin": {self, "oxide-csi-plugin"},
 			"oxide-simulator":  {self, "oxide-simulator"},
@@ -50,8 +45,19 @@ func run(ctx context.Context, args []string) int {
 	return p.Main(ctx)
 }
 
+// programs are those inside.
+var programs = map[string]func(context.Context, []string) int{
+	"oxide-csi-plugin": func(ctx context.Context, args []string) int {
+		return driver.Main(ctx, args, os.Getenv, os.Stdout, os.Stderr)
+	},
+	"oxide-simulator": func(ctx context.Context, args []string) int {
+		return program.Main(ctx, args, os.Stdout, os.Stderr)
+	},
+	guest.Verb: agent,
+}
+
 // agent works in another instance of the rack, into which a run has copied this file.
-func agent(ctx context.Context) int {
+func agent(ctx context.Context, _ []string) int {
 	if err := guest.Serve(ctx, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "oxide-conformance:", err)
 		return 1

@@ -60,8 +60,9 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if len(dead) == 0 {
 		return ExitConforms, nil
 	}
-	if !s.yes && !ask(p, "Remove this?") {
-		return ExitUsage, errors.New("nothing was removed: say --yes, or answer yes")
+	if !s.yes && !ask(ctx, p, "Remove this?") {
+		return interruptedOr(ctx, ExitUsage),
+			errors.New("nothing was removed: say --yes, or answer yes")
 	}
 	var errs []error
 	for _, run := range dead {
@@ -69,7 +70,7 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	errs = append(errs, removeDirs(s.run, dead))
 	if err := errors.Join(errs...); err != nil {
-		return ExitFails, err
+		return interruptedOr(ctx, ExitFails), err
 	}
 	p.say("Removed.")
 	return ExitConforms, nil
@@ -84,11 +85,28 @@ func runOrAny(run string) string {
 
 func indent(lines []string) string { return "  " + strings.Join(lines, "\n  ") }
 
-// ask asks a person; anything but yes is no.
-func ask(p *Program, question string) bool {
+// ask asks a person; anything but yes is no, and so is an interrupt.
+func ask(ctx context.Context, p *Program, question string) bool {
 	fmt.Fprintf(p.Stdout, "%s [yes/no] ", question)
-	answer, _ := bufio.NewReader(p.Stdin).ReadString('\n')
-	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	answers := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(p.Stdin).ReadString('\n')
+		answers <- answer
+	}()
+	select {
+	case answer := <-answers:
+		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// interruptedOr is the exit status of what did not succeed.
+func interruptedOr(ctx context.Context, status int) int {
+	if ctx.Err() != nil {
+		return ExitInterrupted
+	}
+	return status
 }
 
 // deadRun is a run of which something is left.

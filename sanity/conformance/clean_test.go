@@ -3,6 +3,8 @@
 package conformance
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // strangers makes disks that look as if a run had made them, one of them attached to instance a.
@@ -104,7 +107,7 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 }
 
 // deaths are the ways in which a run ends before its time.
-var deaths = []string{"SIGKILL", "SIGINT", "the rack goes away"}
+var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 
 func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 	p := proof.New(t, "clean-after-death")
@@ -136,11 +139,18 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 	t.Helper()
 	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules,ext4,data")
 	first := lastRequest(t, rack)
-	if err := p.Start(); err != nil {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if p.Stdout = writer; death != "nobody reads" {
+		p.Stdout = &p.out
+	}
+	if err := errors.Join(p.Start(), writer.Close()); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	var err error
 	go func() {
 		defer close(ended)
 		err = p.Wait()
@@ -155,13 +165,18 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	want := map[string]string{"SIGKILL": "signal: killed", "SIGINT": "exit status 130",
-		"the rack goes away": "exit status 2"}[death]
+	want := cmp.Or(map[string]string{"SIGKILL": "signal: killed",
+		"the rack goes away": "exit status 2"}[death], "exit status 130")
 	switch death {
 	case "SIGKILL":
 		err = p.Process.Kill()
 	case "SIGINT":
 		err = p.Process.Signal(syscall.SIGINT)
+	case "SIGHUP":
+		// The shell passes on what the kernel has sent already.
+		err = errors.Join(p.Process.Signal(syscall.SIGHUP), p.Process.Signal(syscall.SIGHUP))
+	case "nobody reads":
+		err = reader.Close()
 	default:
 		rack.Kill()
 	}
@@ -177,7 +192,7 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 			t.Fatal(err)
 		}
 	}
-	if death != "SIGINT" {
+	if want != "exit status 130" {
 		prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
 	}
 	return true
@@ -193,6 +208,50 @@ func lastRequest(t *testing.T, rack *harness.Rack) int {
 		return 0
 	}
 	return requests[len(requests)-1].Seq
+}
+
+func TestASecondInterruptEndsARunThatItsRackKeepsFromSweeping(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules")
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await := func(what string, ask func() bool) {
+		t.Helper()
+		if err := harness.Await(t.Context(), runTimeout, func() error {
+			if !ask() {
+				return errors.New(what)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("no request", func() bool { return lastRequest(t, rack) > 100 })
+	if _, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead,
+		Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceNotAvailable",
+			Message: "Service Unavailable"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	asked := lastRequest(t, rack)
+	await("it does not try to sweep", func() bool { return lastRequest(t, rack) > asked+2 })
+	if err := p.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t, ExitInterrupted)
+	if !strings.Contains(p.errs.String(), "oxide-conformance clean") {
+		t.Errorf("it does not say what to do: %s", p.errs.String())
+	}
+	if err := rack.Admin.ClearFaults(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	check()
 }
 
 // lastMoment is about how many requests a run of those parts makes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -47,8 +48,13 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 		}))
 }
 
+// busyTimeout is how long a rack may be busy before that is its answer.
+const busyTimeout = time.Minute
+
 // patiently repeats a request while the rack says that it is busy.
 func patiently(ctx context.Context, ask func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
+	defer cancel()
 	return rules.Patiently(ctx, func(context.Context) error { return ask() })
 }
 

@@ -42,8 +42,8 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	w.say("\nRun %s of %s. It makes at most %s at one time (--budget %d,%d), all marked %s, and "+
 		"removes them; about %s.\n", w.id, strings.Join(w.selected(), ", "), needOf(w.selected()),
 		s.budget.objects, s.budget.gib, w.mark, round(estimate(w.selected(), w.latency)))
-	if !s.yes && !ask(p, "Go on?") {
-		return ExitUsage, errors.New("nothing was made: say --yes, or answer yes")
+	if !s.yes && !ask(ctx, p, "Go on?") {
+		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
 	if err := w.tryFolder(); err != nil {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
@@ -81,6 +81,11 @@ func sdkVersion() string {
 
 // carryOut does all that makes something on the rack, and removes it again.
 func (w *session) carryOut(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		w.say("\nInterrupted: removing what the run has made. A second interrupt leaves it to\n%s\n",
+			w.cleanCommand())
+	})
+	defer stop()
 	w.progress.begin(w.selected(), w.latency)
 	before, err := w.inventory(ctx)
 	if err != nil {
@@ -208,7 +213,8 @@ func (w *session) result(r report.Result) {
 
 // sweep removes all that carries the run's mark. What the driver should have deleted is a failure.
 func (w *session) sweep(ctx context.Context) {
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
 	if err := w.rack.Close(ctx); err != nil {
 		w.incomplete(err)
 	}

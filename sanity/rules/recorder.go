@@ -51,6 +51,9 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 		body, err = io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		resp.Body = io.NopCloser(bytes.NewReader(body))
+		if err != nil {
+			resp = nil // what was cut off is no answer
+		}
 	}
 	exchange.Took = time.Since(began)
 	if err == nil {
