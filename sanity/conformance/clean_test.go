@@ -255,4 +255,4 @@ func TestASecondInterruptEndsARunThatItsRackKeepsFromSweeping(t *testing.T) {
 }
 
 // lastMoment is about how many requests a run of those parts makes.
-const lastMoment = 250
+const lastMoment = 2000
