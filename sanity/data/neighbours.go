@@ -101,7 +101,8 @@ func checkBlank(ctx context.Context, s *session) error {
 	return err
 }
 
-// checkWhole compares the checksums of a whole device.
+// checkWhole compares the checksums of a whole device, of which both halves and the last block are
+// written.
 func checkWhole(ctx context.Context, s *session) error {
 	v, err := s.create(ctx, "block", 1, nil)
 	if err != nil {
@@ -111,8 +112,11 @@ func checkWhole(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	if err := u.write(ctx, u.pattern(1), true); err != nil {
-		return err
+	written := []guest.Pattern{u.pattern(1), next(u.pattern(1)), u.lastBlock(1)}
+	for _, p := range written {
+		if err := u.write(ctx, p, true); err != nil {
+			return err
+		}
 	}
 	before, err := u.scan(ctx)
 	if err != nil {
@@ -129,6 +133,11 @@ func checkWhole(ctx context.Context, s *session) error {
 		err = fmt.Errorf("volume %s is another after detaching and attaching: it had the SHA-256 %s, "+
 			"%d blocks were not zero; it has %s and %d", v.name, before.SHA256, before.NonZero,
 			after.SHA256, after.NonZero)
+	}
+	for _, p := range written {
+		if err == nil {
+			err = u.verify(ctx, p)
+		}
 	}
 	return err
 }

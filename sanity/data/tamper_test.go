@@ -30,6 +30,7 @@ var tampers = map[string][]noticed{
 		{"D06", "block", "which is zero"},
 		{"D09", "block", "is another after detaching and attaching"},
 	},
+	"lost-end": {{"D09", "block", "is another after detaching and attaching"}},
 	"swapped-disks": {
 		{"D07", "block", "of another volume (its seed is"},
 		{"D07", "ext4", "WrongFilesystem: "},

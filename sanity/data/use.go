@@ -143,6 +143,12 @@ func (u *use) pattern(generation uint64) guest.Pattern {
 	return p
 }
 
+// lastBlock is the one at the end of a device, which a pattern does not reach.
+func (u *use) lastBlock(generation uint64) guest.Pattern {
+	return guest.Pattern{Seed: u.volume.seed, Generation: generation,
+		First: u.volumeBytes()/guest.BlockBytes - 1, Count: 1}
+}
+
 // next is as many blocks again, behind those of a pattern.
 func next(p guest.Pattern) guest.Pattern {
 	p.First += p.Count

@@ -27,6 +27,8 @@ func Tampers() []Tamper {
 	return []Tamper{
 		{Name: "lost-write", Says: "some of the blocks that were written since a disk was attached " +
 			"are as before when it is detached", plug: keepBefore, unplugged: loseBlocks},
+		{Name: "lost-end", Says: "the last block of a disk is zero when it is detached",
+			unplugged: loseEnd},
 		{Name: "swapped-disks", Says: "a disk and another exchange their bytes when it is attached",
 			plug: swapDisks},
 		{Name: "stale-read", Says: "an attached disk has the bytes that it had at the detach before " +
@@ -152,6 +154,18 @@ func loseBlocks(p *Plane, spec Device) error {
 			return err
 		}
 	}())
+}
+
+func loseEnd(p *Plane, spec Device) error {
+	f, err := os.OpenFile(p.DiskPath(spec.DiskID), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err == nil {
+		_, err = f.WriteAt(make([]byte, tamperBlock), st.Size()-tamperBlock)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // eachBlock calls do for every block of a file that is no hole.
