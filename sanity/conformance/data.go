@@ -126,6 +126,14 @@ func (w *session) bench(ctx context.Context) (b *data.Bench, end func() error, e
 		}
 		b.B.Name = "instance " + string(w.second.Name)
 		ends = append(ends, b.B.Close)
+		facts, err := b.B.Facts(ctx)
+		if err == nil && facts.InstanceID != w.second.Id {
+			err = fmt.Errorf("--second-shell reaches instance %s, expected %s (%s)", facts.InstanceID,
+				w.second.Name, w.second.Id)
+		}
+		if err != nil {
+			return nil, end, err
+		}
 	}
 	if w.helper != nil && w.guestShell != "" {
 		b.Helper = &data.Helper{InstanceID: w.helper.Id,

@@ -335,6 +335,9 @@ func (w *session) askHelper(ctx context.Context) finding {
 	return pass("%s (%s) is stopped", instance.Name, instance.Id)
 }
 
+// shellTimeout is how long a question may take that a shell passes on.
+const shellTimeout = time.Minute
+
 // askShell demands that a command reaches the instance that it should.
 func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance) finding {
 	if shell == "" {
@@ -344,8 +347,11 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	words := append(strings.Fields(shell),
 		`id -u; cat "${OXIDE_SYSFS_ROOT:-/sys}/class/dmi/id/product_serial"`)
 	var stderr strings.Builder
+	ctx, cancel := context.WithTimeout(ctx, shellTimeout)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
-	cmd.Stderr = &stderr
+	// What it has started may hold its output open.
+	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
 	out, err := cmd.Output()
 	said := strings.Fields(string(out))
 	switch {
