@@ -106,6 +106,46 @@ func TestCleanLeavesAloneWhatIsNotADeadRuns(t *testing.T) {
 	check()
 }
 
+func TestARunIsDeadOnlyWhereThatCanBeKnown(t *testing.T) {
+	now := time.Now()
+	boot, namespace, _ := strings.Cut(bootID(), " ")
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 1 << 30
+	for name, test := range map[string]struct {
+		boot     string
+		pid      int
+		instance string
+		named    bool
+		dead     bool
+	}{
+		"its process is gone":               {boot + " " + namespace, nobody, "a", false, true},
+		"in a container of this machine":    {boot + " pid:[1]", nobody, "a", false, false},
+		"here, before a restart":            {"before " + namespace, nobody, "a", false, true},
+		"on another that has the same name": {"other " + namespace, nobody, "b", false, false},
+		"on another, and it was named":      {"other " + namespace, nobody, "b", true, true},
+	} {
+		r := deadRun{id: "11111111", mark: mark{Run: "11111111", Host: host, Boot: test.boot,
+			PID: test.pid, Began: &now, Instances: []string{test.instance, "c"}}}
+		if why := r.alive(test.named, "a"); (why == "") != test.dead {
+			t.Errorf("%s: %q", name, why)
+		}
+	}
+}
+
+func TestARunThatBeginsWhileItIsLookedForIsNotTakenForADeadOne(t *testing.T) {
+	now := time.Now()
+	first := oxide.Disk{Description: mark{Run: "11111111", Host: "x", Began: &now}.description()}
+	made := oxide.Disk{Description: mark{Run: "11111111"}.description()}
+	found := runsIn(inventory{disks: []oxide.Disk{made}},
+		inventory{disks: []oxide.Disk{first, made, made}})
+	if len(found) != 1 || !found[0].mark.whole() || len(found[0].left.disks) != 1 {
+		t.Errorf("found %+v", found)
+	}
+}
+
 // deaths are the ways in which a run ends before its time.
 var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 

@@ -24,14 +24,14 @@ type mark struct {
 	// Run is the run's ID: 8 hexadecimal digits.
 	Run string `json:"run"`
 	// Host is the name of the machine that runs it, PID the program's process ID there, and Boot the
-	// ID of the machine's boot.
+	// ID of the machine's boot and of the namespace of process IDs.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	Boot string `json:"boot,omitempty"`
 	// Began is when the run began.
 	Began *time.Time `json:"began,omitempty"`
-	// Instances are the IDs of those that the run attaches disks to. Helper is the one of them that
-	// it starts and stops.
+	// Instances are the IDs of those that the run attaches disks to, first the one in which it runs.
+	// Helper is the one of them that it starts and stops.
 	Instances []string `json:"instances,omitempty"`
 	Helper    string   `json:"helper,omitempty"`
 }

@@ -83,7 +83,7 @@ var allSettings = []setting{
 		"oxide-conformance-RUN here)", "run", text(func(s *settings) *string { return &s.report })},
 	{"run", "", "", "clean up after this run only", "clean",
 		text(func(s *settings) *string { return &s.run })},
-	{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", running,
+	{"sysfs-root", "OXIDE_SYSFS_ROOT", "/sys", "where sysfs is mounted", onRack,
 		text(func(s *settings) *string { return &s.sysfsRoot })},
 	{"dev-root", "OXIDE_DEV_ROOT", "/dev", "the directory of the device nodes", running,
 		text(func(s *settings) *string { return &s.devRoot })},
