@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
@@ -51,7 +52,10 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	if len(found) == 0 {
 		p.say("Nothing is left of %s in the project %s.", runOrAny(s.run), s.project)
-		return ExitConforms, removeDirs(s.run, found)
+		if err := removeDirs(s.run); err != nil {
+			return ExitFails, err
+		}
+		return ExitConforms, nil
 	}
 	here, _ := s.firmwareID() // "" elsewhere than in an instance
 	var dead []deadRun
@@ -72,9 +76,17 @@ func cleanVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	}
 	var errs []error
 	for _, run := range dead {
-		errs = append(errs, endProcesses(ctx, run.id), w.remove(ctx, run))
+		// The directories first: of a run without objects nobody knows.
+		errs = append(errs, endProcesses(ctx, run.id), removeDirs(run.id), w.remove(ctx, run))
 	}
-	errs = append(errs, removeDirs(s.run, dead))
+	if all, err = w.inventory(context.WithoutCancel(ctx)); err != nil {
+		errs = append(errs, err)
+	}
+	for _, run := range dead {
+		for _, note := range run.notAsBefore(all.instances) {
+			p.say("%s", note)
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return interruptedOr(ctx, ExitFails), err
 	}
@@ -224,20 +236,19 @@ func (w *session) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) 
 	return w.client.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: oxide.NameOrId(disk.Id)})
 }
 
-// removeDirs removes the directories of dead runs on this machine.
-func removeDirs(named string, dead []deadRun) error {
-	ids := []string{}
-	if named != "" {
-		ids = append(ids, named)
+// removeDirs removes the directories of a dead run on this machine; "" is none.
+func removeDirs(run string) error {
+	guest.Sweep()
+	if run == "" {
+		return nil
 	}
-	for _, run := range dead {
-		ids = append(ids, run.id)
+	if pids := processesOf(run); len(pids) > 0 {
+		return fmt.Errorf("run %s is at work, as processes %v, in another project or on another rack: "+
+			"its directory was left", run, pids)
 	}
 	var errs []error
-	for _, id := range ids {
-		for _, parent := range harness.RunParents() {
-			errs = append(errs, os.RemoveAll(filepath.Join(parent, workDir(id))))
-		}
+	for _, parent := range harness.RunParents() {
+		errs = append(errs, os.RemoveAll(filepath.Join(parent, workDir(run))))
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -146,6 +147,20 @@ func TestARunThatBeginsWhileItIsLookedForIsNotTakenForADeadOne(t *testing.T) {
 	}
 }
 
+func TestCleanTellsOfInstancesThatADeadRunLeftOtherwise(t *testing.T) {
+	const running, stopped = oxide.InstanceStateRunning, oxide.InstanceStateStopped
+	r := deadRun{mark: mark{Instances: []string{"here", "second", "helper"}, Helper: "helper"}}
+	for name, want := range map[string][2]oxide.InstanceState{
+		"": {running, stopped}, "second helper": {stopped, running}} {
+		notes := r.notAsBefore([]oxide.Instance{{Id: "here", RunState: running},
+			{Id: "second", Name: "second", RunState: want[0]}, {Id: "other", RunState: stopped},
+			{Id: "helper", Name: "helper", RunState: want[1]}})
+		if len(notes) != len(strings.Fields(name)) {
+			t.Errorf("expected notes on %q; found %q", name, notes)
+		}
+	}
+}
+
 // deaths are the ways in which a run ends before its time.
 var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack goes away"}
 
@@ -177,7 +192,8 @@ func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 // reports whether the run was not over before.
 func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, moment int) bool {
 	t.Helper()
-	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules,ext4,data")
+	env := set("TMPDIR", rack.Dir) // where agents are
+	p := prepare(t, run, rack, env, "run", "--yes", "--only", "rules,ext4,data")
 	first := lastRequest(t, rack, 0)
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -233,7 +249,12 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		}
 	}
 	if want != "exit status 130" {
-		prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+		prepare(t, run, rack, env, "clean", "--yes").exit(t, ExitConforms)
+	}
+	for _, pattern := range []string{"oxide-conformance-*", "oxide-guest-*"} {
+		if left, err := filepath.Glob(filepath.Join(rack.Dir, pattern)); err != nil || len(left) > 0 {
+			t.Errorf("after %s there are %q: %v", death, left, err)
+		}
 	}
 	return true
 }

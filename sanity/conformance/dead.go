@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/oxidecomputer/oxide.go/oxide"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
@@ -90,6 +92,23 @@ func (r deadRun) alive(named bool, here string) string {
 			"runs; if it does not: oxide-conformance clean --run %s", r.mark.Host, r.id)
 	}
 	return ""
+}
+
+// notAsBefore names the instances that the run has stopped or started, and that are still so. Clean
+// leaves them: since the run has died, somebody may want them so.
+func (r deadRun) notAsBefore(instances []oxide.Instance) (notes []string) {
+	for _, n := range instances {
+		i := slices.Index(r.mark.Instances, n.Id)
+		switch {
+		case i > 0 && n.Id != r.mark.Helper && n.RunState == oxide.InstanceStateStopped:
+			notes = append(notes, fmt.Sprintf("Instance %s is stopped, and ran when the run began: start "+
+				"it if it is to run.", n.Name))
+		case n.Id == r.mark.Helper && n.RunState == oxide.InstanceStateRunning:
+			notes = append(notes, fmt.Sprintf("Instance %s runs, and was stopped when the run began: stop "+
+				"it if it is not to run.", n.Name))
+		}
+	}
+	return notes
 }
 
 // isConformance reports whether a process is there and is this program.

@@ -354,6 +354,7 @@ func askShell(ctx context.Context, flag, shell string, instance *oxide.Instance)
 	cmd.Stderr, cmd.WaitDelay = &stderr, time.Second
 	out, err := cmd.Output()
 	said := strings.Fields(string(out))
+	said = said[max(0, len(said)-2):] // a shell may greet before
 	switch {
 	case err != nil:
 		return fail("Try it by hand: "+shell+" id", "%s: %v: %s", flag, err,

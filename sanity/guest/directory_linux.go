@@ -20,7 +20,7 @@ type directory struct {
 }
 
 func newDirectory() (*directory, error) {
-	sweep()
+	Sweep()
 	for {
 		path, err := os.MkdirTemp("", dirPrefix)
 		if err != nil {
@@ -55,8 +55,8 @@ func lockDirectory(path string) (*os.File, error) {
 	return lock, nil
 }
 
-// sweep removes the empty directories of agents that were killed.
-func sweep() {
+// Sweep removes the empty directories of agents that were killed.
+func Sweep() {
 	paths, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	for _, path := range paths {
 		if lock, err := lockDirectory(path); err == nil {
@@ -78,6 +78,6 @@ func (d *directory) remove() error {
 		return errors.Join(err, fmt.Errorf("unmount %s: %w", d.path, failed), d.lock.Close())
 	}
 	err = errors.Join(err, os.Remove(d.path), d.lock.Close())
-	sweep()
+	Sweep()
 	return err
 }
