@@ -27,7 +27,6 @@ func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
 	}{
 		"beside the run's directory": {"", func(*session) {}, ExitConforms, ""},
 		"in a folder that takes no more": {"gone", func(w *session) {
-			must(t, os.Remove(w.folder()))
 			must(t, os.WriteFile(w.folder(), nil, 0o600))
 		}, ExitUsage, "folder of the report"},
 		"a report that does not add up": {"odd", func(w *session) {

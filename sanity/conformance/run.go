@@ -259,7 +259,9 @@ func (w *session) finish(ctx context.Context) (int, error) {
 func (w *session) folder() string { return cmp.Or(w.settings.report, prefix+w.id) }
 
 // tryFolder makes the report's folder and writes into it, before a run that would be for nothing.
+// What it made it removes: a run that is killed has no report.
 func (w *session) tryFolder() error {
+	_, missing := os.Stat(w.folder())
 	if err := os.MkdirAll(w.folder(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of the report: %w; name another one with --report", err)
 	}
@@ -268,7 +270,11 @@ func (w *session) tryFolder() error {
 		return fmt.Errorf("write into the folder of the report: %w; name another one with --report",
 			err)
 	}
-	return errors.Join(file.Close(), os.Remove(file.Name()))
+	err = errors.Join(file.Close(), os.Remove(file.Name()))
+	if missing != nil {
+		err = errors.Join(err, os.Remove(w.folder()))
+	}
+	return err
 }
 
 // writeReport writes the report, and returns where it is: if its folder takes no more, it is kept
