@@ -55,8 +55,19 @@ func (w *session) runCSISanity(ctx context.Context) error {
 	RegisterFailHandler(Fail)
 	csisuite.Quiet()
 	w.followCSISanity(ctx, accesses)
-	RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter)
+	elsewhere(func() { RunSpecs(&verdictOfSpecs{}, "csi-sanity", suite, reporter) })
 	return driver.Stop()
+}
+
+// elsewhere does something in a directory that nobody can take away: Ginkgo ends a program whose
+// directory is gone, and then nothing would be swept.
+func elsewhere(do func()) {
+	here, err := os.Getwd()
+	_ = os.Chdir("/") // which is always there
+	do()
+	if err == nil {
+		_ = os.Chdir(here) // it may be gone
+	}
 }
 
 // verdictOfSpecs is what RunSpecs needs of a test outside go test. The report has the results.

@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,4 +66,32 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestARunEndsInOrderWhenItsDirectoryIsTakenAway(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", "rules,ext4")
+	p.Dir = filepath.Join(t.TempDir(), "here")
+	if err := os.Mkdir(p.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	first := lastRequest(t, rack, 0)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.Await(t.Context(), runTimeout, func() error {
+		if lastRequest(t, rack, first)-first < 100 {
+			return errors.New("the rules are not being checked yet")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(p.Dir); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t, ExitConforms)
+	check()
 }

@@ -45,7 +45,7 @@ func runVerb(ctx context.Context, p *Program, args []string) (int, error) {
 	if !s.yes && !ask(ctx, p, "Go on?") {
 		return interruptedOr(ctx, ExitUsage), errors.New("nothing was made: say --yes, or answer yes")
 	}
-	if err := w.tryFolder(); err != nil {
+	if err := errors.Join(w.tryFolder(), w.fixFolder()); err != nil {
 		return ExitUsage, fmt.Errorf("nothing was made: %w", err)
 	}
 	w.carryOut(ctx)
@@ -275,6 +275,15 @@ func (w *session) tryFolder() error {
 		err = errors.Join(err, os.Remove(w.folder()))
 	}
 	return err
+}
+
+// fixFolder makes the folder of the report independent of the program's directory, which may be
+// taken away.
+func (w *session) fixFolder() (err error) {
+	if w.settings.report, err = filepath.Abs(w.folder()); err != nil {
+		return fmt.Errorf("the directory of this program is gone: %w; change to another one", err)
+	}
+	return nil
 }
 
 // writeReport writes the report, and returns where it is: if its folder takes no more, it is kept
