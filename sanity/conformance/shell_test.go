@@ -31,8 +31,8 @@ func TestAShellThatHangsDoesNotHoldUpAnInterrupt(t *testing.T) {
 	const hangs = 15 * time.Second
 	began := time.Now()
 	// The shell is not the one that holds its output.
-	got := askShell(ctx, "--second-shell", shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second)),
-		&oxide.Instance{Name: "b"})
+	shell := shellOf(t, fmt.Sprintf("sleep %d & wait", hangs/time.Second))
+	got := askShell(ctx, "--second-shell", shell, &oxide.Instance{Name: "b"})
 	if took := time.Since(began); got.status != report.Fail || took > hangs/2 {
 		t.Errorf("%s after %s", got.status, took)
 	}
