@@ -207,15 +207,16 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
+	var exit error
 	go func() {
 		defer close(ended)
-		err = p.Wait()
+		exit = p.Wait()
 	}()
 	for last := first; last-first < moment; last = lastRequest(t, rack, last) {
 		select {
 		case <-ended:
-			if err != nil {
-				t.Errorf("the run ended by itself: %v", err)
+			if exit != nil {
+				t.Errorf("the run ended by itself: %v", exit)
 			}
 			return false
 		case <-time.After(5 * time.Millisecond):
@@ -240,7 +241,7 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 		t.Fatal(err)
 	}
 	<-ended
-	if got := fmt.Sprint(err); got != want {
+	if got := fmt.Sprint(exit); got != want {
 		t.Errorf("after %s the run ended with %q, want %q", death, got, want)
 	}
 	if !rack.Running() {

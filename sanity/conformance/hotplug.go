@@ -48,11 +48,32 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 		return fmt.Errorf("make a stopped instance to attach to: %s", rules.Brief(err))
 	}
 	run.mark.Instances = append(run.mark.Instances, stopped.Id)
-	if err := patiently(ctx, func() error { return w.attach(ctx, disk.Id, stopped.Id) }); err != nil {
+	if err := w.onlyToStopped(ctx, disk.Id, stopped.Id, refused); err != nil {
+		return err
+	}
+	w.report.Rack.HotPlug = report.HotPlugNo
+	return nil
+}
+
+// onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses to
+// attach it to this running one for a second time: a rack that refuses now and then has hot-plug.
+func (w *session) onlyToStopped(ctx context.Context, disk, stopped string, refused error) error {
+	if err := patiently(ctx, func() error { return w.attach(ctx, disk, stopped) }); err != nil {
 		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
 			"instance, and not to a stopped one either: %s", rules.Brief(err))}
 	}
-	w.report.Rack.HotPlug = report.HotPlugNo
+	if err := patiently(ctx, func() error { return w.detach(ctx, disk, stopped) }); err != nil {
+		return briefly("detach the disk of the trial from a stopped instance", err)
+	}
+	again := patiently(ctx, func() error { return w.attach(ctx, disk, w.here.Id) })
+	switch {
+	case again == nil:
+		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
+			"when it was asked again; at first: %s", rules.Brief(refused))}
+	case !saysNotStopped(again):
+		return errAttach{fmt.Errorf("attach: expected that the rack refuses again because this "+
+			"instance is not stopped; found %s", rules.Brief(again))}
+	}
 	return nil
 }
 

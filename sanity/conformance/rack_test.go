@@ -154,9 +154,10 @@ func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	check := balance(t.Context(), t, rack)
-	for _, refusal := range []string{"instance is not fully stopped", "no"} {
+	for refusal, times := range map[string]int{"instance is not fully stopped": 0, "no": 0,
+		"instance is not fully stopped, once": 1} {
 		if _, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{
-			Operation: "instance_disk_attach", Phase: adminapi.Instead,
+			Operation: "instance_disk_attach", Phase: adminapi.Instead, Times: times,
 			Response: &adminapi.Response{Status: 400, ErrorCode: "InvalidRequest",
 				Message: "cannot attach disk: " + refusal}}); err != nil {
 			t.Fatal(err)

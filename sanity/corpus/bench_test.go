@@ -51,9 +51,11 @@ func newBench(
 	for key, value := range env {
 		all[key] = value
 	}
-	b.plugin, err = run.StartPlugin(ctx, harness.PluginOptions{
-		Mode: harness.ModeNode, Command: []string{program}, Env: all,
-	})
+	options := harness.PluginOptions{Mode: harness.ModeNode, Env: all}
+	if program != "" {
+		options.Command = []string{program}
+	}
+	b.plugin, err = run.StartPlugin(ctx, options)
 	return b, err
 }
 

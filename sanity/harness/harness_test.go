@@ -14,7 +14,7 @@ import (
 func script(t *testing.T, text string, env ...string) *process {
 	t.Helper()
 	p, err := startProcess("script", filepath.Join(t.TempDir(), "log"),
-		[]string{"-c", text}, env)
+		[]string{"/bin/sh", "-c", text}, env)
 	if err != nil {
 		t.Fatal(err)
 	}
