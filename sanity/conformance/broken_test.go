@@ -3,11 +3,8 @@
 package conformance
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,43 +102,43 @@ func TestARackInOrderThatIsFarAwayAndBusyIsNoFalseAlarm(t *testing.T) {
 	if p.Long() {
 		runs, args = quietRuns, []string{"run", "--yes"}
 	}
-	var alarms, results atomic.Int64
-	var mu sync.Mutex // of t.Errorf's neighbours: a failed run is shown whole
+	programs, ends := make([]*program, runs), make([]error, runs)
 	var group errgroup.Group
 	group.SetLimit(4) // they wait, most of the time
 	for i := range runs {
 		rack := rackOf(t, run, harness.RackOptions{})
 		noise(t, rack, p.Seed+2*uint64(i))
-		program := prepare(t, run, rack, nil, args...)
+		programs[i] = prepare(t, run, rack, nil, args...)
 		group.Go(func() error {
-			if err := program.Start(); err != nil {
+			if err := programs[i].Start(); err != nil {
 				return err
 			}
-			end := time.AfterFunc(3*runTimeout, func() { _ = program.Process.Kill() })
+			end := time.AfterFunc(3*runTimeout, func() { _ = programs[i].Process.Kill() })
 			defer end.Stop()
-			err := program.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			r := program.report(t)
-			results.Add(int64(len(r.Results)))
-			if err != nil {
-				alarms.Add(1)
-				t.Errorf("run %d: %v: %s", i+1, err, r.Why)
-			}
-			again := 0
-			for _, result := range r.Results {
-				if result.Tries > 1 {
-					again++
-				}
-			}
-			p.Say("run %d: %s, %d checked again", i+1, r.Verdict, again)
+			ends[i] = programs[i].Wait()
+			p.Say("run %d: %s", i+1, programs[i].ProcessState)
 			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	p.Figure("runs", runs, "alarms", alarms.Load(), "results", results.Load())
+	alarms, results, again := 0, 0, 0
+	for i, end := range ends {
+		if end != nil {
+			alarms++
+			t.Errorf("run %d: %v", i+1, end)
+			continue
+		}
+		r := programs[i].report(t)
+		results += len(r.Results)
+		for _, result := range r.Results {
+			if result.Tries > 1 {
+				again++
+			}
+		}
+	}
+	p.Figure("runs", runs, "alarms", alarms, "results", results, "checked_again", again)
 }
 
 func TestTheMutationsOfTheRackHaveNamesOfTheirOwn(t *testing.T) {
@@ -159,5 +156,4 @@ func TestTheMutationsOfTheRackHaveNamesOfTheirOwn(t *testing.T) {
 	if !slices.ContainsFunc(mutations, func(m adminapi.Mutation) bool { return m.Rule == "data" }) {
 		t.Error("nothing breaks data")
 	}
-	fmt.Println(len(mutations), "mutations")
 }

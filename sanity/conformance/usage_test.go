@@ -82,18 +82,6 @@ func TestEveryVerbAndSettingIsInTheHelp(t *testing.T) {
 	}
 }
 
-func TestEveryVerbHasHelp(t *testing.T) {
-	run := harness.RunFor(t)
-	for _, args := range []string{"help", "--help", "-h", "run --help", "clean -h",
-		"preflight --help"} {
-		p := prepare(t, run, nil, nil, strings.Fields(args)...)
-		p.exit(t, ExitConforms)
-		if !strings.Contains(p.out.String(), "OXIDE_HOST") || p.errs.Len() > 0 {
-			t.Errorf("%s prints %q, and %q on standard error", args, p.out.String(), p.errs.String())
-		}
-	}
-}
-
 func TestAPreflightMakesNothingAndSaysWhatARunWouldMeet(t *testing.T) {
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{Args: []string{"--token-ttl", "240h"}})
@@ -135,15 +123,16 @@ func TestAPreflightTellsAViewerWhichRoleIsMissing(t *testing.T) {
 }
 
 func TestEveryVerbAnswersAQuestionForHelp(t *testing.T) {
+	questions := [][]string{{"help"}, {"--help"}, {"-h"}}
 	for verb := range verbs {
-		for _, question := range []string{"--help", "-h"} {
-			var out, errs strings.Builder
-			p := Program{Args: []string{verb, question}, Getenv: func(string) string { return "" },
-				Stdout: &out, Stderr: &errs}
-			if status := p.Main(t.Context()); status != ExitConforms || errs.Len() > 0 ||
-				!strings.Contains(out.String(), "--budget") {
-				t.Errorf("%s %s: %d, %s", verb, question, status, errs.String())
-			}
+		questions = append(questions, []string{verb, "--help"}, []string{verb, "-h"})
+	}
+	for _, args := range questions {
+		var out, errs strings.Builder
+		p := Program{Args: args, Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &errs}
+		if status := p.Main(t.Context()); status != ExitConforms || errs.Len() > 0 ||
+			!strings.Contains(out.String(), "--budget") {
+			t.Errorf("%s: %d, %s", args, status, errs.String())
 		}
 	}
 }
