@@ -32,6 +32,9 @@ type Difference struct {
 	Worsened, Improved, Other []ResultChange
 	// New are results of B alone, Gone of A alone.
 	New, Gone []Result
+	// NewGroups and GoneGroups count results, too: of groups of which the other report has none. In
+	// New is of these only what failed.
+	NewGroups, GoneGroups map[string]int
 	// Latencies are the operations whose median changed much.
 	Latencies []LatencyChange
 	// Compared counts the operations with enough calls in both, TooFew those without, and OneSided
@@ -60,6 +63,7 @@ func Diff(a, b *Report) *Difference {
 		VerdictA: a.Verdict, VerdictB: b.Verdict,
 		LeftA: len(a.Ledger.Left), LeftB: len(b.Ledger.Left),
 		FindingsA: len(a.Witness.Findings), FindingsB: len(b.Witness.Findings),
+		NewGroups: map[string]int{}, GoneGroups: map[string]int{},
 	}
 	d.diffFacts(a, b)
 	d.diffResults(a, b)
@@ -121,14 +125,20 @@ func (d *Difference) diffFacts(a, b *Report) {
 
 func (d *Difference) diffResults(a, b *Report) {
 	before := map[[2]string]Result{}
+	groups := map[string]bool{}
 	for _, result := range a.Results {
 		before[result.key()] = result
+		groups[result.Group] = true
 	}
+	groupsNow := map[string]bool{}
 	for _, now := range b.Results {
 		then, both := before[now.key()]
 		delete(before, now.key())
+		groupsNow[now.Group] = true
 		change := ResultChange{then, now}
 		switch {
+		case !both && !groups[now.Group] && now.Status != Failed:
+			d.NewGroups[now.Group]++
 		case !both:
 			d.New = append(d.New, now)
 		case then.Status == now.Status:
@@ -142,7 +152,10 @@ func (d *Difference) diffResults(a, b *Report) {
 		}
 	}
 	for _, result := range a.Results {
-		if _, gone := before[result.key()]; gone {
+		switch _, gone := before[result.key()]; {
+		case gone && !groupsNow[result.Group]:
+			d.GoneGroups[result.Group]++
+		case gone:
 			d.Gone = append(d.Gone, result)
 		}
 	}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,11 +77,30 @@ func TestADifferenceIsToldWorseFirst(t *testing.T) {
 	}
 }
 
+func TestGroupsThatOneRunLeftOutAreCounted(t *testing.T) {
+	a, b := example(), example()
+	a.Results = slices.DeleteFunc(a.Results, func(r Result) bool { return r.Group == "data" })
+	b.Results = slices.DeleteFunc(b.Results, func(r Result) bool { return r.Group == "rules" })
+	const want = `
+Results: 50 in A, 37 in B
+  26 in both: 26 the same, 0 worse, 0 better, 0 otherwise changed
+  24 in A alone, 11 in B alone
+  in B alone:
+    all of data: 10
+    data D02 What was written is read on the second instance: failed
+  in A alone:
+    all of rules: 24
+`
+	if text := Diff(a, b).String(); !strings.Contains(text, want) {
+		t.Errorf("got\n%s", text)
+	}
+}
+
 func TestAReportDoesNotDifferFromItself(t *testing.T) {
 	for name, r := range reports() {
 		d := Diff(r, r)
 		if d.Worse() || len(d.Facts)+len(d.Worsened)+len(d.Improved)+len(d.Other)+len(d.New)+
-			len(d.Gone)+len(d.Latencies) > 0 || d.Same != len(r.Results) {
+			len(d.Gone)+len(d.NewGroups)+len(d.GoneGroups)+len(d.Latencies) > 0 || d.Same != len(r.Results) {
 			t.Errorf("%s differs from itself:\n%s", name, d)
 		}
 	}
@@ -166,10 +186,11 @@ func TestTheNumbersOfADifferenceAddUp(t *testing.T) {
 		a, b := drawReport(t), drawReport(t)
 		d, back := Diff(a, b), Diff(b, a)
 		both := d.Same + len(d.Worsened) + len(d.Improved) + len(d.Other)
-		if both+len(d.Gone) != len(a.Results) || both+len(d.New) != len(b.Results) {
+		gone, added := d.alone()
+		if both+gone != len(a.Results) || both+added != len(b.Results) {
 			t.Fatalf("the results do not add up to %d and %d:\n%s", len(a.Results), len(b.Results), d)
 		}
-		if d.Same != back.Same || len(d.New) != len(back.Gone) || len(d.Gone) != len(back.New) ||
+		if d.Same != back.Same ||
 			len(d.Latencies) != len(back.Latencies) || len(d.Facts) != len(back.Facts) {
 			t.Fatalf("there and back differ:\n%s\n%s", d, back)
 		}

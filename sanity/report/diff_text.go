@@ -2,6 +2,8 @@ package report
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -53,11 +55,11 @@ func oneLine(s string) string {
 
 func (d *Difference) writeResults(text *strings.Builder) {
 	changed := len(d.Worsened) + len(d.Improved) + len(d.Other)
-	fmt.Fprintf(text, "Results: %d in A, %d in B\n",
-		d.Same+changed+len(d.Gone), d.Same+changed+len(d.New))
+	gone, added := d.alone()
+	fmt.Fprintf(text, "Results: %d in A, %d in B\n", d.Same+changed+gone, d.Same+changed+added)
 	fmt.Fprintf(text, "  %d in both: %d the same, %d worse, %d better, %d otherwise changed\n",
 		d.Same+changed, d.Same, len(d.Worsened), len(d.Improved), len(d.Other))
-	fmt.Fprintf(text, "  %d in A alone, %d in B alone\n", len(d.Gone), len(d.New))
+	fmt.Fprintf(text, "  %d in A alone, %d in B alone\n", gone, added)
 	for _, part := range []struct {
 		title   string
 		changes []ResultChange
@@ -76,15 +78,31 @@ func (d *Difference) writeResults(text *strings.Builder) {
 	for _, part := range []struct {
 		title   string
 		results []Result
-	}{{"in B alone", d.New}, {"in A alone", d.Gone}} {
-		if len(part.results) > 0 {
+		groups  map[string]int
+	}{{"in B alone", d.New, d.NewGroups}, {"in A alone", d.Gone, d.GoneGroups}} {
+		if len(part.results)+len(part.groups) > 0 {
 			fmt.Fprintf(text, "  %s:\n", part.title)
+		}
+		for _, group := range slices.Sorted(maps.Keys(part.groups)) {
+			fmt.Fprintf(text, "    all of %s: %d\n", oneLine(group), part.groups[group])
 		}
 		for _, result := range part.results {
 			fmt.Fprintf(text, "    %s: %s\n", oneLine(result.title()), result.Status.words())
 		}
 	}
 	text.WriteString("\n")
+}
+
+// alone counts the results of A alone and of B alone.
+func (d *Difference) alone() (gone, added int) {
+	gone, added = len(d.Gone), len(d.New)
+	for _, n := range d.GoneGroups {
+		gone += n
+	}
+	for _, n := range d.NewGroups {
+		added += n
+	}
+	return gone, added
 }
 
 func (d *Difference) writeLatencies(text *strings.Builder) {
