@@ -7,7 +7,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -53,14 +52,6 @@ var programs = map[string]func(context.Context, []string) int{
 	"oxide-simulator": func(ctx context.Context, args []string) int {
 		return program.Main(ctx, args, os.Stdout, os.Stderr)
 	},
-	guest.Verb: agent,
-}
-
-// agent works in another instance of the rack, into which a run has copied this file.
-func agent(ctx context.Context, _ []string) int {
-	if err := guest.Serve(ctx, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "oxide-conformance:", err)
-		return 1
-	}
-	return 0
+	// An agent works in another instance of the rack, into which a run has copied this file.
+	guest.Verb: func(ctx context.Context, _ []string) int { return guest.Main(ctx) },
 }

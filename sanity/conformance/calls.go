@@ -74,13 +74,13 @@ func (w *session) intercept(ctx context.Context, method string, req, reply any,
 	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
 	for {
 		call.tries++
-		if w.gone.Load() {
-			err = status.Error(codes.Unavailable, errLost.Error())
+		if lost := w.lost(); lost != nil {
+			err = status.Error(codes.Unavailable, lost.Error())
 			break
 		}
 		err = invoke(ctx, method, req, reply, conn, options...)
 		if !asksAgain(err) || call.tries == callTries || backoff.Wait(ctx) != nil ||
-			call.tries > callTries/2 && w.lost(ctx) {
+			call.tries > callTries/2 && w.askRack(ctx) != nil {
 			break
 		}
 	}
@@ -172,8 +172,12 @@ func objectOf(req any) string {
 func evidence(calls []rpc) []report.Exchange {
 	var all []report.Exchange
 	for _, c := range calls {
-		all = append(all, report.Exchange{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
-			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)})
+		e := report.Exchange{Kind: report.RPC, Operation: c.name, Code: c.code.String(),
+			ErrorCode: c.reason, Milliseconds: milliseconds(c.took)}
+		if c.tries > 1 {
+			e.Answer = fmt.Sprintf("after %d tries", c.tries)
+		}
+		all = append(all, e)
 	}
 	return all
 }
@@ -191,17 +195,20 @@ func answers(exchanges []rules.Exchange) []report.Exchange {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// patient is a transport for what may be repeated: an administrator's reads, attaches, detaches,
-// starts and stops. It repeats a request while the rack says that it is busy.
+// patient is a transport for what may be repeated: an administrator's requests. It repeats one
+// while the rack says that it is busy, and then returns its last answer.
 type patient struct{ next http.RoundTripper }
 
-// RoundTrip returns the last answer.
+// busyTimeout is how long a rack may be busy before that is its answer.
+const busyTimeout = time.Minute
+
+// RoundTrip sends the request until it has another answer.
 func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
-	backoff := harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}
-	for tries := 1; ; tries++ {
+	ctx, cancel := context.WithTimeout(req.Context(), busyTimeout)
+	defer cancel()
+	for backoff := (harness.Backoff{Next: 100 * time.Millisecond, Max: 2 * time.Second}); ; {
 		resp, err := p.next.RoundTrip(req)
-		if err != nil || !rules.MeansBusy(resp.StatusCode) || tries == callTries ||
-			backoff.Wait(req.Context()) != nil {
+		if err != nil || !rules.MeansBusy(resp.StatusCode) || backoff.Wait(ctx) != nil {
 			return resp, err
 		}
 		_ = resp.Body.Close()

@@ -187,13 +187,17 @@ func (r deadRun) onlyInTheWay() bool {
 func (w *session) removeOnce(ctx context.Context, run deadRun) error {
 	var errs []error
 	step := func(what string, name oxide.Name, do func() error) {
-		if err := patiently(ctx, do); err != nil && !rules.IsGone(err) {
+		if err := do(); err != nil && !rules.IsGone(err) {
 			errs = append(errs, fmt.Errorf("%s %s: %s", what, name, rules.Brief(err)))
 		}
 	}
 	client := w.client
 	for _, n := range run.left.instances {
-		step("delete instance", n.Name, func() error { return w.rack.RemoveInstance(ctx, n.Id) })
+		step("delete instance", n.Name, func() error {
+			return rules.Patiently(ctx, func(ctx context.Context) error {
+				return w.rack.RemoveInstance(ctx, n.Id)
+			})
+		})
 	}
 	for _, s := range run.left.snapshots {
 		step("delete snapshot", s.Name, func() error {
@@ -201,10 +205,7 @@ func (w *session) removeOnce(ctx context.Context, run deadRun) error {
 				oxide.SnapshotDeleteParams{Snapshot: oxide.NameOrId(s.Id)})
 		})
 	}
-	last := slices.IndexFunc(run.left.disks, func(d oxide.Disk) bool {
-		m, is := parseMark(d.Description)
-		return is && m.whole()
-	})
+	last := slices.IndexFunc(run.left.disks, describesRun)
 	for i, d := range run.left.disks {
 		if i != last {
 			step("remove disk", d.Name, func() error { return w.removeDisk(ctx, run, d) })
@@ -215,6 +216,12 @@ func (w *session) removeOnce(ctx context.Context, run deadRun) error {
 		step("remove disk", d.Name, func() error { return w.removeDisk(ctx, run, d) })
 	}
 	return errors.Join(errs...)
+}
+
+// describesRun recognizes the disk that a run makes first and deletes last.
+func describesRun(d oxide.Disk) bool {
+	m, is := parseMark(d.Description)
+	return is && m.whole()
 }
 
 func (w *session) removeDisk(ctx context.Context, run deadRun, disk oxide.Disk) error {

@@ -121,8 +121,8 @@ func (w *session) followCSISanity(ctx context.Context, accesses []string) {
 		if access := accessOf(r); access != "" {
 			done[access]++
 			w.result(w.unlessLost(ctx, w.resultOf(access, r, w.calls.since(point))))
-			if w.gone.Load() {
-				AbortSuite(errLost.Error())
+			if err := w.lost(); err != nil {
+				AbortSuite(err.Error())
 			}
 		}
 	})

@@ -31,7 +31,7 @@ func (w *session) runData(ctx context.Context) (err error) {
 	checks := data.Checks()
 	w.progress.enter(partData, len(checks))
 	for _, check := range checks {
-		if ctx.Err() != nil || w.gone.Load() {
+		if ctx.Err() != nil || w.lost() != nil {
 			break
 		}
 		w.result(w.unlessLost(ctx, w.checkData(ctx, bench, check)))
@@ -73,8 +73,7 @@ func (w *session) checkData(ctx context.Context, b *data.Bench, check data.Check
 	return result
 }
 
-// notMade lists the RPCs that a check is about, and did not call. What the rack has to have heard
-// is compared with its log, when there is one.
+// notMade lists the RPCs that a check is about, and did not call.
 func notMade(check data.Check, calls []rpc) (missing []string) {
 	for _, name := range check.Calls {
 		isRPC := strings.ToLower(name) != name

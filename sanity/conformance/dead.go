@@ -123,25 +123,22 @@ func isConformance(pid int) bool {
 // endProcesses waits until the driver of a dead run has ended, which may still carry out a call,
 // and kills it if it does not.
 func endProcesses(ctx context.Context, run string) error {
-	left := func() []int { return processesOf(run) }
-	err := harness.Await(ctx, harness.StopTimeout, func() error {
-		if pids := left(); len(pids) > 0 {
-			return fmt.Errorf("processes %v of run %s still run", pids, run)
-		}
-		return nil
-	})
+	ended := func() error {
+		return harness.Await(ctx, harness.StopTimeout, func() error {
+			if pids := processesOf(run); len(pids) > 0 {
+				return fmt.Errorf("processes %v of run %s do not end", pids, run)
+			}
+			return nil
+		})
+	}
+	err := ended()
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	for _, pid := range left() {
+	for _, pid := range processesOf(run) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return harness.Await(ctx, harness.StopTimeout, func() error {
-		if pids := left(); len(pids) > 0 {
-			return fmt.Errorf("processes %v of run %s do not end", pids, run)
-		}
-		return nil
-	})
+	return ended()
 }
 
 // workDir names the directory of a run's processes. It is not that of the report, which may be

@@ -18,6 +18,10 @@ func (w *session) folder() string { return cmp.Or(w.settings.report, prefix+w.id
 // What it made it removes: a run that is killed has no report.
 func (w *session) tryFolder() error {
 	_, missing := os.Stat(w.folder())
+	if _, err := os.Lstat(filepath.Join(w.folder(), "report.json")); err == nil {
+		return fmt.Errorf("%s has the report of another run; name another folder with --report",
+			w.folder())
+	}
 	if err := os.MkdirAll(w.folder(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of the report: %w; name another one with --report", err)
 	}
@@ -47,7 +51,7 @@ func (w *session) fixFolder() (err error) {
 func (w *session) writeReport() (folder string, err error) {
 	folder = w.folder()
 	err = report.Write(folder, w.report, w.token)
-	// One that does not add up is there, and an older one is not this.
+	// One that does not add up is there, and another run's is not this.
 	written, _ := os.ReadFile(filepath.Join(folder, "report.json"))
 	if w.dir != nil && !strings.Contains(string(written), w.id) {
 		folder = filepath.Join(w.dir.Dir, "report")

@@ -61,6 +61,15 @@ func TestAReportIsWhereTheRunSaysItIs(t *testing.T) {
 	}
 }
 
+func TestARunDoesNotReplaceTheReportOfAnother(t *testing.T) {
+	w := &session{settings: &settings{report: t.TempDir()}}
+	must(t, w.tryFolder())
+	must(t, os.WriteFile(filepath.Join(w.folder(), "report.json"), nil, 0o600))
+	if err := w.tryFolder(); err == nil || !strings.Contains(err.Error(), "--report") {
+		t.Errorf("into the folder of another report: %v", err)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -5,22 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
 )
 
-// errAttach is a rack that attaches no disks at all.
+// errAttach is a rack that attaches no disks, or only now and then, or that does not show them.
 type errAttach struct{ error }
 
 // learnHotplug finds out whether the rack attaches a disk to this running instance. A refusal means
 // that it cannot only if it is the one that a rack without hot-plug gives, and if the same disk
 // then attaches to a stopped instance; any other refusal is a failure of attach.
 func (w *session) learnHotplug(ctx context.Context) (err error) {
-	disk, err := w.makeDisk(ctx, "hotplug")
+	disk, err := w.createDisk(ctx, "hotplug", mark{Run: w.id})
 	if err != nil {
 		return err
 	}
@@ -29,15 +31,16 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 		ctx := context.WithoutCancel(ctx)
 		now, errLook := w.look(ctx, disk.Id)
 		if errLook == nil {
-			errLook = patiently(ctx, func() error { return w.removeDisk(ctx, run, *now) })
+			errLook = w.removeDisk(ctx, run, *now)
 		}
 		err = errors.Join(err, briefly("remove the disk of the trial", errLook))
 	}()
-	refused := patiently(ctx, func() error { return w.attach(ctx, disk.Id, w.here.Id) })
+	refused := w.attach(ctx, disk.Id, w.here.Id)
 	if refused == nil {
 		w.rack.Hotplug, w.report.Rack.HotPlug = true, report.HotPlugYes
-		return briefly("detach the disk of the trial from this instance",
-			patiently(ctx, func() error { return w.detach(ctx, disk.Id, w.here.Id) }))
+		return errors.Join(w.awaitDevice(ctx, disk.Name),
+			briefly("detach the disk of the trial from this instance",
+				w.detach(ctx, disk.Id, w.here.Id)))
 	}
 	if !saysNotStopped(refused) {
 		return errAttach{fmt.Errorf("attach: expected that the rack attaches a disk to this "+
@@ -55,17 +58,44 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 	return nil
 }
 
+// deviceTimeout is how long an instance may take to show the device of a disk that was attached.
+const deviceTimeout = 30 * time.Second
+
+// awaitDevice demands that this instance shows the disk. Every volume would be waited for otherwise.
+func (w *session) awaitDevice(ctx context.Context, disk oxide.Name) error {
+	serial := rules.SerialOf(disk)
+	err := harness.Await(ctx, deviceTimeout, func() error {
+		devices, err := guest.Devices(w.sysfsRoot)
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, d := range devices {
+			if d.Serial == serial {
+				return nil
+			}
+			found = append(found, d.Serial)
+		}
+		return fmt.Errorf("expected a device with the serial %q in this instance; found %q", serial,
+			found)
+	})
+	if err != nil {
+		return errAttach{fmt.Errorf("attach: the rack attached a disk, but %w", err)}
+	}
+	return nil
+}
+
 // onlyToStopped demands that the rack attaches the disk to a stopped instance, and refuses to
 // attach it to this running one for a second time: a rack that refuses now and then has hot-plug.
 func (w *session) onlyToStopped(ctx context.Context, disk, stopped string, refused error) error {
-	if err := patiently(ctx, func() error { return w.attach(ctx, disk, stopped) }); err != nil {
+	if err := w.attach(ctx, disk, stopped); err != nil {
 		return errAttach{fmt.Errorf("attach: the rack does not attach a disk to this running "+
 			"instance, and not to a stopped one either: %s", rules.Brief(err))}
 	}
-	if err := patiently(ctx, func() error { return w.detach(ctx, disk, stopped) }); err != nil {
+	if err := w.detach(ctx, disk, stopped); err != nil {
 		return briefly("detach the disk of the trial from a stopped instance", err)
 	}
-	again := patiently(ctx, func() error { return w.attach(ctx, disk, w.here.Id) })
+	again := w.attach(ctx, disk, w.here.Id)
 	switch {
 	case again == nil:
 		return errAttach{fmt.Errorf("attach: the rack attached a disk to this running instance only "+
@@ -106,29 +136,16 @@ func (w *session) attach(ctx context.Context, disk, instance string) error {
 	return err
 }
 
-func (w *session) look(ctx context.Context, disk string) (seen *oxide.Disk, err error) {
-	err = patiently(ctx, func() (err error) {
-		seen, err = w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
-		return err
-	})
-	return seen, err
+func (w *session) look(ctx context.Context, disk string) (*oxide.Disk, error) {
+	return w.client.DiskView(ctx, oxide.DiskViewParams{Disk: oxide.NameOrId(disk)})
 }
 
-// makeDisk makes a blank disk of 1 GiB past the driver. The name of the run is in its own.
-func (w *session) makeDisk(ctx context.Context, what string) (*oxide.Disk, error) {
-	return w.createDisk(ctx, what, mark{Run: w.id})
-}
-
-func (w *session) createDisk(ctx context.Context, what string, m mark) (disk *oxide.Disk,
-	err error,
-) {
-	err = patiently(ctx, func() (err error) {
-		disk, err = w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
-			Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
-				Description: m.description(), Size: oxide.ByteCount(harness.GiB),
-				DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
-		return err
-	})
+// createDisk makes a blank disk of 1 GiB past the driver. The name of the run is in its own.
+func (w *session) createDisk(ctx context.Context, what string, m mark) (*oxide.Disk, error) {
+	disk, err := w.client.DiskCreate(ctx, oxide.DiskCreateParams{Project: w.projectName(),
+		Body: &oxide.DiskCreate{Name: oxide.Name("conf-" + w.id + "-" + what),
+			Description: m.description(), Size: oxide.ByteCount(harness.GiB),
+			DiskBackend: rules.From(&oxide.DiskSourceBlank{BlockSize: 512})}})
 	return disk, briefly("create a disk", err)
 }
 

@@ -2,38 +2,20 @@ package conformance
 
 import (
 	"context"
-	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 )
-
-// kernelRelease is the release of the running kernel.
-func kernelRelease() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(u.Release[:])
-}
 
 // askKernel demands the system calls by which the driver mounts (Linux 5.12).
 func (w *session) askKernel(context.Context) finding {
-	err := unix.MountSetattr(-1, "", 0, nil)
-	if err == unix.ENOSYS {
-		return finding{report.Fail, kernelRelease(), "The driver needs Linux 5.12 or newer."}
+	release, err := guest.KernelRelease()
+	if err != nil {
+		return warn("", "%s", err)
 	}
-	return pass("Linux %s", kernelRelease())
-}
-
-func osRelease() string {
-	text, _ := os.ReadFile("/etc/os-release")
-	for line := range strings.Lines(string(text)) {
-		if name, is := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); is {
-			return strings.Trim(name, `"`)
-		}
+	if unix.MountSetattr(-1, "", 0, nil) == unix.ENOSYS {
+		return fail("The driver needs Linux 5.12 or newer.", "Linux %s", release)
 	}
-	return ""
+	return pass("Linux %s", release)
 }

@@ -4,10 +4,6 @@ package conformance
 
 import "context"
 
-func kernelRelease() string { return "" }
-
-func osRelease() string { return "" }
-
 func (w *session) askKernel(context.Context) finding {
 	return fail("Run it in an instance of the rack.", "not Linux")
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -21,11 +20,11 @@ type inventory struct {
 	instances []oxide.Instance
 }
 
-// inventory reads the project. It is patient with a rack that is busy.
+// inventory reads the project.
 func (w *session) inventory(ctx context.Context) (inventory, error) {
 	var all inventory
 	read := func(what string, ask func() error) error {
-		if err := patiently(ctx, ask); err != nil {
+		if err := ask(); err != nil {
 			return fmt.Errorf("list the project's %s: %s", what, rules.Brief(err))
 		}
 		return nil
@@ -46,16 +45,6 @@ func (w *session) inventory(ctx context.Context) (inventory, error) {
 				oxide.InstanceListParams{Project: project})
 			return err
 		}))
-}
-
-// busyTimeout is how long a rack may be busy before that is its answer.
-const busyTimeout = time.Minute
-
-// patiently repeats a request while the rack says that it is busy.
-func patiently(ctx context.Context, ask func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, busyTimeout)
-	defer cancel()
-	return rules.Patiently(ctx, func(context.Context) error { return ask() })
 }
 
 // count is what the report's ledger has.

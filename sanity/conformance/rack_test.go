@@ -174,6 +174,46 @@ func TestARackThatRefusesEveryAttachDoesNotConform(t *testing.T) {
 	}
 }
 
+func TestARackThatShowsNoDevicesDoesNotConform(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	check := balance(t.Context(), t, rack)
+	if err := rack.Admin.Mutate(t.Context(), "A54-serial-of-id"); err != nil {
+		t.Fatal(err)
+	}
+	p := prepare(t, run, rack, nil, "run", "--yes")
+	p.exit(t, ExitFails)
+	if r := p.report(t); len(r.Results) != 1 ||
+		!strings.Contains(r.Results[0].Reason, "a device with the serial") {
+		t.Errorf("the results are %+v", r.Results)
+	}
+	check()
+}
+
+func TestARunWhoseTokenExpiresSaysSoAndBlamesNothing(t *testing.T) {
+	run := harness.RunFor(t)
+	rack := rackOf(t, run, harness.RackOptions{})
+	fault, err := rack.Admin.AddFault(t.Context(), adminapi.Fault{Phase: adminapi.Instead, Skip: 200,
+		Response: &adminapi.Response{Status: 401, ErrorCode: "Unauthorized",
+			Message: "credentials missing or invalid"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := balance(t.Context(), t, rack)
+	p := prepare(t, run, rack, nil, "run", "--yes", "--only", partRules)
+	p.exit(t, ExitUsage)
+	r := p.report(t)
+	if count := statuses(r); r.Verdict != report.Incomplete || !strings.Contains(r.Why, "token") ||
+		count[report.Passed] == 0 || count[report.Failed] > 0 {
+		t.Errorf("the verdict is %s: %s; %v", r.Verdict, r.Why, count)
+	}
+	if err := rack.Admin.RemoveFault(t.Context(), fault); err != nil {
+		t.Fatal(err)
+	}
+	prepare(t, run, rack, nil, "clean", "--yes").exit(t, ExitConforms)
+	check()
+}
+
 func TestABudgetThatIsUsedUpEndsWhatWouldExceedIt(t *testing.T) {
 	b := newBudget(amount{2, 3})
 	first, err := b.begin(1)

@@ -11,37 +11,55 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 )
 
-// errLost is a rack that does not answer any more. What fails then says nothing of the rack's
-// rules.
-var errLost = errors.New("the rack does not answer any more")
+// Why a run loses its rack. What fails then says nothing of the rack's rules.
+var (
+	errAway  = errors.New("the rack does not answer any more")
+	errToken = errors.New("the rack does not know the token any more: it has expired, or somebody " +
+		"has deleted it; create another one with oxide auth login")
+)
 
-// lostAfter is how long a rack may be away.
+// lostAfter is how long a rack may be away, or refuse the token.
 const lostAfter = 10 * time.Second
 
-// lost reports whether the rack has gone away for longer than it may; an error of its is an answer.
-func (w *session) lost(ctx context.Context) bool {
-	if w.gone.Load() || ctx.Err() != nil {
-		return w.gone.Load()
+// lost is why nothing more can be learned from the rack, or nil.
+func (w *session) lost() error {
+	if err := w.loss.Load(); err != nil {
+		return *err
 	}
-	err := harness.Await(ctx, lostAfter, func() error {
-		_, err := w.client.Ping(ctx)
-		var answered *oxide.HTTPError
-		if errors.As(err, &answered) {
-			return nil
-		}
-		return err
-	})
-	if err != nil && ctx.Err() == nil {
-		w.gone.Store(true)
-	}
-	return w.gone.Load()
+	return nil
 }
 
-// unlessLost turns a failure into an interruption if the rack has gone away. It asks only after a
-// failure.
+// askRack asks whether the rack is lost. An error of its is an answer, unless it refuses the token.
+func (w *session) askRack(ctx context.Context) error {
+	if w.lost() != nil || ctx.Err() != nil {
+		return w.lost()
+	}
+	var loss error
+	err := harness.Await(ctx, lostAfter, func() error {
+		_, err := w.client.CurrentUserView(ctx)
+		var answered *oxide.HTTPError
+		switch {
+		case errors.Is(err, oxide.ErrHTTP401):
+			loss = errToken
+			return err
+		case !errors.As(err, &answered):
+			loss = errAway
+			return err
+		}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		w.loss.Store(&loss)
+	}
+	return w.lost()
+}
+
+// unlessLost turns a failure into an interruption if the rack is lost. It asks only after a failure.
 func (w *session) unlessLost(ctx context.Context, r report.Result) report.Result {
-	if r.Status == report.Failed && w.lost(ctx) {
-		r.Status, r.Reason = report.Interrupted, errLost.Error()
+	if r.Status == report.Failed {
+		if err := w.askRack(ctx); err != nil {
+			r.Status, r.Reason = report.Interrupted, err.Error()
+		}
 	}
 	return r
 }

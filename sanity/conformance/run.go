@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/namespace"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
@@ -59,8 +61,9 @@ func (w *session) describe() {
 	w.report.Run.Selected = w.selected()
 	w.report.Run.Budget = w.settings.budget.String()
 	w.report.Run.Began = time.Now().UTC()
+	kernel, _ := guest.KernelRelease() // "" elsewhere than on Linux
 	w.report.Versions = report.Versions{Suite: w.Version, Driver: w.Version, SDK: sdkVersion(),
-		Go: runtime.Version(), Kernel: kernelRelease(), OS: osRelease(), Arch: runtime.GOARCH,
+		Go: runtime.Version(), Kernel: kernel, OS: osRelease(), Arch: runtime.GOARCH,
 		Tools: toolVersions()}
 }
 
@@ -150,25 +153,21 @@ func (w *session) runParts(ctx context.Context) error {
 	if w.selects(partRules) {
 		w.runRules(ctx)
 	}
-	if ctx.Err() == nil && !w.gone.Load() && w.selects("ext4", "xfs", "btrfs", "block") {
+	if ctx.Err() == nil && w.lost() == nil && w.selects("ext4", "xfs", "btrfs", "block") {
 		err = errors.Join(err, w.runCSISanity(ctx))
 	}
-	if ctx.Err() == nil && !w.gone.Load() && w.selects(partData) {
+	if ctx.Err() == nil && w.lost() == nil && w.selects(partData) {
 		err = errors.Join(err, w.runData(ctx))
 	}
 	w.progress.leave()
 	return err
 }
 
-func (w *session) selects(any ...string) bool {
-	for _, part := range w.selected() {
-		for _, one := range any {
-			if part == one {
-				return true
-			}
-		}
-	}
-	return false
+// selects reports whether one of the parts is to run.
+func (w *session) selects(parts ...string) bool {
+	return slices.ContainsFunc(w.selected(), func(part string) bool {
+		return slices.Contains(parts, part)
+	})
 }
 
 // runRules checks every rule.
@@ -193,7 +192,7 @@ func (w *session) runRules(ctx context.Context) {
 		}
 		w.note(ruled.Exchanges)
 		w.result(w.unlessLost(ctx, result))
-		if w.gone.Load() {
+		if w.lost() != nil {
 			break
 		}
 	}
@@ -224,11 +223,9 @@ func (w *session) sweep(ctx context.Context) {
 	}
 	mine := deadRun{id: w.id, mark: w.manifest(),
 		left: all.of(func(run string) bool { return run == w.id })}
-	for _, name := range mine.left.names() {
-		if !strings.HasPrefix(name, "disk conf-"+w.id+"-run ") {
-			w.report.Ledger.Left = append(w.report.Ledger.Left, name)
-		}
-	}
+	unexpected := mine.left
+	unexpected.disks = slices.DeleteFunc(slices.Clone(mine.left.disks), describesRun)
+	w.report.Ledger.Left = unexpected.names()
 	if err := w.remove(ctx, mine); err != nil {
 		w.incomplete(fmt.Errorf("sweep: %w; clean up with %s", err, w.cleanCommand()))
 	}

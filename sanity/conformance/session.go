@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/guest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/report"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/rules"
@@ -42,9 +40,9 @@ type session struct {
 	exchanges []rules.Exchange
 	progress  progress
 	report    *report.Report
-	// stopped is why the run was not carried to its end, and gone whether the rack has gone away.
+	// stopped is why the run was not carried to its end, and loss why the rack was lost, if it was.
 	stopped error
-	gone    atomic.Bool
+	loss    atomic.Pointer[error]
 }
 
 // openSession prepares the work; it asks nothing of the rack.
@@ -95,20 +93,13 @@ func (w *session) find(ctx context.Context, nameOrID string) (*oxide.Instance, e
 
 // firmwareID reads the ID of the instance in which this program runs, as its firmware tells it.
 func (s *settings) firmwareID() (string, error) {
-	dmi := filepath.Join(s.sysfsRoot, "class", "dmi", "id")
-	vendor, err := os.ReadFile(filepath.Join(dmi, "sys_vendor"))
-	if err != nil {
+	id, vendor, err := guest.Firmware(s.sysfsRoot)
+	switch {
+	case err != nil:
 		return "", err
-	}
-	if got := strings.TrimSpace(string(vendor)); got != "Oxide" {
-		return "", fmt.Errorf("the firmware's vendor is %q, not Oxide", got)
-	}
-	serial, err := os.ReadFile(filepath.Join(dmi, "product_serial"))
-	if err != nil {
-		return "", err
-	}
-	id := strings.ToLower(strings.TrimSpace(string(serial)))
-	if !isUUID(id) {
+	case vendor != "Oxide":
+		return "", fmt.Errorf("the firmware's vendor is %q, not Oxide", vendor)
+	case !isUUID(id):
 		return "", fmt.Errorf("the firmware's serial number is %q, not the UUID of an instance", id)
 	}
 	return id, nil

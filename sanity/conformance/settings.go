@@ -247,7 +247,7 @@ and whether the driver keeps your bytes on it. Run it as root in an instance of 
   oxide-conformance demo         watch a volume live on a simulated rack; needs no rack
   oxide-conformance version      print the version
 
-Every flag has an environment variable; the flag wins.
+A flag wins over its environment variable.
 `
 
 const helpTail = `

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"os"
 	"os/exec"
 	"strings"
 )
@@ -16,4 +17,15 @@ func toolVersions() map[string]string {
 		}
 	}
 	return versions
+}
+
+// osRelease is the system's name, or "" if it does not tell.
+func osRelease() string {
+	text, _ := os.ReadFile("/etc/os-release")
+	for line := range strings.Lines(string(text)) {
+		if name, is := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); is {
+			return strings.Trim(name, `"`)
+		}
+	}
+	return ""
 }

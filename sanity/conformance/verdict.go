@@ -17,8 +17,8 @@ import (
 func (w *session) judge(ctx context.Context) int {
 	r := w.report
 	failed, passed := r.Count(report.Failed), r.Count(report.Passed)
-	if w.gone.Load() {
-		w.stopped = errors.Join(errLost, w.stopped)
+	if err := w.lost(); err != nil {
+		w.stopped = errors.Join(err, w.stopped)
 	}
 	if ctx.Err() != nil {
 		r.Ledger.Left = nil // nobody had the time to delete it

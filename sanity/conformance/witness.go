@@ -41,8 +41,8 @@ func (w *session) testify(ctx context.Context) {
 		return
 	}
 	w.report.Witness.Source = "the rack's request log"
-	if w.gone.Load() {
-		w.report.Witness.Source = "none: " + errLost.Error()
+	if err := w.lost(); err != nil {
+		w.report.Witness.Source = "none: " + err.Error()
 		return
 	}
 	log, err := w.admin.Requests(ctx, 0)

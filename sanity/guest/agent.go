@@ -123,7 +123,7 @@ func (a *Agent) device(number string) (Device, error) {
 	a.mu.Lock()
 	root := a.config.SysfsRoot
 	a.mu.Unlock()
-	devices, err := blockDevices(root)
+	devices, err := Devices(root)
 	if err != nil {
 		return Device{}, err
 	}

@@ -55,8 +55,8 @@ func filesystemBytes(path string) (int64, error) {
 	return int64(st.Blocks) * st.Bsize, nil
 }
 
-// kernelRelease is what uname -r prints.
-func kernelRelease() (string, error) {
+// KernelRelease is what uname -r prints.
+func KernelRelease() (string, error) {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		return "", fmt.Errorf("uname: %w", err)

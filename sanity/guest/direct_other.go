@@ -13,7 +13,9 @@ func openDirect(string) (*os.File, error)   { return nil, errNotLinux }
 func newBuffer(int) ([]byte, func(), error) { return nil, nil, errNotLinux }
 func deviceNumber(*os.File) (string, error) { return "", errNotLinux }
 func filesystemBytes(string) (int64, error) { return 0, errNotLinux }
-func kernelRelease() (string, error)        { return "", errNotLinux }
+
+// KernelRelease needs Linux.
+func KernelRelease() (string, error) { return "", errNotLinux }
 
 type directory struct{ path string }
 

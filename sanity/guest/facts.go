@@ -53,28 +53,34 @@ func (a *Agent) Facts(context.Context, Nothing) (Facts, error) {
 	root := a.config.SysfsRoot
 	a.mu.Unlock()
 	f := Facts{Tools: map[string]string{}}
-	var errs [3]error
-	dmi := filepath.Join(root, "class", "dmi", "id")
-	f.InstanceID, errs[0] = attribute(dmi, "product_serial")
-	f.InstanceID = strings.ToLower(f.InstanceID)
-	f.Vendor, errs[1] = attribute(dmi, "sys_vendor")
-	if errors.Is(errors.Join(errs[:2]...), fs.ErrNotExist) {
-		errs[0], errs[1] = nil, nil // a machine without SMBIOS
+	var errs [2]error
+	f.InstanceID, f.Vendor, errs[0] = Firmware(root)
+	if errors.Is(errs[0], fs.ErrNotExist) {
+		errs[0] = nil // a machine without SMBIOS
 	}
-	f.Kernel, errs[2] = kernelRelease()
+	f.Kernel, errs[1] = KernelRelease()
 	for _, tool := range Tools {
 		if path, err := exec.LookPath(tool); err == nil {
 			f.Tools[tool] = path
 		}
 	}
-	devices, err := blockDevices(root)
+	devices, err := Devices(root)
 	f.Devices = devices
 	return f, errors.Join(append(errs[:], err)...)
 }
 
-// blockDevices reads the block devices that have a serial. One that goes meanwhile is left out.
-func blockDevices(root string) ([]Device, error) {
-	dirs, err := filepath.Glob(filepath.Join(root, "block", "*"))
+// Firmware reads the ID of an instance, and the vendor that its firmware names, from its sysfs.
+func Firmware(sysfsRoot string) (instanceID, vendor string, err error) {
+	dmi := filepath.Join(sysfsRoot, "class", "dmi", "id")
+	instanceID, errID := attribute(dmi, "product_serial")
+	vendor, errVendor := attribute(dmi, "sys_vendor")
+	return strings.ToLower(instanceID), vendor, errors.Join(errID, errVendor)
+}
+
+// Devices reads, from an instance's sysfs, the block devices that have a serial. One that goes
+// meanwhile is left out.
+func Devices(sysfsRoot string) ([]Device, error) {
+	dirs, err := filepath.Glob(filepath.Join(sysfsRoot, "block", "*"))
 	if err != nil {
 		return nil, err
 	}

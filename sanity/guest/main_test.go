@@ -4,7 +4,6 @@ package guest_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"testing"
 
@@ -15,11 +14,7 @@ import (
 // TestMain makes this binary an agent when it is started as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == guest.Verb {
-		if err := guest.Serve(context.Background(), os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, "agent:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+		os.Exit(guest.Main(context.Background()))
 	}
 	proof.Main(m)
 }

@@ -33,6 +33,16 @@ func Serve(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return serve(ctx, stdin, stdout)
 }
 
+// Main is Serve for a program that was started with [Verb]: it serves the standard streams, says
+// what went wrong, and returns the exit status.
+func Main(ctx context.Context) int {
+	if err := Serve(ctx, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		return 1
+	}
+	return 0
+}
+
 // removeCopy removes this program's file if Connect copied it here: it runs without it.
 func removeCopy() error {
 	path, err := os.Executable()

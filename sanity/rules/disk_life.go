@@ -118,7 +118,7 @@ func checkReadOnlyDisk(c *Check) {
 }
 
 func checkFailedDelete(c *Check) {
-	if c.Admin == nil {
+	if !c.Simulated() {
 		c.NotTested("a deletion that fails cannot be brought about from outside")
 	}
 	before := c.storageUsed(c.ctx)
@@ -133,7 +133,7 @@ func checkFailedDelete(c *Check) {
 
 func checkSoftDelete(c *Check) {
 	before := c.storageUsed(c.ctx)
-	if c.Admin != nil {
+	if c.Simulated() {
 		c.Cleanup(c.Admin.RunDeferred) // as the last step, when all is deleted
 		c.Switch("free_delay", "1h")
 	}
@@ -150,7 +150,7 @@ func checkSoftDelete(c *Check) {
 	again := Must[*oxide.Disk](c, "create another disk of the name")(c.CreateDisk(params))
 	_, err = c.takeSnapshot(c.ctx, snapshot.Name, again.Id)
 	c.must("take another snapshot of the name", err)
-	if c.Admin == nil {
+	if !c.Simulated() {
 		return
 	}
 	Equal(c, "what is provisioned until all is freed", c.storageUsed(c.ctx), before+4*GiB)

@@ -66,13 +66,14 @@ var guestRules = []Rule{
 // serialBytes is how much of a disk's name a guest sees.
 const serialBytes = 20
 
-func serialOf(name oxide.Name) string {
+// SerialOf is the serial of a disk's device.
+func SerialOf(name oxide.Name) string {
 	return string(name)[:min(len(name), serialBytes)]
 }
 
 func checkSerials(c *Check) {
 	for _, disk := range c.disksHere() {
-		c.device(serialOf(disk.Name))
+		c.device(SerialOf(disk.Name))
 	}
 	if !c.Hotplug {
 		return // an instance that has two such disks would be a mistake of its owner
@@ -80,10 +81,10 @@ func checkSerials(c *Check) {
 	stem := string(c.Name())
 	stem += strings.Repeat("x", serialBytes-len(stem))
 	first := c.plug(oxide.Name(stem + "-first"))
-	shown := c.device(serialOf(first.Name))
+	shown := c.device(SerialOf(first.Name))
 	c.plug(oxide.Name(stem + "-second"))
 	// When the one that is attached after it has appeared, the twin has had its chance.
-	c.device(serialOf(c.plug(c.Name() + "-with-a-longer-name").Name))
+	c.device(SerialOf(c.plug(c.Name() + "-with-a-longer-name").Name))
 	var names []string
 	for _, d := range c.devices() {
 		if d.serial == stem {
@@ -114,8 +115,8 @@ func checkFirmware(c *Check) {
 
 func checkPadding(c *Check) {
 	for _, disk := range c.disksHere() {
-		d := c.device(serialOf(disk.Name))
-		padding := strings.TrimPrefix(d.raw, serialOf(disk.Name))
+		d := c.device(SerialOf(disk.Name))
+		padding := strings.TrimPrefix(d.raw, SerialOf(disk.Name))
 		if strings.Trim(padding, "\x00") != "" {
 			c.Errorf("the serial of %s: expected nothing but NULs behind the disk's name; found %q",
 				d.name, d.raw)
@@ -136,21 +137,21 @@ func checkDeviceNumbers(c *Check) {
 	disks := []*oxide.Disk{c.plug(c.Name()), c.plug(c.Name()), c.plug(c.Name())}
 	before := map[string]device{}
 	for _, disk := range disks {
-		before[disk.Id] = c.device(serialOf(disk.Name))
+		before[disk.Id] = c.device(SerialOf(disk.Name))
 	}
 	kept := func(when string) {
 		for _, disk := range []*oxide.Disk{disks[0], disks[2]} {
-			d := c.device(serialOf(disk.Name))
+			d := c.device(SerialOf(disk.Name))
 			Equal(c, "the device of a disk "+when, d.name, before[disk.Id].name)
 			Equal(c, "its number", d.number, before[disk.Id].number)
 			Equal(c, "the count of its appearances", d.sequence, before[disk.Id].sequence)
 		}
 	}
 	Must[*oxide.Disk](c, "detach one of three disks")(c.Detach(disks[1].Id, c.Here.ID))
-	c.noDevice(serialOf(disks[1].Name))
+	c.noDevice(SerialOf(disks[1].Name))
 	kept("after another one was detached")
 	Must[*oxide.Disk](c, "attach it again")(c.Attach(disks[1].Id, c.Here.ID))
-	c.device(serialOf(disks[1].Name))
+	c.device(SerialOf(disks[1].Name))
 	kept("after another one was attached")
 }
 
@@ -162,7 +163,7 @@ func checkWriteCache(c *Check) {
 		c.NotTested("the instance %s has no distributed disk", c.Here.ID)
 	}
 	for _, disk := range distributed {
-		d := c.device(serialOf(disk.Name))
+		d := c.device(SerialOf(disk.Name))
 		text, err := c.Here.Sys.ReadFile("block/" + d.name + "/queue/write_cache")
 		if c.Simulated() {
 			if !errors.Is(err, fs.ErrNotExist) {

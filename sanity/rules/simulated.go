@@ -80,7 +80,7 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 		}
 		return nil // there is nothing to remove
 	})
-	if c.Admin != nil {
+	if c.Simulated() {
 		c.Switch(hold, "1h")
 	}
 	started = true
@@ -97,7 +97,7 @@ func begin[T any](c *Check, what, hold string, send func() (T, error), seen func
 	switch {
 	case u.over() && u.err != nil:
 		c.must(what, u.err)
-	case u.over() && c.Admin == nil:
+	case u.over() && !c.Simulated():
 		c.NotTested("the rack ended it before anybody could look: %s", what)
 	}
 	c.must(what+": expected that others see it being made", err)
@@ -116,7 +116,7 @@ func (u *underway[T]) over() bool {
 // meanwhile ends the check if a real rack has ended the request by now: what was seen since begin
 // may be of before or after.
 func (u *underway[T]) meanwhile(c *Check) {
-	if u.over() && len(c.problems) > 0 && c.Admin == nil {
+	if u.over() && len(c.problems) > 0 && !c.Simulated() {
 		c.problems = nil
 		c.NotTested("the rack ended it before everything could be looked at: %s", u.what)
 	}
@@ -125,7 +125,7 @@ func (u *underway[T]) meanwhile(c *Check) {
 // end lets a simulated rack end the request, and returns the answer.
 func (u *underway[T]) end(c *Check) (T, error) {
 	u.meanwhile(c)
-	if c.Admin != nil {
+	if c.Simulated() {
 		c.must("end the hold of the simulated rack",
 			c.Admin.Switch(c.ctx, map[string]any{u.hold: "0s"}))
 	}

@@ -47,7 +47,7 @@ var takingRules = []Rule{
 		Source: "inferred from \"state changed underneath\" in sagas/snapshot_create.rs",
 		Calls:  []string{"snapshot_create"},
 		Check: func(c *Check) {
-			if c.Admin == nil {
+			if !c.Simulated() {
 				c.NotTested("a disk in such a state cannot be brought about from outside")
 			}
 			_, err := c.Snapshot(c.faultyDisk())
@@ -140,7 +140,7 @@ func checkOrderOnSnapshot(c *Check) {
 	exists := nameTaken("snapshot", first.Name)
 	_, err := c.takeSnapshot(c.ctx, first.Name, disk.Id)
 	c.Refuses("take a snapshot under a name that is taken", err, exists)
-	if c.Admin == nil {
+	if !c.Simulated() {
 		return
 	}
 	faulty := c.faultyDisk()
@@ -187,7 +187,7 @@ func checkUnfinishedSource(c *Check) {
 	named.Body.Name = disk.Name
 	c.refusesDisk("from a snapshot that is being taken, with a name that is taken", named,
 		nameTaken("disk", disk.Name))
-	if c.Admin != nil {
+	if c.Simulated() {
 		c.Switch("quota_bytes", c.storageUsed(c.ctx))
 		c.refusesDisk("from a snapshot that is being taken, without quota", named, quotaExceeded)
 	}
