@@ -46,8 +46,13 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 		return errAttach{fmt.Errorf("attach: expected that the rack attaches a disk to this "+
 			"instance, or refuses because it is not stopped; found %s", rules.Brief(refused))}
 	}
-	stopped, err := w.rack.StoppedInstance(ctx)
-	if err != nil {
+	var stopped *oxide.Instance
+	busy, cancel := context.WithTimeout(ctx, busyTimeout)
+	defer cancel()
+	if err := rules.Patiently(busy, func(ctx context.Context) (err error) {
+		stopped, err = w.rack.StoppedInstance(ctx)
+		return err
+	}); err != nil {
 		return fmt.Errorf("make a stopped instance to attach to: %s", rules.Brief(err))
 	}
 	run.mark.Instances = append(run.mark.Instances, stopped.Id)
@@ -61,7 +66,7 @@ func (w *session) learnHotplug(ctx context.Context) (err error) {
 // deviceTimeout is how long an instance may take to show the device of a disk that was attached.
 const deviceTimeout = 30 * time.Second
 
-// awaitDevice demands that this instance shows the disk. Every volume would be waited for otherwise.
+// awaitDevice demands that this instance shows the disk: each volume would be waited for otherwise.
 func (w *session) awaitDevice(ctx context.Context, disk oxide.Name) error {
 	serial := rules.SerialOf(disk)
 	err := harness.Await(ctx, deviceTimeout, func() error {

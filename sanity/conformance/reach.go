@@ -54,7 +54,7 @@ func (w *session) askRack(ctx context.Context) error {
 	return w.lost()
 }
 
-// unlessLost turns a failure into an interruption if the rack is lost. It asks only after a failure.
+// unlessLost turns a failure into an interruption if the rack is lost; it asks only then.
 func (w *session) unlessLost(ctx context.Context, r report.Result) report.Result {
 	if r.Status == report.Failed {
 		if err := w.askRack(ctx); err != nil {

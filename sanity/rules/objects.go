@@ -154,15 +154,14 @@ func (c *Check) StoppedInstance() *oxide.Instance {
 
 // StoppedInstance is the instance of that kind. Close removes it.
 func (r *Rack) StoppedInstance(ctx context.Context) (*oxide.Instance, error) {
-	if r.stopped != nil {
-		return r.stopped, nil
+	if r.stopped == nil {
+		made, err := r.Client.InstanceCreate(ctx, r.NewInstance())
+		if err != nil {
+			return nil, err
+		}
+		r.stopped = made
 	}
-	made, err := r.Client.InstanceCreate(ctx, r.NewInstance())
-	if err != nil {
-		return nil, err
-	}
-	r.stopped = made
-	return made, r.Await(ctx, made.Id, oxide.InstanceStateStopped)
+	return r.stopped, r.Await(ctx, r.stopped.Id, oxide.InstanceStateStopped)
 }
 
 // Attach asks to attach a disk to an instance. The check's disks are detached at its end.
