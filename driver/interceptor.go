@@ -23,6 +23,7 @@ func (s *csiServer) interceptors() []grpc.UnaryServerInterceptor {
 		finish,
 		recoverPanics(s.Log),
 		checkLimits,
+		s.flight.intercept,
 		(&locks{}).intercept,
 		limitTime,
 	}

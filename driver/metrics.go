@@ -20,6 +20,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
 // metrics are the driver's Prometheus metrics. They are always collected, and served only at
@@ -29,6 +30,7 @@ type metrics struct {
 	calls    *prometheus.HistogramVec
 	inFlight prometheus.Gauge
 	requests *prometheus.HistogramVec
+	changes  *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -48,8 +50,16 @@ func newMetrics() *metrics {
 			Help:    "Duration of requests to the rack, by HTTP method and status; none means no response.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
 		}, []string{"method", "status"}),
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "oxide_csi_changes_total",
+			Help: "Changes that this process made to disks, mounts and the rack, by event of the flight " +
+				"recorder.",
+		}, []string{"event"}),
 	}
-	m.registry.MustRegister(m.calls, m.inFlight, m.requests, collectors.NewGoCollector(),
+	for _, known := range flight.Events {
+		m.changes.WithLabelValues(string(known.Event))
+	}
+	m.registry.MustRegister(m.calls, m.inFlight, m.requests, m.changes, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -72,6 +82,9 @@ func (m *metrics) request(method string, answer *http.Response, took time.Durati
 	}
 	m.requests.WithLabelValues(method, code).Observe(took.Seconds())
 }
+
+// change counts a change that was made.
+func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
 // listen listens at the metrics' address: a socket, or a TCP port.
 func (m *metrics) listen(address string) (net.Listener, error) {

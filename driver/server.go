@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,6 +16,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/controller"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
@@ -28,6 +30,7 @@ type csiServer struct {
 
 	metrics *metrics
 	hidden  *hidden // nil: no tokens to redact
+	flight  flightRecorders
 }
 
 // serve serves until ctx ends. Then it accepts no new calls, drains those in flight, removes the
@@ -135,6 +138,7 @@ func (p *plugin) assemble() (*csiServer, error) {
 		Log:      p.log,
 		metrics:  p.metrics,
 		hidden:   &p.hidden,
+		flight:   flightRecorders{controller: &flight.Recorder{Log: p.log, Observe: p.metrics.change}},
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -149,6 +153,11 @@ func (p *plugin) assemble() (*csiServer, error) {
 			return nil, err
 		}
 		server.Node = node
+		server.flight.node = &flight.Recorder{Log: p.log, Observe: p.metrics.change}
+		if c.StateDir != "" {
+			server.flight.node.Dir = filepath.Join(c.StateDir, flight.DirName)
+		}
+		server.flight.instance = node.InstanceID
 		p.stop = node.Close
 		p.closes = append(p.closes, node.Close)
 	}

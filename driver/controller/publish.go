@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -78,6 +79,7 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 	before, err := c.neighbours(ctx, a)
 	if own := before.Own; err == nil && own != nil && rack.InstanceOf(own) == string(a.Instance) &&
 		own.State.State() == oxide.DiskStateStateAttached {
+		confirmAttach(ctx, own)
 		return own, c.checkAttached(a, own, before)
 	}
 	if err != nil && !csierr.IsNotFound(err) {
@@ -98,6 +100,7 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 	if err != nil {
 		return nil, err
 	}
+	confirmAttach(ctx, disk)
 	after, err := c.listAfterAttach(ctx, a, disk)
 	if err != nil {
 		return nil, err
@@ -109,19 +112,28 @@ func (c *Service) attachDisk(ctx context.Context, a attachment) (*oxide.Disk, er
 	return disk, why
 }
 
+// confirmAttach notes that a disk has turned out to be attached.
+func confirmAttach(ctx context.Context, disk *oxide.Disk) {
+	flight.Confirm(ctx, flight.DiskAttached, flight.Fields{}, flight.Fields{Disk: string(disk.Name)})
+}
+
 // requestAttach attaches the disk and returns it. mine reports whether this request may have
 // attached it.
 func (c *Service) requestAttach(ctx context.Context, a attachment, before neighbours) (
 	disk *oxide.Disk, mine bool, err error) {
 	const doing = "attach disk"
+	change := flight.Begin(ctx, flight.DiskAttached, flight.Fields{})
 	disk, err = c.Rack.InstanceDiskAttach(ctx, oxide.InstanceDiskAttachParams{
 		Instance: a.Instance,
 		Body:     &oxide.DiskPath{Disk: a.Disk},
 	})
 	mine = err == nil || rack.MaybeApplied(err)
-	if err == nil {
+	if err != nil {
+		settle(change, err, flight.Fields{})
+	} else {
 		err = a.checkAnswer(doing, disk)
 	}
+	answered := err == nil
 	switch {
 	case err == nil:
 	case mine:
@@ -135,6 +147,9 @@ func (c *Service) requestAttach(ctx context.Context, a attachment, before neighb
 		return nil, mine, err
 	}
 	disk, err = c.awaitAttached(ctx, a, disk)
+	if err == nil && answered {
+		change.End(nil, flight.Fields{Disk: string(disk.Name)})
+	}
 	return disk, mine, retryLater(err)
 }
 

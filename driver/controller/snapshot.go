@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
@@ -103,6 +104,7 @@ func (c *Service) createSnapshot(ctx context.Context, spec snapshotSpec) (*oxide
 	case err != nil:
 		return nil, err
 	}
+	change := flight.Begin(ctx, flight.SnapshotCreated, flight.Fields{Name: spec.rackName()})
 	snapshot, err := c.Rack.SnapshotCreate(ctx, oxide.SnapshotCreateParams{
 		Project: c.Rack.ProjectParam(),
 		Body: &oxide.SnapshotCreate{
@@ -114,9 +116,12 @@ func (c *Service) createSnapshot(ctx context.Context, spec snapshotSpec) (*oxide
 	open := err == nil || rack.MaybeApplied(err)
 	if err == nil {
 		err = spec.checkAnswer(doing, snapshot)
+	} else {
+		settle(change, err, flight.Fields{})
 	}
 	switch {
 	case err == nil:
+		change.End(nil, flight.Fields{Snapshot: snapshot.Id})
 		return snapshot, snapshotFaulted(snapshot)
 	case open:
 		return c.resolveSnapshot(ctx, spec, rack.Error(ctx, doing, err))
@@ -170,6 +175,8 @@ func (c *Service) existingSnapshot(ctx context.Context, spec snapshotSpec, why e
 		return nil, csierr.New(csierr.SnapshotExists, "the name belongs to the snapshot %s, %s",
 			snapshot.Id, difference)
 	}
+	flight.Confirm(ctx, flight.SnapshotCreated, flight.Fields{Name: spec.rackName()},
+		flight.Fields{Snapshot: snapshot.Id})
 	return snapshot, snapshotFaulted(snapshot)
 }
 
@@ -218,14 +225,16 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	snapshot, err := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.CheckProject(ctx)
+		return c.confirmSnapshotGone(ctx)
 	case err != nil:
 		return err
 	}
 	if err := c.checkOwnSnapshot(snapshot); err != nil {
 		return err
 	}
+	change := flight.Begin(ctx, flight.SnapshotDeleted, flight.Fields{})
 	err = c.Rack.SnapshotDelete(ctx, oxide.SnapshotDeleteParams{Snapshot: id})
+	settle(change, err, flight.Fields{Name: string(snapshot.Name), Volume: snapshot.DiskId})
 	switch {
 	case err == nil:
 		return nil
@@ -237,7 +246,7 @@ func (c *Service) deleteSnapshot(ctx context.Context, id oxide.NameOrId) error {
 	snapshot, viewErr := c.Rack.Snapshot(ctx, id)
 	switch {
 	case csierr.IsNotFound(viewErr):
-		return c.Rack.CheckProject(ctx)
+		return c.confirmSnapshotGone(ctx)
 	case viewErr != nil:
 		return viewErr
 	case snapshot.State == oxide.SnapshotStateCreating:
@@ -257,7 +266,16 @@ func (c *Service) snapshotGone(ctx context.Context, id oxide.NameOrId) error {
 	case !csierr.IsNotFound(err):
 		return err
 	}
-	return c.Rack.CheckProject(ctx)
+	return c.confirmSnapshotGone(ctx)
+}
+
+// confirmSnapshotGone verifies that a snapshot that the rack does not find is deleted.
+func (c *Service) confirmSnapshotGone(ctx context.Context) error {
+	err := c.Rack.CheckProject(ctx)
+	if err == nil {
+		flight.Confirm(ctx, flight.SnapshotDeleted, flight.Fields{}, flight.Fields{})
+	}
+	return err
 }
 
 // matchingSnapshots visits the snapshots that match the request's filters. An id that does not

@@ -9,6 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
@@ -46,7 +47,7 @@ func (c *Service) lookAndDetach(ctx context.Context, id, instance oxide.NameOrId
 	case instance == "":
 		return c.detachEverywhere(ctx, disk)
 	case rack.InstanceOf(disk) != string(instance):
-		return c.checkDetached(ctx, disk, instance)
+		return c.confirmDetached(ctx, disk, instance)
 	}
 	_, err = c.detachDisk(ctx, id, instance)
 	return err
@@ -77,10 +78,14 @@ func (c *Service) detachEverywhere(ctx context.Context, disk *oxide.Disk) error 
 func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (*oxide.Disk,
 	error) {
 	const doing = "detach disk"
+	change := flight.Begin(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)})
 	disk, err := c.Rack.InstanceDiskDetach(ctx, oxide.InstanceDiskDetachParams{
 		Instance: instance,
 		Body:     &oxide.DiskPath{Disk: id},
 	})
+	if err != nil {
+		settle(change, err, flight.Fields{})
+	}
 	switch {
 	case err != nil && (rack.NotFound(err) || rack.Refused(err)):
 		return c.explainRefusedDetach(ctx, id, instance, err)
@@ -105,7 +110,22 @@ func (c *Service) detachDisk(ctx context.Context, id, instance oxide.NameOrId) (
 	case rack.InstanceOf(disk) == string(instance):
 		return nil, rack.InvalidResponse(doing, "the disk %s is still %s", disk.Name, disk.State.State())
 	}
-	return disk, c.checkDetached(ctx, disk, instance)
+	if err = c.checkDetached(ctx, disk, instance); err == nil {
+		change.End(nil, flight.Fields{Disk: string(disk.Name)})
+	}
+	return disk, err
+}
+
+// confirmDetached verifies that an instance does not have a disk, and notes a detach of which the
+// outcome was unknown.
+func (c *Service) confirmDetached(ctx context.Context, disk *oxide.Disk, instance oxide.NameOrId,
+) error {
+	err := c.checkDetached(ctx, disk, instance)
+	if err == nil {
+		flight.Confirm(ctx, flight.DiskDetached, flight.Fields{Instance: string(instance)},
+			flight.Fields{Disk: string(disk.Name)})
+	}
+	return err
 }
 
 // statesWithoutInstance are the states that a disk reaches from detached, or before it can be
@@ -150,7 +170,7 @@ func (c *Service) explainRefusedDetach(ctx context.Context, id, instanceID oxide
 	case err != nil:
 		return nil, err
 	case rack.InstanceOf(disk) != string(instanceID):
-		return disk, c.checkDetached(ctx, disk, instanceID)
+		return disk, c.confirmDetached(ctx, disk, instanceID)
 	case disk.State.State() != oxide.DiskStateStateAttached:
 		return nil, diskBusy(disk)
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
@@ -59,7 +60,7 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.CheckProject(ctx)
+		return c.diskGone(ctx, id)
 	case err != nil:
 		return err
 	}
@@ -69,7 +70,9 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	if rack.InstanceOf(disk) != "" {
 		return diskAttached(disk)
 	}
+	change := flight.Begin(ctx, flight.DiskDeleted, flight.Fields{Volume: string(id)})
 	err = c.Rack.DiskDelete(ctx, oxide.DiskDeleteParams{Disk: id})
+	settle(change, err, flight.Fields{Disk: string(disk.Name)})
 	switch {
 	case err == nil:
 		return nil
@@ -79,12 +82,28 @@ func (c *Service) deleteDisk(ctx context.Context, id oxide.NameOrId) error {
 	return rack.Error(ctx, "delete disk", err)
 }
 
+// diskGone verifies that a disk that the rack does not find is deleted.
+func (c *Service) diskGone(ctx context.Context, id oxide.NameOrId) error {
+	err := c.Rack.CheckProject(ctx)
+	if err == nil {
+		flight.Confirm(ctx, flight.DiskDeleted, flight.Fields{Volume: string(id)}, flight.Fields{})
+	}
+	return err
+}
+
+// settle ends a change of the rack if its outcome is known.
+func settle(change *flight.Change, err error, more flight.Fields) {
+	if err == nil || rack.Definite(err) {
+		change.End(err, more)
+	}
+}
+
 // explainRefusedDelete finds the reason of a refusal in the disk's state.
 func (c *Service) explainRefusedDelete(ctx context.Context, id oxide.NameOrId, why error) error {
 	disk, err := c.Rack.Disk(ctx, id)
 	switch {
 	case csierr.IsNotFound(err):
-		return c.Rack.CheckProject(ctx) // deleted meanwhile
+		return c.diskGone(ctx, id) // deleted meanwhile
 	case err != nil:
 		return err
 	case rack.InstanceOf(disk) != "":
@@ -120,6 +139,7 @@ func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk,
 	if err != nil {
 		return nil, err
 	}
+	change := flight.Begin(ctx, flight.DiskCreated, flight.Fields{Disk: spec.diskName()})
 	disk, err := c.Rack.DiskCreate(ctx, oxide.DiskCreateParams{
 		Project: c.Rack.ProjectParam(),
 		Body: &oxide.DiskCreate{
@@ -132,9 +152,12 @@ func (c *Service) createDisk(ctx context.Context, spec volumeSpec) (*oxide.Disk,
 	open := rack.MaybeApplied(err)
 	if err == nil {
 		if err = spec.checkAnswer(doing, disk, sizeBytes); err == nil {
+			change.End(nil, flight.Fields{Volume: disk.Id})
 			return disk, c.checkCreated(ctx, spec, disk)
 		}
 		open = true
+	} else {
+		settle(change, err, flight.Fields{})
 	}
 	switch {
 	case open:
@@ -211,6 +234,8 @@ func (c *Service) existingDisk(ctx context.Context, spec volumeSpec, why error) 
 		return nil, csierr.New(csierr.VolumeExists, "the name belongs to the disk %s (%s), which "+
 			"%s", disk.Name, disk.Id, difference)
 	}
+	flight.Confirm(ctx, flight.DiskCreated, flight.Fields{Disk: spec.diskName()},
+		flight.Fields{Volume: disk.Id})
 	return c.readyDisk(ctx, disk)
 }
 

@@ -1,23 +1,28 @@
 package filesystem
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
 // growExt checks the filesystem, which resize2fs requires, and grows it. resize2fs cannot be killed
 // without damage, and e2fsck does not write the superblock atomically. So growth records stand on
 // the disk meanwhile, behind the filesystem's old end, and show which step was reached.
-func (d disk) growExt(v Volume, found state) error {
+func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
+	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: v.FSType})
+	defer func() { change.End(err, flight.Fields{}) }()
 	record := d.growthRecord(v, found.Filesystem)
 	if !found.Growing {
 		if err := d.writeGrowthRecords(record); err != nil {
 			return err
 		}
 	}
-	if err := d.checkExt(growCheck(found)...); err != nil {
+	if err := d.checkExt(ctx, growCheck(found)...); err != nil {
 		return err
 	}
 	// The check may have replaced a truncated superblock with a copy.
@@ -69,12 +74,18 @@ const (
 
 // checkExt runs e2fsck. With -p it repairs what needs no decision; with -f it also checks a
 // filesystem that is marked clean.
-func (d disk) checkExt(args ...string) error {
+func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
+	change := flight.Begin(ctx, flight.FilesystemChecked,
+		flight.Fields{Detail: "e2fsck " + strings.Join(args, " ")})
+	defer func() { change.End(err, flight.Fields{}) }()
 	result, err := runRepair([]*os.File{d.File}, "e2fsck", append(args, inherited)...)
 	switch {
 	case err != nil:
 		return err
 	case result.Exit&^(fsckCorrected|fsckCorrectedReboot) == 0:
+		if result.Exit != 0 {
+			flight.Note(ctx, flight.FilesystemRepaired, flight.Fields{})
+		}
 		return nil
 	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+

@@ -1,6 +1,7 @@
 package filesystem
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -25,18 +27,20 @@ const (
 
 // GrowMounted grows a mounted xfs or btrfs to the whole device. It does nothing if the filesystem
 // already covers it, or is of a type that grows before it is mounted.
-func GrowMounted(m *mount.Mount, d blockdev.Device) error {
+func GrowMounted(ctx context.Context, m *mount.Mount, d blockdev.Device) error {
 	grow := map[string]func(*os.File, int64) error{
 		volume.XFS: growXFS, volume.Btrfs: growBtrfs,
 	}[m.FSType]
 	if grow == nil {
 		return nil
 	}
+	change := flight.Begin(ctx, flight.FilesystemGrown, flight.Fields{Filesystem: m.FSType})
 	root, err := m.Root()
 	if err == nil {
 		err = grow(root, d.SizeBytes)
 		_ = root.Close()
 	}
+	change.End(err, flight.Fields{})
 	if err != nil {
 		return csierr.New(csierr.NodeToolFailed, "grow the %s filesystem on %s: %w", m.FSType, d.Path,
 			err)

@@ -2,10 +2,13 @@ package filesystem
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
 // disk is an open device that holds a filesystem, or is to hold one.
@@ -47,7 +50,7 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		if err := p.Begin(); err != nil {
 			return false, err
 		}
-		if found.Filesystem, err = d.format(v, found.Unfinished); err != nil {
+		if found.Filesystem, err = p.format(ctx, found.Unfinished); err != nil {
 			return false, err
 		}
 		p.Scans.Drop(v.ID) // the disk is no longer blank
@@ -62,11 +65,54 @@ func (p *Preparation) Run(ctx context.Context) (grow bool, err error) {
 		}
 	}
 	if !v.ReadOnly {
-		if err := d.prepare(v, found); err != nil {
+		if err := d.prepare(ctx, v, found); err != nil {
 			return false, err
 		}
 	}
+	p.confirm(ctx, found)
 	return found.Grow, nil
+}
+
+// format formats the device, which is proven blank or an unfinished format of this volume.
+func (p *Preparation) format(ctx context.Context, unfinished bool) (Superblock, error) {
+	d, v := disk{p.Device}, p.Volume
+	flight.Note(ctx, flight.ProvenBlank, flight.Fields{Detail: p.proof()})
+	if unfinished {
+		flight.Note(ctx, flight.FormatResumed, flight.Fields{Filesystem: v.FSType})
+	}
+	name, args, err := mkfsCommand(v)
+	if err != nil {
+		return Superblock{}, err
+	}
+	change := flight.Begin(ctx, flight.Formatted, flight.Fields{Filesystem: v.FSType,
+		Detail: strings.Join(append([]string{name}, args...), " ")})
+	made, err := d.format(v, unfinished)
+	change.End(err, flight.Fields{})
+	return made, err
+}
+
+// proof says what was read to prove that the disk is blank.
+func (p *Preparation) proof() string {
+	size := p.Device.SizeBytes
+	if !p.Volume.madeBlank() {
+		return fmt.Sprintf("all %d bytes read", size)
+	}
+	regions, bytes := markerRegions(size), int64(0)
+	for _, r := range regions {
+		bytes += r.Bytes
+	}
+	return fmt.Sprintf("%d bytes read in %d regions, of a disk that was created blank", bytes,
+		len(regions))
+}
+
+// confirm closes the changes that an earlier process began, and that the filesystem shows.
+func (p *Preparation) confirm(ctx context.Context, found state) {
+	about := flight.Fields{Filesystem: p.Volume.FSType}
+	flight.Confirm(ctx, flight.Formatted, flight.Fields{}, about)
+	flight.Confirm(ctx, flight.FilesystemChecked, flight.Fields{}, about)
+	if !found.Grow {
+		flight.Confirm(ctx, flight.FilesystemGrown, flight.Fields{}, about)
+	}
 }
 
 // proveMountable makes the same checks for an existing filesystem as are made before a format: the
@@ -137,16 +183,16 @@ func (p *Preparation) proveTail(ctx context.Context, from int64) error {
 // can only grow when mounted (see GrowMounted). A growth record is written for these too: if the
 // node dies while they grow, the next call could not distinguish what they had begun to write
 // behind their old end from foreign data.
-func (d disk) prepare(v Volume, found state) error {
+func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 	sb := found.Filesystem
 	switch {
 	case found.Growing:
-		return d.growExt(v, found)
+		return d.growExt(ctx, v, found)
 	case sb.SizeBytes > d.SizeBytes:
 		return csierr.New(csierr.FilesystemTooLarge, "%s has %d bytes, but its %s filesystem has %d; "+
 			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
 	case found.Grow && sb.isExt():
-		return d.growExt(v, found)
+		return d.growExt(ctx, v, found)
 	case found.NeedsCheck && !sb.isOf(v):
 		// This format was cut off right before its last step (see identify). A check has found the
 		// btrfs whole, and records of its format by this volume are on the disk.
@@ -155,7 +201,7 @@ func (d disk) prepare(v Volume, found state) error {
 	case found.Grow:
 		return d.writeGrowthRecords(d.growthRecord(v, sb))
 	case sb.isExt() && sb.Unclean != "":
-		return d.checkExt("-p")
+		return d.checkExt(ctx, "-p")
 	}
 	return nil
 }

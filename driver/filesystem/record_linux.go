@@ -2,11 +2,13 @@ package filesystem
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
 // writeRecords writes the format-in-progress records durably.
@@ -87,7 +89,7 @@ func (d disk) eraseSectors(w *os.File, offsets []int64, match func(b []byte) boo
 // published as a raw device. From then on its content is the workload's, and a record would claim
 // that it is not. A device that is mounted is already in use. A filesystem that has been in use
 // keeps its bytes, because a record is ignored there.
-func DropRecord(device *blockdev.OpenDevice, v Volume, mounted bool) error {
+func DropRecord(ctx context.Context, device *blockdev.OpenDevice, v Volume, mounted bool) error {
 	d := disk{device}
 	if v.ReadOnly || mounted {
 		return nil
@@ -104,6 +106,7 @@ func DropRecord(device *blockdev.OpenDevice, v Volume, mounted bool) error {
 		return !r.of(v, d.SizeBytes)
 	})
 	if len(own) == 0 {
+		flight.Confirm(ctx, flight.RecordErased, flight.Fields{}, flight.Fields{})
 		return nil
 	}
 	found, err := Find(d.OpenDevice)
@@ -118,7 +121,8 @@ func DropRecord(device *blockdev.OpenDevice, v Volume, mounted bool) error {
 	if err := d.MakeWritable(true); err != nil {
 		return err
 	}
-	return d.WithExclusive(func(w *os.File) error {
+	change := flight.Begin(ctx, flight.RecordErased, flight.Fields{})
+	err = d.WithExclusive(func(w *os.File) error {
 		for _, r := range own {
 			// read has cleared the record in what it returned.
 			if err := blockdev.WriteAt(w, s.at(r.Offset, sectorBytes), r.Offset); err != nil {
@@ -127,6 +131,8 @@ func DropRecord(device *blockdev.OpenDevice, v Volume, mounted bool) error {
 		}
 		return d.unwritable(w.Sync())
 	})
+	change.End(err, flight.Fields{})
+	return err
 }
 
 // unwritable wraps an error of a write; nil stays nil.

@@ -35,7 +35,7 @@ func TestRecordsAreDroppedOnlyFromADiskThatIsFree(t *testing.T) {
 			}))
 			v := own
 			c.change(&v)
-			csitest.Must(t, DropRecord(device, v, c.mounted))
+			csitest.Must(t, DropRecord(t.Context(), device, v, c.mounted))
 			left := 0
 			for _, at := range RecordOffsets(own.SizeBytes) {
 				b, err := device.Read(at, sectorBytes)

@@ -14,6 +14,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -45,6 +46,7 @@ func (n *Service) publish(ctx context.Context, v request) error {
 		return err
 	}
 	defer func() { _ = device.Close() }()
+	ctx = flight.About(ctx, flight.Fields{Disk: v.DiskName, Device: device.Path})
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err
@@ -67,13 +69,17 @@ func (n *Service) publish(ctx context.Context, v request) error {
 	if err := checkTarget(device.Device, v, staged, top, table); err != nil {
 		return err
 	}
-	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil || top != nil {
+	if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil {
 		return err
 	}
-	if v.Block {
-		return publishBlock(device, v, table)
+	switch {
+	case top != nil:
+		flight.Confirm(ctx, flight.Published, flight.Fields{}, flight.Fields{})
+		return nil
+	case v.Block:
+		return publishBlock(ctx, device, v, table)
 	}
-	return publishMount(device, v, staged)
+	return publishMount(ctx, device, v, staged)
 }
 
 // findStaged returns the volume's mount at the staging path, verified by the number of its device.
@@ -176,7 +182,8 @@ func withoutReadOnly(words []string) []string {
 }
 
 // publishMount shows the staging mount at the target path.
-func publishMount(device *blockdev.OpenDevice, v request, staged *mountinfo.Info) error {
+func publishMount(ctx context.Context, device *blockdev.OpenDevice, v request,
+	staged *mountinfo.Info) error {
 	set, unset := v.MountFlags.Attr, uint64(0)
 	if v.PublishReadOnly {
 		set |= volume.AttrReadOnly
@@ -184,7 +191,7 @@ func publishMount(device *blockdev.OpenDevice, v request, staged *mountinfo.Info
 	if v.MountFlags.AtimeChosen {
 		unset = volume.AttrAtimeMask
 	}
-	return attachCopy(device, staged.Mountpoint, staged.FSType, set, unset, v.Target, os.ModeDir)
+	return attachCopy(ctx, device, staged.Mountpoint, staged.FSType, set, unset, v.Target, os.ModeDir)
 }
 
 // publishBlock shows the device's node at the target path.
@@ -192,9 +199,10 @@ func publishMount(device *blockdev.OpenDevice, v request, staged *mountinfo.Info
 // A read-only mount of a node does not stop writes, so a read-only block volume makes the device
 // itself read-only. That applies to every user of the device, so read-only and writable
 // publications of one volume exclude each other.
-func publishBlock(device *blockdev.OpenDevice, v request, table mount.Table) error {
+func publishBlock(ctx context.Context, device *blockdev.OpenDevice, v request,
+	table mount.Table) error {
 	mounted := len(table.Of(device.Device)) > 0
-	if err := filesystem.DropRecord(device, v.Volume, mounted); err != nil {
+	if err := filesystem.DropRecord(ctx, device, v.Volume, mounted); err != nil {
 		return err
 	}
 	set := uint64(0)
@@ -206,14 +214,13 @@ func publishBlock(device *blockdev.OpenDevice, v request, table mount.Table) err
 	} else if err := device.MakeWritable(true); err != nil {
 		return err
 	}
-	return attachCopy(device, device.Path, "", set, 0, v.Target, 0)
+	return attachCopy(ctx, device, device.Path, "", set, 0, v.Target, 0)
 }
 
 // attachCopy attaches a copy of what is mounted at source, a directory or a device node, at a
 // target of that kind, once it is verified to show the device.
-func attachCopy(device *blockdev.OpenDevice, source, fsType string, set, unset uint64,
-	target string,
-	kind fs.FileMode) error {
+func attachCopy(ctx context.Context, device *blockdev.OpenDevice, source, fsType string, set,
+	unset uint64, target string, kind fs.FileMode) error {
 	m, err := mount.Clone(source, fsType)
 	if err != nil {
 		return err
@@ -231,7 +238,10 @@ func attachCopy(device *blockdev.OpenDevice, source, fsType string, set, unset u
 	if err != nil {
 		return err
 	}
-	if err := m.Attach(target); err != nil {
+	change := flight.Begin(ctx, flight.Published, flight.Fields{Filesystem: fsType})
+	err = m.Attach(target)
+	change.End(err, flight.Fields{})
+	if err != nil {
 		if created {
 			err = errors.Join(err, os.Remove(target))
 		}

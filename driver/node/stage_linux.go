@@ -12,6 +12,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -47,7 +48,8 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		return err
 	}
 	defer func() { _ = device.Close() }()
-	top, table, err := n.stagedAt(v.Staging)
+	ctx = flight.About(ctx, flight.Fields{Disk: v.DiskName, Device: device.Path})
+	top, table, err := n.stagedAt(ctx, v.Staging)
 	if err != nil {
 		return err
 	}
@@ -55,6 +57,7 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		if err := checkStaged(top, device.Device, v); err != nil {
 			return err
 		}
+		flight.Confirm(ctx, flight.Mounted, flight.Fields{}, flight.Fields{Filesystem: v.FSType})
 		return n.records().save(ctx, v.ID, v.DiskName, v.Block)
 	}
 	mounts := table.Of(device.Device)
@@ -62,7 +65,7 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		if err := n.records().save(ctx, v.ID, v.DiskName, v.Block); err != nil {
 			return err
 		}
-		return filesystem.DropRecord(device, v.Volume, len(mounts) > 0)
+		return filesystem.DropRecord(ctx, device, v.Volume, len(mounts) > 0)
 	}
 	if len(mounts) > 0 {
 		return csierr.New(csierr.DeviceHeld, "%s is already mounted at %s; unmount it there first",
@@ -82,13 +85,13 @@ func (n *Service) stage(ctx context.Context, v request) error {
 	if err != nil {
 		return err
 	}
-	return mountAt(path, device, v, grow)
+	return mountAt(ctx, path, device, v, grow)
 }
 
 // stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
 // filesystem that failed or lost its disk, and that no workload uses any more, is unmounted, so
 // that the volume can be staged again without anybody's help.
-func (n *Service) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
+func (n *Service) stagedAt(ctx context.Context, path string) (*mountinfo.Info, mount.Table, error) {
 	table, err := mount.ReadTable()
 	if err != nil {
 		return nil, nil, err
@@ -121,7 +124,11 @@ func (n *Service) stagedAt(path string) (*mountinfo.Info, mount.Table, error) {
 	}
 	// A freeze that cannot be ended shows later, when the device is still in use.
 	_ = mount.ThawAt(top)
-	if err := mount.UnmountAll(path, len(table.At(path))); err != nil {
+	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{Detail: "the filesystem was " +
+		fmt.Sprint(state)})
+	err = mount.UnmountAll(path, len(table.At(path)))
+	change.End(err, flight.Fields{})
+	if err != nil {
 		return nil, nil, err
 	}
 	table, err = mount.ReadTable()
@@ -164,7 +171,8 @@ func (n *Service) begin(ctx context.Context, device *blockdev.OpenDevice, v requ
 
 // mountAt mounts the filesystem detached, grows it if it may and does that mounted, and attaches it
 // at path.
-func mountAt(path string, device *blockdev.OpenDevice, v request, grow bool) error {
+func mountAt(ctx context.Context, path string, device *blockdev.OpenDevice, v request,
+	grow bool) error {
 	options := mountOptions(v)
 	m, err := mount.New(device, v.FSType, options)
 	if err != nil {
@@ -172,11 +180,14 @@ func mountAt(path string, device *blockdev.OpenDevice, v request, grow bool) err
 	}
 	defer func() { _ = m.Close() }()
 	if grow && !options.ReadOnly() {
-		if err := filesystem.GrowMounted(m, device.Device); err != nil {
+		if err := filesystem.GrowMounted(ctx, m, device.Device); err != nil {
 			return err
 		}
 	}
-	return m.Attach(path)
+	change := flight.Begin(ctx, flight.Mounted, flight.Fields{Filesystem: v.FSType})
+	err = m.Attach(path)
+	change.End(err, flight.Fields{})
+	return err
 }
 
 // mountOptions returns the request's mount flags and what each filesystem needs besides.

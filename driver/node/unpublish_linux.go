@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -28,6 +29,7 @@ func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
+	flight.Confirm(ctx, flight.Unpublished, flight.Fields{}, flight.Fields{})
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
@@ -90,7 +92,10 @@ func (n *Service) unmountTarget(ctx context.Context, target string,
 	if raw != nil {
 		defer func() { _ = raw.Close() }()
 	}
-	if err := mount.UnmountAll(target, len(layers)); err != nil {
+	change := flight.Begin(ctx, flight.Unpublished, flight.Fields{})
+	err := mount.UnmountAll(target, len(layers))
+	change.End(err, flight.Fields{})
+	if err != nil {
 		return err
 	}
 	if raw == nil || !mount.ReadOnly(top) {

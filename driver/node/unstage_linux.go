@@ -13,6 +13,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/mount"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -29,6 +30,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	if err != nil {
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
+	flight.Confirm(ctx, flight.Unmounted, flight.Fields{}, flight.Fields{})
 	n.records().delete(ctx, req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
@@ -153,7 +155,10 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
 			"path", path, "error", err)
 	}
-	if err := mount.UnmountAll(path, len(layers)); err != nil {
+	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{})
+	err := mount.UnmountAll(path, len(layers))
+	change.End(err, flight.Fields{})
+	if err != nil {
 		return err
 	}
 	return n.awaitNone(ctx, func(vs mount.Views) []mount.Found { return mountsOf(vs, disks) })

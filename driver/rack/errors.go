@@ -159,3 +159,10 @@ func MaybeApplied(err error) bool {
 	return code < http.StatusBadRequest || code == http.StatusRequestTimeout ||
 		code >= http.StatusInternalServerError && code != http.StatusInsufficientStorage
 }
+
+// Definite reports whether an error shows that a change was not made: the rack itself has refused
+// it, with a whole answer.
+func Definite(err error) bool {
+	var answer *oxide.HTTPError
+	return errors.As(err, &answer) && !truncated(answer) && !MaybeApplied(err)
+}

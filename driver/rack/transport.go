@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
 // Transport sends the client's requests. It adds the current token, and repeats a request once with
@@ -52,6 +54,9 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	}
 	if err != nil {
 		return nil, err
+	}
+	if answer.StatusCode != http.StatusUnauthorized {
+		flight.Answered(req.Context(), answer.Header.Get("X-Request-Id"))
 	}
 	if answer.ContentLength > maxResponseBytes {
 		// Not drained: closing the body closes the connection.

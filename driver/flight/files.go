@@ -1,0 +1,220 @@
+package flight
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// DirName is the directory of the files in a node's state directory.
+const DirName = "flight"
+
+const (
+	// keepEntries is how many entries of a volume stay when its file has reached maxBytes.
+	keepEntries = 200
+	maxBytes    = 128 << 10
+	// recentBytes are searched for an open change: nothing else happens to a volume meanwhile.
+	recentBytes = 8 << 10
+	// maxVolumes is how many volumes a node remembers. The file that was written to longest ago goes
+	// first.
+	maxVolumes = 256
+	suffix     = ".jsonl"
+	newSuffix  = ".new"
+)
+
+// files keeps a file for each volume, with a line for each entry. A line is written at once, so it is
+// whole whenever the process dies; one that a power failure has torn is left out by whoever reads.
+type files struct{ dir string }
+
+// FileName is the name of a volume's file. An id that is no UUID may hold any characters.
+func FileName(volumeID string) string {
+	if id, ok := volume.ParseID(volumeID); ok {
+		return id + suffix
+	}
+	sum := sha256.Sum256([]byte(volumeID))
+	return hex.EncodeToString(sum[:]) + suffix
+}
+
+func (s *files) add(e Entry, always bool) (added bool, err error) {
+	path := filepath.Join(s.dir, FileName(e.Volume))
+	f, err := s.open(path, e.Outcome == Begun || always)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // nothing is open that could end
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	entries, size, err := readLast(f, recentBytes)
+	if err != nil {
+		return false, err
+	}
+	if e.Outcome != Begun && !always && !isOpen(entries, e) {
+		return false, nil
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return false, err
+	}
+	line = append(line, '\n')
+	if size+int64(len(line)) > maxBytes {
+		if entries, _, err = readLast(f, maxBytes); err != nil {
+			return false, err
+		}
+		return true, replace(path, append(entries[max(0, len(entries)-keepEntries+1):], e))
+	}
+	// The last line may be torn.
+	if size > 0 && !endsLine(f, size) {
+		line = append([]byte{'\n'}, line...)
+	}
+	_, err = f.Write(line)
+	return err == nil, err
+}
+
+// isOpen reports whether the change that e ends is begun and not ended. A failure ends one of those
+// that are begun, for the outcome of an earlier one may still be unknown.
+func isOpen(entries []Entry, e Entry) bool {
+	open := 0
+	for _, known := range entries {
+		if known.Event != e.Event || known.Path != e.Path {
+			continue
+		}
+		switch known.Outcome {
+		case Begun:
+			open++
+		case Done:
+			open = 0
+		case Failed:
+			open = max(0, open-1)
+		}
+	}
+	return open > 0
+}
+
+// open opens and locks a volume's file, and makes it if it is to be made.
+func (s *files) open(path string, make bool) (*os.File, error) {
+	flags := os.O_RDWR | os.O_APPEND | noFollow
+	if make {
+		if err := s.makeRoom(path); err != nil {
+			return nil, err
+		}
+		flags |= os.O_CREATE
+	}
+	for {
+		f, err := os.OpenFile(path, flags, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := lock(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		// Another process may have replaced it meanwhile.
+		if now, err := os.Lstat(path); err == nil {
+			if mine, err := f.Stat(); err == nil && os.SameFile(mine, now) {
+				return f, nil
+			}
+		}
+		_ = f.Close()
+	}
+}
+
+// makeRoom makes the directory, and removes the oldest file if there are too many for a new one.
+func (s *files) makeRoom(path string) error {
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil || len(entries) < maxVolumes {
+		return err
+	}
+	var oldest fs.FileInfo
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err == nil && info.Mode().IsRegular() && strings.Contains(info.Name(), suffix) &&
+			(oldest == nil || info.ModTime().Before(oldest.ModTime())) {
+			oldest = info
+		}
+	}
+	if oldest == nil {
+		return nil
+	}
+	err = os.Remove(filepath.Join(s.dir, oldest.Name()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// replace replaces a volume's file, which is locked.
+func replace(path string, entries []Entry) error {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	for _, e := range entries {
+		if err := encoder.Encode(e); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(path+newSuffix, text.Bytes(), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+newSuffix, path)
+}
+
+func endsLine(f *os.File, size int64) bool {
+	last := make([]byte, 1)
+	_, err := f.ReadAt(last, size-1)
+	return err == nil && last[0] == '\n'
+}
+
+// readLast reads the entries in the last bytes of a file, without lines that are none, and the
+// file's size.
+func readLast(f *os.File, last int64) (entries []Entry, size int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, 0, errors.New("it is not a regular file")
+	}
+	return parse(io.NewSectionReader(f, max(0, info.Size()-last), last)), info.Size(), nil
+}
+
+func parse(r io.Reader) (entries []Entry) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxBytes)
+	for lines.Scan() {
+		var e Entry
+		if json.Unmarshal(lines.Bytes(), &e) == nil && e.Event != "" && !e.Time.IsZero() {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// Read returns what is kept of a volume in a directory, the oldest first, and nothing if there is
+// none.
+func Read(dir, volumeID string) ([]Entry, error) {
+	f, err := os.OpenFile(filepath.Join(dir, FileName(volumeID)), os.O_RDONLY|noFollow, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	entries, _, err := readLast(f, maxBytes)
+	return entries, err
+}
