@@ -2,8 +2,10 @@ package simulator
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/broken"
 )
@@ -48,6 +50,12 @@ func (s *Server) exchange(r *request) *broken.Exchange {
 			a.header = http.Header{}
 		}
 		return &broken.Answer{Status: a.status, Header: a.header, Body: a.body}
+	}
+	x.Later = func(delay time.Duration) {
+		// The request itself ends with its answer.
+		later := newRequest(r.Clone(context.WithoutCancel(r.Context())))
+		later.Body, later.entry.Deferred = io.NopCloser(bytes.NewReader(x.Body)), true
+		s.rack.DeferWork(r.Context(), delay, func() { s.record(later, s.handle(later)) })
 	}
 	return x
 }

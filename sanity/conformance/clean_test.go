@@ -240,14 +240,22 @@ func die(t *testing.T, run *harness.Run, rack *harness.Rack, death string, momen
 	if err != nil {
 		t.Fatal(err)
 	}
+	asked := 0
+	if rack.Running() {
+		asked = lastRequest(t, rack, first)
+	}
 	<-ended
+	over := exit == nil // it had its verdict already
+	if rack.Running() {
+		over = over && lastRequest(t, rack, asked) == asked
+	} else if err := rack.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if over {
+		return false
+	}
 	if got := fmt.Sprint(exit); got != want {
 		t.Errorf("after %s the run ended with %q, want %q", death, got, want)
-	}
-	if !rack.Running() {
-		if err := rack.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
 	}
 	if want != "exit status 130" {
 		prepare(t, run, rack, env, "clean", "--yes").exit(t, ExitConforms)

@@ -96,7 +96,7 @@ var diskLife = []Mutation{
 		Name: "A68-still-there", Rule: "A68", Says: "a deleted disk is there until it is freed",
 		Before: func(x *Exchange) {
 			if x.Is("disk_delete") {
-				x.Rack.DeferWork(x.Request.Context(), time.Hour, func() { x.Carry() })
+				x.Later(time.Hour)
 				x.Answer = &Answer{Status: 204, Header: map[string][]string{}}
 			}
 		},

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/dataplane"
@@ -65,6 +66,8 @@ type Exchange struct {
 	Answer *Answer
 	// Carry lets Before ask the rack in order, once or more often, for the answer to this request.
 	Carry func() *Answer
+	// Later lets Before have the rack carry the request out after its answer, and after the delay.
+	Later func(delay time.Duration)
 }
 
 // Answer is what the caller gets.
