@@ -225,14 +225,16 @@ func (env *environment) noProcessLeft() error {
 }
 
 // filesNow lists what lies below the rack's directory: the disks' bytes, what the guests see, what
-// the drivers keep, and the orchestrator's directories. Logs grow, and sockets come and go.
+// the drivers keep, and the orchestrator's directories. Logs and flight recorders grow, and sockets
+// come and go.
 func (env *environment) filesNow() (map[string]bool, error) {
 	files := map[string]bool{}
 	err := filepath.WalkDir(env.Rack.Dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		if entry.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(path, ".log") {
+		if entry.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(path, ".log") &&
+			!strings.Contains(path, "/flight") {
 			files[strings.TrimPrefix(path, env.Rack.Dir)] = true
 		}
 		return nil

@@ -88,9 +88,43 @@ func runSteps(ctx context.Context, steps []step) (replies []string, err error) {
 func (l *lifecycle) finish(ctx context.Context) error {
 	var errs []error
 	for _, v := range l.volumes {
-		errs = append(errs, v.removeDirs())
+		errs = append(errs, v.removeDirs(), l.checkChanges(v))
 	}
 	return errors.Join(append(errs, l.checkClean(ctx))...)
+}
+
+// checkChanges holds what the flight recorders of the nodes say of a volume against what can have
+// happened to it.
+func (l *lifecycle) checkChanges(v *volume) error {
+	if v.created == nil {
+		return nil
+	}
+	formatted, doubtful, mounted := 0, 0, false
+	for _, node := range []string{driverA, driverB} {
+		changes, err := harness.Changes(l.plugins[node].FlightFile(v.created.GetVolumeId()))
+		if err == nil {
+			err = harness.CheckChanges(changes)
+		}
+		if err != nil {
+			return fmt.Errorf("the flight recorder of %s: %w", node, err)
+		}
+		for _, c := range changes {
+			mounted = mounted || c.Event == "Mounted" && c.Outcome == "done"
+			switch {
+			case c.Event != "Formatted":
+			case c.Outcome == "done":
+				formatted++
+			default:
+				doubtful++
+			}
+		}
+	}
+	// A restored volume has the filesystem of its origin.
+	if formatted > 1 || mounted && v.source == nil && formatted+doubtful == 0 {
+		return fmt.Errorf("the flight recorders say that volume %s was formatted %d times",
+			v.created.GetVolumeId(), formatted)
+	}
+	return nil
 }
 
 // formatErrors lists the replies; equal ones in a row are counted.

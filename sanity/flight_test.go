@@ -1,0 +1,137 @@
+//go:build linux
+
+package sanity
+
+import (
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+// recorded are the events that a process has said in its log, in order.
+func recorded(p *harness.Plugin) []harness.Change {
+	GinkgoHelper()
+	changes, err := harness.Changes(p.LogFile)
+	Expect(err).NotTo(HaveOccurred())
+	return changes
+}
+
+func eventsOf(changes []harness.Change) (events []string) {
+	for _, c := range changes {
+		events = append(events, c.Event)
+	}
+	return events
+}
+
+// The operations that change a rack, by the event that the driver says.
+var operationOf = map[string]string{"DiskCreated": "disk_create", "DiskDeleted": "disk_delete",
+	"DiskAttached": "instance_disk_attach", "DiskDetached": "instance_disk_detach",
+	"SnapshotCreated": "snapshot_create", "SnapshotDeleted": "snapshot_delete"}
+
+// The flight recorder: each change is said once, and none that was not made.
+var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
+	var controller *harness.Plugin
+	json := harness.PluginOptions{Args: []string{"--log-format=json"}}
+	BeforeEach(func(ctx SpecContext) { controller = f.controller(ctx, json) })
+
+	It("says each change of the rack with the id of the request that made it", func(ctx SpecContext) {
+		ctl, at := controller.Controller(), f.rack.Instance("a").ID
+		before, err := f.rack.Admin.Requests(ctx, 0)
+		Expect(err).NotTo(HaveOccurred())
+		req := harness.CreateRequest(fresh("recorded"))
+		req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "data",
+			"csi.storage.k8s.io/pvc/namespace": "shop"}
+		var volume *csi.Volume
+		for range 2 { // what is repeated changes nothing
+			resp, err := ctl.CreateVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			volume = resp.GetVolume()
+			_, err = ctl.ControllerPublishVolume(ctx, harness.PublishRequest(volume, at))
+			Expect(err).NotTo(HaveOccurred())
+		}
+		snapshot, err := ctl.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: fresh("recorded"),
+			SourceVolumeId: volume.GetVolumeId()})
+		Expect(err).NotTo(HaveOccurred())
+		for range 2 {
+			_, err = ctl.ControllerUnpublishVolume(ctx, harness.UnpublishRequest(volume, at))
+			Expect(err).NotTo(HaveOccurred())
+			_, err = ctl.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
+			Expect(err).NotTo(HaveOccurred())
+			_, err = ctl.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{
+				SnapshotId: snapshot.GetSnapshot().GetSnapshotId()})
+			Expect(err).NotTo(HaveOccurred())
+		}
+		requests, err := f.rack.Admin.Requests(ctx, len(before))
+		Expect(err).NotTo(HaveOccurred())
+		var made, said []string
+		for _, r := range requests {
+			if r.Method != "GET" && r.Status < 300 {
+				made = append(made, r.Operation+" "+r.RequestID)
+			}
+		}
+		for _, c := range recorded(controller) {
+			said = append(said, operationOf[c.Event]+" "+c.Request)
+		}
+		Expect(said).To(Equal(made))
+		Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
+	})
+
+	It("says a change whose answer was lost when a repeated call finds it made",
+		func(ctx SpecContext) {
+			req := harness.CreateRequest(fresh("unheard"))
+			f.fault(ctx, adminapi.Fault{Operation: "disk_create", Phase: adminapi.After, Times: 1,
+				Cut: true})
+			_, err := controller.Controller().CreateVolume(ctx, req)
+			Expect(err).To(HaveOccurred())
+			Expect(recorded(controller)).To(BeEmpty())
+			resp, err := controller.Controller().CreateVolume(ctx, req)
+			Expect(err).NotTo(HaveOccurred())
+			f.deletedLater(resp.GetVolume().GetVolumeId())
+			changes := recorded(controller)
+			Expect(eventsOf(changes)).To(Equal([]string{"DiskCreated"}))
+			Expect(changes[0].Seen).To(BeTrue())
+			Expect(changes[0].Volume).To(Equal(resp.GetVolume().GetVolumeId()))
+		})
+
+	DescribeTable("says each change of a node once, in the log and in the volume's file",
+		func(ctx SpecContext, access string, stage ...string) {
+			n := f.node(ctx, "a", json)
+			volume := f.volume(ctx, harness.Access(access))
+			p := f.inUse(ctx, volume, n, harness.Access(access))
+			for range 2 { // what is repeated changes nothing
+				Expect(p.stage(ctx)).To(Succeed())
+				Expect(p.publish(ctx)).To(Succeed())
+			}
+			f.detached(ctx, p)
+			f.detached(ctx, p)
+			changes := recorded(n.Plugin)
+			want := append(stage, "Published", "Unpublished")
+			if access != "block" {
+				want = append(want, "Unmounted")
+			}
+			Expect(eventsOf(changes)).To(Equal(want))
+			for _, c := range changes {
+				Expect(c.Volume).To(Equal(volume.GetVolumeId()), fmt.Sprint(c))
+				Expect(c.Instance).To(Equal(n.instance.ID), fmt.Sprint(c))
+			}
+			kept, err := harness.Changes(n.FlightFile(volume.GetVolumeId()))
+			Expect(err).NotTo(HaveOccurred())
+			var done []harness.Change
+			for _, c := range kept {
+				if c.Outcome == "done" {
+					done = append(done, c)
+				}
+			}
+			Expect(eventsOf(done)).To(Equal(want))
+			Expect(harness.CheckChanges(kept)).To(Succeed())
+		},
+		Entry("ext4", "ext4", "ProvenBlank", "Formatted", "Mounted"),
+		Entry("xfs", "xfs", "ProvenBlank", "Formatted", "Mounted"),
+		Entry("btrfs", "btrfs", "ProvenBlank", "Formatted", "Mounted"),
+		Entry("block", "block"))
+})
