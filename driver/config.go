@@ -59,6 +59,7 @@ type Config struct {
 	LogLevel       slog.Level
 	LogJSON        bool
 	MetricsAddress string // unix:///path or host:port; empty means none
+	PprofAddress   string // the same, on this machine only
 
 	PrintVersion bool
 }
@@ -110,6 +111,8 @@ var settings = []setting{
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
 		"unix:///path/name.sock or host:port", setMetricsAddress},
+	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
+		"unix:///path/name.sock or localhost:port", setPprofAddress},
 }
 
 // name returns the setting's name as it appears in a manifest.

@@ -113,6 +113,21 @@ func setMetricsAddress(c *Config, value string) error {
 	return nil
 }
 
+// setPprofAddress accepts this machine only: profiles show what a process does.
+func setPprofAddress(c *Config, value string) error {
+	c.PprofAddress = value
+	if strings.HasPrefix(value, "unix:") {
+		_, err := socketPath(value)
+		return err
+	}
+	host, port, err := net.SplitHostPort(value)
+	if ip := net.ParseIP(host); err != nil || port == "" || host != "localhost" && !ip.IsLoopback() {
+		return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: profiles " +
+			"are not for other machines")
+	}
+	return nil
+}
+
 // rackOptions returns the rack client's options.
 func (c *Config) rackOptions() rack.Options {
 	return rack.Options{Host: c.Host, Project: c.Project, CAFile: c.CAFile,

@@ -43,6 +43,57 @@ type rackHealth struct {
 	fault error
 	// guarded by mu
 	reported string
+	// guarded by mu
+	reached bool
+	// guarded by mu; the zero time if no token expires, or the rack does not tell
+	expires time.Time
+	// askedExpiry is when expires was read, by run alone.
+	askedExpiry time.Time
+}
+
+// expiryInterval is how often the controller asks when its tokens expire.
+const expiryInterval = time.Hour
+
+// readExpiry reads when the first of the user's tokens expires. A rack that does not tell is no
+// fault.
+func (h *rackHealth) readExpiry(ctx context.Context) {
+	if time.Since(h.askedExpiry) < expiryInterval {
+		return
+	}
+	h.askedExpiry = time.Now()
+	tokens, err := h.Rack.CurrentUserAccessTokenListAllPages(ctx,
+		oxide.CurrentUserAccessTokenListParams{})
+	if err != nil {
+		h.Log.DebugContext(ctx, "the rack does not tell when tokens expire", "error",
+			csierr.Message(rack.Error(ctx, "list the user's tokens", err)))
+		return
+	}
+	var first time.Time
+	for _, token := range tokens {
+		if at := token.TimeExpires; at != nil && (first.IsZero() || at.Before(first)) {
+			first = *at
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.expires = first
+}
+
+// expiry is when the first of the user's tokens expires, the zero time if that is not known.
+func (h *rackHealth) expiry() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.expires
+}
+
+// up is 1 if the last check found everything in order, and otherwise 0.
+func (h *rackHealth) up() float64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reached && h.fault == nil {
+		return 1
+	}
+	return 0
 }
 
 // checkSoon requests a check, after the rack refused the token of a call. It does not wait.
@@ -105,10 +156,14 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
+	if err == nil {
+		h.readExpiry(limited)
+	}
 	fault, fileFault := healthFault(err), h.Tokens.Fault()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.report(limited, err, cmp.Or(fault, fileFault))
+	h.reached = err == nil
 	if err != nil && fault == nil && h.checked {
 		// The rack cannot be reached. The last result holds (PR-5).
 		return false

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -21,17 +22,26 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/node"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
-// metrics are the driver's Prometheus metrics. They are always collected, and served only at
-// MetricsAddress.
+// metrics are the driver's Prometheus metrics, which docs/metrics.md lists. They are always
+// collected, and served only at MetricsAddress.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
+	results  *prometheus.CounterVec
 	inFlight prometheus.Gauge
 	requests *prometheus.HistogramVec
 	changes  *prometheus.CounterVec
+
+	apiVersion *prometheus.GaugeVec
 }
+
+// durations are the buckets of the histograms, in seconds: from what a node's look takes to what an
+// orchestrator waits for.
+var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 
 func newMetrics() *metrics {
 	m := &metrics{
@@ -39,28 +49,43 @@ func newMetrics() *metrics {
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "oxide_csi_call_seconds",
 			Help:    "Duration of CSI calls, by method and gRPC code.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+			Buckets: durations,
 		}, []string{"method", "code"}),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "oxide_csi_calls_total",
+			Help: "CSI calls, by method, gRPC code and reason; the reason of a success is empty.",
+		}, []string{"method", "code", "reason"}),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "oxide_csi_calls_in_flight",
 			Help: "CSI calls in progress.",
 		}),
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "oxide_csi_rack_request_seconds",
-			Help:    "Duration of requests to the rack, by HTTP method and status; none means no response.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
-		}, []string{"method", "status"}),
+			Help:    "Duration of requests to the rack, by operation and HTTP status; none: no response.",
+			Buckets: durations,
+		}, []string{"operation", "status"}),
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "oxide_csi_changes_total",
 			Help: "Changes that this process made to disks, mounts and the rack, by event of the flight " +
 				"recorder.",
 		}, []string{"event"}),
+		apiVersion: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "oxide_csi_rack_api_info",
+			Help: "1, with the version of the API in the requests to the rack.",
+		}, []string{"version"}),
 	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "oxide_csi_build_info",
+		Help: "1, with the versions of the driver, of Oxide's client in it, and of Go.",
+		ConstLabels: prometheus.Labels{"version": Version(), "client": clientVersion(),
+			"go": runtime.Version()},
+	})
+	build.Set(1)
 	for _, known := range flight.Events {
 		m.changes.WithLabelValues(string(known.Event))
 	}
-	m.registry.MustRegister(m.calls, m.inFlight, m.requests, m.changes, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.calls, m.results, m.inFlight, m.requests, m.changes, m.apiVersion,
+		build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -70,24 +95,86 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	defer m.inFlight.Dec()
 	start := time.Now()
 	answer, err := handler(ctx, req)
-	m.calls.WithLabelValues(shortMethod(info.FullMethod), status.Code(err).String()).
-		Observe(time.Since(start).Seconds())
+	method, code := shortMethod(info.FullMethod), status.Code(err).String()
+	m.calls.WithLabelValues(method, code).Observe(time.Since(start).Seconds())
+	m.results.WithLabelValues(method, code, string(csierr.ReasonOf(err))).Inc()
 	return answer, err
 }
 
-func (m *metrics) request(method string, answer *http.Response, took time.Duration) {
+func (m *metrics) request(r *http.Request, answer *http.Response, took time.Duration) {
 	code := "none"
 	if answer != nil {
 		code = strconv.Itoa(answer.StatusCode)
 	}
-	m.requests.WithLabelValues(method, code).Observe(took.Seconds())
+	m.requests.WithLabelValues(rack.Operation(r), code).Observe(took.Seconds())
+	m.apiVersion.WithLabelValues(r.Header.Get("API-Version")).Set(1)
+}
+
+// watchRack adds what a controller knows of its rack.
+func (m *metrics) watchRack(h *rackHealth) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "oxide_csi_rack_up",
+		Help: "Whether the last check found the rack, the token and the project in order.",
+	}, h.up), tokenExpiry{h})
+}
+
+// tokenExpiry is a metric that is there only if the rack tells it.
+type tokenExpiry struct{ *rackHealth }
+
+var expiryDesc = prometheus.NewDesc("oxide_csi_rack_token_expiry_timestamp_seconds",
+	"When the first of the user's tokens expires, if any does. The rack does not tell which one the "+
+		"driver uses.", nil, nil)
+
+// Describe sends the description.
+func (tokenExpiry) Describe(to chan<- *prometheus.Desc) { to <- expiryDesc }
+
+// Collect sends the value.
+func (t tokenExpiry) Collect(to chan<- prometheus.Metric) {
+	if at := t.expiry(); !at.IsZero() {
+		to <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(at.Unix()))
+	}
+}
+
+// watchNode adds what a node knows of its volumes.
+func (m *metrics) watchNode(n *node.Service) { m.registry.MustRegister(nodeVolumes{n}) }
+
+// nodeVolumes counts when it is asked.
+type nodeVolumes struct{ *node.Service }
+
+var (
+	volumesDesc = prometheus.NewDesc("oxide_csi_node_volumes",
+		"Volumes that are staged or published on this node.", nil, nil)
+	disksDesc = prometheus.NewDesc("oxide_csi_node_disks",
+		"Disks of this instance, the boot disk included.", nil, nil)
+	limitDesc = prometheus.NewDesc("oxide_csi_node_disks_limit",
+		"Disks that the rack lets an instance have (OXIDE_MAX_DISKS).", nil, nil)
+)
+
+// Describe sends the descriptions.
+func (nodeVolumes) Describe(to chan<- *prometheus.Desc) {
+	to <- volumesDesc
+	to <- disksDesc
+	to <- limitDesc
+}
+
+// Collect sends the values.
+func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
+	use, err := n.Use()
+	if err != nil {
+		to <- prometheus.NewInvalidMetric(disksDesc, err)
+		return
+	}
+	for desc, value := range map[*prometheus.Desc]int{volumesDesc: use.Volumes, disksDesc: use.Disks,
+		limitDesc: use.Limit} {
+		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value))
+	}
 }
 
 // change counts a change that was made.
 func (m *metrics) change(e flight.Entry) { m.changes.WithLabelValues(string(e.Event)).Inc() }
 
-// listen listens at the metrics' address: a socket, or a TCP port.
-func (m *metrics) listen(address string) (net.Listener, error) {
+// listenPages listens at an address of pages: a socket, or a TCP port.
+func listenPages(address string) (net.Listener, error) {
 	if !strings.HasPrefix(address, "unix:") {
 		listener, err := net.Listen("tcp", address)
 		if err != nil {
@@ -102,16 +189,30 @@ func (m *metrics) listen(address string) (net.Listener, error) {
 	return listenUnix(path)
 }
 
-// serve serves the metrics, and a dump of the goroutines, until ctx ends.
-func (m *metrics) serve(ctx context.Context, log *slog.Logger, listener net.Listener) error {
+// pages serves the metrics.
+func (m *metrics) pages() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
-	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	stop := async.AfterDone(ctx, log, "shutdown of the metrics", func() { _ = server.Close() })
+	return mux
+}
+
+// profiles serves the profiles of package pprof.
+func profiles() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// servePages serves pages until ctx ends.
+func servePages(ctx context.Context, log *slog.Logger, what string, listener net.Listener,
+	pages http.Handler) error {
+	server := &http.Server{Handler: pages, ReadHeaderTimeout: 10 * time.Second}
+	stop := async.AfterDone(ctx, log, "shutdown of "+what, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
+		return fmt.Errorf("serve %s: %w", what, err)
 	}
 	return nil
 }

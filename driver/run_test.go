@@ -55,7 +55,10 @@ func TestAPluginServesShowsItsMetricsAndEndsCleanly(t *testing.T) {
 	text := scrape(t, metricsSocket)
 	for _, want := range []string{"go_goroutines", "process_open_fds", "oxide_csi_calls_in_flight",
 		`oxide_csi_call_seconds_count{code="OK",method="Probe"}`,
-		`oxide_csi_rack_request_seconds_count{method="GET",status="200"} 1`} {
+		`oxide_csi_calls_total{code="OK",method="Probe",reason=""}`,
+		`oxide_csi_rack_request_seconds_count{operation="project_view",status="200"} 1`,
+		"oxide_csi_rack_up 1", `oxide_csi_rack_api_info{version="`, "oxide_csi_build_info{",
+		`oxide_csi_changes_total{event="Formatted"} 0`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the metrics lack %s:\n%s", want, text)
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"path/filepath"
 	"time"
 
@@ -87,12 +88,24 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
-	var metricsListener net.Listener
-	if c.MetricsAddress != "" {
-		if metricsListener, err = m.listen(c.MetricsAddress); err != nil {
-			return fmt.Errorf("OXIDE_METRICS_ADDRESS (--metrics-address): %w", err)
+	for _, pages := range []struct {
+		what, address, setting string
+		handler                http.Handler
+	}{
+		{"metrics", c.MetricsAddress, "OXIDE_METRICS_ADDRESS (--metrics-address)", m.pages()},
+		{"profiles", c.PprofAddress, "OXIDE_PPROF_ADDRESS (--pprof-address)", profiles()},
+	} {
+		if pages.address == "" {
+			continue
 		}
-		defer func() { _ = metricsListener.Close() }()
+		at, err := listenPages(pages.address)
+		if err != nil {
+			return fmt.Errorf("%s: %w", pages.setting, err)
+		}
+		defer func() { _ = at.Close() }()
+		p.background = append(p.background, func(ctx context.Context) error {
+			return servePages(ctx, log, pages.what, at, pages.handler)
+		})
 	}
 	listener, err := listenUnix(path)
 	if err != nil {
@@ -110,7 +123,7 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 			log.Error("this node cannot stage volumes", "error", csierr.Message(err))
 		}
 	}
-	return p.serve(ctx, server, listener, metricsListener)
+	return p.serve(ctx, server, listener)
 }
 
 // plugin assembles one process.
@@ -123,6 +136,8 @@ type plugin struct {
 	health *rackHealth // nil without a controller
 	stop   func()      // ends calls that wait for long reads; nil without a node
 	closes []func()
+	// background runs until the last calls have finished.
+	background []func(context.Context) error
 }
 
 func (p *plugin) close() {
@@ -158,6 +173,7 @@ func (p *plugin) assemble() (*csiServer, error) {
 			server.flight.node.Dir = filepath.Join(c.StateDir, flight.DirName)
 		}
 		server.flight.instance = node.InstanceID
+		p.metrics.watchNode(node)
 		p.stop = node.Close
 		p.closes = append(p.closes, node.Close)
 	}
@@ -175,6 +191,7 @@ func (p *plugin) controller() (*controller.Service, error) {
 		return nil, err
 	}
 	p.health.Rack = client
+	p.metrics.watchRack(p.health)
 	p.closes = append(p.closes, closeIdle)
 	return &controller.Service{
 		Rack: client, ClusterID: c.ClusterID, Topology: c.Topology,
@@ -216,22 +233,18 @@ func (p *plugin) state() (ready bool, err error) {
 	return true, nil
 }
 
-// serve runs the CSI server, the metrics and the rack checks, and returns when all have ended.
-func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt,
-	metricsAt net.Listener) error {
-	// Serve metrics until the last calls have finished.
+// serve runs the CSI server, the pages and the rack checks, and returns when all have ended.
+func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
 	if p.health != nil {
 		work.Go(func() { p.health.run(background) })
 	}
-	if metricsAt != nil {
+	for _, do := range p.background {
 		work.Go(func() {
-			err := async.Guard(background, p.log, "the metrics", func() error {
-				return p.metrics.serve(background, p.log, metricsAt)
-			})
+			err := async.Guard(background, p.log, "the pages", func() error { return do(background) })
 			if err != nil {
-				p.log.Error("metrics server failed", "error", err)
+				p.log.Error("a page server failed", "error", err)
 			}
 		})
 	}

@@ -48,6 +48,26 @@ func (n *Service) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.No
 	return info, nil
 }
 
+func (n *Service) maxDisks() int {
+	if n.MaxDisks == 0 {
+		return volume.DefaultMaxDisks
+	}
+	return n.MaxDisks
+}
+
+// Use returns what is in use on this node.
+func (n *Service) Use() (Use, error) {
+	disks, err := n.host().List()
+	if err != nil {
+		return Use{}, fmt.Errorf("count the disks of this instance: %w", err)
+	}
+	volumes := map[string]bool{}
+	for _, r := range n.records().all() {
+		volumes[r.Volume] = true
+	}
+	return Use{Volumes: len(volumes), Disks: len(disks), Limit: n.maxDisks()}, nil
+}
+
 // maxVolumes returns how many disks the rack lets an instance have, less the disks that are no
 // volumes: the boot disk and disks attached by hand. Disks come and go, so each call counts them.
 // The orchestrator counts a static volume itself, whose disk somebody made by hand, so a disk that
@@ -63,10 +83,7 @@ func (n *Service) maxVolumes() (int64, error) {
 			return volume.Serial(r.Disk) == d.Serial
 		})
 	}))
-	limit := n.MaxDisks
-	if limit == 0 {
-		limit = volume.DefaultMaxDisks
-	}
+	limit := n.maxDisks()
 	room := limit - foreign
 	if room < 1 {
 		// 0 would mean "no limit" to the orchestrator. The rack's own refusal is the backstop.

@@ -66,3 +66,10 @@ func (n *Service) log() *slog.Logger {
 	}
 	return n.Log
 }
+
+// Use is how much of a node is in use.
+type Use struct {
+	Volumes int // staged or published
+	Disks   int // of the instance, the boot disk included
+	Limit   int // of disks that the rack lets an instance have
+}

@@ -16,7 +16,7 @@ type Transport struct {
 	Base   http.RoundTripper
 	Tokens *TokenSource
 	// Observe is called with every request and its response, which is nil if there was none.
-	Observe func(method string, answer *http.Response, took time.Duration)
+	Observe func(req *http.Request, answer *http.Response, took time.Duration)
 	// Refused is called when the rack refused the newest token.
 	Refused func()
 }
@@ -50,7 +50,7 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 	start := time.Now()
 	answer, err := t.Base.RoundTrip(req)
 	if t.Observe != nil {
-		t.Observe(req.Method, answer, time.Since(start))
+		t.Observe(req, answer, time.Since(start))
 	}
 	if err != nil {
 		return nil, err

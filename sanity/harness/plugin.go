@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +60,8 @@ type Plugin struct {
 	run     *Run
 	options PluginOptions
 	proc    *process
-	metrics *http.Client
+	pages   *http.Client
+	pprof   *http.Client
 }
 
 // StartPlugin starts the driver for this rack.
@@ -116,7 +119,8 @@ func (r *Run) newPlugin(
 	return &Plugin{
 		Dir: dir, Endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
 		LogFile: filepath.Join(dir, options.Mode+".log"),
-		run:     r, options: options, metrics: unixClient(filepath.Join(dir, "metrics.sock")),
+		run:     r, options: options, pages: unixClient(filepath.Join(dir, "metrics.sock")),
+		pprof: unixClient(filepath.Join(dir, "pprof.sock")),
 	}, nil
 }
 
@@ -132,6 +136,7 @@ func (p *Plugin) Start(ctx context.Context) error {
 	command = slices.Concat(command, []string{
 		"--mode=" + p.options.Mode, "--endpoint=" + p.Endpoint,
 		"--metrics-address=unix://" + filepath.Join(p.Dir, "metrics.sock"),
+		"--pprof-address=unix://" + filepath.Join(p.Dir, "pprof.sock"),
 	}, p.options.Args)
 	var env []string
 	for key, value := range p.options.Env {
@@ -248,21 +253,52 @@ func (p *Plugin) AwaitReady(ctx context.Context) error {
 
 // GoroutineProfile reads the stacks of the plugin's goroutines, as text.
 func (p *Plugin) GoroutineProfile(ctx context.Context) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		"http://plugin/debug/pprof/goroutine?debug=1", nil)
+	return readPage(ctx, p.pprof, "http://plugin/debug/pprof/goroutine?debug=1")
+}
+
+// Metrics reads the plugin's metrics, each sample by its name with its labels as Prometheus prints
+// them.
+func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
+	text, err := readPage(ctx, p.pages, "http://plugin/metrics")
 	if err != nil {
 		return nil, err
 	}
-	resp, err := p.metrics.Do(req)
+	samples := map[string]float64{}
+	for line := range strings.Lines(string(text)) {
+		name, value, ok := lastCut(strings.TrimSpace(line), " ")
+		if !ok || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if samples[name], err = strconv.ParseFloat(value, 64); err != nil {
+			return nil, fmt.Errorf("the metric %s: %w", name, err)
+		}
+	}
+	return samples, nil
+}
+
+func lastCut(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+func readPage(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	profile, err := io.ReadAll(resp.Body)
+	page, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", req.URL, resp.Status, profile)
+		err = fmt.Errorf("%s: %s: %s", req.URL, resp.Status, page)
 	}
-	return profile, err
+	return page, err
 }
 
 // unixClient is an HTTP client for a server on a socket that keeps no connection.
