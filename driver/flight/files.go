@@ -23,7 +23,8 @@ const (
 	// keepEntries is how many entries of a volume stay when its file has reached maxBytes.
 	keepEntries = 200
 	maxBytes    = 128 << 10
-	// recentBytes are searched for an open change: nothing else happens to a volume meanwhile.
+	// recentBytes are searched for a change that turns out to be made: little else happens to a volume
+	// meanwhile.
 	recentBytes = 8 << 10
 	// maxVolumes is how many volumes a node remembers. The file that was written to longest ago goes
 	// first.
@@ -55,7 +56,11 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	entries, size, err := readLast(f, recentBytes)
+	last := int64(recentBytes)
+	if !e.Seen && e.Outcome != Begun && !always {
+		last = maxBytes
+	}
+	entries, size, err := readLast(f, last)
 	if err != nil {
 		return false, err
 	}
@@ -82,11 +87,13 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 }
 
 // isOpen reports whether the change that e ends is begun and not ended. A failure ends one of those
-// that are begun, for the outcome of an earlier one may still be unknown.
+// that are begun, for the outcome of an earlier one may still be unknown. A change of a disk that was
+// away since then is not e's.
 func isOpen(entries []Entry, e Entry) bool {
 	open := 0
 	for _, known := range entries {
-		if known.Event != e.Event || known.Path != e.Path {
+		other := known.DiskSeq != 0 && e.DiskSeq != 0 && known.DiskSeq != e.DiskSeq
+		if known.Event != e.Event || known.Path != e.Path || other {
 			continue
 		}
 		switch known.Outcome {

@@ -32,13 +32,16 @@ const (
 // Fields say what a change is about. Empty ones are left out. None holds a secret: mount flags, which
 // CSI calls sensitive, are not among them.
 type Fields struct {
-	Volume     string `json:"volume,omitempty"`   // the volume's id
-	Snapshot   string `json:"snapshot,omitempty"` // the snapshot's id
-	Name       string `json:"name,omitempty"`     // the snapshot's name on the rack
-	Disk       string `json:"disk,omitempty"`     // the disk's name on the rack
-	Instance   string `json:"instance,omitempty"` // the instance's id
-	Device     string `json:"device,omitempty"`   // such as /dev/nvme1n1
-	Path       string `json:"path,omitempty"`     // the staging or target path
+	Volume   string `json:"volume,omitempty"`   // the volume's id
+	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
+	Name     string `json:"name,omitempty"`     // the snapshot's name on the rack
+	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
+	Instance string `json:"instance,omitempty"` // the instance's id
+	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
+	// DiskSeq is the kernel's number of this appearance of the device: a disk that was away has another
+	// one, and somebody else may have changed it meanwhile.
+	DiskSeq    uint64 `json:"diskseq,omitempty"`
+	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
 	Detail     string `json:"detail,omitempty"`  // what else there is to say, such as mkfs's options
 	Request    string `json:"request,omitempty"` // the rack's id of the request
@@ -82,7 +85,7 @@ func (f Fields) with(more Fields) Fields {
 			*field.to = field.from
 		}
 	}
-	f.Seen = f.Seen || more.Seen
+	f.Seen, f.DiskSeq = f.Seen || more.Seen, max(f.DiskSeq, more.DiskSeq)
 	if more.Seconds != 0 {
 		f.Seconds = more.Seconds
 	}

@@ -98,6 +98,20 @@ func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
 	}
 }
 
+func TestAChangeOfADiskThatWasAwayIsNotConfirmed(t *testing.T) {
+	dir := t.TempDir()
+	Begin(About(record(dir).call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{})
+	after := record(dir)
+	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 8}), Formatted, Fields{}, Fields{})
+	if len(after.seen) != 0 {
+		t.Errorf("said %+v, although another node may have formatted it", after.seen)
+	}
+	Confirm(About(after.call(t.Context()), Fields{DiskSeq: 7}), Formatted, Fields{}, Fields{})
+	if len(after.seen) != 1 {
+		t.Errorf("said %+v", after.seen)
+	}
+}
+
 func TestTwoProcessesNeverSayTheSame(t *testing.T) {
 	dir := t.TempDir()
 	one, other := record(dir), record(dir)

@@ -46,7 +46,7 @@ func (n *Service) publish(ctx context.Context, v request) error {
 		return err
 	}
 	defer func() { _ = device.Close() }()
-	ctx = flight.About(ctx, flight.Fields{Disk: v.DiskName, Device: device.Path})
+	ctx = flight.About(ctx, about(device, v))
 	table, err := mount.ReadTable()
 	if err != nil {
 		return err

@@ -48,7 +48,7 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		return err
 	}
 	defer func() { _ = device.Close() }()
-	ctx = flight.About(ctx, flight.Fields{Disk: v.DiskName, Device: device.Path})
+	ctx = flight.About(ctx, about(device, v))
 	top, table, err := n.stagedAt(ctx, v.Staging)
 	if err != nil {
 		return err
@@ -86,6 +86,11 @@ func (n *Service) stage(ctx context.Context, v request) error {
 		return err
 	}
 	return mountAt(ctx, path, device, v, grow)
+}
+
+// about is what the flight recorder says of a volume's device.
+func about(device *blockdev.OpenDevice, v request) flight.Fields {
+	return flight.Fields{Disk: v.DiskName, Device: device.Path, DiskSeq: device.DiskSeq}
 }
 
 // stagedAt returns what is mounted at the staging path, nil if nothing is, and the mount table. A
