@@ -149,8 +149,8 @@ func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
 func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	r := record(dir)
-	for range 2000 {
-		Begin(r.call(t.Context()), Published, Fields{Detail: strings.Repeat("x", 50)}).End(nil, Fields{})
+	for range 500 {
+		Begin(r.call(t.Context()), Published, Fields{Detail: strings.Repeat("x", 200)}).End(nil, Fields{})
 	}
 	path := filepath.Join(dir, FileName(someVolume))
 	info, err := os.Stat(path)
@@ -160,7 +160,7 @@ func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	}
 	entries, err := Read(dir, someVolume)
 	csitest.Must(t, err)
-	if len(entries) < keepEntries || len(r.seen) != 2000 {
+	if len(entries) < keepEntries || len(r.seen) != 500 {
 		t.Errorf("the file has %d entries of %d changes", len(entries), len(r.seen))
 	}
 	dirInfo, err := os.Stat(dir)

@@ -56,6 +56,49 @@ func (p *Plugin) FlightFile(volumeID string) string {
 	return filepath.Join(p.Dir, "volumes", "flight", volumeID+".jsonl")
 }
 
+// CheckFlightDirs demands of the flight recorders of several nodes, that any history leaves behind:
+// no change is said that was not announced, and no volume was formatted twice.
+func CheckFlightDirs(plugins ...*Plugin) error {
+	formatted := map[string]int{}
+	for _, p := range plugins {
+		files, err := filepath.Glob(p.FlightFile("*"))
+		if err != nil {
+			return err
+		}
+		for _, path := range files {
+			changes, err := Changes(path)
+			if err != nil {
+				return err
+			}
+			begun := map[string]int{}
+			for i, c := range changes {
+				key := c.Event + " " + c.Path
+				switch {
+				case c.Outcome == "begun":
+					begun[key]++
+				case !notAnnounced[c.Event] && begun[key] == 0:
+					return fmt.Errorf("%s, line %d: %s was not announced", path, i+1, c.Event)
+				case c.Outcome == "done":
+					begun[key] = 0
+				}
+				if c.Event == "Formatted" && c.Outcome == "done" {
+					formatted[c.Volume]++
+				}
+			}
+		}
+	}
+	for id, times := range formatted {
+		if times > 1 {
+			return fmt.Errorf("volume %s was formatted %d times", id, times)
+		}
+	}
+	return nil
+}
+
+// notAnnounced are the events that have no begin.
+var notAnnounced = map[string]bool{"ProvenBlank": true, "FormatResumed": true,
+	"FilesystemRepaired": true}
+
 // turns are the events that make something and those that undo it.
 var turns = map[string]struct {
 	thing string

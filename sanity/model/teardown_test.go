@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // tearDown is the patient orchestrator at the end of a history: it undoes everything, call after
@@ -135,6 +138,9 @@ func (h *history) clean(ctx context.Context) error {
 		if err := d.untouched(true); err != nil {
 			return err
 		}
+	}
+	if err := harness.CheckFlightDirs(slices.Collect(maps.Values(h.env.nodes))...); err != nil {
+		return fmt.Errorf("the flight recorders: %w", err)
 	}
 	return h.env.balance(ctx)
 }
