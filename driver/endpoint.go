@@ -28,8 +28,11 @@ func socketPath(endpoint string) (string, error) {
 	case err != nil, u.Scheme != "unix", u.Host != "", u.Opaque != "", u.User != nil,
 		u.RawQuery != "", u.Fragment != "", !filepath.IsAbs(u.Path):
 		return "", expected
-	case !strings.HasPrefix(endpoint, "unix:///"), !strings.HasSuffix(u.Path, ".sock"):
+	case !strings.HasPrefix(endpoint, "unix:///"):
 		return "", expected
+	case !strings.HasSuffix(u.Path, ".sock"):
+		return "", errors.New("has to end in .sock, such as unix:///path/csi.sock, so that no other file " +
+			"is taken for a socket")
 	}
 	path := filepath.Clean(u.Path)
 	// The kernel's sun_path has 108 bytes with its NUL.

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
+	"reflect"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -23,47 +25,38 @@ func (s *Server) Admin() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /requests", s.adminRequests)
-	mux.HandleFunc("DELETE /requests", func(w http.ResponseWriter, _ *http.Request) {
-		s.requests.clear()
-		w.WriteHeader(http.StatusNoContent)
-	})
-	mux.HandleFunc("GET /faults", func(w http.ResponseWriter, _ *http.Request) {
-		adminRespond(w, s.Faults.List(), nil)
-	})
-	mux.HandleFunc("POST /faults", s.adminAddFault)
-	mux.HandleFunc("DELETE /faults", func(w http.ResponseWriter, _ *http.Request) {
-		s.Faults.Clear()
-		w.WriteHeader(http.StatusNoContent)
-	})
-	mux.HandleFunc("DELETE /faults/{id}", s.adminRemoveFault)
-	mux.HandleFunc("POST /deferred", func(w http.ResponseWriter, r *http.Request) {
-		if err := s.RunDeferred(r.Context()); err != nil {
-			adminRespond(w, nil, err)
-			return
+	nothing := func(do func()) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			do()
+			w.WriteHeader(http.StatusNoContent)
 		}
-		w.WriteHeader(http.StatusNoContent)
-	})
-	mux.HandleFunc("GET /mutations", func(w http.ResponseWriter, _ *http.Request) {
-		adminRespond(w, s.mutation.List(), nil)
-	})
-	mux.HandleFunc("PUT /mutations/{name}", func(w http.ResponseWriter, r *http.Request) {
-		s.adminMutate(w, r.PathValue("name"))
-	})
-	mux.HandleFunc("DELETE /mutations", func(w http.ResponseWriter, _ *http.Request) {
-		s.adminMutate(w, "")
-	})
-	mux.HandleFunc("GET /switches", func(w http.ResponseWriter, _ *http.Request) {
-		adminRespond(w, s.rack.Switches(), nil)
-	})
-	mux.HandleFunc("PATCH /switches", s.adminSwitch)
-	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
-		state, err := s.rack.State()
-		adminRespond(w, state, err)
-	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.Handle("GET /debug/pprof/goroutine", pprof.Handler("goroutine"))
+	}
+	handlers := map[string]http.Handler{
+		"GET /requests":       http.HandlerFunc(s.adminRequests),
+		"DELETE /requests":    nothing(s.requests.clear),
+		"GET /faults":         adminView(func() (any, error) { return s.Faults.List(), nil }),
+		"POST /faults":        http.HandlerFunc(s.adminAddFault),
+		"DELETE /faults":      nothing(s.Faults.Clear),
+		"DELETE /faults/{id}": http.HandlerFunc(s.adminRemoveFault),
+		"POST /deferred":      http.HandlerFunc(s.adminRunDeferred),
+		"GET /mutations":      adminView(func() (any, error) { return s.mutation.List(), nil }),
+		"PUT /mutations/{name}": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			s.adminMutate(w, r.PathValue("name"))
+		}),
+		"DELETE /mutations": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			s.adminMutate(w, "")
+		}),
+		"GET /switches":              adminView(func() (any, error) { return s.rack.Switches(), nil }),
+		"PATCH /switches":            http.HandlerFunc(s.adminSwitch),
+		"GET /state":                 adminView(func() (any, error) { return s.rack.State() }),
+		"GET /metrics":               promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
+		"GET /debug/pprof/goroutine": pprof.Handler("goroutine"),
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", adminIndex)
+	for pattern, handler := range handlers {
+		mux.Handle(pattern, handler)
+	}
 	return mux
 }
 
@@ -84,14 +77,56 @@ func adminRespond(w http.ResponseWriter, body any, err error) {
 	_, _ = w.Write(encode(body, "  "))
 }
 
-// adminRead decodes a JSON body. It refuses an unknown field.
+// adminView answers with what show returns.
+func adminView(show func() (any, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		body, err := show()
+		adminRespond(w, body, err)
+	})
+}
+
+// adminRead decodes a JSON body. It refuses an unknown field, and names those that it knows.
 func adminRead(r *http.Request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return badAdminRequest{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
+	err := d.Decode(into)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if strings.HasPrefix(err.Error(), "json: unknown field") {
+		err = fmt.Errorf("%w; known are %s", err, strings.Join(jsonFields(into), ", "))
+	}
+	return badAdminRequest{fmt.Errorf("read the body of %s %s: %w", r.Method, r.URL.Path, err)}
+}
+
+// jsonFields lists the names of a struct's fields in JSON, and those of the structs in it.
+func jsonFields(of any) (names []string) {
+	var add func(t reflect.Type, prefix string)
+	add = func(t reflect.Type, prefix string) {
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			return
+		}
+		for _, f := range reflect.VisibleFields(t) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name != "" && name != "-" {
+				names = append(names, prefix+name)
+				add(f.Type, prefix+name+".")
+			}
+		}
+	}
+	add(reflect.TypeOf(of), "")
+	return names
+}
+
+func (s *Server) adminRunDeferred(w http.ResponseWriter, r *http.Request) {
+	if err := s.RunDeferred(r.Context()); err != nil {
+		adminRespond(w, nil, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *Server) adminRequests(w http.ResponseWriter, r *http.Request) {

@@ -57,6 +57,8 @@ type recordStore struct {
 	mu sync.Mutex
 	// guarded by mu
 	kept map[string]record
+	// lock is held by this process while it lives, if no other process had it.
+	lock *os.File
 }
 
 func (n *Service) records() *recordStore {
@@ -307,6 +309,7 @@ func (s *recordStore) open() error {
 	if err != nil {
 		return fmt.Errorf("it cannot be listed (%w); %s", csierr.WithoutPath(err), advice)
 	}
+	s.alone()
 	for _, e := range entries {
 		path := filepath.Join(s.dir, e.Name())
 		switch {

@@ -40,7 +40,9 @@ func (g *guest) records() []string {
 	must(g.t, err)
 	var names []string
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if e.Name() != lockName {
+			names = append(names, e.Name())
+		}
 	}
 	return names
 }
@@ -228,6 +230,30 @@ func TestNothingButTheDriversOwnFilesIsClearedFromTheStateDirectory(t *testing.T
 	slices.Sort(others)
 	if got := g.records(); !slices.Equal(got, others) {
 		t.Errorf("left are %q, want %q", got, others)
+	}
+}
+
+func TestTwoProcessesThatShareAStateDirectoryAreToldSo(t *testing.T) {
+	g := statefulGuest(t)
+	const warning = "another process of the driver uses this state directory"
+	first := g.node()
+	must(t, first.OpenState())
+	if strings.Contains(g.log.String(), warning) {
+		t.Errorf("the only process is told of another: %s", g.log.String())
+	}
+	second := g.node()
+	must(t, second.OpenState())
+	if !strings.Contains(g.log.String(), warning) {
+		t.Errorf("the second one is not told: %s", g.log.String())
+	}
+	second.Close()
+	first.Close()
+	g.log.Reset()
+	third := g.node()
+	must(t, third.OpenState())
+	defer third.Close()
+	if strings.Contains(g.log.String(), warning) {
+		t.Errorf("it is told of processes that have ended: %s", g.log.String())
 	}
 }
 

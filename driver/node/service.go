@@ -44,7 +44,12 @@ type Service struct {
 }
 
 // Close stops the reads of whole disks, which go on without a call, and waits for their end.
-func (n *Service) Close() { n.scans.Close() }
+func (n *Service) Close() {
+	n.scans.Close()
+	if f := n.records().lock; f != nil {
+		_ = f.Close()
+	}
+}
 
 func (n *Service) deviceTimeout() time.Duration {
 	if n.DeviceTimeout == 0 {

@@ -1,0 +1,56 @@
+package simulator
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/engine"
+)
+
+// admin sends a request to the admin listener.
+func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRecorder {
+	req := httptest.NewRequestWithContext(r.t.Context(), method, path, strings.NewReader(body))
+	req.Header.Set("Accept", accept)
+	w := httptest.NewRecorder()
+	r.Admin().ServeHTTP(w, req)
+	return w
+}
+
+func TestTheAdminListenerSaysWhatItAnswersAndAnswersIt(t *testing.T) {
+	r := newRack(t, engine.Config{})
+	var listed []adminapi.Route
+	if err := json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed); err != nil {
+		t.Fatal(err)
+	}
+	page := r.askAdmin("GET", "/", "", "text/html").Body.String()
+	for _, route := range listed {
+		path := strings.NewReplacer("{id}", "1", "{name}", "none").Replace(route.Path)
+		w := r.askAdmin(route.Method, path, route.Body, "*/*")
+		if text := w.Body.String(); w.Code >= http.StatusBadRequest &&
+			(path == route.Path || !strings.Contains(text, "there is no")) {
+			t.Errorf("%s %s: HTTP %d: %s", route.Method, route.Path, w.Code, text)
+		}
+		if !strings.Contains(page, route.Does) {
+			t.Errorf("the page lacks %s %s", route.Method, route.Path)
+		}
+	}
+	if len(listed) != len(adminapi.Routes) {
+		t.Errorf("%d routes are listed, want %d", len(listed), len(adminapi.Routes))
+	}
+}
+
+func TestAnUnknownFieldIsRefusedWithThoseThatAreKnown(t *testing.T) {
+	r := newRack(t, engine.Config{})
+	for path, want := range map[string]string{"/faults": "response.status", "/switches": "hotplug"} {
+		method := map[string]string{"/faults": "POST", "/switches": "PATCH"}[path]
+		w := r.askAdmin(method, path, `{"colour": 1}`, "*/*")
+		if text := w.Body.String(); w.Code != http.StatusBadRequest ||
+			!strings.Contains(text, `"colour"`) || !strings.Contains(text, want) {
+			t.Errorf("%s: HTTP %d: %s", path, w.Code, text)
+		}
+	}
+}
