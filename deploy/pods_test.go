@@ -155,10 +155,7 @@ func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-4
 				t.Errorf("%s has not %s: %q", name, arg, c.Args)
 			}
 		}
-		var got [3]int
-		_, tag, _ := strings.Cut(c.Image, ":v")
-		if n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2]); n != 3 ||
-			slices.Compare(got[:], want.atLeast[:]) < 0 {
+		if !newer(t, c.Image, want.atLeast) {
 			t.Errorf("%s runs %s; want v%v or newer, pinned", name, c.Image, want.atLeast)
 		}
 		for _, gone := range []string{"HonorPVReclaimPolicy", "Topology="} {
@@ -167,6 +164,15 @@ func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-4
 			}
 		}
 	}
+}
+
+// newer reports whether the image is pinned to that version or a newer one.
+func newer(t *testing.T, image string, than [3]int) bool {
+	t.Helper()
+	var got [3]int
+	_, tag, _ := strings.Cut(image, ":v")
+	n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2])
+	return n == 3 && slices.Compare(got[:], than[:]) >= 0
 }
 
 func TestTheControllerHasNoPowerOverItsMachine(t *testing.T) { // D-52, B-31
