@@ -1,5 +1,6 @@
 {{- /* An invalid value ends `helm template` with an explanation. The schema has types, names and fixed
-words; what it would express with a regular expression is checked here. Each problem is a line. */ -}}
+words; what it would express with a regular expression is checked here, the parameters of storage classes in
+_parameters.tpl. Each problem is a line. */ -}}
 
 {{- define "oxide.problems" -}}
 {{- template "oxide.problems.secret" . }}
@@ -61,8 +62,8 @@ topology names several locations: a node is in one; further locations that reach
 {{- if and .Values.topologyAlso (empty .Values.topology) }}
 topologyAlso is given without topology: set the rack's location first.
 {{- end }}
-{{- if or (lt (int .Values.maxDisks) 1) (gt (int .Values.maxDisks) 1000) }}
-maxDisks is {{ .Values.maxDisks }}: it has to be a number from 1 to 1000, what the rack lets an instance have.
+{{- if or (lt (int .Values.maxDisks) 2) (gt (int .Values.maxDisks) 1000) }}
+maxDisks is {{ .Values.maxDisks }}: it has to be a number from 2 to 1000, what the rack lets an instance have; the boot disk is one of them.
 {{- end }}
 {{- $duration := "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" }}
 {{- $durations := dict "deviceTimeout" .Values.deviceTimeout "livenessProbe.timeout" .Values.livenessProbe.timeout }}
@@ -150,11 +151,7 @@ two storage classes are called {{ $name }}: each needs a name of its own.
 {{- if .default }}
 {{- $defaults = append $defaults $name }}
 {{- end }}
-{{- range $key, $value := .parameters }}
-{{- if not (or (has $key (list "diskType" "blockSize" "imageId" "mkfsOptions")) (hasPrefix "csi.storage.k8s.io/" $key)) }}
-storage class {{ $name }} has the parameter {{ $key }}, which the driver does not know; it knows diskType, blockSize, imageId, mkfsOptions and csi.storage.k8s.io/fstype.
-{{- end }}
-{{- end }}
+{{- template "oxide.problems.parameters" (dict "root" $ "class" .) }}
 {{- end }}
 {{- if gt (len $defaults) 1 }}
 the storage classes {{ join " and " $defaults }} are all the default: one of them can be.
