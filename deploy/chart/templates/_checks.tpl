@@ -5,6 +5,7 @@ _parameters.tpl. Each problem is a line. */ -}}
 {{- define "oxide.problems" -}}
 {{- template "oxide.problems.secret" . }}
 {{- template "oxide.problems.driver" . }}
+{{- template "oxide.problems.names" . }}
 {{- template "oxide.problems.pods" . }}
 {{- template "oxide.problems.classes" . }}
 {{- template "oxide.problems.images" . }}
@@ -82,20 +83,46 @@ maxDisks is {{ .Values.maxDisks }}: it has to be a number from 2 to 1000, what t
 {{- if and .Values.instanceMetadata.enabled (eq .Values.instanceMetadata.via "env") (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) }}
 instanceMetadata.via is env, which needs Kubernetes 1.35 (this is {{ .Capabilities.KubeVersion.Version }}): use file, which every version has.
 {{- end }}
-{{- range $name := list "controllerPort" "nodePort" }}
+{{- $ports := list 9808 9811 }}
+{{- range $name := list "controllerPort" "provisionerPort" "attacherPort" "snapshotterPort" }}
 {{- $port := int (index $.Values.metrics $name) }}
-{{- if or (lt $port 1) (gt $port 65535) (has $port (list 9808 9811)) }}
-metrics.{{ $name }} is {{ $port }}: it has to be a port from 1 to 65535, and not 9808 or 9811, which the sidecars have.
+{{- if or (lt $port 1) (gt $port 65535) (has $port $ports) }}
+metrics.{{ $name }} is {{ $port }}: it has to be a port from 1 to 65535, and not {{ join ", " $ports }}, which others in the pod have.
 {{- end }}
+{{- $ports = append $ports $port }}
+{{- end }}
+{{- $port := int .Values.metrics.nodePort }}
+{{- if or (lt $port 1) (gt $port 65535) (has $port (list 9808 9811)) }}
+metrics.nodePort is {{ $port }}: it has to be a port from 1 to 65535, and not 9808 or 9811, which the sidecars have.
 {{- end }}
 {{- if and .Values.metrics.podMonitor (not .Values.metrics.enabled) }}
 metrics.podMonitor is set and metrics.enabled is not: there would be nothing to scrape.
 {{- end }}
 {{- end -}}
 
+{{- define "oxide.problems.names" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" (include "oxide.fullname" .)) }}
+fullnameOverride is {{ .Values.fullnameOverride | quote }}: it has to be at most 40 lower-case letters, digits and hyphens, that begin with a letter and do not end with a hyphen.
+{{- end }}
+{{- if and .Values.nameOverride (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$" .Values.nameOverride)) }}
+nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a label, at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
+{{- end }}
+{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels }}
+{{- range $name, $given := $labels }}
+{{- range $label := list "app" "app.kubernetes.io/name" }}
+{{- if hasKey $given $label }}
+{{ $name }} has {{ $label }}, by which the pods are found: leave it as it is.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "oxide.problems.pods" -}}
 {{- if lt (int .Values.controller.replicas) 1 }}
 controller.replicas is {{ .Values.controller.replicas }}: at least one controller has to run, or no volume is made, attached or deleted.
+{{- end }}
+{{- if and .Values.controller.affinity.podAntiAffinity (ne .Values.controller.antiAffinity "none") }}
+controller.affinity has a podAntiAffinity, and controller.antiAffinity is {{ .Values.controller.antiAffinity }}: set it to none, so that yours is the only one.
 {{- end }}
 {{- range $name := list "kubeletDir" "stateDir" }}
 {{- $path := index $.Values.node $name }}
@@ -122,11 +149,6 @@ livenessProbe.{{ $name }} is {{ index $.Values.livenessProbe $name }}: it has to
 {{- range (index $.Values $pod).extraEnv }}
 {{- if hasPrefix "CSI_" .name }}
 {{ $pod }}.extraEnv has {{ .name }}: names that begin with CSI_ belong to the CSI specification.
-{{- end }}
-{{- end }}
-{{- range $label := list "app" "app.kubernetes.io/name" }}
-{{- if hasKey (index $.Values $pod).podLabels $label }}
-{{ $pod }}.podLabels has {{ $label }}, by which the pods are found: leave it as it is.
 {{- end }}
 {{- end }}
 {{- end }}
