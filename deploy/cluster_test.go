@@ -97,7 +97,7 @@ func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
 }
 
 func TestNoRuleReachesFurtherThanItsWords(t *testing.T) { // D-54
-	all := objects(t, everything()...)
+	all := objects(t, append(everything(), audited()...)...)
 	count := 0
 	for _, o := range append(all.kinds("ClusterRole"), all.kinds("Role")...) {
 		role := find[rbacv1.ClusterRole](t, manifests{o}, o.GetKind(), o.GetName())

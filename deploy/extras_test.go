@@ -237,7 +237,8 @@ func TestKubectlDescribeShowsWhyAContainerFailed(t *testing.T) {
 func TestTheSidecarsShowTheirMetricsToo(t *testing.T) {
 	all := objects(t, append(everything(), with("metrics.podMonitor=true", "metrics.attacherPort=9999",
 		"metrics.podMonitorLabels.release=prometheus")...)...)
-	want := map[string]int32{"metrics": 9809, "provisioner": 9812, "attacher": 9999, "snapshotter": 9814}
+	want := map[string]int32{"metrics": 9809, "provisioner": 9812, "attacher": 9999,
+		"snapshotter": 9814}
 	got := map[string]int32{}
 	for _, c := range pods(t, all)[controllerName].Spec.Containers {
 		for _, p := range c.Ports {

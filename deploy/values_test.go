@@ -63,6 +63,15 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 			"controller.antiAffinity is preferred: set it to none"},
 		{"controller.extraVolumes[0].emptyDir=a", "missing property 'name'"},
 		{"attacher.extraArgs[0]=1", "want string"},
+		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
+			"reach the rack"},
+		{"networkPolicy.enabled=true", "networkPolicy.apiServer.cidrs is empty"},
+		{"networkPolicy.rack.cidrs[0]=rack.example.com", `networkPolicy.rack.cidrs has ` +
+			`"rack.example.com": it has to be addresses with a prefix length`},
+		{"networkPolicy.apiServer.port=0", "/networkPolicy/apiServer/port"},
+		{"audit.enabled=true", "audit.kubectlImage has no repository, or neither a tag nor a digest"},
+		{"audit.schedule=daily", `audit.schedule is "daily": it has to be five fields of cron`},
+		{"audit.extraArgs[0]=--delete", "audit.extraArgs has --delete: the CronJob only reports"},
 		{"instanceMetadata.via=smoke", "'/instanceMetadata/via': value must be one of 'file', 'env'"},
 		{"csiDriver.nodeAllocatableUpdatePeriodSeconds=5", "Kubernetes wants at least 10 seconds"},
 		{"livenessProbe.periodSeconds=0", "livenessProbe.periodSeconds is 0"},

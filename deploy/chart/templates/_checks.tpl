@@ -9,6 +9,8 @@ _parameters.tpl. Each problem is a line. */ -}}
 {{- template "oxide.problems.pods" . }}
 {{- template "oxide.problems.classes" . }}
 {{- template "oxide.problems.images" . }}
+{{- template "oxide.problems.network" . }}
+{{- template "oxide.problems.audit" . }}
 {{- end -}}
 
 {{- define "oxide.problems.secret" -}}
@@ -191,12 +193,44 @@ imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry wi
 {{- range $name := list "instanceMetadata" "provisioner" "attacher" "snapshotter" "registrar" "livenessProbe" }}
 {{- $_ := set $images (printf "%s.image" $name) (index $.Values $name).image }}
 {{- end }}
+{{- if .Values.audit.enabled }}
+{{- $_ := set $images "audit.kubectlImage" .Values.audit.kubectlImage }}
+{{- end }}
 {{- range $name, $image := $images }}
 {{- if not (regexMatch "^[a-z0-9]+([._/-]+[a-z0-9]+)*$" $image.repository) }}
 {{ $name }}.repository is {{ $image.repository | quote }}: it has to be a name such as oxidecomputer/oxide-csi-plugin; registry, tag and digest are values of their own.
 {{- end }}
 {{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) }}
 {{ $name }}.digest is {{ $image.digest | quote }}: it has to be sha256: and 64 hexadecimal digits.
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.network" -}}
+{{- range $name := list "rack" "apiServer" }}
+{{- $cidrs := (index $.Values.networkPolicy $name).cidrs }}
+{{- if and $.Values.networkPolicy.enabled (empty $cidrs) }}
+networkPolicy.{{ $name }}.cidrs is empty: the controller could not reach {{ ternary "the rack" "Kubernetes' API server" (eq $name "rack") }}; name its addresses, such as 192.0.2.10/32.
+{{- end }}
+{{- range $cidrs }}
+{{- if not (regexMatch "^[0-9a-fA-F.:]+/[0-9]{1,3}$" .) }}
+networkPolicy.{{ $name }}.cidrs has {{ . | quote }}: it has to be addresses with a prefix length, such as 192.0.2.10/32.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.audit" -}}
+{{- $image := .Values.audit.kubectlImage }}
+{{- if and .Values.audit.enabled (or (empty $image.repository) (and (empty $image.tag) (empty $image.digest))) }}
+audit.kubectlImage has no repository, or neither a tag nor a digest: name an image with kubectl and sh, which the driver's has not.
+{{- end }}
+{{- if not (regexMatch "^(@[a-z]+|[^[:space:]]+([[:space:]]+[^[:space:]]+){4})$" .Values.audit.schedule) }}
+audit.schedule is {{ .Values.audit.schedule | quote }}: it has to be five fields of cron, such as 17 3 * * *.
+{{- end }}
+{{- range .Values.audit.extraArgs }}
+{{- if regexMatch "^--?delete($|=)" . }}
+audit.extraArgs has {{ . }}: the CronJob only reports; a person deletes, as docs/audit.md describes.
 {{- end }}
 {{- end }}
 {{- end -}}

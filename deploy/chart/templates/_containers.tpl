@@ -16,11 +16,11 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* The labels of a pod, of (dict "root" $ "pod" "controller" or "node"). */ -}}
+{{- /* The labels of a pod, of (dict "root" $ "pod" "controller", "node" or "audit"). */ -}}
 {{- define "oxide.podLabels" -}}
 app: oxide-csi-{{ .pod }}
 {{ include "oxide.selector" .root }}
-{{- with mergeOverwrite dict .root.Values.commonLabels (index .root.Values .pod).podLabels }}
+{{- with mergeOverwrite dict .root.Values.commonLabels ((index .root.Values .pod).podLabels | default dict) }}
 {{ toYaml . }}
 {{- end -}}
 {{- end -}}
