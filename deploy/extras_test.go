@@ -191,6 +191,7 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 		"provisioner": "csi-provisioner", "attacher": "csi-attacher", "snapshotter": "csi-snapshotter",
 		"registrar": "node-driver-registrar", "livenessProbe": "liveness-probe",
 		"instanceMetadata": "oxide-instance-metadata"}
+	schemas := kindSchemas(t)
 	for _, c := range []struct {
 		value string
 		want  func(corev1.ResourceRequirements) bool
@@ -216,7 +217,7 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 				}
 			}
 		}
-		if out, ok := conforms(t, kindSchemas(t), all); !ok {
+		if out, ok := conforms(t, schemas, all); !ok {
 			t.Errorf("with %s: %s", c.value, out)
 		}
 	}
