@@ -175,6 +175,15 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 	}
 }
 
+// newer reports whether the image is pinned to that version or a newer one.
+func newer(t *testing.T, image string, than [3]int) bool {
+	t.Helper()
+	var got [3]int
+	_, tag, _ := strings.Cut(image, ":v")
+	n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2])
+	return n == 3 && slices.Compare(got[:], than[:]) >= 0
+}
+
 func TestTheDriverKnowsEveryVariableItIsGiven(t *testing.T) { // B-23
 	out, complaints, err := finish(t, exec.CommandContext(t.Context(), "go", "run",
 		"../cmd/oxide-csi-plugin", "--help"), nil)

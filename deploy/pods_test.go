@@ -166,15 +166,6 @@ func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-4
 	}
 }
 
-// newer reports whether the image is pinned to that version or a newer one.
-func newer(t *testing.T, image string, than [3]int) bool {
-	t.Helper()
-	var got [3]int
-	_, tag, _ := strings.Cut(image, ":v")
-	n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2])
-	return n == 3 && slices.Compare(got[:], than[:]) >= 0
-}
-
 func TestTheControllerHasNoPowerOverItsMachine(t *testing.T) { // D-52, B-31
 	pod := find[appsv1.Deployment](t, objects(t, everything()...), "Deployment",
 		controllerName).Spec.Template.Spec
