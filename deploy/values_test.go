@@ -158,6 +158,20 @@ func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 	}
 }
 
+func TestWhatIsEmptyMayBeNull(t *testing.T) {
+	var none []string
+	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
+		"controller.affinity", "node.affinity", "controller.extraEnv", "attacher.extraArgs",
+		"metrics.podMonitorLabels", "controller.topologySpreadConstraints", "node.tolerations",
+		"storageClass.parameters", "extraStorageClasses", "controller.updateStrategy"} {
+		none = append(none, name+"=null")
+	}
+	if _, complaints, err := helm(t, append(with("metrics.enabled=true", "metrics.podMonitor=true"),
+		with(none...)...)...); err != nil {
+		t.Errorf("%q: %v\n%s", none, err, complaints)
+	}
+}
+
 func TestAllThatIsWrongIsToldAtOnce(t *testing.T) {
 	_, complaints, err := helm(t, with("controller.replicas=0", "maxDisks=0", "clusterId=-")...)
 	for _, want := range []string{"controller.replicas is 0", "maxDisks is 0", "clusterId is"} {

@@ -112,7 +112,7 @@ nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a 
 {{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels }}
 {{- range $name, $given := $labels }}
 {{- range $label := list "app" "app.kubernetes.io/name" }}
-{{- if hasKey $given $label }}
+{{- if hasKey ($given | default dict) $label }}
 {{ $name }} has {{ $label }}, by which the pods are found: leave it as it is.
 {{- end }}
 {{- end }}
@@ -123,7 +123,7 @@ nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a 
 {{- if lt (int .Values.controller.replicas) 1 }}
 controller.replicas is {{ .Values.controller.replicas }}: at least one controller has to run, or no volume is made, attached or deleted.
 {{- end }}
-{{- if and .Values.controller.affinity.podAntiAffinity (ne .Values.controller.antiAffinity "none") }}
+{{- if and (.Values.controller.affinity | default dict).podAntiAffinity (ne .Values.controller.antiAffinity "none") }}
 controller.affinity has a podAntiAffinity, and controller.antiAffinity is {{ .Values.controller.antiAffinity }}: set it to none, so that yours is the only one.
 {{- end }}
 {{- range $name := list "kubeletDir" "stateDir" }}
@@ -159,7 +159,7 @@ livenessProbe.{{ $name }} is {{ index $.Values.livenessProbe $name }}: it has to
 {{- define "oxide.problems.classes" -}}
 {{- $names := list }}
 {{- $defaults := list }}
-{{- $classes := .Values.extraStorageClasses }}
+{{- $classes := .Values.extraStorageClasses | default list }}
 {{- if .Values.storageClass.create }}
 {{- $classes = prepend $classes .Values.storageClass }}
 {{- end }}

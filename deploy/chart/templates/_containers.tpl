@@ -20,7 +20,7 @@ seccompProfile:
 {{- define "oxide.podLabels" -}}
 app: oxide-csi-{{ .pod }}
 {{ include "oxide.selector" .root }}
-{{- with mergeOverwrite dict .root.Values.commonLabels ((index .root.Values .pod).podLabels | default dict) }}
+{{- with mergeOverwrite dict (.root.Values.commonLabels | default dict) ((index .root.Values .pod).podLabels | default dict) }}
 {{ toYaml . }}
 {{- end -}}
 {{- end -}}
