@@ -97,7 +97,7 @@ func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
 }
 
 func TestNoRuleReachesFurtherThanItsWords(t *testing.T) { // D-54
-	all := objects(t, everything()...)
+	all := objects(t, append(everything(), audited()...)...)
 	count := 0
 	for _, o := range append(all.kinds("ClusterRole"), all.kinds("Role")...) {
 		role := find[rbacv1.ClusterRole](t, manifests{o}, o.GetKind(), o.GetName())
@@ -173,6 +173,15 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 				pod.Containers[0].ImagePullPolicy)
 		}
 	}
+}
+
+// newer reports whether the image is pinned to that version or a newer one.
+func newer(t *testing.T, image string, than [3]int) bool {
+	t.Helper()
+	var got [3]int
+	_, tag, _ := strings.Cut(image, ":v")
+	n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2])
+	return n == 3 && slices.Compare(got[:], than[:]) >= 0
 }
 
 func TestTheDriverKnowsEveryVariableItIsGiven(t *testing.T) { // B-23

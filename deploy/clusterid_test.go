@@ -61,12 +61,13 @@ func answering(t *testing.T, objects map[string]any) []string {
 
 const (
 	secretPath     = "/api/v1/namespaces/oxide-csi/secrets/oxide-secret"
-	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments/oxide-csi-controller"
+	otherPath      = "/api/v1/namespaces/oxide-csi/secrets/other-secret"
+	deploymentPath = "/apis/apps/v1/namespaces/oxide-csi/deployments"
 )
 
-// secretWith is the Secret as it lies in the cluster.
+// secretWith is the Secret as it lies in the cluster; what it holds is x.
 func secretWith(keys ...string) any {
-	data := map[string]any{"host": "eA=="}
+	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
 	for _, key := range keys {
 		data[key] = "eA=="
 	}
@@ -74,17 +75,36 @@ func secretWith(keys ...string) any {
 		"metadata": map[string]any{"name": "oxide-secret", "namespace": "oxide-csi"}}
 }
 
-// deployed is the controller of an earlier release, with its cluster's id.
+// deployed is the namespace's Deployments: another one, and the controller of an earlier release
+// with its cluster's id.
 func deployed(id map[string]any) any {
 	id["name"] = "OXIDE_CLUSTER_ID"
-	return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment",
-		"metadata": map[string]any{"name": "oxide-csi-controller", "namespace": "oxide-csi"},
-		"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
-			"containers": []any{
-				map[string]any{"name": "csi-attacher"},
-				map[string]any{"name": pluginName, "env": []any{
-					map[string]any{"name": "OXIDE_HOST", "value": ""}, id}},
-			}}}}}
+	deployment := func(name, app string, containers ...any) any {
+		return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment",
+			"metadata": map[string]any{"name": name, "namespace": "oxide-csi"},
+			"spec": map[string]any{"template": map[string]any{
+				"metadata": map[string]any{"labels": map[string]any{"app": app}},
+				"spec":     map[string]any{"containers": containers}}}}
+	}
+	foreign := map[string]any{"name": pluginName, "env": []any{
+		map[string]any{"name": "OXIDE_CLUSTER_ID", "value": "foreign"}}}
+	return map[string]any{"apiVersion": "apps/v1", "kind": "DeploymentList", "items": []any{
+		deployment("other", "other", foreign),
+		deployment("of-any-name", "oxide-csi-controller",
+			map[string]any{"name": "csi-attacher"},
+			map[string]any{"name": pluginName, "env": []any{
+				map[string]any{"name": "OXIDE_HOST", "value": ""}, id}},
+		)}}
+}
+
+// otherSecret is another Secret, whose keys hold other.
+func otherSecret(keys ...string) any {
+	data := map[string]any{"host": "eA==", "token": "eA==", "project": "eA=="}
+	for _, key := range keys {
+		data[key] = "b3RoZXI="
+	}
+	return map[string]any{"apiVersion": "v1", "kind": "Secret", "data": data,
+		"metadata": map[string]any{"name": "other-secret", "namespace": "oxide-csi"}}
 }
 
 func fromSecret(optional bool) map[string]any {
@@ -116,7 +136,28 @@ func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 		{"what the value says comes before all", map[string]any{
 			secretPath:     secretWith("cluster-id"),
 			deploymentPath: deployed(map[string]any{"value": "old"})}, with("clusterId=blue"), "blue",
+			warning + ": this upgrade changes the cluster's id from old to blue."},
+		{"what the value says may be what was there", map[string]any{
+			deploymentPath: deployed(map[string]any{"value": "blue"})}, with("clusterId=blue"), "blue",
 			"The cluster's id is blue"},
+		{"and what the Secret has", map[string]any{secretPath: secretWith("cluster-id"),
+			deploymentPath: deployed(fromSecret(false))}, with("clusterId=x"), "x",
+			"The cluster's id is x"},
+		{"a value that is not the Secret's is a change", map[string]any{
+			secretPath: secretWith("cluster-id"), deploymentPath: deployed(fromSecret(false))},
+			with("clusterId=blue"), "blue", warning + ": this upgrade changes the cluster's id from x to " +
+				"blue."},
+		{"so is the first id of what had none", map[string]any{secretPath: secretWith(),
+			deploymentPath: deployed(fromSecret(true))}, with("clusterId=blue"), "blue",
+			warning + ": this upgrade changes the cluster's id from none to blue."},
+		{"and the id of another Secret", map[string]any{secretPath: secretWith("cluster-id"),
+			otherPath: otherSecret("cluster-id"), deploymentPath: deployed(fromSecret(false))},
+			with("secret.existing=other-secret"), required,
+			warning + ": this upgrade changes the cluster's id from x to other."},
+		{"another Secret without an id leaves the first one's", map[string]any{
+			secretPath: secretWith("cluster-id"), otherPath: otherSecret("token"),
+			deploymentPath: deployed(fromSecret(false))}, with("secret.existing=other-secret"), "x",
+			"The cluster's id is x"},
 		{"an upgrade keeps what was there", map[string]any{
 			deploymentPath: deployed(map[string]any{"value": "from-before"})}, nil, "from-before",
 			"from-before"},
@@ -125,7 +166,8 @@ func TestTheClustersIDIsStable(t *testing.T) { // A2.1
 			deploymentPath: deployed(map[string]any{"value": "from-before"})}, nil, "from-before",
 			"from-before"},
 		{"an upgrade keeps the Secret's", map[string]any{secretPath: secretWith("cluster-id"),
-			deploymentPath: deployed(fromSecret(true))}, nil, required, ""},
+			deploymentPath: deployed(fromSecret(true))}, nil, required,
+			"The cluster's id is that of the Secret's key cluster-id"},
 		{"an upgrade of what had none goes on without, and is warned of", map[string]any{
 			secretPath: secretWith(), deploymentPath: deployed(fromSecret(true))}, nil, optional,
 			warning + ": there is no cluster id"},

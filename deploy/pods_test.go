@@ -155,10 +155,7 @@ func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-4
 				t.Errorf("%s has not %s: %q", name, arg, c.Args)
 			}
 		}
-		var got [3]int
-		_, tag, _ := strings.Cut(c.Image, ":v")
-		if n, _ := fmt.Sscanf(tag, "%d.%d.%d", &got[0], &got[1], &got[2]); n != 3 ||
-			slices.Compare(got[:], want.atLeast[:]) < 0 {
+		if !newer(t, c.Image, want.atLeast) {
 			t.Errorf("%s runs %s; want v%v or newer, pinned", name, c.Image, want.atLeast)
 		}
 		for _, gone := range []string{"HonorPVReclaimPolicy", "Topology="} {

@@ -2,7 +2,9 @@ package deploy_test
 
 import (
 	"io/fs"
+	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,6 +29,16 @@ func with(values ...string) []string {
 		args = append(args, "--set", v)
 	}
 	return args
+}
+
+// values makes a file of values, and the arguments that name it.
+func values(t *testing.T, text string) []string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--values", file}
 }
 
 // helm runs `helm template` on the chart.

@@ -29,7 +29,9 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 		{"log.format=xml", "'/log/format': value must be one of 'text', 'json'"},
 		{"clusterId=-prod", `clusterId is "-prod": it has to be at most 63 letters`},
 		{"clusterId=" + strings.Repeat("a", 64), "at most 63 letters"},
-		{"maxDisks=0", "maxDisks is 0: it has to be a number from 1 to 1000"},
+		{"maxDisks=0", "maxDisks is 0: it has to be a number from 2 to 1000"},
+		{"maxDisks=1", "maxDisks is 1: it has to be a number from 2 to 1000, what the rack lets an " +
+			"instance have; the boot disk is one of them"},
 		{"deviceTimeout=soon", `deviceTimeout is "soon": it has to be a duration such as 30s`},
 		{"deviceTimeout=0s", `deviceTimeout is "0s"`},
 		{"attacher.timeout=15", "'/attacher/timeout': got number, want string"},
@@ -48,12 +50,32 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 		{"secret.caBundle=x", "ownCA is off"},
 		{"metrics.podMonitor=true", "metrics.podMonitor is set and metrics.enabled is not"},
 		{"metrics.nodePort=9808", "metrics.nodePort is 9808: it has to be a port"},
+		{"metrics.attacherPort=9812", "metrics.attacherPort is 9812: it has to be a port from 1 to " +
+			"65535, and not 9808, 9811, 9809, 9812, which others in the pod have"},
+		{"metrics.snapshotterPort=0", "metrics.snapshotterPort is 0"},
+		{"metrics.podMonitorLabels.app=a", "metrics.podMonitorLabels has app, by which"},
+		{"commonLabels.app=a", "commonLabels has app, by which the pods are found"},
+		{`commonLabels.app\.kubernetes\.io/name=a`, "commonLabels has app.kubernetes.io/name"},
+		{"fullnameOverride=Blue", `fullnameOverride is "Blue": it has to be at most 40 lower-case`},
+		{"fullnameOverride=" + strings.Repeat("a", 41), "at most 40 lower-case letters"},
+		{"nameOverride=-a", `nameOverride is "-a": it has to be the value of a label`},
+		{"controller.affinity.podAntiAffinity.a=b", "controller.affinity has a podAntiAffinity, and " +
+			"controller.antiAffinity is preferred: set it to none"},
+		{"controller.extraVolumes[0].emptyDir=a", "missing property 'name'"},
+		{"attacher.extraArgs[0]=1", "want string"},
+		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
+			"reach the rack"},
+		{"networkPolicy.enabled=true", "networkPolicy.apiServer.cidrs is empty"},
+		{"networkPolicy.rack.cidrs[0]=rack.example.com", `networkPolicy.rack.cidrs has ` +
+			`"rack.example.com": it has to be addresses with a prefix length`},
+		{"networkPolicy.apiServer.port=0", "/networkPolicy/apiServer/port"},
+		{"audit.enabled=true", "audit.kubectlImage has no repository, or neither a tag nor a digest"},
+		{"audit.schedule=daily", `audit.schedule is "daily": it has to be five fields of cron`},
+		{"audit.extraArgs[0]=--delete", "audit.extraArgs has --delete: the CronJob only reports"},
 		{"instanceMetadata.via=smoke", "'/instanceMetadata/via': value must be one of 'file', 'env'"},
 		{"csiDriver.nodeAllocatableUpdatePeriodSeconds=5", "Kubernetes wants at least 10 seconds"},
 		{"livenessProbe.periodSeconds=0", "livenessProbe.periodSeconds is 0"},
 		{"storageClass.name=Oxide", `a storage class is called "Oxide"`},
-		{"storageClass.parameters.blocksize=512", "has the parameter blocksize, which the driver does " +
-			"not know; it knows diskType, blockSize"},
 		{"storageClass.reclaimPolicy=Recycle", "value must be one of 'Delete', 'Retain'"},
 		{"storageClass.allowVolumeExpansion=true", "additional properties 'allowVolumeExpansion' not " +
 			"allowed"},
@@ -78,6 +100,75 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 				t.Errorf("the refusal shows a secret: %q", complaints)
 			}
 		})
+	}
+}
+
+func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
+	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
+	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
+		"mkfsOptions and csi.storage.k8s.io/fstype"
+	const image = "imageId=0a1de000-0000-4000-8000-000000000001"
+	for _, c := range []struct{ set, want string }{
+		{"blocksize=512", "storage class oxide-disk has the parameter blocksize, " + names},
+		{"fstype=xfs", "has the parameter fstype, " + names},
+		{fsType + "fsType=xfs", "has the parameter csi.storage.k8s.io/fsType, " + names},
+		{fsType + "fs-type=xfs", "has the parameter csi.storage.k8s.io/fs-type, " + names},
+		{fsType + "fstype=zfs", `has csi.storage.k8s.io/fstype "zfs": it is one of ext4, ext3, xfs, ` +
+			"btrfs"},
+		{"diskType=fast", `class oxide-disk has diskType "fast": it is one of distributed, local`},
+		{"diskType=", `has diskType "": it is one of`},
+		{"blockSize=513", `has blockSize "513": it is one of 512, 2048, 4096`},
+		{"blockSize=4k", `has blockSize "4k": it is one of`},
+		{"imageId=debian", `has imageId "debian": it has to be the UUID of an image, not a name`},
+		{"diskType=local," + class + "blockSize=512", "has diskType local and blockSize 512: local " +
+			"disks have 4096"},
+		{"diskType=local," + class + image, "diskType local and imageId: local disks are created blank"},
+		{"mkfsOptions=-F", `has the mkfsOptions "-F", which is not allowed; allowed are bytesPerInode, ` +
+			"fsBlockSize, inodeSize, label, nodeSize, reflink, reservedPercent"},
+		{"mkfsOptions=inodeSize", "has the mkfsOptions inodeSize=: it has to be 256, 512, 1024 or 2048"},
+		{"mkfsOptions=reservedPercent=51", "reservedPercent=51: it has to be a number from 0 to 50"},
+		{"mkfsOptions=reservedPercent=05", "reservedPercent=05: it has to be a number from 0 to 50"},
+		{"mkfsOptions=bytesPerInode=1023", "bytesPerInode=1023: it has to be a number from 1024"},
+		{"mkfsOptions=label=-a", "label=-a: it has to be 1 to 12 of A-Z"},
+		{`mkfsOptions=label=a\,label=b`, "has the mkfsOptions label twice"},
+		{"mkfsOptions=reflink=true", "mkfsOptions reflink, which ext4 does not have; it is for xfs"},
+		{"mkfsOptions=reservedPercent=0," + class + fsType + "fstype=btrfs", "reservedPercent, which " +
+			"btrfs does not have; it is for ext3, ext4"},
+	} {
+		t.Run(c.set, func(t *testing.T) {
+			_, complaints, err := helm(t, with(class+c.set)...)
+			if err == nil || !strings.Contains(complaints, c.want) {
+				t.Errorf("helm template said %q (%v), want a refusal with %q", complaints, err, c.want)
+			}
+		})
+	}
+	_, complaints, err := helm(t, with("extraStorageClasses[0].name=b",
+		"extraStorageClasses[0].parameters.diskType=fast")...)
+	if err == nil || !strings.Contains(complaints, `storage class b has diskType "fast"`) {
+		t.Errorf("helm template said %q (%v) of a further class", complaints, err)
+	}
+	for _, fine := range []string{
+		"diskType=local," + class + "blockSize=4096", "blockSize=512," + class + image,
+		`mkfsOptions=bytesPerInode=16384\,label=a`, "mkfsOptions=reservedPercent=0",
+		"mkfsOptions=reflink=false," + class + fsType + "fstype=xfs", "mkfsOptions=",
+	} {
+		if _, complaints, err := helm(t, with(class+fine)...); err != nil {
+			t.Errorf("%s is refused: %v\n%s", fine, err, complaints)
+		}
+	}
+}
+
+func TestWhatIsEmptyMayBeNull(t *testing.T) {
+	var none []string
+	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
+		"controller.affinity", "node.affinity", "controller.extraEnv", "attacher.extraArgs",
+		"metrics.podMonitorLabels", "controller.topologySpreadConstraints", "node.tolerations",
+		"storageClass.parameters", "extraStorageClasses", "controller.updateStrategy"} {
+		none = append(none, name+"=null")
+	}
+	if _, complaints, err := helm(t, append(with("metrics.enabled=true", "metrics.podMonitor=true"),
+		with(none...)...)...); err != nil {
+		t.Errorf("%q: %v\n%s", none, err, complaints)
 	}
 }
 

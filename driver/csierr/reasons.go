@@ -81,8 +81,9 @@ const (
 	// BootDisk: the disk is the instance's boot disk, which cannot be detached.
 	BootDisk Reason = "BootDisk"
 	// DiskNotOurs: the disk or snapshot has no ownership tag of this driver, or another cluster's, and
-	// the driver deletes only what it made. Give the volume the reclaim policy Retain (the snapshot
-	// the deletionPolicy Retain), and delete by hand on the rack.
+	// the driver deletes only what it made. If OXIDE_CLUSTER_ID was changed, set it back. Otherwise
+	// give the volume the reclaim policy Retain (the snapshot the deletionPolicy Retain), and delete
+	// by hand on the rack.
 	DiskNotOurs Reason = "DiskNotOurs"
 	// SnapshotNotFound: the rack has no snapshot with this id, or the token may not see it.
 	SnapshotNotFound Reason = "SnapshotNotFound"

@@ -116,8 +116,8 @@ func foreign(description, cluster string, named func(volume.Tag) bool) string {
 	case !marked:
 		return "has no ownership tag of this driver"
 	case m.Cluster != cluster:
-		return fmt.Sprintf("has the ownership tag of the cluster %.80q, and OXIDE_CLUSTER_ID is %q here",
-			m.Cluster, cluster)
+		return fmt.Sprintf("has the ownership tag of the cluster %.80q, and OXIDE_CLUSTER_ID is %q "+
+			"here: if it was changed, set it back", m.Cluster, cluster)
 	case !named(m):
 		return fmt.Sprintf("has the ownership tag of %.80q, but another name", m.Name)
 	}

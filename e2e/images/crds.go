@@ -8,7 +8,7 @@ import (
 )
 
 // snapshotClient is the module that the kinds of snapshots are published in.
-const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.6.0"
+const snapshotClient = "github.com/kubernetes-csi/external-snapshotter/client/v8@v8.7.0"
 
 // SnapshotCRDs returns the directory of the kinds that snapshots need in a cluster.
 func (b *Builder) SnapshotCRDs(ctx context.Context) (string, error) {

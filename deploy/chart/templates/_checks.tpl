@@ -1,12 +1,16 @@
 {{- /* An invalid value ends `helm template` with an explanation. The schema has types, names and fixed
-words; what it would express with a regular expression is checked here. Each problem is a line. */ -}}
+words; what it would express with a regular expression is checked here, the parameters of storage classes in
+_parameters.tpl. Each problem is a line. */ -}}
 
 {{- define "oxide.problems" -}}
 {{- template "oxide.problems.secret" . }}
 {{- template "oxide.problems.driver" . }}
+{{- template "oxide.problems.names" . }}
 {{- template "oxide.problems.pods" . }}
 {{- template "oxide.problems.classes" . }}
 {{- template "oxide.problems.images" . }}
+{{- template "oxide.problems.network" . }}
+{{- template "oxide.problems.audit" . }}
 {{- end -}}
 
 {{- define "oxide.problems.secret" -}}
@@ -61,8 +65,8 @@ topology names several locations: a node is in one; further locations that reach
 {{- if and .Values.topologyAlso (empty .Values.topology) }}
 topologyAlso is given without topology: set the rack's location first.
 {{- end }}
-{{- if or (lt (int .Values.maxDisks) 1) (gt (int .Values.maxDisks) 1000) }}
-maxDisks is {{ .Values.maxDisks }}: it has to be a number from 1 to 1000, what the rack lets an instance have.
+{{- if or (lt (int .Values.maxDisks) 2) (gt (int .Values.maxDisks) 1000) }}
+maxDisks is {{ .Values.maxDisks }}: it has to be a number from 2 to 1000, what the rack lets an instance have; the boot disk is one of them.
 {{- end }}
 {{- $duration := "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" }}
 {{- $durations := dict "deviceTimeout" .Values.deviceTimeout "livenessProbe.timeout" .Values.livenessProbe.timeout }}
@@ -81,20 +85,46 @@ maxDisks is {{ .Values.maxDisks }}: it has to be a number from 1 to 1000, what t
 {{- if and .Values.instanceMetadata.enabled (eq .Values.instanceMetadata.via "env") (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) }}
 instanceMetadata.via is env, which needs Kubernetes 1.35 (this is {{ .Capabilities.KubeVersion.Version }}): use file, which every version has.
 {{- end }}
-{{- range $name := list "controllerPort" "nodePort" }}
+{{- $ports := list 9808 9811 }}
+{{- range $name := list "controllerPort" "provisionerPort" "attacherPort" "snapshotterPort" }}
 {{- $port := int (index $.Values.metrics $name) }}
-{{- if or (lt $port 1) (gt $port 65535) (has $port (list 9808 9811)) }}
-metrics.{{ $name }} is {{ $port }}: it has to be a port from 1 to 65535, and not 9808 or 9811, which the sidecars have.
+{{- if or (lt $port 1) (gt $port 65535) (has $port $ports) }}
+metrics.{{ $name }} is {{ $port }}: it has to be a port from 1 to 65535, and not {{ join ", " $ports }}, which others in the pod have.
 {{- end }}
+{{- $ports = append $ports $port }}
+{{- end }}
+{{- $port := int .Values.metrics.nodePort }}
+{{- if or (lt $port 1) (gt $port 65535) (has $port (list 9808 9811)) }}
+metrics.nodePort is {{ $port }}: it has to be a port from 1 to 65535, and not 9808 or 9811, which the sidecars have.
 {{- end }}
 {{- if and .Values.metrics.podMonitor (not .Values.metrics.enabled) }}
 metrics.podMonitor is set and metrics.enabled is not: there would be nothing to scrape.
 {{- end }}
 {{- end -}}
 
+{{- define "oxide.problems.names" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" (include "oxide.fullname" .)) }}
+fullnameOverride is {{ .Values.fullnameOverride | quote }}: it has to be at most 40 lower-case letters, digits and hyphens, that begin with a letter and do not end with a hyphen.
+{{- end }}
+{{- if and .Values.nameOverride (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$" .Values.nameOverride)) }}
+nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a label, at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
+{{- end }}
+{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels }}
+{{- range $name, $given := $labels }}
+{{- range $label := list "app" "app.kubernetes.io/name" }}
+{{- if hasKey ($given | default dict) $label }}
+{{ $name }} has {{ $label }}, by which the pods are found: leave it as it is.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "oxide.problems.pods" -}}
 {{- if lt (int .Values.controller.replicas) 1 }}
 controller.replicas is {{ .Values.controller.replicas }}: at least one controller has to run, or no volume is made, attached or deleted.
+{{- end }}
+{{- if and (.Values.controller.affinity | default dict).podAntiAffinity (ne .Values.controller.antiAffinity "none") }}
+controller.affinity has a podAntiAffinity, and controller.antiAffinity is {{ .Values.controller.antiAffinity }}: set it to none, so that yours is the only one.
 {{- end }}
 {{- range $name := list "kubeletDir" "stateDir" }}
 {{- $path := index $.Values.node $name }}
@@ -123,18 +153,13 @@ livenessProbe.{{ $name }} is {{ index $.Values.livenessProbe $name }}: it has to
 {{ $pod }}.extraEnv has {{ .name }}: names that begin with CSI_ belong to the CSI specification.
 {{- end }}
 {{- end }}
-{{- range $label := list "app" "app.kubernetes.io/name" }}
-{{- if hasKey (index $.Values $pod).podLabels $label }}
-{{ $pod }}.podLabels has {{ $label }}, by which the pods are found: leave it as it is.
-{{- end }}
-{{- end }}
 {{- end }}
 {{- end -}}
 
 {{- define "oxide.problems.classes" -}}
 {{- $names := list }}
 {{- $defaults := list }}
-{{- $classes := .Values.extraStorageClasses }}
+{{- $classes := .Values.extraStorageClasses | default list }}
 {{- if .Values.storageClass.create }}
 {{- $classes = prepend $classes .Values.storageClass }}
 {{- end }}
@@ -150,11 +175,7 @@ two storage classes are called {{ $name }}: each needs a name of its own.
 {{- if .default }}
 {{- $defaults = append $defaults $name }}
 {{- end }}
-{{- range $key, $value := .parameters }}
-{{- if not (or (has $key (list "diskType" "blockSize" "imageId" "mkfsOptions")) (hasPrefix "csi.storage.k8s.io/" $key)) }}
-storage class {{ $name }} has the parameter {{ $key }}, which the driver does not know; it knows diskType, blockSize, imageId, mkfsOptions and csi.storage.k8s.io/fstype.
-{{- end }}
-{{- end }}
+{{- template "oxide.problems.parameters" (dict "root" $ "class" .) }}
 {{- end }}
 {{- if gt (len $defaults) 1 }}
 the storage classes {{ join " and " $defaults }} are all the default: one of them can be.
@@ -172,12 +193,44 @@ imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry wi
 {{- range $name := list "instanceMetadata" "provisioner" "attacher" "snapshotter" "registrar" "livenessProbe" }}
 {{- $_ := set $images (printf "%s.image" $name) (index $.Values $name).image }}
 {{- end }}
+{{- if .Values.audit.enabled }}
+{{- $_ := set $images "audit.kubectlImage" .Values.audit.kubectlImage }}
+{{- end }}
 {{- range $name, $image := $images }}
 {{- if not (regexMatch "^[a-z0-9]+([._/-]+[a-z0-9]+)*$" $image.repository) }}
 {{ $name }}.repository is {{ $image.repository | quote }}: it has to be a name such as oxidecomputer/oxide-csi-plugin; registry, tag and digest are values of their own.
 {{- end }}
 {{- if and $image.digest (not (regexMatch "^sha256:[0-9a-f]{64}$" $image.digest)) }}
 {{ $name }}.digest is {{ $image.digest | quote }}: it has to be sha256: and 64 hexadecimal digits.
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.network" -}}
+{{- range $name := list "rack" "apiServer" }}
+{{- $cidrs := (index $.Values.networkPolicy $name).cidrs }}
+{{- if and $.Values.networkPolicy.enabled (empty $cidrs) }}
+networkPolicy.{{ $name }}.cidrs is empty: the controller could not reach {{ ternary "the rack" "Kubernetes' API server" (eq $name "rack") }}; name its addresses, such as 192.0.2.10/32.
+{{- end }}
+{{- range $cidrs }}
+{{- if not (regexMatch "^[0-9a-fA-F.:]+/[0-9]{1,3}$" .) }}
+networkPolicy.{{ $name }}.cidrs has {{ . | quote }}: it has to be addresses with a prefix length, such as 192.0.2.10/32.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.problems.audit" -}}
+{{- $image := .Values.audit.kubectlImage }}
+{{- if and .Values.audit.enabled (or (empty $image.repository) (and (empty $image.tag) (empty $image.digest))) }}
+audit.kubectlImage has no repository, or neither a tag nor a digest: name an image with kubectl and sh, which the driver's has not.
+{{- end }}
+{{- if not (regexMatch "^(@[a-z]+|[^[:space:]]+([[:space:]]+[^[:space:]]+){4})$" .Values.audit.schedule) }}
+audit.schedule is {{ .Values.audit.schedule | quote }}: it has to be five fields of cron, such as 17 3 * * *.
+{{- end }}
+{{- range .Values.audit.extraArgs }}
+{{- if regexMatch "^--?delete($|=)" . }}
+audit.extraArgs has {{ . }}: the CronJob only reports; a person deletes, as docs/audit.md describes.
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -1,0 +1,153 @@
+{{- /* What an unprivileged container of a sidecar may do: nothing but its work. */ -}}
+{{- define "oxide.locked" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- /* How a pod without power over its machine runs. */ -}}
+{{- define "oxide.unprivileged" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* The labels of a pod, of (dict "root" $ "pod" "controller", "node" or "audit"). */ -}}
+{{- define "oxide.podLabels" -}}
+app: oxide-csi-{{ .pod }}
+{{ include "oxide.selector" .root }}
+{{- with mergeOverwrite dict (.root.Values.commonLabels | default dict) ((index .root.Values .pod).podLabels | default dict) }}
+{{ toYaml . }}
+{{- end -}}
+{{- end -}}
+
+{{- /* A container's requests and limits; all may be null, for an autoscaler that sets them. */ -}}
+{{- define "oxide.resources" -}}
+{{- with . -}}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The driver's variables that controller and nodes share. */ -}}
+{{- define "oxide.env" -}}
+- name: CSI_ENDPOINT
+  value: unix:///csi/csi.sock
+- name: OXIDE_MAX_DISKS
+  value: {{ .Values.maxDisks | quote }}
+- name: OXIDE_LOG_LEVEL
+  value: {{ .Values.log.level }}
+- name: OXIDE_LOG_FORMAT
+  value: {{ .Values.log.format }}
+{{- end -}}
+
+{{- /* The variables that name the rack, for who calls it: controller and audit. */ -}}
+{{- define "oxide.rackEnv" -}}
+# A key that is missing keeps the container from starting, with an event that names it.
+- name: OXIDE_HOST
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "oxide.secretName" . }}
+      key: {{ .Values.secret.keys.host }}
+- name: OXIDE_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "oxide.secretName" . }}
+      key: {{ .Values.secret.keys.token }}
+# The same token as a file, which wins and is read again when the Secret changes: a new
+# token needs no restart.
+- name: OXIDE_TOKEN_FILE
+  value: /etc/oxide/token
+- name: OXIDE_PROJECT
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "oxide.secretName" . }}
+      key: {{ .Values.secret.keys.project }}
+{{- $id := include "oxide.clusterId" . }}
+{{- if eq $id "unasked" }}
+# No cluster was asked for its id when this was rendered: the Secret has to have one, which
+# no other cluster in the project has.
+{{- end }}
+- name: OXIDE_CLUSTER_ID
+  {{- if hasPrefix "is " $id }}
+  value: {{ trimPrefix "is " $id | quote }}
+  {{- else }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "oxide.secretName" . }}
+      key: {{ .Values.secret.keys.clusterId }}
+      {{- if eq $id "nothing" }}
+      optional: true
+      {{- end }}
+  {{- end }}
+{{- if .Values.ownCA }}
+- name: OXIDE_CA_FILE
+  value: /etc/oxide/ca.crt
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.rackAccess" -}}
+# Optional, so that a missing key is reported by the variables above.
+- name: rack-access
+  secret:
+    secretName: {{ include "oxide.secretName" . }}
+    optional: true
+    defaultMode: 0440
+    items:
+      - key: {{ .Values.secret.keys.token }}
+        path: token
+      {{- if .Values.ownCA }}
+      - key: {{ .Values.secret.keys.caBundle }}
+        path: ca.crt
+      {{- end }}
+{{- end -}}
+
+{{- /* How kubelet learns that a driver is stuck: the livenessprobe container asks it. */ -}}
+{{- define "oxide.probes" -}}
+# kubelet asks the liveness-probe container, which calls the driver's Probe.
+startupProbe:
+  httpGet:
+    path: /healthz
+    port: 9808
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet:
+    path: /healthz
+    port: 9808
+  periodSeconds: {{ .Values.livenessProbe.periodSeconds }}
+  timeoutSeconds: 5
+  failureThreshold: {{ .Values.livenessProbe.failureThreshold }}
+{{- end -}}
+
+{{- /* A token of the pod's service account, for the containers that mount it and for no other. */ -}}
+{{- define "oxide.kubeApiAccess" -}}
+- name: kube-api-access
+  projected:
+    defaultMode: 0444
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3600
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef:
+                fieldPath: metadata.namespace
+{{- end -}}
+
+{{- define "oxide.kubeApiMount" -}}
+- name: kube-api-access
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end -}}
