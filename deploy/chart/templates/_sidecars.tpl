@@ -75,6 +75,7 @@
 {{- end -}}
 
 {{- define "oxide.snapshotterArgs" -}}
+- --extra-create-metadata=true
 # A rack has no group snapshots; without this, the sidecar waits for their CRDs.
 - --feature-gates=CSIVolumeGroupSnapshot=false
 {{- end -}}
