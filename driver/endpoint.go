@@ -31,8 +31,8 @@ func socketPath(endpoint string) (string, error) {
 	case !strings.HasPrefix(endpoint, "unix:///"):
 		return "", expected
 	case !strings.HasSuffix(u.Path, ".sock"):
-		return "", errors.New("has to end in .sock, such as unix:///path/csi.sock, so that no other file " +
-			"is taken for a socket")
+		return "", errors.New("has to end in .sock, such as unix:///path/csi.sock, so that no other " +
+			"file is taken for a socket")
 	}
 	path := filepath.Clean(u.Path)
 	// The kernel's sun_path has 108 bytes with its NUL.

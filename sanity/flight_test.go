@@ -4,6 +4,7 @@ package sanity
 
 import (
 	"fmt"
+	"net/http"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	. "github.com/onsi/ginkgo/v2"
@@ -70,7 +71,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 		Expect(err).NotTo(HaveOccurred())
 		var made, said []string
 		for _, r := range requests {
-			if r.Method != "GET" && r.Status < 300 {
+			if r.Method != http.MethodGet && r.Status < 300 {
 				made = append(made, r.Operation+" "+r.RequestID)
 			}
 		}

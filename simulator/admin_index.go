@@ -36,7 +36,8 @@ pre { margin: 0; overflow-x: auto; }
 <table>
 {{- range .Routes}}
 <tr><td><code>{{.Method}}</code><td>
-{{- if eq .Method "GET"}}<a href="{{.Path}}"><code>{{.Path}}</code></a>{{else}}<code>{{.Path}}</code>{{end}}
+{{- if eq .Method "GET"}}<a href="{{.Path}}"><code>{{.Path}}</code></a>
+{{- else}}<code>{{.Path}}</code>{{end}}
 <td>{{.Does}}
 {{- if .Body}}<pre>curl -X {{.Method}} -d '{{.Body}}' http://{{$.Host}}{{.Path}}</pre>{{end}}
 {{- end}}

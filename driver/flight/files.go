@@ -33,8 +33,9 @@ const (
 	newSuffix  = ".new"
 )
 
-// files keeps a file for each volume, with a line for each entry. A line is written at once, so it is
-// whole whenever the process dies; one that a power failure has torn is left out by whoever reads.
+// files keeps a file for each volume, with a line for each entry. A line is written at once, so it
+// is whole whenever the process dies; one that a power failure has torn is left out by whoever
+// reads.
 type files struct{ dir string }
 
 // FileName is the name of a volume's file. An id that is no UUID may hold any characters.
@@ -87,8 +88,8 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 }
 
 // isOpen reports whether the change that e ends is begun and not ended. A failure ends one of those
-// that are begun, for the outcome of an earlier one may still be unknown. A change of a disk that was
-// away since then is not e's.
+// that are begun, for the outcome of an earlier one may still be unknown. A change of a disk that
+// was away since then is not e's.
 func isOpen(entries []Entry, e Entry) bool {
 	open := 0
 	for _, known := range entries {

@@ -1,6 +1,6 @@
-// Package flight is the driver's flight recorder: it says once of every change of a disk, a mount or
-// the rack that it was made, in a line of the log with stable keys, and on a node also in a file for
-// each volume.
+// Package flight is the driver's flight recorder: it says once of every change of a disk, a mount
+// or the rack that it was made, in a line of the log with stable keys, and on a node also in a file
+// for each volume.
 //
 // A change is announced before it is made and closed after it, so that a process that is killed in
 // between leaves an entry that is open. The call that finds the change made closes it (Confirm).
@@ -8,6 +8,7 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"strings"
@@ -29,8 +30,8 @@ const (
 	Failed Outcome = "failed"
 )
 
-// Fields say what a change is about. Empty ones are left out. None holds a secret: mount flags, which
-// CSI calls sensitive, are not among them.
+// Fields say what a change is about. Empty ones are left out. None holds a secret: mount flags,
+// which CSI calls sensitive, are not among them.
 type Fields struct {
 	Volume   string `json:"volume,omitempty"`   // the volume's id
 	Snapshot string `json:"snapshot,omitempty"` // the snapshot's id
@@ -38,8 +39,8 @@ type Fields struct {
 	Disk     string `json:"disk,omitempty"`     // the disk's name on the rack
 	Instance string `json:"instance,omitempty"` // the instance's id
 	Device   string `json:"device,omitempty"`   // such as /dev/nvme1n1
-	// DiskSeq is the kernel's number of this appearance of the device: a disk that was away has another
-	// one, and somebody else may have changed it meanwhile.
+	// DiskSeq is the kernel's number of this appearance of the device: a disk that was away has
+	// another one, and somebody else may have changed it meanwhile.
 	DiskSeq    uint64 `json:"diskseq,omitempty"`
 	Path       string `json:"path,omitempty"` // the staging or target path
 	Filesystem string `json:"filesystem,omitempty"`
@@ -72,36 +73,37 @@ func keyOf(e Event, f Fields) string {
 	return strings.Join(subject, "\x00")
 }
 
+// text is a field of text, by its key.
+type text struct {
+	key   string
+	value *string
+}
+
+// texts are the fields of text in the order of the log.
+func (f *Fields) texts() []text {
+	return []text{{"volume", &f.Volume}, {"snapshot", &f.Snapshot}, {"name", &f.Name},
+		{"disk", &f.Disk}, {"instance", &f.Instance}, {"device", &f.Device}, {"path", &f.Path},
+		{"filesystem", &f.Filesystem}, {"detail", &f.Detail}, {"request", &f.Request},
+		{"claim", &f.Claim}, {"reason", &f.Reason}}
+}
+
 // with returns the fields, and those of more where they are not empty.
 func (f Fields) with(more Fields) Fields {
-	for _, field := range []struct {
-		to   *string
-		from string
-	}{{&f.Volume, more.Volume}, {&f.Snapshot, more.Snapshot}, {&f.Name, more.Name},
-		{&f.Disk, more.Disk}, {&f.Instance, more.Instance}, {&f.Device, more.Device},
-		{&f.Path, more.Path}, {&f.Filesystem, more.Filesystem}, {&f.Detail, more.Detail}, {&f.Request, more.Request},
-		{&f.Claim, more.Claim}, {&f.Reason, more.Reason}} {
-		if field.from != "" {
-			*field.to = field.from
-		}
+	others := more.texts()
+	for i, field := range f.texts() {
+		*field.value = cmp.Or(*others[i].value, *field.value)
 	}
 	f.Seen, f.DiskSeq = f.Seen || more.Seen, max(f.DiskSeq, more.DiskSeq)
-	if more.Seconds != 0 {
-		f.Seconds = more.Seconds
-	}
+	f.Seconds = cmp.Or(more.Seconds, f.Seconds)
 	return f
 }
 
 // attrs are the fields for the log.
 func (f Fields) attrs() []slog.Attr {
 	var attrs []slog.Attr
-	for _, field := range []struct{ key, value string }{
-		{"volume", f.Volume}, {"snapshot", f.Snapshot}, {"name", f.Name}, {"disk", f.Disk},
-		{"instance", f.Instance}, {"device", f.Device}, {"path", f.Path}, {"filesystem", f.Filesystem}, {"detail", f.Detail},
-		{"request", f.Request}, {"claim", f.Claim},
-	} {
-		if field.value != "" {
-			attrs = append(attrs, slog.String(field.key, field.value))
+	for _, field := range f.texts() {
+		if *field.value != "" {
+			attrs = append(attrs, slog.String(field.key, *field.value))
 		}
 	}
 	if f.Seen {

@@ -89,8 +89,8 @@ func TestAChangeWhoseProcessDiesIsClosedByTheCallThatFindsItMade(t *testing.T) {
 	Begin(after.call(t.Context()), Mounted, Fields{}).End(errors.New("no"), Fields{})
 	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{Filesystem: "xfs"})
 	Confirm(after.call(t.Context()), Mounted, Fields{}, Fields{})
-	if got, want := outcomes(t, dir), "Mounted begun, Mounted begun, Mounted failed, Mounted done"; got !=
-		want {
+	const want = "Mounted begun, Mounted begun, Mounted failed, Mounted done"
+	if got := outcomes(t, dir); got != want {
 		t.Errorf("the file has %s, want %s", got, want)
 	}
 	if len(after.seen) != 1 || !after.seen[0].Seen || after.seen[0].Filesystem != "xfs" {

@@ -1,11 +1,14 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
 // noFollow: what is no file of the recorder must neither be followed nor block.
@@ -16,9 +19,15 @@ const noFollow = unix.O_NOFOLLOW | unix.O_NONBLOCK
 const lockTimeout = time.Second
 
 func lock(f *os.File) error {
-	for end := time.Now().Add(lockTimeout); ; time.Sleep(time.Millisecond) {
+	backoff := async.Backoff{Pause: time.Millisecond, Max: 10 * time.Millisecond,
+		End: time.Now().Add(lockTimeout)}
+	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		// A call that ends meanwhile still says what it did.
+		if again, _ := backoff.Wait(context.Background()); !again {
 			return err
 		}
 	}

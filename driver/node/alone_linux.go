@@ -22,8 +22,8 @@ func (s *recordStore) alone() {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		_ = f.Close()
-		s.log.Warn("another process of the driver uses this state directory; if it is not about to end, " +
-			"stop one of them, or give each a directory of its own (OXIDE_STATE_DIR)")
+		s.log.Warn("another process of the driver uses this state directory; if it is not about to " +
+			"end, stop one of them, or give each a directory of its own (OXIDE_STATE_DIR)")
 	case err != nil:
 		s.log.Warn("the state directory cannot be locked", "error", err)
 	default:

@@ -25,8 +25,8 @@ type Change struct {
 	Seen     bool      `json:"seen"`
 }
 
-// Changes reads the changes from a file of a volume, or from a log of JSON lines. There are none in a
-// file that is not there.
+// Changes reads the changes from a file of a volume, or from a log of JSON lines. There are none in
+// a file that is not there.
 func Changes(path string) ([]Change, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,8 +110,8 @@ var turns = map[string]struct {
 	"DiskCreated": {"disk", true}, "DiskDeleted": {"disk", false},
 }
 
-// CheckChanges demands that changes make sense one after the other: nothing comes twice, and nothing
-// goes that did not come. A change that is begun and has no other outcome was made or not.
+// CheckChanges demands that changes make sense one after the other: nothing comes twice, and
+// nothing goes that did not come. A change that is begun and has no other outcome was made or not.
 func CheckChanges(changes []Change) error {
 	there := map[string]bool{}
 	begun := map[bool]map[string]int{true: {}, false: {}}

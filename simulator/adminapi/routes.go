@@ -18,9 +18,10 @@ var Routes = []Route{
 		Body: `{"operation": "disk_create", "phase": "after", "times": 1, "cut": true}`},
 	{Method: "DELETE", Path: "/faults", Does: "removes all faults"},
 	{Method: "DELETE", Path: "/faults/{id}", Does: "removes a fault"},
-	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred and " +
-		"the switch free_delay hold back; answers when it is done"},
-	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to break its rules"},
+	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred " +
+		"and the switch free_delay hold back; answers when it is done"},
+	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to " +
+		"break its rules"},
 	{Method: "PUT", Path: "/mutations/{name}", Does: "lets it break one, in the place of any other"},
 	{Method: "DELETE", Path: "/mutations", Does: "puts the rack in order"},
 	{Method: "GET", Path: "/switches", Does: "settings of the running rack"},
@@ -28,5 +29,6 @@ var Routes = []Route{
 		Body: `{"hotplug": false}`},
 	{Method: "GET", Path: "/state", Does: "what the rack has: disks, instances, snapshots, devices"},
 	{Method: "GET", Path: "/metrics", Does: "metrics of the process, for Prometheus"},
-	{Method: "GET", Path: "/debug/pprof/goroutine", Does: "the stacks of all goroutines; ?debug=1: as text"},
+	{Method: "GET", Path: "/debug/pprof/goroutine", Does: "the stacks of all goroutines; " +
+		"?debug=1: as text"},
 }
