@@ -123,7 +123,7 @@ fmt: ## say which files gofmt and goimports would change
 	$(LINT) fmt --diff
 
 lint: ## vet, also for macOS and illumos, style, the walls between the packages, and the workflows
-	$(LINT) run
+	$(LINT) run --allow-parallel-runners
 	GOOS=darwin $(GO) vet -tags e2e ./...
 	GOOS=illumos $(GO) vet -tags e2e ./...
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=

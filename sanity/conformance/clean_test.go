@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -166,6 +167,10 @@ var deaths = []string{"SIGKILL", "SIGINT", "SIGHUP", "nobody reads", "the rack g
 
 func TestCleanRemovesWhatARunLeavesThatEndsAtAnyMoment(t *testing.T) {
 	p := proof.New(t, "clean-after-death")
+	// A program that is started with SIGHUP ignored, as by nohup, ignores it: not so the ones here.
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
 	run := harness.RunFor(t)
 	rack := rackOf(t, run, harness.RackOptions{})
 	strangers(t, rack, "1a2b3c4d")

@@ -236,11 +236,5 @@ func (s *session) publish(ctx context.Context, v *volume, instance string) (*use
 	u := &use{session: s, volume: v, instance: instance, attached: true}
 	u.Placement = harness.Placement{Volume: v.Volume, Capability: v.capability}
 	s.uses = append(s.uses, u)
-	req := harness.PublishRequest(v.Volume, instance)
-	req.VolumeCapability = v.capability
-	return u, repeat(ctx, func() error {
-		resp, err := s.Controller.ControllerPublishVolume(ctx, req)
-		u.PublishContext = resp.GetPublishContext()
-		return wrap(err, "attach volume %s to instance %s", v.name, instance)
-	})
+	return u, u.publish(ctx)
 }

@@ -22,6 +22,8 @@ type use struct {
 	instance string
 	// attached and mounted are set before the call that may make it so, and cleared when it is undone.
 	attached, mounted bool
+	// doubtful is set when nobody knows whether an attach was made.
+	doubtful bool
 	// stopped is set while the instance may not run, or has no agent.
 	stopped bool
 }
@@ -66,10 +68,27 @@ func (u *use) unmount(ctx context.Context) error {
 	return nil
 }
 
-// unpublish detaches the volume.
+// publish attaches the volume.
+func (u *use) publish(ctx context.Context) error {
+	req := harness.PublishRequest(u.volume.Volume, u.instance)
+	req.VolumeCapability = u.Capability
+	err := repeat(ctx, func() error {
+		resp, err := u.Controller.ControllerPublishVolume(ctx, req)
+		u.PublishContext = resp.GetPublishContext()
+		return wrap(err, "attach volume %s to instance %s", u.volume.name, u.instance)
+	})
+	u.doubtful = err != nil && mayExist(err)
+	return err
+}
+
+// unpublish detaches the volume. A rack goes on with an attach whose caller gave up, and could end
+// it after the detach; asking for it again waits for that.
 func (u *use) unpublish(ctx context.Context) error {
 	if !u.attached {
 		return nil
+	}
+	if u.doubtful {
+		_ = u.publish(ctx) // what counts is that it has ended
 	}
 	return repeat(ctx, func() error {
 		_, err := u.Controller.ControllerUnpublishVolume(ctx,
