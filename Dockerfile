@@ -23,6 +23,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
@@ -49,6 +50,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-simulator" \
@@ -89,6 +91,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-conformance" \
