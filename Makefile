@@ -30,6 +30,8 @@ VERSION ?=
 DIST    ?= dist
 IMAGES  ?= yes
 BASE    ?=
+# A copy of Go's vulnerability database, file:///DIRECTORY, instead of the published one.
+VULNDB  ?=
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
@@ -39,7 +41,7 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance conformance-simulator
-.PHONY: check mutants size fmt lint manifests schema release release-check clean under-test
+.PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash faults model concurrency fuzz
@@ -136,6 +138,13 @@ lint: ## vet, also for macOS and illumos, style, the walls between the packages,
 	GOOS=darwin $(GO) vet -tags e2e ./...
 	GOOS=illumos $(GO) vet -tags e2e ./...
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
+
+vulncheck: ## fail if the programs reach a known vulnerability; asks vuln.go.dev (VULNDB=file:///DIRECTORY for a copy of it)
+	@$(GO) tool -modfile=tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... || { \
+		status=$$?; \
+		[ $$status -eq 3 ] || echo "make vulncheck: nothing was checked. It needs the vulnerability" \
+			"database: reach vuln.go.dev, or name a copy of it with VULNDB=file:///DIRECTORY" >&2; \
+		exit $$status; }
 
 manifests: ## render the plain manifests from the Helm chart again
 	$(GO) test -count=1 ./deploy -run TestThePlainManifestsAreTheChartRendered -update
