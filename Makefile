@@ -72,7 +72,7 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 test: under-test ## every test: sanity, the proofs in their short form, and each package's own
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
-	$(GO) test -C tools ./mutants ./release ./size
+	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 

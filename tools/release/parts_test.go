@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -77,5 +78,40 @@ func TestDebiansPackagesAreThoseInstalled(t *testing.T) {
 		"pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=amd64"}}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// pinned matches an action at a commit, with the version that it is.
+var pinned = regexp.MustCompile(`^[\w./-]+@[0-9a-f]{40} # v[0-9.]+$`)
+
+func TestWhatABuildFetchesIsPinned(t *testing.T) {
+	workflows, err := filepath.Glob("../../.github/workflows/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	actions := 0
+	for _, workflow := range workflows {
+		text, err := os.ReadFile(workflow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.SplitSeq(string(text), "\n") {
+			_, action, ok := strings.Cut(line, "uses: ")
+			if !ok {
+				continue
+			}
+			actions++
+			if !pinned.MatchString(action) {
+				t.Errorf("%s uses %s: want the commit, and its version in a comment", workflow, action)
+			}
+		}
+	}
+	dockerfile, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := regexp.MustCompile(`(?m)^ARG BASE=[a-z]+:[a-z-]+@sha256:[0-9a-f]{64}$`)
+	if actions == 0 || !base.Match(dockerfile) {
+		t.Errorf("there are %d actions, and BASE of the Dockerfile has to have a digest", actions)
 	}
 }
