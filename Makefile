@@ -23,15 +23,15 @@ ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
 RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 # Where binaries go.
-BIN     ?= bin
+BIN      = bin
 # What `make release` makes, and where: VERSION=v1.2.3; IMAGES= makes none; BASE=FILE is a tar of
 # Debian's root file system, as the base of the images where no registry is reached.
-VERSION ?=
-DIST    ?= dist
-IMAGES  ?= yes
-BASE    ?=
+VERSION  =
+DIST     = dist
+IMAGES   = yes
+BASE     =
 # A copy of Go's vulnerability database, file:///DIRECTORY, instead of the published one.
-VULNDB  ?=
+VULNDB   =
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin

@@ -178,7 +178,12 @@ func billMatches(t *testing.T, root, dir, program string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ids := map[string]bool{}
 	for _, p := range doc.Packages {
+		if ids[string(p.PackageSPDXIdentifier)] {
+			t.Errorf("two packages have the identifier %s", p.PackageSPDXIdentifier)
+		}
+		ids[string(p.PackageSPDXIdentifier)] = true
 		for _, ref := range p.PackageExternalReferences {
 			if p.PackageName != "stdlib" {
 				got = append(got, strings.TrimPrefix(ref.Locator, "pkg:golang/"))
