@@ -59,7 +59,7 @@ LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-cs
 RUN { command -v mount && command -v fsfreeze; } || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount util-linux && \
-        rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY bin/linux-${TARGETARCH}/oxide-simulator /usr/local/bin/oxide-simulator
 ENTRYPOINT ["/usr/local/bin/oxide-simulator"]
 
@@ -70,7 +70,7 @@ RUN (for tool in ${TOOLS}; do command -v "$tool" || exit 1; done) || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             btrfs-progs e2fsprogs util-linux xfsprogs && \
-        rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY tools/node-root /node-root
 RUN /node-root /node ${TOOLS}
 
@@ -102,7 +102,7 @@ RUN (for tool in blkid mke2fs e2fsck resize2fs mkfs.xfs mkfs.btrfs btrfs mount s
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             btrfs-progs e2fsprogs mount openssh-client util-linux xfsprogs && \
-        rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY bin/linux-${TARGETARCH}/oxide-conformance /usr/local/bin/oxide-conformance
 # Reports go where the program is started.
 WORKDIR /reports

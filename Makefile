@@ -158,7 +158,7 @@ release: ## make all that users of a version need in dist/: make release VERSION
 		-images=$(if $(IMAGES),true,false) $(if $(BASE),-base '$(abspath $(BASE))')
 
 release-check: ## make a release with images twice, compare, and look at them: root, buildah and mmdebstrap
-	@$(GO) test -C tools -tags images -count=1 -v -run TestImages ./release
+	@$(GO) test -C tools -tags images -count=1 -timeout=$(TIMEOUT) -v -run TestImages ./release
 
 clean: ## remove what was built
 	rm -rf bin dist .cache
