@@ -6,15 +6,16 @@
 #   node               the driver and the programs it runs
 #   conformance        tells whether a rack does what the driver needs (docs/conformance.md)
 #
-# The binaries are compiled outside, into bin/linux-$TARGETARCH/, so the same file serves buildx, the
-# builder of older engines and a build that reaches no network:
+# `make release` builds them all, without a daemon. The binaries are compiled outside, into
+# bin/linux-$TARGETARCH/, so the same file serves buildah, buildx, the builder of older engines and a
+# build that reaches no network:
 #
 #   make binaries
 #   docker buildx build --platform linux/amd64,linux/arm64 --target node .
 #   DOCKER_BUILDKIT=0 docker build --build-arg TARGETARCH=amd64 --target node .
 #
 # BASE is any Debian; what the images need of it is installed where it is not there already.
-ARG BASE=debian:bookworm-slim
+ARG BASE=debian:bookworm-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 ARG VERSION=unreleased
 ARG REVISION=unknown
 
@@ -23,6 +24,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
@@ -49,6 +51,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-simulator" \
@@ -56,7 +59,7 @@ LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-cs
 RUN { command -v mount && command -v fsfreeze; } || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends mount util-linux && \
-        rm -rf /var/lib/apt/lists/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY bin/linux-${TARGETARCH}/oxide-simulator /usr/local/bin/oxide-simulator
 ENTRYPOINT ["/usr/local/bin/oxide-simulator"]
 
@@ -67,7 +70,7 @@ RUN (for tool in ${TOOLS}; do command -v "$tool" || exit 1; done) || { \
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             btrfs-progs e2fsprogs util-linux xfsprogs && \
-        rm -rf /var/lib/apt/lists/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY tools/node-root /node-root
 RUN /node-root /node ${TOOLS}
 
@@ -89,6 +92,7 @@ ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.source="https://github.com/oxidecomputer/oxide-csi-plugin" \
       org.opencontainers.image.vendor="Oxide Computer Company" \
+      org.opencontainers.image.licenses="MPL-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.title="oxide-conformance" \
@@ -98,7 +102,7 @@ RUN (for tool in blkid mke2fs e2fsck resize2fs mkfs.xfs mkfs.btrfs btrfs mount s
         apt-get update && \
         DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             btrfs-progs e2fsprogs mount openssh-client util-linux xfsprogs && \
-        rm -rf /var/lib/apt/lists/*; }
+        rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/* /var/log/*; }
 COPY bin/linux-${TARGETARCH}/oxide-conformance /usr/local/bin/oxide-conformance
 # Reports go where the program is started.
 WORKDIR /reports

@@ -22,13 +22,26 @@ BUDGET   ?= 1h
 ARCH     ?= amd64 arm64
 # What the binaries say of themselves; a tree without git says nothing.
 RELEASE ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+# Where binaries go.
+BIN      = bin
+# What `make release` makes, and where: VERSION=v1.2.3; IMAGES= makes none; BASE=FILE is a tar of
+# Debian's root file system, as the base of the images where no registry is reached.
+VERSION  =
+DIST     = dist
+IMAGES   = yes
+BASE     =
+# A copy of Go's vulnerability database, file:///DIRECTORY, instead of the published one.
+VULNDB   =
 # Findings are cached with the paths of the tree they were made in, so each tree has its own cache.
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
+MODULE   = github.com/oxidecomputer/oxide-csi-plugin
+SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
+	-X main.Release=$(RELEASE)
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)')
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance conformance-simulator
-.PHONY: check mutants size fmt lint manifests schema clean under-test
+.PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash faults model concurrency fuzz
@@ -44,14 +57,12 @@ help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ \
-		-ldflags='-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=$(RELEASE)' ./cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ -ldflags='$(SAYS)' ./cmd/...
 
 binaries: ## compile what the images are made of: bin/linux-amd64 and bin/linux-arm64 (ARCH=amd64 for one)
 	@for arch in $(ARCH); do \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch $(GO) build -trimpath -o bin/linux-$$arch/ \
-			-ldflags='-s -w -X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=$(RELEASE)' \
-			./cmd/... || exit 1; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOAMD64=v1 GOARM64=v8.0 $(GO) build -trimpath \
+			-buildvcs=false -o $(BIN)/linux-$$arch/ -ldflags='-s -w $(SAYS)' ./cmd/... || exit 1; \
 	done
 
 sanity: ## the main job: csi-sanity and our own specs against driver and simulated rack
@@ -61,7 +72,7 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 test: under-test ## every test: sanity, the proofs in their short form, and each package's own
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
-	$(GO) test -C tools ./mutants ./size
+	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 
@@ -128,6 +139,13 @@ lint: ## vet, also for macOS and illumos, style, the walls between the packages,
 	GOOS=illumos $(GO) vet -tags e2e ./...
 	$(GO) tool -modfile=tools/go.mod actionlint -shellcheck= -pyflakes=
 
+vulncheck: ## fail if the programs reach a known vulnerability; asks vuln.go.dev (VULNDB=file:///DIRECTORY for a copy of it)
+	@$(GO) tool -modfile=tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... || { \
+		status=$$?; \
+		[ $$status -eq 3 ] || echo "make vulncheck: nothing was checked. It needs the vulnerability" \
+			"database: reach vuln.go.dev, or name a copy of it with VULNDB=file:///DIRECTORY" >&2; \
+		exit $$status; }
+
 manifests: ## render the plain manifests from the Helm chart again
 	$(GO) test -count=1 ./deploy -run TestThePlainManifestsAreTheChartRendered -update
 
@@ -135,5 +153,12 @@ schema: ## check the simulator's answers against a rack's OpenAPI document: make
 	@test -n "$(SPEC)" || { echo "make schema: name the rack's OpenAPI document: make schema SPEC=FILE" >&2; exit 1; }
 	OXIDE_OPENAPI=$(abspath $(SPEC)) $(GO) test -tags=openapi -count=1 -run Schema ./simulator/
 
+release: ## make all that users of a version need in dist/: make release VERSION=v1.2.3 (ARCH=amd64 for one; IMAGES= without images)
+	@$(GO) run -C tools ./release -version '$(VERSION)' -out '$(abspath $(DIST))' -arch '$(ARCH)' \
+		-images=$(if $(IMAGES),true,false) $(if $(BASE),-base '$(abspath $(BASE))')
+
+release-check: ## make a release with images twice, compare, and look at them: root, buildah and mmdebstrap
+	@$(GO) test -C tools -tags images -count=1 -timeout=$(TIMEOUT) -v -run TestImages ./release
+
 clean: ## remove what was built
-	rm -rf bin .cache
+	rm -rf bin dist .cache

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -22,12 +23,15 @@ import (
 // nodeNameKey is the variable that the pod sets from spec.nodeName.
 const nodeNameKey = "K8S_NODE_NAME"
 
+// Release is set in release builds: -ldflags "-X main.Release=v1.2.3".
+var Release = ""
+
 // nodeName matches the name of a node.
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	err := run(ctx, os.Args[1:], os.Getenv, rest.InClusterConfig, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Getenv, rest.InClusterConfig, os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "oxide-instance-metadata:", err)
@@ -37,12 +41,13 @@ func main() {
 
 // run runs the program. configure returns how to reach the API server.
 func run(ctx context.Context, args []string, getenv func(string) string,
-	configure func() (*rest.Config, error), stderr io.Writer) error {
+	configure func() (*rest.Config, error), stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("oxide-instance-metadata", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	out := flags.String("out", "/data/config.env", "the `file` to write")
 	timeout := flags.Duration("timeout", 5*time.Minute,
 		"how long to wait for a node that has no spec.providerID yet")
+	version := flags.Bool("version", false, "print the version and end")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		_, _ = fmt.Fprintf(stderr, "oxide-instance-metadata writes the instance of the Kubernetes "+
@@ -54,6 +59,9 @@ func run(ctx context.Context, args []string, getenv func(string) string,
 		return fmt.Errorf("%w; see --help", err)
 	case flags.NArg() > 0:
 		return fmt.Errorf("expected flags only, found %q; see --help", flags.Arg(0))
+	case *version:
+		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))
+		return err
 	case *timeout <= 0:
 		return fmt.Errorf("--timeout is %s; it has to be positive", *timeout)
 	}

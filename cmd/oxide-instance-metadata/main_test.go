@@ -114,7 +114,7 @@ func tell(ctx context.Context, t *testing.T, config *rest.Config, name string, a
 	defer cancel()
 	said := &patience{end: cancel}
 	err := run(ctx, append([]string{"--out=" + out}, args...), environment(nodeNameKey, name),
-		func() (*rest.Config, error) { return config, nil }, said)
+		func() (*rest.Config, error) { return config, nil }, io.Discard, said)
 	b, readErr := os.ReadFile(out)
 	if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 		t.Fatal(readErr)
@@ -235,7 +235,7 @@ func TestD66EveryErrorIsOneSentenceWithWhatToDo(t *testing.T) {
 
 func TestD66AMissingServiceAccountIsReported(t *testing.T) {
 	err := run(t.Context(), nil, environment(nodeNameKey, testNode),
-		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard)
+		func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }, io.Discard, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "service account's token is mounted") {
 		t.Errorf("got %v", err)
 	}

@@ -3,6 +3,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,6 +18,9 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator"
 )
 
+// Release is set in release builds: -ldflags "-X <this package>.Release=v1.2.3".
+var Release = ""
+
 // Main is oxide-simulator: it serves until ctx ends, and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err := run(ctx, args, stdout, stderr); err != nil {
@@ -29,6 +33,10 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // run serves until ctx ends and then releases everything.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	if len(args) == 1 && strings.TrimLeft(args[0], "-") == "version" {
+		_, err := fmt.Fprintln(stdout, cmp.Or(Release, "devel"))
+		return err
+	}
 	o, err := parse(args, stderr)
 	if err != nil || o == nil {
 		return err

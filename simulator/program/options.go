@@ -20,6 +20,7 @@ import (
 )
 
 const usage = `usage: oxide-simulator serve --dir DIR [flags]
+       oxide-simulator --version
 
 Serves a simulated Oxide rack, on Linux and as root. When it is ready, it prints one line of JSON:
 {"url":…,"admin":…,"project":…,"instances":[{"name":…,"id":…,"guest":DIR}]}

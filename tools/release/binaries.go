@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// binaries compiles the programs as `make binaries` does, and says of each what is linked into it.
+func (r *release) binaries(ctx context.Context) error {
+	bin := filepath.Join(r.stage, "bin")
+	_, err := r.output(ctx, "make", "binaries", "RELEASE="+r.Version, "BIN="+bin,
+		"ARCH="+strings.Join(r.Arch, " "))
+	if err != nil {
+		return err
+	}
+	for _, arch := range r.Arch {
+		dir := filepath.Join(bin, "linux-"+arch)
+		programs, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, program := range programs {
+			content, err := os.ReadFile(filepath.Join(dir, program.Name()))
+			if err != nil {
+				return err
+			}
+			name := program.Name() + "-linux-" + arch
+			if err := os.WriteFile(filepath.Join(r.made, name), content, 0o755); err != nil {
+				return err
+			}
+			info, err := buildinfo.Read(bytes.NewReader(content))
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			b := r.bill(name, content)
+			b.parts = b.modules(info)
+			if err := r.writeBill(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sums is the file of the checksums, by which a folder is known to be a release.
+const sums = "SHA256SUMS"
+
+// checksums lists every file with its checksum, as sha256sum does.
+func (r *release) checksums(context.Context) error {
+	files, err := os.ReadDir(r.made)
+	if err != nil {
+		return err
+	}
+	var list bytes.Buffer
+	for _, file := range files {
+		f, err := os.Open(filepath.Join(r.made, file.Name()))
+		if err != nil {
+			return err
+		}
+		sum := sha256.New()
+		_, err = io.Copy(sum, f)
+		_ = f.Close()
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&list, "%x  %s\n", sum.Sum(nil), file.Name())
+	}
+	return r.write(sums, list.Bytes())
+}

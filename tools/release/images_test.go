@@ -1,0 +1,126 @@
+//go:build linux && images
+
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/spdx/tools-golang/json"
+)
+
+// imageArch is what the images are built for: a base of one architecture is made here.
+const imageArch = "amd64"
+
+// TestImages builds every image twice, from Debian's packages and without a registry. It needs
+// root, buildah and mmdebstrap.
+func TestImages(t *testing.T) {
+	root := projectDir(t)
+	base := filepath.Join(t.TempDir(), "base.tar")
+	output(t, root, "mmdebstrap", "--quiet", "--variant=minbase", "--architectures="+imageArch,
+		"--include=e2fsprogs,xfsprogs,btrfs-progs,mount,util-linux,openssh-client",
+		"--dpkgopt=path-exclude=/usr/share/man/*", "bookworm", base)
+	var dirs []string
+	for range 2 {
+		out := filepath.Join(t.TempDir(), "dist")
+		r := release{Version: testVersion, Root: root, Out: out, Arch: []string{imageArch},
+			Base: base, Images: true, Log: io.Discard}
+		if err := r.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, out)
+	}
+	sameFiles(t, dirs[0], dirs[1])
+	checksumsAreRight(t, dirs[0])
+	for _, want := range []struct{ image, program, user, packages string }{
+		{"oxide-csi-plugin", "oxide-csi-plugin", "65532:65532", ""},
+		{"oxide-k8s-instance-metadata", "oxide-instance-metadata", "65532:65532", ""},
+		{"oxide-csi-plugin-node", "oxide-csi-plugin", "", "btrfs-progs e2fsprogs util-linux xfsprogs"},
+		{"oxide-simulator", "oxide-simulator", "", "mount util-linux"},
+		{"oxide-conformance", "oxide-conformance", "", "btrfs-progs e2fsprogs openssh-client xfsprogs"},
+	} {
+		t.Run(want.image, func(t *testing.T) {
+			imageIs(t, dirs[0], want.image, want.program, want.user, strings.Fields(want.packages))
+		})
+	}
+}
+
+// imageIs looks at an image: what it says of itself, its binary, and its bill.
+func imageIs(t *testing.T, dir, image, program, user string, packages []string) {
+	t.Helper()
+	files := unpack(t, read(t, dir, image+".oci.tar"))
+	entry := rootOf(t, files, testVersion)
+	manifests := parse[ocispec.Index](t, blobOf(files, entry)).Manifests
+	if len(manifests) != 1 || manifests[0].Platform.Architecture != imageArch {
+		t.Fatalf("it is for %+v, want %s", manifests, imageArch)
+	}
+	for _, line := range []string{
+		"oxidecomputer/" + image + " " + testVersion + " all " + entry.Digest.String(),
+		"oxidecomputer/" + image + " " + testVersion + " linux/" + imageArch + " " +
+			manifests[0].Digest.String(),
+	} {
+		if !strings.Contains(string(read(t, dir, digests)), line+"\n") {
+			t.Errorf("%s has no line %q", digests, line)
+		}
+	}
+	manifest := parse[ocispec.Manifest](t, blobOf(files, manifests[0]))
+	config := parse[ocispec.Image](t, blobOf(files, manifest.Config))
+	labels := config.Config.Labels
+	if labels[ocispec.AnnotationVersion] != testVersion ||
+		len(labels[ocispec.AnnotationRevision]) < 40 ||
+		labels[ocispec.AnnotationLicenses] != license || labels[ocispec.AnnotationSource] != project ||
+		labels[ocispec.AnnotationTitle] != image || config.Config.User != user ||
+		config.Architecture != imageArch || filepath.Base(config.Config.Entrypoint[0]) != program {
+		t.Errorf("it says %+v of itself", config)
+	}
+	l := layout{t.TempDir()}
+	for _, layer := range manifest.Layers {
+		place(t, l.blob(layer.Digest), blobOf(files, layer))
+	}
+	found := false
+	for _, layer := range manifest.Layers {
+		err := l.walk(layer, func(name string, content []byte) {
+			if "/"+name == config.Config.Entrypoint[0] {
+				found = bytes.Equal(content, read(t, dir, program+"-linux-"+imageArch))
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !found {
+		t.Errorf("%s in it is not the binary of the release", config.Config.Entrypoint[0])
+	}
+	doc, err := json.Read(bytes.NewReader(read(t, dir, image+"-image-linux-"+imageArch+".spdx.json")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, p := range doc.Packages {
+		listed = append(listed, p.PackageName)
+	}
+	for _, name := range append(packages, "stdlib", "github.com/oxidecomputer/oxide-csi-plugin") {
+		if !slices.Contains(listed, name) {
+			t.Errorf("its bill has no %s: %q", name, listed)
+		}
+	}
+	if len(packages) == 0 && slices.Contains(listed, "libc6") {
+		t.Errorf("it has Debian's packages: %q", listed)
+	}
+}
+
+func place(t *testing.T, name string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// layout is a directory in the form of an OCI image layout.
+type layout struct{ dir string }
+
+// newLayout makes the directory, or takes one that is there.
+func newLayout(dir string) (layout, error) {
+	l := layout{dir}
+	if err := os.MkdirAll(filepath.Dir(l.blob(digest.FromString(""))), 0o755); err != nil {
+		return l, err
+	}
+	_, err := l.file(ocispec.ImageLayoutFile, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
+	return l, err
+}
+
+func (l layout) blob(d digest.Digest) string {
+	return filepath.Join(l.dir, ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
+}
+
+func (l layout) file(name string, content any) ([]byte, error) {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return nil, err
+	}
+	return text, os.WriteFile(filepath.Join(l.dir, name), text, 0o644)
+}
+
+func (l layout) add(mediaType string, content []byte) (ocispec.Descriptor, error) {
+	d := digest.FromBytes(content)
+	return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(content))},
+		os.WriteFile(l.blob(d), content, 0o644)
+}
+
+func (l layout) addJSON(mediaType string, content any) (ocispec.Descriptor, error) {
+	text, err := json.Marshal(content)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	return l.add(mediaType, text)
+}
+
+// read parses a blob.
+func (l layout) read(d ocispec.Descriptor, into any) error {
+	text, err := os.ReadFile(l.blob(d.Digest))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
+}
+
+// manifests returns what the layout's index lists.
+func (l layout) manifests() ([]ocispec.Descriptor, error) {
+	text, err := os.ReadFile(filepath.Join(l.dir, ocispec.ImageIndexFile))
+	if err != nil {
+		return nil, err
+	}
+	var index ocispec.Index
+	if err := json.Unmarshal(text, &index); err != nil {
+		return nil, fmt.Errorf("%s: %w", l.dir, err)
+	}
+	return index.Manifests, nil
+}
+
+// index is an OCI index of manifests.
+func index(manifests ...ocispec.Descriptor) ocispec.Index {
+	return ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests}
+}
+
+// digests is the file of what is pushed: image, tag, platform and digest, one line each.
+const digests = "DIGESTS"
+
+// writeLayout writes an archive of a layout with one entry, and notes its digest.
+func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descriptor) error {
+	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag}
+	if _, err := l.file(ocispec.ImageIndexFile, index(root)); err != nil {
+		return err
+	}
+	files, err := filesIn(os.DirFS(l.dir))
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(filepath.Join(r.made, name+".oci.tar"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	if err := pack(out, files, r.date); err != nil {
+		return err
+	}
+	return r.noteDigest(name, tag, "all", root.Digest)
+}
+
+func (r *release) noteDigest(name, tag, platform string, d digest.Digest) error {
+	f, err := os.OpenFile(filepath.Join(r.made, digests), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = fmt.Fprintf(f, "oxidecomputer/%s %s %s %s\n", name, tag, platform, d)
+	return err
+}

@@ -1,0 +1,172 @@
+// Release makes all that the users of a version need, in one folder:
+//
+//	go run -C tools ./release -version v1.2.3 -out ../dist
+//	go run -C tools ./release -version v1.2.3 -out ../dist -arch amd64 -images=false
+//
+// Nothing in it is written by hand, and nothing depends on when or where it was made: the same
+// commit and the same Go make the same bytes. docs/releasing.md lists the files.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	r := release{Log: os.Stderr}
+	flag.StringVar(&r.Version, "version", "", "the version, such as v1.2.3")
+	flag.StringVar(&r.Root, "root", "..", "the project's `directory`")
+	flag.StringVar(&r.Out, "out", "../dist", "the `folder` to make; a release in it is replaced")
+	flag.StringVar(&r.Base, "base", "", "a `tar` of Debian's root file system, as the base of images "+
+		"where no registry is reached; for one architecture")
+	flag.BoolVar(&r.Images, "images", true, "build the images, too")
+	arch := flag.String("arch", "amd64 arm64", "the architectures")
+	flag.Parse()
+	r.Arch = strings.Fields(*arch)
+	err := r.run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+// release is one version in the making.
+type release struct {
+	Version   string // with the v
+	Root, Out string
+	Arch      []string
+	Base      string
+	Images    bool
+	Log       io.Writer
+
+	revision string    // the commit
+	date     time.Time // the commit's
+	stage    string    // a directory for what is thrown away
+	made     string    // what becomes Out
+	targets  []target
+}
+
+// run makes the folder. What was there stays until all of the new one is made.
+func (r *release) run(ctx context.Context) (err error) {
+	if err := r.prepare(ctx); err != nil {
+		return err
+	}
+	if r.stage, err = os.MkdirTemp("", "oxide-release-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.stage)) }()
+	r.made = filepath.Join(r.stage, "made")
+	if err := os.Mkdir(r.made, 0o755); err != nil {
+		return err
+	}
+	steps := []func(context.Context) error{r.notes, r.binaries, r.chart, r.manifests}
+	if r.Images {
+		steps = append(steps, r.images)
+	}
+	for _, step := range append(steps, r.checksums) {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(r.Out); err != nil {
+		return err
+	}
+	// Not a rename: the folder may be on another filesystem.
+	if err := os.CopyFS(r.Out, os.DirFS(r.made)); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(r.Log, "release: %s is in %s\n", r.Version, r.Out)
+	return err
+}
+
+// prepare checks what was asked for and reads the commit.
+func (r *release) prepare(ctx context.Context) (err error) {
+	for _, dir := range []*string{&r.Root, &r.Out} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !semver.IsValid(r.Version) || semver.Canonical(r.Version) != r.Version:
+		return fmt.Errorf("-version is %q: expected three numbers, such as v1.2.3 or v1.2.3-rc.1",
+			r.Version)
+	case len(r.Arch) == 0:
+		return errors.New("-arch is empty: expected amd64, arm64 or both")
+	case r.Base != "" && len(r.Arch) != 1:
+		return fmt.Errorf("-base is of one architecture, and -arch has %d: name one", len(r.Arch))
+	}
+	for _, arch := range r.Arch {
+		if arch != "amd64" && arch != "arm64" {
+			return fmt.Errorf("-arch has %q: expected amd64, arm64 or both", arch)
+		}
+	}
+	old, err := os.ReadDir(r.Out)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if len(old) > 0 && !slices.ContainsFunc(old,
+		func(e os.DirEntry) bool { return e.Name() == sums }) {
+		return fmt.Errorf("%s has files, but no %s, so it is not a release to replace: "+
+			"name another folder, or empty it", r.Out, sums)
+	}
+	if err := r.commit(ctx); err != nil {
+		return err
+	}
+	r.targets, err = targetsOf(filepath.Join(r.Root, "Dockerfile"))
+	return err
+}
+
+// commit reads what is released, and its date, which every file gets.
+func (r *release) commit(ctx context.Context) error {
+	revision, err := r.output(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40",
+		"--match=")
+	if err != nil {
+		return fmt.Errorf("a release is made of a commit: %w", err)
+	}
+	r.revision = strings.TrimSpace(revision)
+	seconds := os.Getenv("SOURCE_DATE_EPOCH")
+	if seconds == "" {
+		if seconds, err = r.output(ctx, "git", "log", "-1", "--format=%ct"); err != nil {
+			return err
+		}
+	}
+	date, err := strconv.ParseInt(strings.TrimSpace(seconds), 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH is %q: expected seconds since 1970", seconds)
+	}
+	r.date = time.Unix(date, 0).UTC()
+	return nil
+}
+
+// output runs a program in the project's directory.
+func (r *release) output(ctx context.Context, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = r.Root
+	var out, complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, complaints.String())
+	}
+	return out.String(), nil
+}
+
+// write makes a file of the release.
+func (r *release) write(name string, content []byte) error {
+	return os.WriteFile(filepath.Join(r.made, name), content, 0o644)
+}

@@ -1,0 +1,316 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spdx/tools-golang/json"
+	"sigs.k8s.io/yaml"
+)
+
+const testVersion = "v9.8.7-rc.1"
+
+// programs are what a release has a binary of.
+var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
+	"oxide-simulator"}
+
+func TestARelease(t *testing.T) {
+	root := projectDir(t)
+	elsewhere := copyOf(t, root)
+	first, second := makeRelease(t, root), makeRelease(t, elsewhere)
+
+	t.Run("two builds in different directories have the same bytes", func(t *testing.T) {
+		sameFiles(t, first, second)
+	})
+	t.Run("every file has its checksum", func(t *testing.T) { checksumsAreRight(t, first) })
+	for _, program := range programs {
+		name := program + "-linux-" + runtime.GOARCH
+		t.Run(program+" says its version", func(t *testing.T) {
+			said := output(t, ".", filepath.Join(first, name), "--version")
+			if said != testVersion+"\n" {
+				t.Errorf("it says %q, want %s", said, testVersion)
+			}
+		})
+		t.Run(program+" has no path of the machine", func(t *testing.T) {
+			content := read(t, first, name)
+			for _, v := range []string{"GOROOT", "GOMODCACHE", "GOCACHE"} {
+				hasNot(t, content, strings.TrimSpace(output(t, root, "go", "env", v)))
+			}
+			hasNot(t, content, root)
+			hasNot(t, content, elsewhere)
+		})
+		t.Run("the bill of "+program+" lists the linked modules", func(t *testing.T) {
+			billMatches(t, root, first, program)
+		})
+	}
+	t.Run("the chart has the version", func(t *testing.T) { chartIsOf(t, root, first) })
+	t.Run("helm pulls the same chart from a registry", func(t *testing.T) {
+		helmPulls(t, root, first)
+	})
+	t.Run("manifests and jobs name this version's images", func(t *testing.T) {
+		for _, names := range []map[string]string{kustomizations, jobs} {
+			for _, name := range names {
+				imagesAre(t, name, read(t, first, name), name != "snapshot-controller.yaml")
+			}
+		}
+	})
+	t.Run("another release in the folder is replaced", func(t *testing.T) {
+		extra := filepath.Join(first, "of-the-old-one")
+		if err := os.WriteFile(extra, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		r := release{Version: testVersion, Root: root, Out: first, Arch: []string{runtime.GOARCH},
+			Log: io.Discard}
+		if err := r.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(extra); err == nil {
+			t.Error("a file of the old release is left")
+		}
+	})
+}
+
+// projectDir is the project's directory.
+func projectDir(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// copyOf is the tree as it is, in another directory, with the same commit.
+func copyOf(t *testing.T, root string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "a-copy-of-the-tree")
+	output(t, root, "git", "clone", "--quiet", "--shared", "--no-checkout", ".", dir)
+	output(t, dir, "git", "reset", "--quiet")
+	list := output(t, root, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	for name := range strings.SplitSeq(strings.TrimRight(list, "\x00"), "\x00") {
+		info, err := os.Stat(filepath.Join(root, name))
+		if err != nil { // removed, and not committed yet
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err = os.WriteFile(filepath.Join(dir, name), read(t, root, name), info.Mode())
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func makeRelease(t *testing.T, root string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "dist")
+	r := release{Version: testVersion, Root: root, Out: out, Arch: []string{runtime.GOARCH},
+		Log: io.Discard}
+	if err := r.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func sameFiles(t *testing.T, first, second string) {
+	t.Helper()
+	names := listing(t, first)
+	if others := listing(t, second); !slices.Equal(names, others) {
+		t.Fatalf("one has the files %q, the other %q", names, others)
+	}
+	for _, name := range names {
+		if !bytes.Equal(read(t, first, name), read(t, second, name)) {
+			t.Errorf("%s differs", name)
+		}
+	}
+}
+
+func checksumsAreRight(t *testing.T, dir string) {
+	t.Helper()
+	var want strings.Builder
+	for _, name := range listing(t, dir) {
+		if name != sums {
+			fmt.Fprintf(&want, "%x  %s\n", sha256.Sum256(read(t, dir, name)), name)
+		}
+	}
+	if got := string(read(t, dir, sums)); got != want.String() {
+		t.Errorf("%s is\n%s\nwant\n%s", sums, got, want.String())
+	}
+}
+
+func hasNot(t *testing.T, content []byte, path string) {
+	t.Helper()
+	if len(path) < 2 {
+		t.Fatalf("%q is no path to look for", path)
+	}
+	if i := bytes.Index(content, []byte(path)); i >= 0 {
+		t.Errorf("it has %q", content[i:min(len(content), i+len(path)+80)])
+	}
+}
+
+// billMatches compares with what the go command says of the sources.
+func billMatches(t *testing.T, root, dir, program string) {
+	t.Helper()
+	name := program + "-linux-" + runtime.GOARCH
+	listed := output(t, root, "env", "CGO_ENABLED=0", "go", "list", "-deps", "-f",
+		"{{with .Module}}{{if not .Main}}{{with .Replace}}{{.Path}}@{{.Version}}{{else}}"+
+			"{{.Path}}@{{.Version}}{{end}}{{end}}{{end}}", "./cmd/"+program)
+	want := strings.Fields(listed)
+	slices.Sort(want)
+	want = slices.Compact(want)
+	var got []string
+	doc, err := json.Read(bytes.NewReader(read(t, dir, name+".spdx.json")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]bool{}
+	for _, p := range doc.Packages {
+		if ids[string(p.PackageSPDXIdentifier)] {
+			t.Errorf("two packages have the identifier %s", p.PackageSPDXIdentifier)
+		}
+		ids[string(p.PackageSPDXIdentifier)] = true
+		for _, ref := range p.PackageExternalReferences {
+			if p.PackageName != "stdlib" {
+				got = append(got, strings.TrimPrefix(ref.Locator, "pkg:golang/"))
+			}
+		}
+	}
+	if len(want) == 0 || !slices.Equal(got, want) {
+		t.Errorf("it lists %q, want %q", got, want)
+	}
+	sum := fmt.Sprintf("%x", sha256.Sum256(read(t, dir, name)))
+	if p := doc.Packages[0]; p.PackageChecksums[0].Value != sum || p.PackageVersion != testVersion ||
+		p.PackageLicenseDeclared != license {
+		t.Errorf("it is of %+v, want version %s, SHA-256 %s", p, testVersion, sum)
+	}
+}
+
+func chartIsOf(t *testing.T, root, dir string) {
+	t.Helper()
+	name := filepath.Join(dir, chartName+"-"+testVersion[1:]+".tgz")
+	var chart struct {
+		Version, AppVersion string
+		Annotations         map[string]string
+	}
+	text := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "show", "chart", name)
+	if err := yaml.Unmarshal([]byte(text), &chart); err != nil {
+		t.Fatal(err)
+	}
+	if "v"+chart.Version != testVersion || chart.AppVersion != testVersion ||
+		chart.Annotations["artifacthub.io/license"] != license {
+		t.Errorf("Chart.yaml says %+v, want %s and %s", chart, testVersion, license)
+	}
+	rendered := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "template", "x", name,
+		"--kube-version", "1.35.0", "--set", "instanceMetadata.enabled=true,snapshots.enabled=true")
+	if n := imagesAre(t, "the chart", []byte(rendered), true); n != 3 {
+		t.Errorf("the chart names %d images of ours, want controller, node and instance-metadata", n)
+	}
+}
+
+// imagesAre checks that the images of a text are those that the Dockerfile makes, with the version,
+// and returns how many there are.
+func imagesAre(t *testing.T, name string, text []byte, some bool) int {
+	t.Helper()
+	targets, err := targetsOf("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := release{targets: targets}
+	found := map[string]bool{}
+	for _, m := range ours.FindAllSubmatch(text, -1) {
+		found[string(m[1])] = true
+		if !r.builds(string(m[1])) || string(m[2]) != testVersion {
+			t.Errorf("%s names %s, which this release has not", name, m[0])
+		}
+	}
+	if some && len(found) == 0 {
+		t.Errorf("%s names no image of ours", name)
+	}
+	return len(found)
+}
+
+// named matches the name of an image, and not a repository's.
+var named = regexp.MustCompile(`(?:^|[^/.\w])oxidecomputer/(oxide-[a-z0-9-]+)`)
+
+func TestOnlyImagesThatAReleaseHasAreNamed(t *testing.T) {
+	root := projectDir(t)
+	targets, err := targetsOf(filepath.Join(root, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := release{targets: targets}
+	found := map[string]bool{}
+	for name := range strings.SplitSeq(strings.TrimSpace(output(t, root, "git", "ls-files", "--",
+		"*.md", "*.yaml", "*.hcl", "*.tpl", "*.txt", "e2e/*.go", "deploy/*.go")), "\n") {
+		for _, m := range named.FindAllStringSubmatch(string(read(t, root, name)), -1) {
+			found[m[1]] = true
+			if !r.builds(m[1]) && m[1] != chartName {
+				t.Errorf("%s names the image oxidecomputer/%s, which no target of the Dockerfile has "+
+					"as its title", name, m[1])
+			}
+		}
+	}
+	documented := string(read(t, root, "docs/images.md"))
+	for _, target := range targets {
+		row := fmt.Sprintf("| `%s` | `oxidecomputer/%s` |", target.stage, target.image)
+		if !strings.Contains(documented, row) {
+			t.Errorf("docs/images.md has no row %q", row)
+		}
+		delete(found, target.image)
+	}
+	delete(found, chartName)
+	if len(found) > 0 {
+		t.Errorf("%v are named, and not made", found)
+	}
+}
+
+func listing(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+func read(t *testing.T, dir, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// output runs a program that has to succeed.
+func output(t *testing.T, dir, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
+	cmd.Dir = dir
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, complaints.String())
+	}
+	return string(out)
+}
