@@ -26,9 +26,14 @@ var quiet = []fault{
 		nodeA.failed("NodeStageVolume", "DiskProofPending"):          eachMinute,
 		nodeA.failed("NodeGetVolumeStats", "VolumeNotAtPath"):        eachMinute,
 	}},
+	{name: "a failure now and then", differ: series{
+		leader.failed("CreateVolume", "RackError"):           counts(7),
+		leader.failed("ControllerPublishVolume", "Conflict"): counts(7),
+	}},
 	{name: "a busy controller", differ: series{
-		leader.of("oxide_csi_calls_in_flight"): always(20),
-		leader.done("CreateVolume"):            eachMinute,
+		leader.of("oxide_csi_calls_in_flight"):            always(20),
+		leader.done("CreateVolume"):                       eachMinute,
+		leader.failed("CreateVolume", "OperationPending"): once,
 	}},
 	{name: "a rack that is away for five minutes", differ: series{
 		leader.of("oxide_csi_rack_up"):                           awayFor5,
@@ -37,6 +42,9 @@ var quiet = []fault{
 		leader.failed("ControllerPublishVolume", "RackError"):    for5,
 		leader.failed("ControllerPublishVolume", "NameTaken"):    for5,
 		leader.failed("ControllerPublishVolume", "InstanceFull"): for5,
+	}},
+	{name: "a node that has all its disks for five minutes", differ: series{
+		nodeA.of("oxide_csi_node_disks"): fmt.Sprintf("5x39 12x4 5x%d", samples-46),
 	}},
 	{name: "an update that replaces the controllers", differ: series{
 		leader.of("up"): endsAt40,

@@ -3,9 +3,11 @@ module github.com/oxidecomputer/oxide-csi-plugin/tools/monitoring
 go 1.26
 
 require (
+	github.com/container-storage-interface/spec v1.13.0
 	github.com/google/go-cmp v0.7.0
 	github.com/prometheus/common v0.67.4
 	github.com/prometheus/prometheus v0.309.1
+	google.golang.org/grpc v1.79.3
 )
 
 require (
@@ -107,7 +109,6 @@ require (
 	golang.org/x/time v0.14.0 // indirect
 	google.golang.org/api v0.257.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20251202230838-ff82c1b0f217 // indirect
-	google.golang.org/grpc v1.79.3 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
 	k8s.io/apimachinery v0.34.3 // indirect

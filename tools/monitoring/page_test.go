@@ -22,8 +22,8 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// alerts are the alert rules in the file.
-func alerts(t *testing.T) []rulefmt.Rule {
+// ruleList are all rules in the file.
+func ruleList(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation)
 	if len(errs) > 0 {
@@ -31,13 +31,15 @@ func alerts(t *testing.T) []rulefmt.Rule {
 	}
 	var all []rulefmt.Rule
 	for _, group := range groups.Groups {
-		for _, rule := range group.Rules {
-			if rule.Alert != "" {
-				all = append(all, rule)
-			}
-		}
+		all = append(all, group.Rules...)
 	}
 	return all
+}
+
+// alerts are the alert rules in the file.
+func alerts(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	return slices.DeleteFunc(ruleList(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
 // reasons are all reasons of the driver, of which a test of the driver holds the page complete.

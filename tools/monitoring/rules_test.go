@@ -103,7 +103,7 @@ func checkTexts(t *testing.T, alerts []*rules.Alert) {
 		for _, name := range []string{"summary", "description"} {
 			text := alert.Annotations.Get(name)
 			for _, sign := range []string{"<no value>", "<error", "%!", "  ", " .", " ,", " :", "()"} {
-				if strings.Contains(text, sign) {
+				if strings.Contains(" "+text, sign) {
 					t.Errorf("the %s of %s has a gap: %q", name, alert.Labels, text)
 				}
 			}
