@@ -33,7 +33,7 @@ var quiet = []fault{
 	{name: "a busy controller", differ: series{
 		leader.of("oxide_csi_calls_in_flight"):            always(20),
 		leader.done("CreateVolume"):                       eachMinute,
-		leader.failed("CreateVolume", "OperationPending"): once,
+		leader.failed("CreateVolume", "OperationPending"): counts(7),
 	}},
 	{name: "a rack that is away for five minutes", differ: series{
 		leader.of("oxide_csi_rack_up"):                           awayFor5,
