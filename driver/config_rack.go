@@ -122,8 +122,8 @@ func setPprofAddress(c *Config, value string) error {
 	}
 	host, port, err := net.SplitHostPort(value)
 	if ip := net.ParseIP(host); err != nil || port == "" || host != "localhost" && !ip.IsLoopback() {
-		return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: profiles " +
-			"are not for other machines")
+		return errors.New("has to be unix:///path/name.sock, localhost:port or 127.0.0.1:port: " +
+			"profiles are not for other machines")
 	}
 	return nil
 }

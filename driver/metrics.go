@@ -85,7 +85,8 @@ func newMetrics() *metrics {
 		m.changes.WithLabelValues(string(known.Event))
 	}
 	m.registry.MustRegister(m.calls, m.results, m.inFlight, m.requests, m.changes, m.apiVersion,
-		build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		build, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

@@ -29,7 +29,8 @@ func TestThePageListsTheMetricsOfEachProcess(t *testing.T) {
 	must(t, err)
 	onPage := map[string]string{}
 	processOf := map[string]string{}
-	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*?) ?\\| .+? \\| (\\w+) \\| .+ \\| .+ \\|$")
+	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*?) ?\\| .+? \\| (\\w+) " +
+		"\\| .+ \\| .+ \\|$")
 	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
 		labels := strings.Split(strings.ReplaceAll(m[3], "`", ""), ", ")
 		onPage[m[1]], processOf[m[1]] = kindOf(m[2], labels), m[4]

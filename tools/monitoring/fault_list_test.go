@@ -1,6 +1,9 @@
 package monitoring
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // quiet is what must wake nobody.
 var quiet = []fault{
@@ -29,6 +32,9 @@ var quiet = []fault{
 	{name: "a failure now and then", differ: series{
 		leader.failed("CreateVolume", "RackError"):           counts(7),
 		leader.failed("ControllerPublishVolume", "Conflict"): counts(7),
+	}},
+	{name: "short calls that change nothing", differ: series{
+		standby.of("oxide_csi_calls_in_flight"): strings.Repeat("0 1 ", samples/2),
 	}},
 	{name: "a busy controller", differ: series{
 		leader.of("oxide_csi_calls_in_flight"):            always(20),
@@ -139,6 +145,10 @@ var volumeFaults = []fault{
 var processFaults = []fault{
 	{name: "the driver of a node does not answer", want: []string{"OxideCSIDriverDown"},
 		missing: []target{nodeB}, differ: series{nodeB.of("up"): always0}},
+	{name: "all targets of a job do not answer", want: []string{"OxideCSIDriverDown"}, differ: series{
+		`up{job="nodes",instance="node-c:9810"}`:                   change(1, 0, 40),
+		`oxide_csi_build_info{job="nodes",instance="node-c:9810"}`: endsAt40,
+	}},
 	{name: "no controller is there", want: []string{"OxideCSIControllerAbsent"},
 		missing: []target{leader, standby}},
 	{name: "both controllers do not answer", missing: []target{leader, standby},
