@@ -35,8 +35,8 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d.UID == "" || d.Title == "" || d.SchemaVersion == 0 || len(d.Panels) == 0 {
-		t.Errorf("the dashboard has the uid %q, the title %q, the schema %d and %d panels", d.UID, d.Title,
-			d.SchemaVersion, len(d.Panels))
+		t.Errorf("the dashboard has the uid %q, the title %q, the schema %d and %d panels", d.UID,
+			d.Title, d.SchemaVersion, len(d.Panels))
 	}
 	if len(d.Templating.List) != 1 || d.Templating.List[0].Name != "datasource" {
 		t.Errorf("the variables are %v, want the data source alone", d.Templating.List)

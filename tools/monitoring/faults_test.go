@@ -33,7 +33,8 @@ func (p target) of(metric string, labels ...string) string {
 
 // failed names the counter of a method's failures.
 func (p target) failed(method, reason string) string {
-	return p.of("oxide_csi_calls_total", "method", method, "code", "FailedPrecondition", "reason", reason)
+	return p.of("oxide_csi_calls_total", "method", method, "code", "FailedPrecondition",
+		"reason", reason)
 }
 
 // done names the counter of a method's successes.

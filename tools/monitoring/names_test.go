@@ -102,8 +102,8 @@ func problems(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// problemsOfMatcher says what a matcher asks for that a metric with these labels never has. Each word
-// of a regular expression has to be a value, or one with parentheses has to match one.
+// problemsOfMatcher says what a matcher asks for that a metric with these labels never has. Each
+// alternative of a regular expression has to be a value; one with parentheses has to match a value.
 func problemsOfMatcher(t *testing.T, own []string, m *labels.Matcher) (found []string) {
 	t.Helper()
 	if m.Name == labels.MetricName {

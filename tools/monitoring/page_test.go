@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
 )
@@ -68,7 +69,8 @@ func TestEveryAlertSaysHowBadItIsAndWhereItIsExplained(t *testing.T) {
 		if !slices.Contains([]string{"critical", "warning", "info"}, alert.Labels["severity"]) {
 			t.Errorf("%s has the severity %q", alert.Alert, alert.Labels["severity"])
 		}
-		if got, want := alert.Annotations["runbook_url"], runbook+strings.ToLower(alert.Alert); got != want {
+		want := runbook + strings.ToLower(alert.Alert)
+		if got := alert.Annotations["runbook_url"]; got != want {
 			t.Errorf("%s has the runbook %s, want %s", alert.Alert, got, want)
 		}
 		if alert.Annotations["summary"] == "" || alert.Annotations["description"] == "" {
@@ -116,5 +118,27 @@ func TestEveryReasonThatStaysRaisesOneAlert(t *testing.T) {
 	}
 	if len(raised[""]) > 0 {
 		t.Errorf("alerts without a reason: %q", raised[""])
+	}
+}
+
+func TestEveryCallThatChangesAVolumeIsWatched(t *testing.T) {
+	changes := regexp.MustCompile(`^(Create|Delete|(Controller|Node)(Publish|Unpublish)|` +
+		`Node(Stage|Unstage))(Volume|Snapshot)$`)
+	all, want := healthy(), []string{}
+	for _, method := range values(t)["method"] {
+		all[leader.failed(method, "Conflict")] = eachMinute
+		if changes.MatchString(method) {
+			want = append(want, method)
+		}
+	}
+	found, _ := firing(t, all)
+	got := []string{}
+	for _, alert := range found {
+		got = append(got, alert.Labels.Get("method"))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" || len(want) != 10 {
+		t.Errorf("the calls that change a volume (-), and those with an alert (+):\n%s", diff)
 	}
 }
