@@ -73,6 +73,7 @@ test: under-test ## every test: sanity, the proofs in their short form, and each
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
+	$(GO) test -C tools/monitoring -count=1 .
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 

@@ -30,6 +30,7 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 		"the defaults":   nil,
 		"with snapshots": with("snapshots.enabled=true"),
 		"with all there is": with("snapshots.enabled=true", "metrics.enabled=true", "ownCA=true",
+			"metrics.dashboard.enabled=true",
 			"topology=rack=a", "topologyAlso=rack=b", "instanceMetadata.enabled=true",
 			"secret.create=true", "secret.host=https://a", "secret.token=t", "secret.project=p",
 			"secret.caBundle=c", "extraStorageClasses[0].name=xfs", "storageClass.default=true",

@@ -49,6 +49,8 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 		{"secret.create=true,ownCA=true", "secret.caBundle is empty"},
 		{"secret.caBundle=x", "ownCA is off"},
 		{"metrics.podMonitor=true", "metrics.podMonitor is set and metrics.enabled is not"},
+		{"metrics.prometheusRule.enabled=true",
+			"metrics.prometheusRule.enabled is set and metrics.enabled is not"},
 		{"metrics.nodePort=9808", "metrics.nodePort is 9808: it has to be a port"},
 		{"metrics.attacherPort=9812", "metrics.attacherPort is 9812: it has to be a port from 1 to " +
 			"65535, and not 9808, 9811, 9809, 9812, which others in the pod have"},

@@ -70,7 +70,9 @@ func (h *rackHealth) readExpiry(ctx context.Context) {
 	}
 	var first time.Time
 	for _, token := range tokens {
-		if at := token.TimeExpires; at != nil && (first.IsZero() || at.Before(first)) {
+		// One that has expired is not the one in use.
+		if at := token.TimeExpires; at != nil && at.After(time.Now()) &&
+			(first.IsZero() || at.Before(first)) {
 			first = *at
 		}
 	}

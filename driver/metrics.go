@@ -162,8 +162,7 @@ func (nodeVolumes) Describe(to chan<- *prometheus.Desc) {
 func (n nodeVolumes) Collect(to chan<- prometheus.Metric) {
 	use, err := n.Use()
 	if err != nil {
-		to <- prometheus.NewInvalidMetric(disksDesc, err)
-		return
+		return // the other metrics are still true; the calls that fail say why
 	}
 	for desc, value := range map[*prometheus.Desc]int{volumesDesc: use.Volumes, disksDesc: use.Disks,
 		limitDesc: use.Limit} {

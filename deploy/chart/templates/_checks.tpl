@@ -100,6 +100,9 @@ metrics.nodePort is {{ $port }}: it has to be a port from 1 to 65535, and not 98
 {{- if and .Values.metrics.podMonitor (not .Values.metrics.enabled) }}
 metrics.podMonitor is set and metrics.enabled is not: there would be nothing to scrape.
 {{- end }}
+{{- if and .Values.metrics.prometheusRule.enabled (not .Values.metrics.enabled) }}
+metrics.prometheusRule.enabled is set and metrics.enabled is not: there would be nothing to watch.
+{{- end }}
 {{- end -}}
 
 {{- define "oxide.problems.names" -}}
@@ -109,7 +112,7 @@ fullnameOverride is {{ .Values.fullnameOverride | quote }}: it has to be at most
 {{- if and .Values.nameOverride (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$" .Values.nameOverride)) }}
 nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a label, at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
 {{- end }}
-{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels }}
+{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels "metrics.prometheusRule.labels" .Values.metrics.prometheusRule.labels "metrics.dashboard.labels" .Values.metrics.dashboard.labels }}
 {{- range $name, $given := $labels }}
 {{- range $label := list "app" "app.kubernetes.io/name" }}
 {{- if hasKey ($given | default dict) $label }}

@@ -1,0 +1,126 @@
+//go:build linux
+
+package driver
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+)
+
+// TestThePageListsTheMetricsOfEachProcess compares docs/metrics.md with what a process registers.
+func TestThePageListsTheMetricsOfEachProcess(t *testing.T) {
+	page, err := os.ReadFile("../docs/metrics.md")
+	must(t, err)
+	onPage := map[string]string{}
+	processOf := map[string]string{}
+	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*?) ?\\| .+? \\| (\\w+) " +
+		"\\| .+ \\| .+ \\|$")
+	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
+		labels := strings.Split(strings.ReplaceAll(m[3], "`", ""), ", ")
+		onPage[m[1]], processOf[m[1]] = kindOf(m[2], labels), m[4]
+	}
+	for mode, processes := range map[string][]string{
+		"controller": {"both", "controller"},
+		"node":       {"both", "node"},
+		"all":        {"both", "controller", "node"},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			want := maps.Clone(onPage)
+			maps.DeleteFunc(want, func(name, _ string) bool {
+				return !slices.Contains(processes, processOf[name])
+			})
+			if diff := cmp.Diff(want, registered(t, mode)); diff != "" {
+				t.Errorf("docs/metrics.md (-) differs from the metrics of a process (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// registered returns type and labels of each metric that a process of that mode registers, after
+// work that gives every metric a sample.
+func registered(t *testing.T, mode string) map[string]string {
+	t.Helper()
+	p := assembled(t, mode)
+	info := &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Identity/Probe"}
+	_, err := p.metrics.intercept(t.Context(), nil, info,
+		func(context.Context, any) (any, error) { return nil, nil })
+	must(t, err)
+	if p.health != nil && !p.health.check(t.Context()) {
+		t.Fatalf("the check of the rack fails: %v", p.health.fault)
+	}
+	families, err := p.metrics.registry.Gather()
+	must(t, err)
+	found := map[string]string{}
+	for _, family := range families {
+		var labels []string
+		for _, pair := range family.GetMetric()[0].GetLabel() {
+			labels = append(labels, pair.GetName())
+		}
+		found[family.GetName()] = kindOf(strings.ToLower(family.GetType().String()), labels)
+	}
+	described := make(chan *prometheus.Desc)
+	go func() {
+		defer close(described)
+		p.metrics.registry.Describe(described)
+	}()
+	name := regexp.MustCompile(`fqName: "(\w+)"`)
+	for desc := range described {
+		of := name.FindStringSubmatch(desc.String())[1]
+		if strings.HasPrefix(of, "oxide_csi_") && found[of] == "" && p.health != nil {
+			t.Errorf("%s has no sample: this test has to give it one", of) // a node calls no rack
+		}
+	}
+	maps.DeleteFunc(found, func(name, _ string) bool {
+		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
+	})
+	return found
+}
+
+// kindOf is what a metric's type and labels are compared as.
+func kindOf(kind string, labels []string) string {
+	slices.Sort(labels)
+	return kind + " {" + strings.Join(labels, ",") + "}"
+}
+
+// assembled makes a process, with a rack whose user has a token that expires.
+func assembled(t *testing.T, mode string) *plugin {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/me/access-tokens" {
+			_, _ = io.WriteString(w, racktest.ProjectOf())
+			return
+		}
+		_, _ = io.WriteString(w, racktest.PageOf("", racktest.JSON(map[string]any{
+			"id": racktest.Numbered(1), "time_created": "2026-01-01T00:00:00Z",
+			"time_expires": "2036-01-01T00:00:00Z",
+		})))
+	}))
+	t.Cleanup(server.Close)
+	sysfs := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(sysfs, "block"), 0o755))
+	config, err := ParseConfig(nil, goodEnv(map[string]string{"OXIDE_HOST": server.URL,
+		"OXIDE_MODE": mode, "OXIDE_SYSFS_ROOT": sysfs, "OXIDE_STATE_DIR": t.TempDir(),
+		"OXIDE_INSTANCE_ID": racktest.Numbered(2)}), io.Discard)
+	must(t, err)
+	p := &plugin{config: config, metrics: newMetrics(), log: slog.New(slog.DiscardHandler)}
+	t.Cleanup(p.close)
+	_, err = p.assemble()
+	must(t, err)
+	return p
+}
