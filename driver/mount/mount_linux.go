@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -28,8 +29,8 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	defer func() { _ = unix.Close(fs) }()
 	if err := configure(fs, d.Path, o); err != nil {
-		return nil, csierr.New(csierr.NodeToolFailed, "mount %s as %s: %w%s", d.Path, fsType, err,
-			kernelMessages(fs, o))
+		return nil, csierr.Convert(fmt.Errorf("mount %s as %s: %w%s", d.Path, fsType, err,
+			kernelMessages(fs, o)), csierr.NodeToolFailed)
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(o.Attr))
 	if err != nil {
@@ -60,6 +61,11 @@ func configure(fs int, source string, o volume.MountOptions) error {
 			err = unix.FsconfigSetString(fs, d.Key, d.Value)
 		} else {
 			err = unix.FsconfigSetFlag(fs, d.Key)
+		}
+		if errors.Is(err, unix.EINVAL) && d.Flag > 0 {
+			return csierr.New(csierr.MountFlags, "the filesystem refuses mount flag %d of the volume (%w); "+
+				"correct it in mountOptions, which a volume keeps from the class that it was made with",
+				d.Flag, err)
 		}
 		if err != nil {
 			return err

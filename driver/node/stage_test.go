@@ -415,6 +415,25 @@ func TestNodeStageVolumeMountsAsAsked(t *testing.T) {
 	})
 }
 
+func TestB15AMountFlagThatTheFilesystemRefusesIsNamedByItsPlace(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, 512*guesttest.MiB), fsType)
+			v.Flags = []string{"noatime", "nodev,canary=x"}
+			err := v.stage()
+			csitest.Want(t, err, codes.FailedPrecondition, csierr.MountFlags)
+			if text := err.Error(); !strings.Contains(text, "mount flag 2") ||
+				strings.Contains(text, "canary") {
+				t.Errorf("got %s", text)
+			}
+			v.Flags = []string{"noatime"}
+			must(t, v.stage())
+			must(t, v.unstage())
+		})
+	}
+}
+
 func TestNS10AReadOnlySwitchIsLeftAsItIsUntilTheDiskIsProven(t *testing.T) {
 	setUp := func(t *testing.T) testVolume {
 		g := statefulGuest(t)

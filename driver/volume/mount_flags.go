@@ -36,6 +36,9 @@ type MountOptions struct {
 type MountOption struct {
 	Key, Value string
 	HasValue   bool
+	// Flag is the position of the mount flag that has the option, from 1; 0 for an option of the
+	// driver's own.
+	Flag int
 }
 
 // attrFlags are the flags of the mount itself: the attributes that they set and clear.
@@ -75,7 +78,7 @@ func ParseMountFlags(flags []string) (MountOptions, error) {
 				"a NUL", i+1)
 		}
 		for _, word := range words {
-			if !o.add(word) {
+			if !o.add(word, i+1) {
 				return MountOptions{}, csierr.New(csierr.MountFlags, "mount flag %d is not for volumes: bind, "+
 					"remount, move, loop, propagation and user flags, those that name another device, and values "+
 					"for flags that have none, such as ro, are refused", i+1)
@@ -110,7 +113,7 @@ func splitFlag(flag string) (words []string, ok bool) {
 }
 
 // add adds one flag and reports whether a volume may have it.
-func (o *MountOptions) add(word string) bool {
+func (o *MountOptions) add(word string, flag int) bool {
 	key, value, hasValue := strings.Cut(word, "=")
 	attr, isAttr := attrFlags[word]
 	switch {
@@ -126,7 +129,7 @@ func (o *MountOptions) add(word string) bool {
 	case slices.Contains(superFlags, word):
 		o.Super = append(o.Super, word)
 	default:
-		o.Data = append(o.Data, MountOption{key, value, hasValue})
+		o.Data = append(o.Data, MountOption{key, value, hasValue, flag})
 	}
 	return true
 }

@@ -29,10 +29,10 @@ func TestParseMountFlags(t *testing.T) {
 		{"sync|lazytime|dirsync", MountOptions{Super: []string{"sync", "lazytime", "dirsync"}},
 			[]string{"dirsync", "lazytime", "relatime", "sync"}},
 		{"sync|async", MountOptions{Super: []string{"sync", "async"}}, []string{"relatime"}},
-		{"data=journal,discard", MountOptions{Data: []MountOption{{"data", "journal", true},
-			{"discard", "", false}}}, []string{"relatime"}},
+		{"data=journal,discard", MountOptions{Data: []MountOption{{"data", "journal", true, 1},
+			{"discard", "", false, 1}}}, []string{"relatime"}},
 		{`context="system_u:object_r:x:s0:c1,c2",discard`, MountOptions{Data: []MountOption{
-			{"context", "system_u:object_r:x:s0:c1,c2", true}, {"discard", "", false}}},
+			{"context", "system_u:object_r:x:s0:c1,c2", true, 1}, {"discard", "", false, 1}}},
 			[]string{"relatime"}},
 		{"defaults,_netdev|x-systemd.automount|comment=a|", MountOptions{}, []string{"relatime"}},
 	} {
