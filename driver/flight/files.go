@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -81,24 +82,31 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// isOpen reports whether the change that e ends is begun and not ended. A failure ends one of those
-// that are begun, for the outcome of an earlier one may still be unknown.
+// isOpen reports whether the change that e ends is begun and not ended.
 func isOpen(entries []Entry, e Entry) bool {
-	open := 0
-	for _, known := range entries {
-		if known.Event != e.Event || known.Path != e.Path {
-			continue
-		}
-		switch known.Outcome {
+	return slices.ContainsFunc(Open(entries), func(open Entry) bool {
+		return open.Event == e.Event && open.Path == e.Path
+	})
+}
+
+// Open returns the begins of those changes in a volume's file that are not ended. A failure ends one
+// of those that are begun, for the outcome of an earlier one may still be unknown.
+func Open(entries []Entry) []Entry {
+	var open []Entry
+	for _, e := range entries {
+		same := func(other Entry) bool { return other.Event == e.Event && other.Path == e.Path }
+		switch e.Outcome {
 		case Begun:
-			open++
+			open = append(open, e)
 		case Done:
-			open = 0
+			open = slices.DeleteFunc(open, same)
 		case Failed:
-			open = max(0, open-1)
+			if i := slices.IndexFunc(open, same); i >= 0 {
+				open = slices.Delete(open, i, i+1)
+			}
 		}
 	}
-	return open > 0
+	return open
 }
 
 // open opens and locks a volume's file, and makes it if it is to be made.

@@ -23,6 +23,12 @@ type Metadata struct {
 	CreationTimestamp time.Time   `json:"creationTimestamp,omitzero"`
 	DeletionTimestamp time.Time   `json:"deletionTimestamp,omitzero"`
 	Annotations       Annotations `json:"annotations,omitzero"`
+	Labels            Labels      `json:"labels,omitzero"`
+}
+
+// Labels are those of a pod of the driver.
+type Labels struct {
+	App string `json:"app,omitempty"`
 }
 
 // Annotations are those of a claim.
