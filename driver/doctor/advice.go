@@ -21,17 +21,18 @@ const (
 	never    = "Nothing: repeating the call does not help."
 )
 
-// The commands that several reasons have. All of them only read.
+// The commands. All of them only read, so that nothing is done that was not understood first.
 const (
 	showClaim    = "kubectl get pvc -n {namespace} {claim} -o yaml"
 	showClass    = "kubectl get storageclass {class} -o yaml"
 	showVolume   = "kubectl get pv {pv} -o yaml"
 	showPods     = "kubectl get pods -n {namespace} -o wide"
+	showNodePods = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}"
 	showDisk     = "oxide disk view --disk {volume}"
 	showInstance = "oxide instance view --instance {instance}"
 	listDisks    = "oxide instance disk list --instance {instance}"
 	inspectNode  = "kubectl exec -n {driverNamespace} {driverPod} -c oxide-plugin -- " +
-		"/oxide-csi-plugin inspect --volume {volume}"
+		"/oxide-csi-plugin inspect --volume {volume}={disk}"
 	nodeLog       = "kubectl logs -n {driverNamespace} {driverPod} -c oxide-plugin --since=1h"
 	controllerLog = "kubectl logs -n {driverNamespace} deployment/oxide-csi-controller " +
 		"-c oxide-plugin --since=1h"
@@ -197,7 +198,7 @@ var advices = map[csierr.Reason]advice{
 			"stopped. The driver never stops an instance.",
 		Do: "Drain and stop the instance, or wait for a release of the rack with hot-plug, " +
 			"which will not help local disks.",
-		Next: "kubectl drain {node} --ignore-daemonsets",
+		Next: showNodePods,
 	},
 	csierr.InstanceState: {
 		Link:     LinkInstance,

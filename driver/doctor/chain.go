@@ -300,7 +300,7 @@ func (c *chain) driverPod() *kube.Object {
 // names returns the words that a command may hold.
 func (c *chain) names() map[string]string {
 	names := map[string]string{"namespace": c.claimName.Namespace, "claim": c.claimName.Name,
-		"volume": c.handle, "node": c.nodeName, "instance": c.instance}
+		"volume": c.handle, "disk": c.diskName(), "node": c.nodeName, "instance": c.instance}
 	if c.pod != nil {
 		names["namespace"], names["pod"] = c.pod.Metadata.Namespace, c.pod.Metadata.Name
 	}
@@ -313,8 +313,11 @@ func (c *chain) names() map[string]string {
 	if c.attachment != nil {
 		names["attachment"] = c.attachment.Metadata.Name
 	}
+	if len(c.Nodes.DriverPods) > 0 {
+		names["driverNamespace"] = c.Nodes.DriverPods[0].Metadata.Namespace
+	}
 	if pod := c.driverPod(); pod != nil {
-		names["driverNamespace"], names["driverPod"] = pod.Metadata.Namespace, pod.Metadata.Name
+		names["driverPod"] = pod.Metadata.Name
 	}
 	return names
 }

@@ -216,9 +216,13 @@ func (g *gatherer) prune() {
 		}
 		return !used[key{o.Kind, o.Metadata.Namespace, o.Metadata.Name}]
 	})
-	g.e.Nodes.DriverPods = slices.DeleteFunc(g.e.Nodes.DriverPods, func(o kube.Object) bool {
-		return !nodes[o.Spec.NodeName]
-	})
+	// One pod of the driver stays in any case: it tells the namespace.
+	some := g.e.Nodes.DriverPods[:min(1, len(g.e.Nodes.DriverPods))]
+	g.e.Nodes.DriverPods = slices.DeleteFunc(slices.Clone(g.e.Nodes.DriverPods),
+		func(o kube.Object) bool { return !nodes[o.Spec.NodeName] })
+	if len(g.e.Nodes.DriverPods) == 0 {
+		g.e.Nodes.DriverPods = some
+	}
 	// A node has the entries of other drivers, too.
 	for i := range g.e.Cluster.Objects {
 		o := &g.e.Cluster.Objects[i]

@@ -113,10 +113,10 @@ func (c *chain) judgeVolume() Step {
 			Source: "Kubernetes", ByItself: "Nothing: the claim stays without a volume.",
 			Do:   "Make a PersistentVolume for the disk if it still exists on the rack.",
 			Next: "oxide-csi-plugin audit --kubectl"})
-	case o == nil && c.claim == nil:
-		return Step{State: Idle, What: "no PersistentVolume names the disk " + c.handle}
-	case o == nil:
+	case o == nil && c.handle == "":
 		return Step{State: Idle, What: "none yet: the claim is not bound"}
+	case o == nil:
+		return Step{State: Idle, What: "no PersistentVolume names the disk " + c.handle}
 	}
 	what := fmt.Sprintf("PersistentVolume %s: %s, %s, disk %s", o.Metadata.Name,
 		cmp.Or(o.Status.Phase, "no phase"), cmp.Or(o.Spec.Capacity["storage"], "no size"), c.handle)

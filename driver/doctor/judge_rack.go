@@ -89,7 +89,7 @@ func (c *chain) judgeInstance() Step {
 	case c.instance == "" && !c.wanted() && c.nodeWhy == "":
 		return Step{State: Idle, What: "none: the volume is on no node"}
 	case c.instance == "" && c.csiNode != nil, c.instance == "" && c.wanted() && c.nodeWhy == "":
-		return Step{State: Idle, What: "unknown: the driver is not registered with the node"}
+		return unseenStep("the instance", "the driver is not registered with the node")
 	case c.instance == "":
 		return unseenStep("the instance", "it is not known which one it is")
 	case !asked, found.Unseen != "":
@@ -110,7 +110,7 @@ func (c *chain) judgeInstance() Step {
 		return broken(what, Finding{Source: "the rack", Wrong: "the instance " + i.Name + " is stopped, so " +
 			"nothing runs on the node", ByItself: "Nothing: the driver never starts an instance.",
 			Do:   "Start it, when every disk is attached that has to be attached while it is stopped.",
-			Next: "oxide instance start --instance {instance}"})
+			Next: showInstance})
 	case instanceRunning:
 		return Step{State: OK, What: what}
 	}
