@@ -55,7 +55,7 @@ func ParseQuestion(args []string) (Question, error) {
 		return q, nil
 	case AskClaim, AskPod:
 		q.Namespace, q.Name, _ = strings.Cut(q.Name, "/")
-		if !objectName.MatchString(q.Namespace) {
+		if !objectName.MatchString(q.Namespace) || q.Name == "" {
 			return q, fmt.Errorf("%s: has to be NAMESPACE/NAME", q.Kind)
 		}
 	case AskNode:
