@@ -20,8 +20,8 @@ type AuditConfig struct {
 
 var auditCommand = subcommand{
 	name: "audit",
-	about: "oxide-csi-plugin audit compares what the driver made on the rack for this cluster with the " +
-		"wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing volumes found, 1 error.",
+	about: "oxide-csi-plugin audit compares what the driver made on the rack for this cluster with " +
+		"the wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing volumes found, 1 error.",
 	settings: rackSettings,
 }
 

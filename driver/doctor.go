@@ -24,8 +24,8 @@ type DoctorConfig struct {
 
 var doctorCommand = subcommand{
 	name: "doctor",
-	about: "oxide-csi-plugin doctor explains why a volume does not work. It asks Kubernetes, the rack and " +
-		"the node, and only reads.\n\n" +
+	about: "oxide-csi-plugin doctor explains why a volume does not work. It asks Kubernetes, the " +
+		"rack and the node, and only reads.\n\n" +
 		"  oxide-csi-plugin doctor pvc NAMESPACE/NAME\n" +
 		"  oxide-csi-plugin doctor pod NAMESPACE/NAME\n" +
 		"  oxide-csi-plugin doctor volume ID\n" +
@@ -37,8 +37,8 @@ var doctorCommand = subcommand{
 	operands: "the question",
 }
 
-// ParseDoctorConfig parses the arguments after "doctor" and the environment, as ParseConfig does for
-// the plugin.
+// ParseDoctorConfig parses the arguments after "doctor" and the environment, as ParseConfig does
+// for the plugin.
 func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer) (DoctorConfig,
 	error) {
 	var c DoctorConfig
@@ -65,8 +65,8 @@ func (c *DoctorConfig) noRack() string {
 	return ""
 }
 
-// Doctor explains the state of what the question is about, writes its report to out, and returns the
-// exit status.
+// Doctor explains the state of what the question is about, writes its report to out, and returns
+// the exit status.
 func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {
 	secrets := &hidden{}
 	status, err = diagnose(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),

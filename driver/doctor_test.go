@@ -41,15 +41,16 @@ func plantedObjects() string {
 		`","volumeHandle":"` + racktest.Disk + `","volumeAttributes":{"token":"canary-of-a-secret"}}},` +
 		`"status":{"phase":"Bound"}},` +
 		`{"kind":"VolumeAttachment","metadata":{"name":"csi-1"},"spec":{"attacher":"` +
-		volume.DriverName + `","nodeName":"worker-1","source":{"persistentVolumeName":"pv-1"}},"status":{` +
-		`"attached":true,"attachmentMetadata":{"x":"canary-of-a-secret"}}},` +
+		volume.DriverName + `","nodeName":"worker-1","source":{"persistentVolumeName":"pv-1"}},` +
+		`"status":{"attached":true,"attachmentMetadata":{"x":"canary-of-a-secret"}}},` +
 		`{"kind":"CSINode","metadata":{"name":"worker-1"},"spec":{"drivers":[{"name":"` +
 		volume.DriverName + `","nodeID":"` + racktest.Instance + `"}]}},` +
 		`{"kind":"Pod","metadata":{"name":"db","namespace":"default","uid":"u-1","creationTimestamp":` +
-		`"2026-01-01T00:00:00Z"},"spec":{"nodeName":"worker-1","containers":[{"env":[{"name":"P","value":` +
-		`"canary-of-an-environment"}],"args":["` + canaryToken + `"]}],"volumes":[{"name":"data",` +
-		`"persistentVolumeClaim":{"claimName":"data"}}]},"status":{"phase":"Pending",` +
-		`"containerStatuses":[{"name":"db","lastState":{"terminated":{"message":"canary-of-a-secret"}}}]}}`
+		`"2026-01-01T00:00:00Z"},"spec":{"nodeName":"worker-1","containers":[{"env":[{"name":"P",` +
+		`"value":"canary-of-an-environment"}],"args":["` + canaryToken + `"]}],"volumes":[` +
+		`{"name":"data","persistentVolumeClaim":{"claimName":"data"}}]},"status":{"phase":"Pending",` +
+		`"containerStatuses":[{"name":"db","lastState":{"terminated":{"message":` +
+		`"canary-of-a-secret"}}}]}}`
 	for reason, message := range map[string]string{
 		"FailedMount": `MountVolume.MountDevice failed for volume "pv-1" : rpc error: code = Internal ` +
 			`desc = NodeToolFailed: mount with ` + canaryFlag + ` and ` + otherToken + ` and ` + canaryToken,
@@ -176,14 +177,15 @@ func TestTheExitStatusOfADoctor(t *testing.T) {
 		says string
 	}{
 		"nothing could be seen": {[]string{"volume", racktest.Disk, "--kubectl=false"}, 3, "OXIDE_HOST"},
-		"flags first":           {[]string{"--kubectl=false", "volume", racktest.Disk}, 3, "could not be seen"},
-		"no question":           {nil, 1, "pvc NAMESPACE/NAME"},
-		"a bad question":        {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
-		"a flag too many":       {[]string{"rack", "--delete"}, 1, "delete"},
-		"a bad format":          {[]string{"rack", "--output=yaml"}, 1, "text or json"},
-		"no such file":          {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
-		"no such directory":     {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
-		"help":                  {[]string{"--help"}, 0, "Exit status: 0"},
+		"flags first": {[]string{"--kubectl=false", "volume", racktest.Disk}, 3,
+			"could not be seen"},
+		"no question":       {nil, 1, "pvc NAMESPACE/NAME"},
+		"a bad question":    {[]string{"pvc", "data"}, 1, "NAMESPACE/NAME"},
+		"a flag too many":   {[]string{"rack", "--delete"}, 1, "delete"},
+		"a bad format":      {[]string{"rack", "--output=yaml"}, 1, "text or json"},
+		"no such file":      {[]string{"pvc", "a/b", "--objects=/nonexistent"}, 1, "--objects"},
+		"no such directory": {[]string{"rack", "--bundle=/nonexistent/b"}, 1, "--bundle"},
+		"help":              {[]string{"--help"}, 0, "Exit status: 0"},
 	} {
 		var out, errs bytes.Buffer
 		got := Main(t.Context(), append([]string{"doctor"}, test.args...), none, &out, &errs)
@@ -217,7 +219,8 @@ func TestInspectPrintsAReportThatADoctorReads(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "state")); !os.IsNotExist(err) {
 		t.Errorf("it made the state directory: %v", err)
 	}
-	for _, args := range [][]string{{"inspect", "x"}, {"inspect", "--volume="}, {"inspect", "--host=x"}} {
+	for _, args := range [][]string{{"inspect", "x"}, {"inspect", "--volume="},
+		{"inspect", "--host=x"}} {
 		if status := Main(t.Context(), args, env, &out, &errs); status != 1 {
 			t.Errorf("%q: status %d", args, status)
 		}

@@ -26,8 +26,8 @@ type InspectConfig struct {
 var inspectCommand = subcommand{
 	name: "inspect",
 	about: "oxide-csi-plugin inspect prints, as JSON, what this node sees of its volumes: devices, " +
-		"filesystems, mounts,\nrecords and the flight recorder. It runs in the driver's pod on the node, " +
-		"beside the driver, and changes nothing.\nExit status: 0, or 1 for an error.",
+		"filesystems, mounts,\nrecords and the flight recorder. It runs in the driver's pod on the " +
+		"node, beside the driver, and changes nothing.\nExit status: 0, or 1 for an error.",
 	settings: []string{"OXIDE_SYSFS_ROOT", "OXIDE_DEV_ROOT", "OXIDE_STATE_DIR", node.InstanceIDKey,
 		"OXIDE_INSTANCE_METADATA_FILE"},
 }
@@ -41,8 +41,8 @@ func ParseInspectConfig(args []string, getenv func(string) string, help io.Write
 }
 
 func (c *InspectConfig) flags(flags *flag.FlagSet) {
-	flags.Func("volume", "`ID[=DISK]` of a volume, and the name of its disk, which is needed while the "+
-		"node has no record of it; may be repeated (default every volume that has a record)",
+	flags.Func("volume", "`ID[=DISK]` of a volume, and the name of its disk, which is needed while "+
+		"the node has no record of it; may be repeated (default every volume that has a record)",
 		func(value string) error {
 			id, disk, _ := strings.Cut(value, "=")
 			if id == "" || len(id) > volume.MaxStringBytes {

@@ -11,8 +11,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// subcommand is a program of an operator beside the plugin. It has some of the plugin's settings, and
-// flags of its own.
+// subcommand is a program of an operator beside the plugin. It has some of the plugin's settings,
+// and flags of its own.
 type subcommand struct {
 	name, about string
 	settings    []string // by their variables
@@ -48,8 +48,8 @@ func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
 		case err != nil:
 			return nil, fmt.Errorf("%s: %s; see %s --help", s.name, csierr.Plain(err.Error()), s.name)
 		case flags.NArg() > 0 && s.operands == "":
-			return nil, fmt.Errorf("%s: expected flags only, found %d other arguments; see %s --help", s.name,
-				flags.NArg(), s.name)
+			return nil, fmt.Errorf("%s: expected flags only, found %d other arguments; see %s --help",
+				s.name, flags.NArg(), s.name)
 		}
 		if more = flags.NArg() > 0; more {
 			operands, args = append(operands, flags.Arg(0)), flags.Args()[1:]

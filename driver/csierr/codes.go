@@ -102,9 +102,9 @@ var codeOf = map[Reason]codes.Code{
 // Reasons returns every reason, in the order of the alphabet.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(codeOf)) }
 
-// ParseMessage parses a message of the driver, "Reason: sentence", as others show it: Kubernetes puts
-// words of its own before it ("rpc error: code = Aborted desc = "). It returns false for a text
-// without a known reason.
+// ParseMessage parses a message of the driver, "Reason: sentence", as others show it: Kubernetes
+// puts words of its own before it ("rpc error: code = Aborted desc = "). It returns false for a
+// text without a known reason.
 func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
 	if _, after, found := strings.Cut(text, " desc = "); found {
 		text = after

@@ -10,8 +10,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// chain is what is known of one volume: the objects that belong together. An object that is nil does
-// not exist, or could not be seen: then its why is not empty.
+// chain is what is known of one volume: the objects that belong together. An object that is nil
+// does not exist, or could not be seen: then its why is not empty.
 type chain struct {
 	*Evidence
 	subject string
@@ -226,8 +226,8 @@ func (c *chain) mainAttachment() *kube.Object {
 	return best
 }
 
-// findNode finds the node's entry of the driver, and so its instance. Without a cluster the rack tells
-// which instance has the disk.
+// findNode finds the node's entry of the driver, and so its instance. Without a cluster the rack
+// tells which instance has the disk.
 func (c *chain) findNode() {
 	if c.nodeName != "" {
 		c.csiNode, c.nodeWhy = c.Cluster.one(kindCSINode, named("", c.nodeName))

@@ -164,8 +164,8 @@ var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 // placeholder matches the words of a command that stand for names.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
-// command puts the chain's names into a command. A name that is unknown, or that is not safe to type,
-// stays a word in capitals.
+// command puts the chain's names into a command. A name that is unknown, or that is not safe to
+// type, stays a word in capitals.
 func (c *chain) command(text string) string {
 	names := c.names()
 	return placeholder.ReplaceAllStringFunc(text, func(word string) string {

@@ -225,8 +225,8 @@ func TestTheFirstBrokenLinkIsFound(t *testing.T) {
 	}
 }
 
-// checkFinding checks where a diagnosis of one chain sees the first broken link, and that it says what
-// people need.
+// checkFinding checks where a diagnosis of one chain sees the first broken link, and that it says
+// what people need.
 func checkFinding(t *testing.T, d Diagnosis, link Link, reason csierr.Reason) {
 	t.Helper()
 	if len(d.Chains) == 0 || d.Chains[0].Finding == nil {
@@ -384,11 +384,14 @@ func TestTheRackItself(t *testing.T) {
 		link   Link
 		reason csierr.Reason
 	}{
-		"in order": {Rack{Project: "p", Owned: disks(diskAttached, diskDetached), LeftBytes: room(1 << 40)},
-			0, "", ""},
-		"full":      {Rack{Project: "p", Owned: disks(), LeftBytes: room(5)}, 2, LinkRack, csierr.RackFull},
-		"a fault":   {Rack{Owned: disks(diskFaulted), LeftBytes: room(1 << 40)}, 2, LinkDisk, csierr.DiskFaulted},
-		"no token":  {Rack{Unseen: "TokenRejected: no", Reason: "TokenRejected"}, 2, LinkRack, csierr.TokenRejected},
+		"in order": {Rack{Project: "p", Owned: disks(diskAttached, diskDetached),
+			LeftBytes: room(1 << 40)}, 0, "", ""},
+		"full": {Rack{Project: "p", Owned: disks(), LeftBytes: room(5)}, 2, LinkRack,
+			csierr.RackFull},
+		"a fault": {Rack{Owned: disks(diskFaulted), LeftBytes: room(1 << 40)}, 2, LinkDisk,
+			csierr.DiskFaulted},
+		"no token": {Rack{Unseen: "TokenRejected: no", Reason: "TokenRejected"}, 2, LinkRack,
+			csierr.TokenRejected},
 		"not asked": {Rack{Unseen: "OXIDE_HOST is not set"}, 3, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -30,8 +29,8 @@ var diskName = volume.DiskName("blue", "pvc-1")
 // before is a time as Kubernetes writes it.
 func before(d time.Duration) string { return testNow.Add(-d).Format(time.RFC3339) }
 
-// The objects of a volume that a pod uses, as kubectl prints them. They hold what a diagnosis must not
-// show: an environment, a mount option, an annotation.
+// The objects of a volume that a pod uses, as kubectl prints them. They hold what a diagnosis must
+// not show: an environment, a mount option, an annotation.
 var (
 	claimJSON = `{"kind":"PersistentVolumeClaim","metadata":{"name":"data","namespace":"default",` +
 		`"uid":"c-uid","creationTimestamp":"` + before(time.Hour) + `","annotations":{` +
@@ -47,11 +46,11 @@ var (
 	attachmentJSON = `{"kind":"VolumeAttachment","metadata":{"name":"csi-1","creationTimestamp":"` +
 		before(time.Hour) + `"},"spec":{"attacher":"` + volume.DriverName + `","nodeName":"worker-1",` +
 		`"source":{"persistentVolumeName":"` + pvName + `"}},"status":{"attached":true}}`
-	csiNodeJSON = `{"kind":"CSINode","metadata":{"name":"worker-1"},"spec":{"drivers":[{"name":"other",` +
-		`"nodeID":"x"},{"name":"` + volume.DriverName + `","nodeID":"` + racktest.Instance +
-		`","allocatable":{"count":11}}]}}`
-	nodeJSON = `{"kind":"Node","metadata":{"name":"worker-1"},"status":{"conditions":[{"type":"Ready",` +
-		`"status":"True","lastTransitionTime":"` + before(time.Hour) + `"}]}}`
+	csiNodeJSON = `{"kind":"CSINode","metadata":{"name":"worker-1"},"spec":{"drivers":[` +
+		`{"name":"other","nodeID":"x"},{"name":"` + volume.DriverName + `","nodeID":"` +
+		racktest.Instance + `","allocatable":{"count":11}}]}}`
+	nodeJSON = `{"kind":"Node","metadata":{"name":"worker-1"},"status":{"conditions":[` +
+		`{"type":"Ready","status":"True","lastTransitionTime":"` + before(time.Hour) + `"}]}}`
 	podJSON = `{"kind":"Pod","metadata":{"name":"db-0","namespace":"default","uid":"` + podUID +
 		`","creationTimestamp":"` + before(time.Hour) + `"},"spec":{"nodeName":"worker-1","containers":` +
 		`[{"name":"db","env":[{"name":"PASSWORD","value":"canary-env"}]}],"volumes":[{"name":"data",` +
@@ -253,5 +252,5 @@ func asJSON(t testing.TB, v any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("%s", b)
+	return string(b)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
 
-// FuzzDiagnose gives any objects and any report of a node to a diagnosis. It has to end with a result
-// whose size is bounded by theirs, and every finding has to be complete.
+// FuzzDiagnose gives any objects and any report of a node to a diagnosis. It has to end with a
+// result whose size is bounded by theirs, and every finding has to be complete.
 func FuzzDiagnose(f *testing.F) {
 	report := asJSON(f, theNode())
 	f.Add(allObjects(), report)

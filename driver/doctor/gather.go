@@ -43,8 +43,8 @@ type gatherer struct {
 	e       Evidence
 }
 
-// Gather collects the evidence for a question. It changes nothing. An error is one of the files that
-// the options name; what cannot be seen is no error.
+// Gather collects the evidence for a question. It changes nothing. An error is one of the files
+// that the options name; what cannot be seen is no error.
 func Gather(ctx context.Context, s Sources, o Options) (Evidence, error) {
 	g := &gatherer{Sources: s, options: o, e: Evidence{Version: s.Version, At: time.Now().UTC(),
 		Question: o.Question}}
@@ -135,7 +135,8 @@ func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...str
 	g.add(kind == kindDriverPod, objects)
 }
 
-// add adds objects; those of kind kindDriverPod are kept apart, for they need not be of the question.
+// add adds objects; those of kind kindDriverPod are kept apart, for they need not be of the
+// question.
 func (g *gatherer) add(ofDriver bool, objects []kube.Object) {
 	if ofDriver {
 		g.e.Nodes.DriverPods = append(g.e.Nodes.DriverPods, objects...)
@@ -164,8 +165,8 @@ func readFile(flag, path string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// objectsFromFile reads the objects from a file. Whether a kind that it does not hold has no objects,
-// or was not asked for, nobody can tell.
+// objectsFromFile reads the objects from a file. Whether a kind that it does not hold has no
+// objects, or was not asked for, nobody can tell.
 func (g *gatherer) objectsFromFile() error {
 	data, err := readFile("--objects", g.options.Objects, maxFileBytes)
 	if err != nil {
@@ -232,8 +233,8 @@ func (g *gatherer) prune() {
 	}
 }
 
-// eventReasons are the reasons of the events that are about volumes. The text of others, such as why
-// an image was not pulled, is nobody's business here.
+// eventReasons are the reasons of the events that are about volumes. The text of others, such as
+// why an image was not pulled, is nobody's business here.
 var eventReasons = []string{"ProvisioningFailed", "Provisioning", "ProvisioningSucceeded",
 	"ExternalProvisioning", "WaitForFirstConsumer", "WaitForPodScheduled", "FailedBinding",
 	"FailedMount", "FailedMapVolume", "FailedAttachVolume", "SuccessfulAttachVolume",

@@ -191,7 +191,8 @@ func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
 
 func TestQuestions(t *testing.T) {
 	for args, want := range map[string]string{
-		"pvc default/data": "pvc default/data", "pod a/b-0": "pod a/b-0", "node worker-1": "node worker-1",
+		"pvc default/data": "pvc default/data", "pod a/b-0": "pod a/b-0",
+		"node worker-1": "node worker-1",
 		"volume " + strings.ToUpper(racktest.Disk): "volume " + racktest.Disk, "rack": "rack",
 		"": "", "pvc": "", "pvc data": "", "pvc /data": "", "pvc default/": "", "pvc default/--all": "",
 		"pod default/a/b": "", "volume data": "", "node --x": "", "node": "", "rack now": "",

@@ -173,8 +173,8 @@ func (c *chain) filesystemFinding(v *inspection.Volume) *Finding {
 		finding.Wrong = fmt.Sprintf("the filesystem at %q is %s", v.Mounts[i].Path, v.Mounts[i].Failed)
 	case disk != nil && disk.FilesystemUUID != "" && f.UUID.String() != disk.FilesystemUUID:
 		finding.Reason = csierr.WrongFilesystem
-		finding.Wrong = fmt.Sprintf("the disk holds a filesystem with the UUID %s, and the volume's has the "+
-			"UUID %s", f.UUID, disk.FilesystemUUID)
+		finding.Wrong = fmt.Sprintf("the disk holds a filesystem with the UUID %s, and the volume's has "+
+			"the UUID %s", f.UUID, disk.FilesystemUUID)
 	case f.SizeBytes > d.SizeBytes:
 		finding.Reason = csierr.FilesystemTooLarge
 		finding.Wrong = fmt.Sprintf("the filesystem claims %d bytes, and its device has %d", f.SizeBytes,
@@ -220,8 +220,9 @@ func openNotes(v *inspection.Volume, at Link) (notes []string) {
 func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
 	for _, e := range openAt(v, at) {
 		if c.At.Sub(e.Time) > grace {
-			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process ended, "+
-				"or the change still goes on", e.Event), Source: "the node's flight recorder", Since: e.Time,
+			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
+				"ended, or the change still goes on", e.Event),
+				Source: "the node's flight recorder", Since: e.Time,
 				ByItself: "The repeated call finds what was done and goes on from there.",
 				Do:       "Check whether the driver's pod was killed, and whether its tool still runs.",
 				Next:     nodeLog}
@@ -276,12 +277,12 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 			firstOf(slices.Concat(own, elsewhere))
 	case runs && len(own) == 0:
 		finding.Reason = csierr.NotStaged
-		finding.Wrong = "the pod " + c.pod.Metadata.Name + " runs, and the volume is mounted nowhere on " +
-			"its node"
+		finding.Wrong = "the pod " + c.pod.Metadata.Name + " runs, and the volume is mounted nowhere " +
+			"on its node"
 	case runs && !publishedTo(v, *c.pod):
 		finding.Reason = csierr.VolumeNotAtPath
-		finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of it, "+
-			"only to %s", c.pod.Metadata.Name, c.pod.Metadata.UID, firstOf(own))
+		finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of "+
+			"it, only to %s", c.pod.Metadata.Name, c.pod.Metadata.UID, firstOf(own))
 	default:
 		return nil
 	}

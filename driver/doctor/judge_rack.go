@@ -107,18 +107,19 @@ func (c *chain) judgeInstance() Step {
 		return broken(what, Finding{Reason: csierr.InstanceState, Source: "the rack",
 			Wrong: "the instance " + i.Name + " is failed"})
 	case instanceStopped:
-		return broken(what, Finding{Source: "the rack", Wrong: "the instance " + i.Name + " is stopped, so " +
-			"nothing runs on the node", ByItself: "Nothing: the driver never starts an instance.",
-			Do:   "Start it, when every disk is attached that has to be attached while it is stopped.",
-			Next: showInstance})
+		return broken(what, Finding{Source: "the rack", Wrong: "the instance " + i.Name + " is " +
+			"stopped, so nothing runs on the node",
+			ByItself: "Nothing: the driver never starts an instance.",
+			Do:       "Start it, when every disk is attached that has to be attached while it is stopped.",
+			Next:     showInstance})
 	case instanceRunning:
 		return Step{State: OK, What: what}
 	}
 	return Step{State: Waiting, What: what}
 }
 
-// attachedHere reports whether the disk is attached to the node's instance, as the rack says, or else
-// as Kubernetes does. It is false, too, if nobody could be asked.
+// attachedHere reports whether the disk is attached to the node's instance, as the rack says, or
+// else as Kubernetes does. It is false, too, if nobody could be asked.
 func (c *chain) attachedHere() bool {
 	if found, asked := c.Rack.Disks[c.handle]; asked && found.Unseen == "" {
 		return found.Object != nil && found.Object.State == diskAttached &&
@@ -178,19 +179,19 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 		finding.Reason, finding.Wrong = csierr.DiskFaulted, "the rack reports the disk as faulted"
 	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance:
 		finding.Reason = csierr.DiskAttachedElsewhere
-		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and %s is for the node %s, which is "+
-			"the instance %s", d.State, d.Instance, asks, c.nodeName, c.instance)
+		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and %s is for the node %s, "+
+			"which is the instance %s", d.State, d.Instance, asks, c.nodeName, c.instance)
 	case d.State == diskDetached && c.saysAttached():
 		finding.Reason = csierr.DeviceNotFound
 		finding.Wrong = asks + " says that the disk is attached to the node " + c.nodeName +
 			", and the rack says that it is detached: somebody detached it"
-		finding.ByItself = "The attacher compares its list with the rack's from time to time, and attaches " +
-			"the disk again; until then the node does not find it."
+		finding.ByItself = "The attacher compares its list with the rack's from time to time, and " +
+			"attaches the disk again; until then the node does not find it."
 	case d.State == diskAttached && c.attachment == nil && c.attachmentWhy == "" && c.volume != nil &&
 		c.pod == nil && c.podsWhy == "":
 		finding.Reason = csierr.DiskAttached
-		finding.Wrong = "the disk is attached to the instance " + d.Instance + ", and no VolumeAttachment " +
-			"asks for it"
+		finding.Wrong = "the disk is attached to the instance " + d.Instance + ", and no " +
+			"VolumeAttachment asks for it"
 		finding.ByItself = "Nothing: the driver does not detach a disk that nobody asks it to detach."
 	default:
 		return nil
@@ -225,8 +226,8 @@ func (c *chain) judgeSerial() Step {
 		})
 		if i >= 0 {
 			step.Finding = &Finding{Reason: csierr.SerialTaken, Source: "the rack",
-				Wrong: fmt.Sprintf("the instance also has the disk %s (%s), whose name begins with the same 20 "+
-					"bytes", (*others)[i].Name, (*others)[i].ID)}
+				Wrong: fmt.Sprintf("the instance also has the disk %s (%s), whose name begins with the same "+
+					"20 bytes", (*others)[i].Name, (*others)[i].ID)}
 			return step
 		}
 	}

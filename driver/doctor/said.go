@@ -101,8 +101,8 @@ func (c *chain) events(o *kube.Object, reasons ...string) []kube.Object {
 	return found
 }
 
-// latest returns the driver's error in the latest of an object's events, unless none of them has one.
-// Those before it were overcome.
+// latest returns the driver's error in the latest of an object's events, unless none of them has
+// one. Those before it were overcome.
 func (c *chain) latest(o *kube.Object, at Link, about func(message string) bool,
 	reasons ...string) []said {
 	var last said

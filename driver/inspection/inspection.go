@@ -1,5 +1,5 @@
-// Package inspection is what a node sees of its volumes, as JSON: oxide-csi-plugin inspect writes it
-// in the node's pod, and oxide-csi-plugin doctor reads it.
+// Package inspection is what a node sees of its volumes, as JSON: oxide-csi-plugin inspect writes
+// it in the node's pod, and oxide-csi-plugin doctor reads it.
 package inspection
 
 import (
@@ -127,8 +127,8 @@ func Parse(data []byte) (Report, error) {
 		return Report{}, errors.New("is not the output of oxide-csi-plugin inspect: something follows it")
 	}
 	if r.Format != Format {
-		return Report{}, fmt.Errorf("has the format %d, and this program reads %d; use the doctor of the "+
-			"node's release", r.Format, Format)
+		return Report{}, fmt.Errorf("has the format %d, and this program reads %d; use the doctor of "+
+			"the node's release", r.Format, Format)
 	}
 	return r, nil
 }

@@ -1,8 +1,9 @@
 // Package kube reads objects of Kubernetes for the programs of an operator: it runs the user's
-// kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to Kubernetes.
+// kubectl, and parses what kubectl get -o json prints. The driver itself never speaks to
+// Kubernetes.
 //
-// An Object has only the fields that these programs read. So what it is written to holds no Secret,
-// no environment of a container and no annotation of anybody else, whatever was read.
+// An Object has only the fields that these programs read. So what it is written to holds no
+// Secret, no environment of a container and no annotation of anybody else, whatever was read.
 package kube
 
 import (
@@ -18,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds what
-// kubectl said.
+// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds
+// what kubectl said.
 func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, which must not see the rack's token.

@@ -99,8 +99,8 @@ func (m Found) String() string {
 	return fmt.Sprintf("%q in the mount namespace of process %s", m.Mountpoint, process)
 }
 
-// Process names the process by which the mount is visible, or is empty for a mount in the driver's own
-// namespace.
+// Process names the process by which the mount is visible, or is empty for a mount in the driver's
+// own namespace.
 func (m Found) Process() string {
 	if m.view.pid == 0 {
 		return ""

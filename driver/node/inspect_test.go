@@ -21,7 +21,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// inspect inspects the volumes as a process of its own does, and reads the report as the doctor does.
+// inspect inspects the volumes as a process of its own does, and reads the report as the doctor
+// does.
 func (g *guest) inspect(asked ...inspection.Asked) inspection.Report {
 	g.t.Helper()
 	b, err := json.Marshal(g.node().Inspect(g.t.Context(), asked))
