@@ -110,7 +110,7 @@ func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report stri
 }
 
 var _ = describeNodes("the doctor", func(f *nodeFixture) {
-	It("finds nothing in a volume in use, and asks of the rack no more than reads", func(ctx SpecContext) {
+	It("finds nothing in a volume in use, and only reads from the rack", func(ctx SpecContext) {
 		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
 		objects, report := kubernetesOf(p), f.a.inspected(ctx, p.Volume)
 		before, err := f.rack.Admin.Requests(ctx, 0)

@@ -33,6 +33,12 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 		}), object(kindPod, func(o *kube.Object) {
 			o.Metadata.CreationTimestamp = testNow.Add(-2 * time.Second)
 		})},
+		"just left by its pod": {without(kindPod), onNode(func(v *inspection.Volume) {
+			v.Flight = []flight.Entry{entry(flight.Unpublished, time.Second)}
+		})},
+		"of a pod that is on its way out": {object(kindPod, func(o *kube.Object) {
+			o.Metadata.DeletionTimestamp = testNow
+		}), onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })},
 		"with a change that was interrupted, and repeated since": {onNode(func(v *inspection.Volume) {
 			v.Open = []flight.Entry{entry(flight.Formatted, time.Hour), entry(flight.Mounted, time.Hour)}
 		})},
@@ -195,6 +201,8 @@ var situations = []situation{
 	})}, LinkMounts, csierr.VolumeNotAtPath},
 	{"a volume that is still mounted", []edit{without(kindPod), object(kindAttachment,
 		func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-time.Second) })}, LinkMounts,
+		csierr.StillMounted},
+	{"a volume that is still mounted long after its pod", []edit{without(kindPod)}, LinkMounts,
 		csierr.StillMounted},
 	{"a volume that is mounted in another namespace only", []edit{without(kindPod),
 		object(kindAttachment, func(o *kube.Object) {

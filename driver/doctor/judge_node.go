@@ -266,27 +266,30 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 
 // mountFinding returns what is wrong with where the volume is mounted.
 func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Finding {
-	runs := c.pod != nil && c.pod.Status.Phase == phaseRunning && c.pod.Spec.NodeName == c.nodeName
-	released := c.attachment != nil && !c.attachment.Metadata.DeletionTimestamp.IsZero() ||
-		c.attachment == nil && c.attachmentWhy == "" && c.volume != nil
 	finding := Finding{Source: theReport}
-	switch {
-	case released && !c.usedOnNode() && len(own)+len(elsewhere) > 0:
+	if !c.usedOnNode() && len(own)+len(elsewhere) > 0 && c.released(v) {
 		finding.Reason = csierr.StillMounted
 		finding.Wrong = "no pod on the node uses the volume, and it is still mounted at " +
 			firstOf(slices.Concat(own, elsewhere))
-	case runs && len(own) == 0:
-		finding.Reason = csierr.NotStaged
-		finding.Wrong = "the pod " + c.pod.Metadata.Name + " runs, and the volume is mounted nowhere " +
-			"on its node"
-	case runs && !publishedTo(v, *c.pod):
+		return &finding
+	}
+	for _, pod := range c.pods {
+		if pod.Status.Phase != phaseRunning || pod.Spec.NodeName != c.nodeName ||
+			!pod.Metadata.DeletionTimestamp.IsZero() || publishedTo(v, pod) {
+			continue
+		}
+		finding.Do = "Restart the pod, so that it gets the volume again."
 		finding.Reason = csierr.VolumeNotAtPath
 		finding.Wrong = fmt.Sprintf("the pod %s (%s) runs, and the volume is published to no path of "+
-			"it, only to %s", c.pod.Metadata.Name, c.pod.Metadata.UID, firstOf(own))
-	default:
-		return nil
+			"it, only to %s", pod.Metadata.Name, pod.Metadata.UID, firstOf(own))
+		if len(own) == 0 {
+			finding.Reason = csierr.NotStaged
+			finding.Wrong = "the pod " + pod.Metadata.Name + " runs, and the volume is mounted nowhere on " +
+				"its node"
+		}
+		return &finding
 	}
-	return &finding
+	return nil
 }
 
 // usedOnNode reports whether a pod on the node uses the volume, or may use it unseen.
@@ -296,9 +299,27 @@ func (c *chain) usedOnNode() bool {
 	})
 }
 
+// released reports whether a volume that no pod uses should be unmounted by now: Kubernetes wants
+// it detached, or nothing has happened to it for a while.
+func (c *chain) released(v *inspection.Volume) bool {
+	switch {
+	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":
+		return false
+	case c.attachment == nil, !c.attachment.Metadata.DeletionTimestamp.IsZero():
+		return true
+	}
+	last := c.attachment.Metadata.CreationTimestamp
+	for _, e := range v.Flight {
+		if e.Time.After(last) {
+			last = e.Time
+		}
+	}
+	return c.At.Sub(last) > grace
+}
+
 // publishedTo reports whether a path shows the volume to the pod. The kubelet's paths hold the UID.
 func publishedTo(v *inspection.Volume, pod kube.Object) bool {
-	return pod.Metadata.UID == "" || slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
+	return slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool {
 		return strings.Contains(m.Path, pod.Metadata.UID)
 	})
 }

@@ -187,6 +187,7 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 			", and the rack says that it is detached: somebody detached it"
 		finding.ByItself = "The attacher compares its list with the rack's from time to time, and " +
 			"attaches the disk again; until then the node does not find it."
+		finding.Do = "Find out who detached it. Restart the pods whose filesystem failed with it."
 	case d.State == diskAttached && c.attachment == nil && c.attachmentWhy == "" && c.volume != nil &&
 		c.pod == nil && c.podsWhy == "":
 		finding.Reason = csierr.DiskAttached

@@ -94,6 +94,9 @@ func (c *chain) nodeWithoutDriver() Step {
 // podWords describes the state of a pod in words.
 func podWords(pod kube.Object) string {
 	words := strings.ToLower(cmp.Or(pod.Status.Phase, "of unknown phase"))
+	if !pod.Metadata.DeletionTimestamp.IsZero() {
+		words += ", being deleted"
+	}
 	for _, s := range pod.Status.ContainerStatuses {
 		switch {
 		case s.State.Waiting.Reason != "":
