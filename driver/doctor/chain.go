@@ -211,13 +211,16 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainAttachment returns the attachment to the pod's node, or else one that is not to be deleted.
+// mainAttachment returns the attachment to the pod's node. Without such a pod it is one that is not
+// to be deleted.
 func (c *chain) mainAttachment() *kube.Object {
 	var best *kube.Object
+	scheduled := c.pod != nil && c.pod.Spec.NodeName != ""
 	for i, a := range c.attachments {
 		switch {
-		case c.pod != nil && c.pod.Spec.NodeName == a.Spec.NodeName:
+		case scheduled && c.pod.Spec.NodeName == a.Spec.NodeName:
 			return &c.attachments[i]
+		case scheduled:
 		case best == nil, !best.Metadata.DeletionTimestamp.IsZero() &&
 			a.Metadata.DeletionTimestamp.IsZero():
 			best = &c.attachments[i]
@@ -237,7 +240,7 @@ func (c *chain) findNode() {
 	} else {
 		c.nodeWhy = cmp.Or(c.attachmentWhy, c.podsWhy)
 	}
-	if c.instance == "" {
+	if c.instance == "" && (c.nodeName == "" || c.nodeWhy != "") {
 		if disk := c.Rack.Disks[c.handle].Object; disk != nil {
 			c.instance = disk.Instance
 		}

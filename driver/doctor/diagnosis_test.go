@@ -106,6 +106,20 @@ var situations = []situation{
 	{"an attach that nobody does", []edit{notAttached("")}, LinkAttachment, ""},
 	{"no attachment for a pod on a node", []edit{pending, without(kindAttachment), empty,
 		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })}, LinkAttachment, ""},
+	{"a second pod on another node", []edit{func(t testing.TB, e *Evidence) {
+		second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
+			`"phase":"Running"`, `"phase":"Pending"`)
+		for _, text := range []string{podJSON, csiNodeJSON} {
+			objects, err := kube.Parse([]byte(strings.ReplaceAll(second.Replace(text), racktest.Instance,
+				racktest.OtherInstance)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+		}
+		e.Rack.Instances[racktest.OtherInstance] = Found[Machine]{Object: &Machine{
+			racktest.OtherInstance, "worker-2", instanceRunning}}
+	}}, LinkAttachment, csierr.DiskAttachedElsewhere},
 	{"a detach that is refused", []edit{without(kindPod), object(kindAttachment, func(o *kube.Object) {
 		o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour)
 		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceMustBeStopped")}
@@ -168,6 +182,15 @@ var situations = []situation{
 	{"a device with other blocks", []edit{onNode(func(v *inspection.Volume) {
 		v.Devices[0].BlockBytes = 512
 	})}, LinkDevice, csierr.DeviceDiffers},
+	{"a device without its node", []edit{onNode(func(v *inspection.Volume) {
+		v.Filesystems, v.Mounts = nil, nil
+		v.Problems = []inspection.Problem{{Reason: csierr.DeviceNotFound, Says: "no device node"}}
+		v.Unseen = []inspection.Unseen{{Part: inspection.PartFilesystem, Why: "no device node"}}
+	})}, LinkDevice, csierr.DeviceNotFound},
+	{"a device that cannot be read", []edit{onNode(func(v *inspection.Volume) {
+		v.Problems = []inspection.Problem{{Reason: csierr.DeviceUnreadable, Says: "I/O error"},
+			{Reason: "NoReason", Says: "x"}}
+	})}, LinkDevice, csierr.DeviceUnreadable},
 	{"a disk that is not blank", []edit{mounting("DiskNotBlank")}, LinkFilesystem,
 		csierr.DiskNotBlank},
 	{"a damaged filesystem", []edit{mounting("FilesystemDamaged")}, LinkFilesystem,

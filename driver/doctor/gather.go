@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +18,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// lookTimeout is how long one look at Kubernetes or at a node may take.
+// lookTimeout is how long a look at the rack, at a node, or at the objects of one kind may take.
 const lookTimeout = 30 * time.Second
 
 // driverPodLabel is the label of the driver's pods on nodes, and driverContainer their container.
@@ -34,6 +36,8 @@ type Sources struct {
 	Version   string
 	// Kubectl runs kubectl.
 	Kubectl func(ctx context.Context, args ...string) ([]byte, error)
+	// Timeout is how long one look may take; 0 means 30 s.
+	Timeout time.Duration
 }
 
 // gatherer collects the evidence for one question.
@@ -41,6 +45,13 @@ type gatherer struct {
 	Sources
 	options Options
 	e       Evidence
+	// noKubectl is why kubectl is asked no more: it is not there, or its cluster does not answer.
+	noKubectl string
+}
+
+// limit returns a context for one look.
+func (g *gatherer) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmp.Or(g.Timeout, lookTimeout))
 }
 
 // Gather collects the evidence for a question. It changes nothing. An error is one of the files
@@ -111,7 +122,11 @@ var resources = map[string]string{kindClaim: "persistentvolumeclaims",
 
 // look lists the objects of a kind.
 func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...string) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	if g.noKubectl != "" {
+		g.e.Cluster.Unseen[kind] = g.noKubectl
+		return
+	}
+	ctx, cancel := g.limit(ctx)
 	defer cancel()
 	args := append([]string{"get", resources[kind], "--output=json"}, more...)
 	switch namespace {
@@ -129,7 +144,11 @@ func (g *gatherer) look(ctx context.Context, kind, namespace string, more ...str
 		}
 	}
 	if err != nil {
-		g.e.Cluster.Unseen[kind] = csierr.Plain(err.Error())
+		why := csierr.Plain(err.Error())
+		g.e.Cluster.Unseen[kind] = why
+		if ctx.Err() != nil || errors.Is(err, exec.ErrNotFound) {
+			g.noKubectl = why
+		}
 		return
 	}
 	g.add(kind == kindDriverPod, objects)

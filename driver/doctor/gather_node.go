@@ -98,7 +98,7 @@ func (g *gatherer) askNode(ctx context.Context, c *chain, volumes []string) (ins
 		return inspection.Report{}, fmt.Errorf("%w: %s", errNoNode,
 			cmp.Or(g.e.Cluster.Unseen[kindDriverPod], "no pod of the driver is on the node "+c.nodeName))
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := g.limit(ctx)
 	defer cancel()
 	args := append([]string{"exec", "--namespace=" + pod.Metadata.Namespace, pod.Metadata.Name,
 		"--container=" + driverContainer, "--", "/oxide-csi-plugin", "inspect"}, volumes...)

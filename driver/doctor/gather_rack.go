@@ -22,6 +22,8 @@ func (g *gatherer) rack(ctx context.Context) {
 		r.Unseen = g.NoRack
 		return
 	}
+	ctx, cancel := g.limit(ctx)
+	defer cancel()
 	project, err := g.Rack.ReadProject(ctx)
 	if err != nil {
 		err = rack.ProjectError(ctx, err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 )
@@ -145,6 +146,29 @@ func TestADiskOrAnInstanceThatTheRackDoesNotHaveIsMissing(t *testing.T) {
 		t.Errorf("got %+v", e.Rack)
 	}
 	checkFinding(t, Diagnose(e), LinkDisk, csierr.VolumeNotFound)
+}
+
+func TestWhatDoesNotAnswerIsAskedOnce(t *testing.T) {
+	looks := 0
+	s := Sources{Rack: clientOf(t, racktest.Silent(t)), Timeout: 50 * time.Millisecond,
+		Kubectl: func(ctx context.Context, _ ...string) ([]byte, error) {
+			looks++
+			<-ctx.Done()
+			return nil, errors.New("killed")
+		}}
+	d := Diagnose(gather(t, s, Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true}))
+	if looks != 1 || d.Status() != 3 || !strings.Contains(text(d), string(csierr.DeadlineExceeded)) {
+		t.Errorf("%d looks, status %d\n%s", looks, d.Status(), text(d))
+	}
+}
+
+func TestWithoutKubectlNothingOfTheClusterIsSeen(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	d := Diagnose(gather(t, Sources{NoRack: "none", Kubectl: kube.Kubectl}, Options{Kubectl: true,
+		Question: Question{AskPod, "default", "db-0"}}))
+	if d.Status() != 3 || !strings.Contains(text(d), "executable file not found") {
+		t.Errorf("status %d\n%s", d.Status(), text(d))
+	}
 }
 
 // writeFile writes a file for an option.

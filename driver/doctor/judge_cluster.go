@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -139,6 +140,8 @@ func (c *chain) judgeAttachment() Step {
 		return unseenStep("the VolumeAttachment", c.attachmentWhy)
 	case a == nil && (c.pod == nil || c.pod.Spec.NodeName == ""):
 		return Step{State: Idle, What: "none: no pod with the volume is on a node"}
+	case a == nil && len(c.attachments) > 0:
+		return c.attachedToOthers()
 	case a == nil && c.volume == nil:
 		return Step{State: Idle, What: "none: there is no PersistentVolume yet"}
 	case a == nil && c.old(c.pod):
@@ -187,10 +190,30 @@ func (c *chain) judgeAttachment() Step {
 	return step
 }
 
+// attachedToOthers is the step for a volume that a pod waits for, and other nodes have.
+func (c *chain) attachedToOthers() Step {
+	step := Step{State: Waiting, What: c.otherAttachments()}
+	other := c.attachments[0]
+	leaving := other.Metadata.DeletionTimestamp
+	if c.heardAt(LinkAttachment) || !leaving.IsZero() && c.At.Sub(leaving) < grace {
+		return step
+	}
+	step.Finding = &Finding{Reason: csierr.DiskAttachedElsewhere, Source: "VolumeAttachment " +
+		other.Metadata.Name, Since: leaving, Wrong: "the pod " + c.pod.Metadata.Name +
+		" waits on the node " + c.pod.Spec.NodeName + ", and the volume belongs to the node " +
+		other.Spec.NodeName}
+	for _, pod := range c.pods {
+		if pod.Spec.NodeName == other.Spec.NodeName {
+			step.Finding.Wrong += ", where the pod " + pod.Metadata.Name + " uses it"
+		}
+	}
+	return step
+}
+
 func (c *chain) otherAttachments() string {
 	var words []string
 	for _, a := range c.attachments {
-		if a.Metadata.Name != c.attachment.Metadata.Name {
+		if c.attachment == nil || a.Metadata.Name != c.attachment.Metadata.Name {
 			words = append(words, fmt.Sprintf("%s at node %s, attached %t", a.Metadata.Name,
 				a.Spec.NodeName, a.Status.Attached))
 		}

@@ -67,7 +67,13 @@ func (c *chain) judgeOwnDisks() Step {
 			faulted = append(faulted, d.ID)
 		}
 	}
-	what := fmt.Sprintf("%d disks of the cluster %q", len(*owned.Object), c.Rack.Cluster)
+	what := fmt.Sprintf("disks of the cluster %q", c.Rack.Cluster)
+	if c.Rack.Cluster == "" {
+		what = "disks of clusters without an id"
+	}
+	if len(*owned.Object) == 0 {
+		what += ": none"
+	}
 	for i, state := range sortedKeys(count) {
 		sep := ", "
 		if i == 0 {
@@ -170,20 +176,16 @@ func (c *chain) judgeDisk() Step {
 // diskFinding returns what is wrong with a disk that the rack has.
 func (c *chain) diskFinding(d *Disk) *Finding {
 	finding := Finding{Source: "the rack"}
-	asks := "VolumeAttachment"
-	if c.attachment != nil {
-		asks += " " + c.attachment.Metadata.Name
-	}
 	switch {
 	case d.State == diskFaulted:
 		finding.Reason, finding.Wrong = csierr.DiskFaulted, "the rack reports the disk as faulted"
 	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance:
 		finding.Reason = csierr.DiskAttachedElsewhere
-		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and %s is for the node %s, "+
-			"which is the instance %s", d.State, d.Instance, asks, c.nodeName, c.instance)
+		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, "+
+			"which is the instance %s", d.State, d.Instance, c.nodeName, c.instance)
 	case d.State == diskDetached && c.saysAttached():
 		finding.Reason = csierr.DeviceNotFound
-		finding.Wrong = asks + " says that the disk is attached to the node " + c.nodeName +
+		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.nodeName +
 			", and the rack says that it is detached: somebody detached it"
 		finding.ByItself = "The attacher compares its list with the rack's from time to time, and " +
 			"attaches the disk again; until then the node does not find it."

@@ -9,7 +9,7 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 )
 
-// said is an error of the driver that Kubernetes recorded.
+// said is an error of the driver that Kubernetes recorded, or the node's report tells.
 type said struct {
 	Reason   csierr.Reason
 	Sentence string
@@ -56,6 +56,13 @@ func (c *chain) said() []said {
 			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume")...)
 		}
 		all = append(all, c.latest(c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")...)
+	}
+	if _, v, _ := c.report(); v != nil {
+		for _, p := range v.Problems {
+			if _, known := advices[p.Reason]; known {
+				all = append(all, said{Reason: p.Reason, Sentence: p.Says, Source: theReport, at: LinkDevice})
+			}
+		}
 	}
 	for _, a := range c.attachments {
 		if !a.Status.Attached {

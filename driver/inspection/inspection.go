@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
@@ -73,7 +74,15 @@ type Volume struct {
 	Mounts      []Mount        `json:"mounts"`
 	Flight      []flight.Entry `json:"flight"` // the latest changes, the oldest first
 	Open        []flight.Entry `json:"open"`   // the changes that are begun and not ended
-	Unseen      []Unseen       `json:"unseen,omitempty"`
+	// Problems are what the driver itself says of the device and what is on it.
+	Problems []Problem `json:"problems,omitempty"`
+	Unseen   []Unseen  `json:"unseen,omitempty"`
+}
+
+// Problem is an error of the driver.
+type Problem struct {
+	Reason csierr.Reason `json:"reason"`
+	Says   string        `json:"says"`
 }
 
 // Record is the driver's record of a volume.

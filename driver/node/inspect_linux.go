@@ -85,8 +85,13 @@ func (n *Service) inspectVolume(a inspection.Asked, all []blockdev.Device,
 	}
 	shown := inspectMounts(&v, own[0], views)
 	if err := n.inspectContent(&v, own[0], shown); err != nil {
-		v.Unseen = append(v.Unseen, unseen(inspection.PartDevice, err),
-			unseen(inspection.PartFilesystem, err))
+		v.Unseen = append(v.Unseen, unseen(inspection.PartFilesystem, err))
+		if reason := csierr.ReasonOf(err); reason != "" {
+			v.Problems = append(v.Problems, inspection.Problem{Reason: reason,
+				Says: csierr.Plain(err.Error())})
+		} else {
+			v.Unseen = append(v.Unseen, unseen(inspection.PartDevice, err))
+		}
 	}
 	return v
 }
@@ -166,6 +171,9 @@ func inspectMounts(v *inspection.Volume, d blockdev.Device, views mount.Views) (
 // inspectContent reads what the device and the superblocks on it tell.
 func (n *Service) inspectContent(v *inspection.Volume, d blockdev.Device,
 	own []mount.Found) (err error) {
+	if _, err := n.host().Lookup(d.Serial); err != nil {
+		return err
+	}
 	device, err := n.host().Open(d)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
@@ -164,7 +165,9 @@ func TestAnInspectionFindsWhatIsMissingOrWrong(t *testing.T) {
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
 		must(t, os.Remove(g.Dev(v.disk.Name)))
 		got := g.inspect(inspection.Asked{ID: v.ID, Disk: v.Name}).Volumes[0]
-		if len(got.Devices) != 1 || inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) == "" {
+		if len(got.Devices) != 1 || len(got.Problems) != 1 ||
+			got.Problems[0].Reason != csierr.DeviceNotFound ||
+			inspection.WhyUnseen(got.Unseen, inspection.PartFilesystem) == "" {
 			t.Errorf("got %+v", got)
 		}
 	})
