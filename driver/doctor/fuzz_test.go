@@ -11,12 +11,6 @@ import (
 // FuzzDiagnose gives any objects and any report of a node to a diagnosis. It has to end with a
 // result whose size is bounded by theirs, and every finding has to be complete.
 func FuzzDiagnose(f *testing.F) {
-	report := asJSON(f, theNode())
-	f.Add(allObjects(), report)
-	f.Add(listJSON(claimJSON, eventJSON(kindClaim, "data", "ProvisioningFailed", rpc("RackFull"))), "")
-	f.Add(listJSON(pvJSON, attachmentJSON), `{"format":1,"volumes":[{"id":"`+racktest.Disk+
-		`","open":[{"event":"Formatted"}],"devices":[{},{}]}]}`)
-	f.Add(`{"kind":"Pod"}`, "null")
 	f.Fuzz(func(t *testing.T, objects, report string) {
 		e := healthy(t)
 		if found, err := kube.Parse([]byte(objects)); err == nil {
