@@ -26,6 +26,20 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 			event(kindClaim, "data", "ProvisioningFailed", rpc("RackFull"))},
 		"used by nobody": {without(kindPod), without(kindAttachment),
 			disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }), empty},
+		"used by nobody, with no node to ask": {without(kindPod), without(kindAttachment),
+			disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }), noReport},
+		"of a pod whose image is missing": {pending, object(kindPod, func(o *kube.Object) {
+			o.Status.ContainerStatuses = make([]kube.ContainerStatus, 1)
+			o.Status.ContainerStatuses[0].State.Waiting.Reason = "ImagePullBackOff"
+		})},
+		"with events of another pod of that name": {pending, object(kindPod, youngPod),
+			event(kindPod, "db-0", "FailedMount", `failed for volume "`+pvName+`" : `+rpc("DiskNotBlank")),
+			lastEvent(func(o *kube.Object) { o.InvolvedObject.UID = racktest.Image })},
+		"with events of another namespace": {pending, object(kindPod, youngPod),
+			event(kindPod, "db-0", "FailedMount", `failed for volume "`+pvName+`" : `+rpc("DiskNotBlank")),
+			lastEvent(func(o *kube.Object) { o.InvolvedObject.Namespace = "other" })},
+		"with events about another volume of the pod": {pending, object(kindPod, youngPod),
+			event(kindPod, "db-0", "FailedMount", `failed for volume "pvc-2" : `+rpc("DiskNotBlank"))},
 		"waiting for a pod": {unbound, without(kindPod), event(kindClaim, "data", "WaitForFirstConsumer",
 			"waiting for first consumer to be created before binding")},
 		"on its way": {notAttached(""), object(kindAttachment, func(o *kube.Object) {
@@ -56,6 +70,18 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 	}
 }
 
+func youngPod(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
+
+// noReport is a node that was not asked.
+func noReport(_ testing.TB, e *Evidence) {
+	e.Nodes.Reports, e.Nodes.Unseen = nil, map[string]string{"": "no node was asked"}
+}
+
+// lastEvent edits the event that was added last.
+func lastEvent(change func(*kube.Object)) edit {
+	return func(_ testing.TB, e *Evidence) { change(&e.Cluster.Objects[len(e.Cluster.Objects)-1]) }
+}
+
 // situation is what is wrong, and where and with which reason a diagnosis has to say so.
 type situation struct {
 	name   string
@@ -84,6 +110,12 @@ var situations = []situation{
 		object(kindClaim, func(o *kube.Object) { o.Status.Phase = phaseLost })}, LinkClaim, ""},
 	{"a class that Kubernetes does not know", []edit{unbound, event(kindClaim, "data",
 		"ProvisioningFailed", `storageclass.storage.k8s.io "x" not found`)}, LinkClaim, ""},
+	{"a class that Kubernetes does not know, after it waited for a pod", []edit{unbound,
+		event(kindClaim, "data", "ProvisioningFailed", `storageclass.storage.k8s.io "x" not found`),
+		event(kindClaim, "data", "WaitForFirstConsumer", "waiting"), lastEvent(func(o *kube.Object) {
+			o.LastTimestamp = testNow.Add(-time.Hour)
+			o.FirstTimestamp = o.LastTimestamp
+		})}, LinkClaim, ""},
 	{"a volume that cannot be deleted", []edit{without(kindPod), without(kindAttachment),
 		object(kindVolume, func(o *kube.Object) { o.Status.Phase = phaseFailed }), empty,
 		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" }),
@@ -349,6 +381,28 @@ func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
 				t.Errorf("status %d\n%s", d.Status(), text(d))
 			}
 		})
+	}
+}
+
+func TestAClaimThatCouldNotBeSeenHidesItsVolume(t *testing.T) {
+	e := healthy(t)
+	without(kindClaim)(t, e)
+	e.Cluster.Unseen[kindClaim] = "forbidden"
+	for _, s := range Diagnose(*e).Chains[0].Links {
+		if (s.Link == LinkVolume || s.Link == LinkAttachment || s.Link == LinkDisk) && s.State != Unseen {
+			t.Errorf("got %+v", s)
+		}
+	}
+}
+
+func TestADiskOfOthersIsNoted(t *testing.T) {
+	e := healthy(t)
+	if got := text(Diagnose(*e)); strings.Contains(got, "does not delete") {
+		t.Error(got)
+	}
+	disk(func(d *Disk) { d.Foreign = "has no ownership tag of this driver" })(t, e)
+	if got := text(Diagnose(*e)); !strings.Contains(got, "the disk has no ownership tag") {
+		t.Error(got)
 	}
 }
 

@@ -23,6 +23,7 @@ type cluster struct {
 	t         *testing.T
 	forbidden string // a resource that may not be listed, or "exec"
 	report    inspection.Report
+	noDriver  bool // no pod of the driver is there
 	ran       []string
 }
 
@@ -45,6 +46,9 @@ func (k *cluster) kubectl(_ context.Context, args ...string) ([]byte, error) {
 		}
 	}
 	if slices.Contains(args, "--selector=app=oxide-csi-node") {
+		if k.noDriver {
+			return []byte(listJSON()), nil
+		}
 		return []byte(listJSON(driverPodJSON)), nil
 	}
 	return []byte(listJSON(podJSON)), nil
@@ -148,6 +152,48 @@ func TestADiskOrAnInstanceThatTheRackDoesNotHaveIsMissing(t *testing.T) {
 	checkFinding(t, Diagnose(e), LinkDisk, csierr.VolumeNotFound)
 }
 
+func TestTheRackItselfIsAskedForItsDisksAndItsRoom(t *testing.T) {
+	project := racktest.OK(racktest.ViewProject, racktest.ProjectOf())
+	room := racktest.OK("GET /v1/utilization", `{"capacity":{"cpus":1,"memory":1,"storage":`+
+		`1099511627776},"provisioned":{"cpus":1,"memory":1,"storage":549755813888}}`)
+	const list = "GET /v1/disks"
+	faulted := racktest.DiskOf("faulted")
+	for name, test := range map[string]struct {
+		lines  []racktest.Exchange
+		status int
+		says   string
+	}{
+		"in order": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next",
+			racktest.DiskOf("detached"))), racktest.OK(list, racktest.PageOf("")), room}, 0,
+			"512 GiB left of the silo's quota"},
+		"a fault": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next", faulted)),
+			racktest.OK(list, racktest.PageOf("")), room}, 2, racktest.Disk},
+		"no list": {[]racktest.Exchange{project, racktest.Error(500, "Internal", "no").To(list), room}, 3,
+			"the disks of the cluster could not be seen: RackUnavailable"},
+		"an invalid disk": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("next",
+			racktest.DiskOf("detached", racktest.With("size", 0)))), room}, 3, "RackResponseInvalid"},
+		"no room": {[]racktest.Exchange{project, racktest.OK(list, racktest.PageOf("")),
+			racktest.OK("GET /v1/utilization", `{}`)}, 3, "what is left of the quota could not be seen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Diagnose(gather(t, Sources{Rack: clientOf(t, racktest.Serve(t, test.lines...))},
+				Options{Question: Question{Kind: AskRack}}))
+			if d.Status() != test.status || !strings.Contains(text(d), test.says) {
+				t.Errorf("status %d\n%s", d.Status(), text(d))
+			}
+		})
+	}
+}
+
+func TestANodeWithoutTheDriversPodIsNotAsked(t *testing.T) {
+	k := &cluster{t: t, report: theNode(), noDriver: true}
+	d := Diagnose(gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, Options{Kubectl: true,
+		Question: Question{AskClaim, "default", "data"}}))
+	if !strings.Contains(text(d), "no pod of the driver is on the node worker-1") {
+		t.Error(text(d))
+	}
+}
+
 func TestWhatDoesNotAnswerIsAskedOnce(t *testing.T) {
 	looks := 0
 	s := Sources{Rack: clientOf(t, racktest.Silent(t)), Timeout: 50 * time.Millisecond,
@@ -192,6 +238,14 @@ func TestFilesReplaceTheClusterAndTheNode(t *testing.T) {
 	if e.Cluster.Unseen[kindEvent] == "" || e.Cluster.Unseen[kindPod] != "" {
 		t.Errorf("unseen: %v", e.Cluster.Unseen)
 	}
+	if pods := e.Nodes.DriverPods; len(pods) != 1 || pods[0].Metadata.Name != "oxide-csi-node-x" {
+		t.Errorf("the driver's pods: %+v", pods)
+	}
+	for _, o := range e.Cluster.Objects {
+		if o.Metadata.Name == "oxide-csi-node-x" || len(o.Spec.Drivers) > 1 {
+			t.Errorf("kept what the question is not about: %+v", o)
+		}
+	}
 }
 
 func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
@@ -199,6 +253,7 @@ func TestAFileThatCannotBeReadIsAnError(t *testing.T) {
 	report.Format++
 	for name, o := range map[string]Options{
 		"no such file":         {Objects: "/nonexistent/objects"},
+		"a directory":          {Objects: "/"},
 		"objects that are cut": {Objects: writeFile(t, allObjects()[:100])},
 		"no such report":       {NodeReports: []string{"/nonexistent/report"}},
 		"a report that is cut": {NodeReports: []string{writeFile(t, `{"format":1`)}},

@@ -38,7 +38,7 @@ func (c *chain) judgeRackItself() Step {
 	switch {
 	case step.State != OK || left == nil:
 	case left.Object == nil:
-		step.Notes = append(step.Notes, "what is left of the quota could not be seen: "+left.Unseen)
+		step = unseenStep(step.What+"; what is left of the quota", left.Unseen)
 	case *left.Object < volume.GiB:
 		step.Finding = &Finding{Reason: csierr.RackFull, Source: "the rack",
 			Wrong: fmt.Sprintf("%d bytes are left of the silo's quota, less than a volume of 1 GiB needs",
