@@ -58,7 +58,7 @@ var (
 func resolve(e *Evidence) []*chain {
 	switch q := e.Question; q.Kind {
 	case AskClaim:
-		return []*chain{claimChain(e, q.Namespace, q.Name)}
+		return []*chain{claimChain(e, q.Namespace, q.Name, nil)}
 	case AskVolume:
 		return []*chain{volumeChain(e, q.Name)}
 	case AskPod:
@@ -70,8 +70,9 @@ func resolve(e *Evidence) []*chain {
 		(*chain).judgeRackItself}, {LinkDisk, (*chain).judgeOwnDisks}}}}
 }
 
-func claimChain(e *Evidence, namespace, name string) *chain {
-	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks,
+// claimChain returns the chain of a claim, as a pod sees it if one is given.
+func claimChain(e *Evidence, namespace, name string, pod *kube.Object) *chain {
+	c := &chain{Evidence: e, subject: "claim " + namespace + "/" + name, links: volumeLinks, pod: pod,
 		claimName: kube.Reference{Namespace: namespace, Name: name}}
 	c.claim, c.claimWhy = e.Cluster.one(kindClaim, named(namespace, name))
 	if c.claim != nil && c.claim.Spec.VolumeName != "" {
@@ -112,11 +113,8 @@ func podChains(e *Evidence, namespace, name string) []*chain {
 	var chains []*chain
 	for _, v := range pod.Spec.Volumes {
 		if claim := claimOf(pod, v); claim != "" {
-			c := claimChain(e, namespace, claim)
+			c := claimChain(e, namespace, claim, pod)
 			c.subject = "pod " + namespace + "/" + name + ", volume " + v.Name + ", claim " + claim
-			if c.pod == nil || c.pod.Metadata.Name != name {
-				c.pod = pod
-			}
 			chains = append(chains, c)
 		}
 	}
@@ -187,11 +185,8 @@ func (c *chain) complete() {
 	} else {
 		c.podsWhy = cmp.Or(c.claimWhy, c.volumeWhy)
 	}
-	// The pod that waits matters more than one that runs.
-	for i, pod := range c.pods {
-		if c.pod == nil || c.pod.Status.Phase == phaseRunning && pod.Status.Phase != phaseRunning {
-			c.pod = &c.pods[i]
-		}
+	if c.pod == nil {
+		c.pod = mainPod(c.pods)
 	}
 	if c.volume != nil {
 		c.attachments, c.attachmentWhy = c.Cluster.objects(kindAttachment, func(o kube.Object) bool {
@@ -209,6 +204,16 @@ func (c *chain) complete() {
 		c.nodeName = c.pod.Spec.NodeName
 	}
 	c.findNode()
+}
+
+// mainPod returns the pod that matters: one that waits more than one that runs.
+func mainPod(pods []kube.Object) (best *kube.Object) {
+	for i, pod := range pods {
+		if best == nil || best.Status.Phase == phaseRunning && pod.Status.Phase != phaseRunning {
+			best = &pods[i]
+		}
+	}
+	return best
 }
 
 // mainAttachment returns the attachment to the pod's node. Without such a pod it is one that is not

@@ -40,6 +40,9 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 			lastEvent(func(o *kube.Object) { o.InvolvedObject.Namespace = "other" })},
 		"with events about another volume of the pod": {pending, object(kindPod, youngPod),
 			event(kindPod, "db-0", "FailedMount", `failed for volume "pvc-2" : `+rpc("DiskNotBlank"))},
+		"about to leave another node": {secondPod, object(kindAttachment, func(o *kube.Object) {
+			o.Metadata.DeletionTimestamp = testNow.Add(-time.Second)
+		}), without(kindPod), secondPod},
 		"waiting for a pod": {unbound, without(kindPod), event(kindClaim, "data", "WaitForFirstConsumer",
 			"waiting for first consumer to be created before binding")},
 		"on its way": {notAttached(""), object(kindAttachment, func(o *kube.Object) {
@@ -71,6 +74,26 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 }
 
 func youngPod(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
+
+// secondPod is a pod that waits on another node, which has nothing of the volume.
+func secondPod(t testing.TB, e *Evidence) {
+	second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
+		`"phase":"Running"`, `"phase":"Pending"`, racktest.Instance, racktest.OtherInstance,
+		before(time.Hour), before(time.Second))
+	for _, text := range []string{podJSON, csiNodeJSON} {
+		objects, err := kube.Parse([]byte(second.Replace(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Cluster.Objects = append(e.Cluster.Objects, objects...)
+	}
+	e.Rack.Instances[racktest.OtherInstance] = Found[Machine]{Object: &Machine{
+		racktest.OtherInstance, "worker-2", instanceRunning}}
+	r := theNode()
+	r.Instance, r.Devices = racktest.OtherInstance, nil
+	r.Volumes = []inspection.Volume{{ID: racktest.Disk, Serial: diskName, From: "the request"}}
+	e.Nodes.Reports[racktest.OtherInstance] = r
+}
 
 // noReport is a node that was not asked.
 func noReport(_ testing.TB, e *Evidence) {
@@ -138,24 +161,24 @@ var situations = []situation{
 	{"an attach that nobody does", []edit{notAttached("")}, LinkAttachment, ""},
 	{"no attachment for a pod on a node", []edit{pending, without(kindAttachment), empty,
 		disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })}, LinkAttachment, ""},
-	{"a second pod on another node", []edit{func(t testing.TB, e *Evidence) {
-		second := strings.NewReplacer("db-0", "db-1", "worker-1", "worker-2", podUID, racktest.Image,
-			`"phase":"Running"`, `"phase":"Pending"`)
-		for _, text := range []string{podJSON, csiNodeJSON} {
-			objects, err := kube.Parse([]byte(strings.ReplaceAll(second.Replace(text), racktest.Instance,
-				racktest.OtherInstance)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			e.Cluster.Objects = append(e.Cluster.Objects, objects...)
-		}
-		e.Rack.Instances[racktest.OtherInstance] = Found[Machine]{Object: &Machine{
-			racktest.OtherInstance, "worker-2", instanceRunning}}
-	}}, LinkAttachment, csierr.DiskAttachedElsewhere},
+	{"a second pod on another node", []edit{secondPod}, LinkAttachment, csierr.DiskAttachedElsewhere},
 	{"a detach that is refused", []edit{without(kindPod), object(kindAttachment, func(o *kube.Object) {
 		o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour)
 		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceMustBeStopped")}
 	}), empty}, LinkInstance, csierr.InstanceMustBeStopped},
+	{"a pod that waits for a detach that is refused", []edit{secondPod, object(kindAttachment,
+		func(o *kube.Object) {
+			o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour)
+			o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceMustBeStopped")}
+		})}, LinkInstance, csierr.InstanceMustBeStopped},
+	{"a claim that waits although its pod is on a node", []edit{unbound, object(kindPod,
+		func(o *kube.Object) { o.Spec.NodeName = "worker-1" }), event(kindClaim, "data",
+		"WaitForFirstConsumer", "waiting for first consumer")}, LinkClaim, ""},
+	{"a volume whose deletion only its status tells of", []edit{without(kindPod),
+		without(kindAttachment), object(kindVolume, func(o *kube.Object) {
+			o.Status.Phase, o.Status.Message = phaseFailed, rpc("DiskAttached")
+		}), empty, disk(func(d *Disk) { d.State, d.Instance = diskDetached, "" })}, LinkDisk,
+		csierr.DiskAttached},
 	{"a detach that nobody does", []edit{without(kindPod), object(kindAttachment,
 		func(o *kube.Object) { o.Metadata.DeletionTimestamp = testNow.Add(-time.Hour) }), empty},
 		LinkAttachment, ""},
@@ -330,6 +353,72 @@ func TestEveryReasonOfACreateIsFoundAtItsLink(t *testing.T) {
 	}
 }
 
+func TestAnErrorLastsSinceItsFirstEvent(t *testing.T) {
+	e := healthy(t)
+	unbound(t, e)
+	for _, s := range []struct {
+		reason      string
+		first, last time.Duration
+	}{{"RackFull", 50, 40}, {"RackError", 39, 30}, {"RackFull", 29, 2}, {"RackFull", 20, 10}} {
+		event(kindClaim, "data", "ProvisioningFailed", rpc(s.reason))(t, e)
+		lastEvent(func(o *kube.Object) {
+			o.FirstTimestamp = testNow.Add(-s.first * time.Minute)
+			o.LastTimestamp = testNow.Add(-s.last * time.Minute)
+		})(t, e)
+	}
+	f := Diagnose(*e).Chains[0].Finding
+	if f.Reason != csierr.RackFull || !f.Since.Equal(testNow.Add(-50*time.Minute)) ||
+		!f.Last.Equal(testNow.Add(-2*time.Minute)) {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestWhatTheDriverSaidOfTheSameLinkIsNoted(t *testing.T) {
+	e := healthy(t)
+	notAttached(rpc("DiskAttachedElsewhere"))(t, e)
+	disk(func(d *Disk) { d.State, d.Instance = diskFaulted, "" })(t, e)
+	d := Diagnose(*e)
+	checkFinding(t, d, LinkDisk, csierr.DiskFaulted)
+	if !strings.Contains(text(d), "VolumeAttachment csi-1 says DiskAttachedElsewhere: expected this") {
+		t.Error(text(d))
+	}
+}
+
+func TestAReportOfAnUnknownNodeIsUsedIfItIsTheOnlyOneAndNoNodeIsKnown(t *testing.T) {
+	e := healthy(t)
+	e.Question = Question{Kind: AskVolume, Name: racktest.Disk}
+	e.Cluster.Objects, e.Rack = nil, Rack{Unseen: "OXIDE_HOST is not set"}
+	for kind := range resources {
+		e.Cluster.Unseen[kind] = "there is no Kubernetes"
+	}
+	if got := text(Diagnose(*e)); !strings.Contains(got, "nvme1n1 (259:1)") {
+		t.Error(got)
+	}
+	e.Nodes.Reports[racktest.OtherInstance] = theNode()
+	if got := text(Diagnose(*e)); strings.Contains(got, "nvme1n1 (259:1)") {
+		t.Errorf("one of two was chosen:\n%s", got)
+	}
+	// A report of another node says nothing of this one.
+	e = healthy(t)
+	e.Nodes.Reports = map[string]inspection.Report{racktest.OtherInstance: theNode()}
+	if d := Diagnose(*e); d.Status() != 3 || strings.Contains(text(d), "nvme1n1 (259:1)") {
+		t.Error(text(d))
+	}
+}
+
+func TestANodeWhoseAttachmentsCouldNotBeSeenIsNotFine(t *testing.T) {
+	e := healthy(t)
+	e.Question = Question{Kind: AskNode, Name: "worker-1"}
+	without(kindAttachment)(t, e)
+	if d := Diagnose(*e); d.Status() != 0 || len(d.Chains) != 1 {
+		t.Error(text(d))
+	}
+	e.Cluster.Unseen[kindAttachment] = "forbidden"
+	if d := Diagnose(*e); d.Status() != 3 {
+		t.Error(text(d))
+	}
+}
+
 func TestWhatCouldNotBeSeenIsNotFine(t *testing.T) {
 	kubernetes := func(kind string) edit {
 		return func(t testing.TB, e *Evidence) {
@@ -420,6 +509,15 @@ func TestAPodHasAChainForEachOfItsClaims(t *testing.T) {
 	}
 	e.Question.Name = "db-1"
 	checkFinding(t, Diagnose(*e), LinkPod, "")
+	// A pod that works is not to blame for another one that waits.
+	e = healthy(t)
+	secondPod(t, e)
+	for name, status := range map[string]int{"db-0": 0, "db-1": 2} {
+		e.Question = Question{AskPod, "default", name}
+		if d := Diagnose(*e); d.Status() != status {
+			t.Errorf("%s: status %d\n%s", name, d.Status(), text(d))
+		}
+	}
 }
 
 func TestANodeHasAChainOfItsOwnAndOneForEachVolume(t *testing.T) {

@@ -179,7 +179,8 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 	switch {
 	case d.State == diskFaulted:
 		finding.Reason, finding.Wrong = csierr.DiskFaulted, "the rack reports the disk as faulted"
-	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance:
+	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance &&
+		(c.attachment != nil || len(c.attachments) == 0):
 		finding.Reason = csierr.DiskAttachedElsewhere
 		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, "+
 			"which is the instance %s", d.State, d.Instance, c.nodeName, c.instance)

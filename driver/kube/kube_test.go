@@ -26,6 +26,32 @@ func TestASecretNeverGetsPastTheParser(t *testing.T) {
 	}
 }
 
+func TestAnIncompleteListIsAnError(t *testing.T) {
+	for name, text := range map[string]string{
+		"nothing":                      "",
+		"cut":                          `{"kind":"List","items":[{"kind":"Pod"`,
+		"two":                          `{"kind":"Pod"}{"kind":"Pod"}`,
+		"a page":                       `{"kind":"List","metadata":{"continue":"x"},"items":[]}`,
+		"a page with a remainder":      `{"kind":"List","metadata":{"remainingItemCount":1},"items":[]}`,
+		"no items":                     `{"kind":"List"}`,
+		"an item of another type":      `{"kind":"List","items":[7]}`,
+		"a field of another type":      `{"kind":"List","items":[{"kind":"Pod","spec":7}]}`,
+		"one whose field is of a type": `{"kind":"Pod","metadata":{"name":7}}`,
+	} {
+		if objects, err := Parse([]byte(text)); err == nil {
+			t.Errorf("%s: got %+v", name, objects)
+		}
+	}
+	for _, text := range []string{`{"kind":"PodList","items":[{"metadata":{"name":"p"}}]}`,
+		`{"kind":"Pod","metadata":{"name":"p"}}`,
+		`{"kind":"List","items":[{"kind":"Pod","metadata":{"name":"p"}}]}`} {
+		objects, err := Parse([]byte(text))
+		if err != nil || len(objects) != 1 || objects[0].Kind != "Pod" || objects[0].Metadata.Name != "p" {
+			t.Errorf("%s: got %+v, %v", text, objects, err)
+		}
+	}
+}
+
 func TestTheTimesOfAnEvent(t *testing.T) {
 	for text, want := range map[string][2]string{
 		`"firstTimestamp":"2026-06-12T12:00:00Z","lastTimestamp":"2026-06-12T12:05:00Z",` +
