@@ -19,7 +19,7 @@ type advice struct {
 
 // What happens by itself.
 const (
-	repeated = "The orchestrator repeats the call, which fails until this is done."
+	repeated = "The orchestrator repeats the call, which fails until somebody has acted."
 	passes   = "The orchestrator repeats the call, which succeeds as soon as the cause has passed."
 	goesOn   = "The orchestrator repeats the call, which continues where this one stopped."
 	never    = "Nothing: repeating the call does not help."

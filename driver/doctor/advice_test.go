@@ -29,7 +29,7 @@ func TestEveryReasonHasAnAdvice(t *testing.T) {
 				t.Errorf("%s: nothing has the name %s", reason, word)
 			}
 		}
-		if got := c.command(a.Next); strings.ContainsAny(got, "{}") {
+		if got := c.commandAt("", a.Next); strings.ContainsAny(got, "{}") {
 			t.Errorf("%s: %s", reason, got)
 		}
 	}

@@ -131,7 +131,7 @@ func (c *chain) judge() Chain {
 func (c *chain) apply(step Step, s said) Step {
 	if step.Finding == nil || step.Finding.Reason == s.Reason {
 		step.Finding = &Finding{Reason: s.Reason, Wrong: s.Sentence, Source: s.Source, Since: s.First,
-			Last: s.Last}
+			Last: s.Last, Next: c.commandAt(s.node, advices[s.Reason].Next)}
 		return step
 	}
 	step.Notes = append(step.Notes, s.Source+" says "+string(s.Reason)+": "+s.Sentence)
@@ -147,7 +147,7 @@ func (c *chain) advise(f *Finding) {
 		f.ByItself, f.Do, f.Next = orElse(f.ByItself, a.ByItself), orElse(f.Do, a.Do),
 			orElse(f.Next, a.Next)
 	}
-	f.Next = c.command(f.Next)
+	f.Next = c.commandAt("", f.Next)
 }
 
 func orElse(s, otherwise string) string {
@@ -164,10 +164,17 @@ var commandWord = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9.]*$`)
 // placeholder matches the words of a command that stand for names.
 var placeholder = regexp.MustCompile(`\{[A-Za-z]+\}`)
 
-// command puts the chain's names into a command. A name that is unknown, or that is not safe to
-// type, stays a word in capitals.
-func (c *chain) command(text string) string {
+// commandAt puts the chain's names into a command, for another node if one is given. A name that
+// is unknown, or that is not safe to type, stays a word in capitals.
+func (c *chain) commandAt(node, text string) string {
 	names := c.names()
+	if node != "" && node != c.nodeName {
+		other := &chain{Evidence: c.Evidence, nodeName: node}
+		other.findNode()
+		for _, word := range []string{"node", "instance", "driverPod"} {
+			names[word] = other.names()[word]
+		}
+	}
 	return placeholder.ReplaceAllStringFunc(text, func(word string) string {
 		word = strings.Trim(word, "{}")
 		if name := names[word]; commandWord.MatchString(name) {

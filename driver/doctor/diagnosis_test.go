@@ -353,6 +353,19 @@ func TestEveryReasonOfACreateIsFoundAtItsLink(t *testing.T) {
 	}
 }
 
+func TestACommandIsForTheNodeWhoseCallFailed(t *testing.T) {
+	e := healthy(t)
+	secondPod(t, e)
+	object(kindAttachment, func(o *kube.Object) {
+		o.Status.DetachError = &kube.Failure{Time: testNow, Message: rpc("InstanceState")}
+	})(t, e)
+	d := Diagnose(*e)
+	checkFinding(t, d, LinkInstance, csierr.InstanceState)
+	if next := d.Chains[0].Finding.Next; next != "oxide instance view --instance "+racktest.Instance {
+		t.Error(next)
+	}
+}
+
 func TestAnErrorLastsSinceItsFirstEvent(t *testing.T) {
 	e := healthy(t)
 	unbound(t, e)
@@ -593,7 +606,7 @@ func TestNamesInACommandAreSafeToType(t *testing.T) {
 	for name, want := range map[string]string{"worker-1": "worker-1", "$(reboot)": "NODE", "": "NODE",
 		"-x": "NODE", "a b": "NODE", "a;b": "NODE"} {
 		c := chain{Evidence: &Evidence{}, nodeName: name}
-		if got := c.command("drain {node}"); got != "drain "+want {
+		if got := c.commandAt("", "drain {node}"); got != "drain "+want {
 			t.Errorf("%q: got %q", name, got)
 		}
 	}

@@ -225,6 +225,8 @@ func (g *gatherer) prune() {
 		}
 		for _, o := range slices.Concat(c.attachments, c.pods) {
 			use(&o)
+			nodes[o.Spec.NodeName] = true
+			used[key{kindCSINode, "", o.Spec.NodeName}] = true
 		}
 		nodes[c.nodeName] = true
 		used[key{kindNode, "", c.nodeName}] = true

@@ -88,6 +88,9 @@ func (c *chain) judgePendingClaim(what string) Step {
 		return Step{State: Waiting, What: what}
 	}
 	note := "no event tells why; events are kept for an hour"
+	if last.Kind != "" {
+		note = "the last event is " + last.Reason + ": " + last.Message
+	}
 	if why := c.Cluster.Unseen[kindEvent]; why != "" {
 		note = "the events, which tell why, could not be seen: " + why
 	}

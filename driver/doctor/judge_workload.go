@@ -74,7 +74,7 @@ func (c *chain) judgeReadiness(step *Step) {
 func (c *chain) nodeWithoutDriver() Step {
 	wrong := "the driver " + volume.DriverName + " is not registered with the node " + c.nodeName
 	if c.csiNode == nil {
-		wrong = "there is no CSINode " + c.nodeName + ": is the node gone?"
+		wrong = "there is no CSINode " + c.nodeName + ", so the node may be gone"
 	}
 	pod := c.driverPod()
 	switch {

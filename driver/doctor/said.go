@@ -16,7 +16,8 @@ type said struct {
 	Source   string
 	First    time.Time
 	Last     time.Time
-	at       Link // where it was recorded
+	at       Link   // where it was recorded
+	node     string // the node of the call, if it is not the chain's
 }
 
 // link returns the link that the error is about.
@@ -82,8 +83,9 @@ func addFailure(all []said, attachment kube.Object, failure *kube.Failure) []sai
 	if !ok {
 		return all
 	}
-	s := said{reason, sentence, "VolumeAttachment " + attachment.Metadata.Name, failure.Time,
-		failure.Time, LinkAttachment}
+	s := said{Reason: reason, Sentence: sentence, Source: "VolumeAttachment " +
+		attachment.Metadata.Name, First: failure.Time, Last: failure.Time, at: LinkAttachment,
+		node: attachment.Spec.NodeName}
 	if i := slices.IndexFunc(all, func(other said) bool { return other.Reason == reason }); i >= 0 {
 		if known := all[i].First; !known.IsZero() && known.Before(s.First) {
 			s.First = known
@@ -119,8 +121,8 @@ func (c *chain) latest(o *kube.Object, at Link, about func(message string) bool,
 		if !ok || about != nil && !about(e.Message) {
 			continue
 		}
-		s := said{reason, sentence, "event " + e.Reason + " of " + o.Kind + " " + o.Metadata.Name,
-			e.First(), e.Last(), at}
+		s := said{Reason: reason, Sentence: sentence, First: e.First(), Last: e.Last(), at: at,
+			Source: "event " + e.Reason + " of " + o.Kind + " " + o.Metadata.Name}
 		all = append(all, s)
 		if last.Reason == "" || s.Last.After(last.Last) {
 			last = s
