@@ -386,6 +386,18 @@ func TestAnErrorLastsSinceItsFirstEvent(t *testing.T) {
 	}
 }
 
+func TestAnAttachmentsErrorLastsSinceTheFirstEventOfThePod(t *testing.T) {
+	e := healthy(t)
+	notAttached(rpc("InstanceFull"))(t, e)
+	event(kindPod, "db-0", "FailedAttachVolume", `failed for volume "`+pvName+`" : `+
+		rpc("InstanceFull"))(t, e)
+	f := Diagnose(*e).Chains[0].Finding
+	if f.Source != "VolumeAttachment csi-1" || !f.Since.Equal(testNow.Add(-20*time.Minute)) ||
+		!f.Last.Equal(testNow.Add(-time.Minute)) {
+		t.Errorf("got %+v", f)
+	}
+}
+
 func TestWhatTheDriverSaidOfTheSameLinkIsNoted(t *testing.T) {
 	e := healthy(t)
 	notAttached(rpc("DiskAttachedElsewhere"))(t, e)

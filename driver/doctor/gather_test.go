@@ -95,8 +95,14 @@ func TestEveryQuestionIsAnsweredFromClusterRackAndNode(t *testing.T) {
 		{Kind: AskVolume, Name: racktest.Disk}, {Kind: AskNode, Name: "worker-1"}} {
 		t.Run(q.Kind, func(t *testing.T) {
 			k := &cluster{t: t, report: theNode()}
-			d := Diagnose(gather(t, Sources{Rack: healthyRack(t), Kubectl: k.kubectl},
-				Options{Question: q, Kubectl: true}))
+			e := gather(t, Sources{Rack: healthyRack(t), Kubectl: k.kubectl},
+				Options{Question: q, Kubectl: true})
+			disk := e.Rack.Disks[racktest.Disk].Object
+			if disk == nil || disk.FilesystemUUID != racktest.Disk || disk.Foreign != "" ||
+				e.Rack.Neighbours[racktest.Instance].Object == nil {
+				t.Errorf("got %+v", e.Rack)
+			}
+			d := Diagnose(e)
 			if d.Status() != 0 {
 				t.Errorf("status %d\n%s", d.Status(), text(d))
 			}
@@ -106,6 +112,29 @@ func TestEveryQuestionIsAnsweredFromClusterRackAndNode(t *testing.T) {
 				t.Errorf("asked the node by %q, want %q", last, want)
 			}
 		})
+	}
+}
+
+func TestTheEventsOfPersistentVolumesAreInTheDefaultNamespace(t *testing.T) {
+	k := &cluster{t: t}
+	gather(t, Sources{NoRack: "none", Kubectl: k.kubectl}, Options{Kubectl: true,
+		Question: Question{AskClaim, "shop", "data"}})
+	for _, namespace := range []string{"shop", "default"} {
+		if !slices.Contains(k.ran, "get events --output=json --namespace="+namespace) {
+			t.Errorf("asked %q", k.ran)
+		}
+	}
+}
+
+func TestMountOptionsAndTokensAreRemovedFromWhatOthersWrote(t *testing.T) {
+	said := `MountVolume.MountDevice failed for volume "` + pvName + `" : ` + rpc("NodeToolFailed") +
+		" with context=canary-flag, canary-flag, ro and oxide-token-canary"
+	o := Options{Question: Question{AskClaim, "default", "data"}, Objects: writeFile(t,
+		listJSON(claimJSON, pvJSON, attachmentJSON, podJSON, eventJSON(kindPod, "db-0", "FailedMount", said),
+			eventJSON(kindPod, "db-0", "Pulled", "canary")))}
+	text := asJSON(t, gather(t, Sources{NoRack: "none"}, o))
+	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") {
+		t.Error(text)
 	}
 }
 

@@ -182,8 +182,8 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 	case d.Instance != "" && c.wanted() && c.instance != "" && d.Instance != c.instance &&
 		(c.attachment != nil || len(c.attachments) == 0):
 		finding.Reason = csierr.DiskAttachedElsewhere
-		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node %s, "+
-			"which is the instance %s", d.State, d.Instance, c.nodeName, c.instance)
+		finding.Wrong = fmt.Sprintf("the disk is %s at the instance %s, and it is wanted at the node "+
+			"%s, which is the instance %s", d.State, d.Instance, c.nodeName, c.instance)
 	case d.State == diskDetached && c.saysAttached():
 		finding.Reason = csierr.DeviceNotFound
 		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is attached to the node " + c.nodeName +
