@@ -130,8 +130,8 @@ func TestMountOptionsAndTokensAreRemovedFromWhatOthersWrote(t *testing.T) {
 	said := `MountVolume.MountDevice failed for volume "` + pvName + `" : ` + rpc("NodeToolFailed") +
 		" with context=canary-flag, canary-flag, ro and oxide-token-canary"
 	o := Options{Question: Question{AskClaim, "default", "data"}, Objects: writeFile(t,
-		listJSON(claimJSON, pvJSON, attachmentJSON, podJSON, eventJSON(kindPod, "db-0", "FailedMount", said),
-			eventJSON(kindPod, "db-0", "Pulled", "canary")))}
+		listJSON(claimJSON, pvJSON, attachmentJSON, podJSON,
+			eventJSON(kindPod, "db-0", "FailedMount", said), eventJSON(kindPod, "db-0", "Pulled", "canary")))}
 	text := asJSON(t, gather(t, Sources{NoRack: "none"}, o))
 	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") {
 		t.Error(text)
@@ -231,7 +231,8 @@ func TestWhatDoesNotAnswerIsAskedOnce(t *testing.T) {
 			<-ctx.Done()
 			return nil, errors.New("killed")
 		}}
-	d := Diagnose(gather(t, s, Options{Question: Question{AskClaim, "default", "data"}, Kubectl: true}))
+	d := Diagnose(gather(t, s, Options{Question: Question{AskClaim, "default", "data"},
+		Kubectl: true}))
 	if looks != 1 || d.Status() != 3 || !strings.Contains(text(d), string(csierr.DeadlineExceeded)) {
 		t.Errorf("%d looks, status %d\n%s", looks, d.Status(), text(d))
 	}

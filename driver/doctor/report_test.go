@@ -44,7 +44,8 @@ func TestTheReportOfEachSituation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(all.String(), "\n")); diff != "" {
+	diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(all.String(), "\n"))
+	if diff != "" {
 		t.Errorf("if this is meant, run the test with -update:\n%s", diff)
 	}
 }

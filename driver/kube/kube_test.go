@@ -13,7 +13,8 @@ import (
 func TestASecretNeverGetsPastTheParser(t *testing.T) {
 	objects, err := Parse([]byte(`{"kind":"List","items":[{"kind":"Secret","metadata":` +
 		`{"name":"canary"},"data":{"token":"canary"},"spec":7},{"kind":"PersistentVolume",` +
-		`"metadata":{"name":"pv"},"spec":{"mountOptions":["canary"],"csi":{"volumeAttributes":{"more":"canary"}}}}]}`))
+		`"metadata":{"name":"pv"},"spec":{"mountOptions":["canary"],"csi":{` +
+		`"volumeAttributes":{"more":"canary"}}}}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,8 @@ func TestAnIncompleteListIsAnError(t *testing.T) {
 		`{"kind":"Pod","metadata":{"name":"p"}}`,
 		`{"kind":"List","items":[{"kind":"Pod","metadata":{"name":"p"}}]}`} {
 		objects, err := Parse([]byte(text))
-		if err != nil || len(objects) != 1 || objects[0].Kind != "Pod" || objects[0].Metadata.Name != "p" {
+		if err != nil || len(objects) != 1 || objects[0].Kind != "Pod" ||
+			objects[0].Metadata.Name != "p" {
 			t.Errorf("%s: got %+v, %v", text, objects, err)
 		}
 	}
