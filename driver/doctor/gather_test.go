@@ -131,7 +131,8 @@ func TestMountOptionsAndTokensAreRemovedFromWhatOthersWrote(t *testing.T) {
 		" with context=canary-flag, canary-flag, ro and oxide-token-canary"
 	o := Options{Question: Question{AskClaim, "default", "data"}, Objects: writeFile(t,
 		listJSON(claimJSON, pvJSON, attachmentJSON, podJSON,
-			eventJSON(kindPod, "db-0", "FailedMount", said), eventJSON(kindPod, "db-0", "Pulled", "canary")))}
+			eventJSON(kindPod, "db-0", "FailedMount", said),
+			eventJSON(kindPod, "db-0", "Pulled", "canary")))}
 	text := asJSON(t, gather(t, Sources{NoRack: "none"}, o))
 	if strings.Contains(text, "canary") || !strings.Contains(text, "with ***, ***, ro and ***") {
 		t.Error(text)

@@ -187,7 +187,8 @@ func (c *chain) diskFinding(d *Disk) *Finding {
 	case d.State == diskDetached && c.saysAttached():
 		finding.Reason = csierr.DeviceNotFound
 		finding.Wrong = "VolumeAttachment " + c.attachment.Metadata.Name + " says that the disk is " +
-			"attached to the node " + c.nodeName + ", and the rack says that it is detached: somebody detached it"
+			"attached to the node " + c.nodeName + ", and the rack says that it is detached: somebody " +
+			"detached it"
 		finding.ByItself = "The attacher compares its list with the rack's from time to time, and " +
 			"attaches the disk again; until then the node does not find it."
 		finding.Do = "Find out who detached it. Restart the pods whose filesystem failed with it."
