@@ -81,7 +81,8 @@ func TestKubectlDoesNotSeeTheToken(t *testing.T) {
 		t.Fatal("the driver's programs do not run on Windows")
 	}
 	dir := t.TempDir()
-	script := "#!/bin/sh\nif test \"$1\" = fail; then echo 'no such context' >&2; exit 1; fi\n" +
+	script := "#!/bin/sh\nif test \"$1\" = fail; then echo 'a log' >&2; echo 'no such context' >&2; exit 1\n" +
+		"fi\n" +
 		"env\necho \"$@\"\n"
 	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
@@ -96,7 +97,7 @@ func TestKubectlDoesNotSeeTheToken(t *testing.T) {
 		t.Errorf("%s, %v", out, err)
 	}
 	if _, err := Kubectl(t.Context(), "fail"); err == nil ||
-		!strings.Contains(err.Error(), "no such context") {
+		err.Error() != "kubectl fail: exit status 1: no such context" {
 		t.Errorf("got %v", err)
 	}
 }

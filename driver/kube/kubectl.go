@@ -19,8 +19,8 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
 
-// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds
-// what kubectl said.
+// Kubectl runs kubectl with the user's configuration and returns what it prints. An error holds the
+// last line of what kubectl said.
 func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	// kubectl may run plugins, which must not see the rack's token.
@@ -31,7 +31,9 @@ func Kubectl(ctx context.Context, args ...string) ([]byte, error) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(stderr.String()))
+		// Before its own words kubectl may print what its library logs.
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(lines[len(lines)-1]))
 	}
 	return stdout.Bytes(), nil
 }
