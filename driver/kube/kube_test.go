@@ -81,7 +81,8 @@ func TestKubectlDoesNotSeeTheToken(t *testing.T) {
 		t.Fatal("the driver's programs do not run on Windows")
 	}
 	dir := t.TempDir()
-	script := "#!/bin/sh\nif test \"$1\" = fail; then echo 'a log' >&2; echo 'no such context' >&2; exit 1\n" +
+	script := "#!/bin/sh\nif test \"$1\" = fail; then\n" +
+		"echo 'a log' >&2; echo 'no such context' >&2; exit 1\n" +
 		"fi\n" +
 		"env\necho \"$@\"\n"
 	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte(script), 0o700); err != nil {
