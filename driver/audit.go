@@ -3,15 +3,11 @@ package driver
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
-	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/audit"
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
@@ -22,55 +18,22 @@ type AuditConfig struct {
 	audit.Options
 }
 
-// rackSettings are the plugin's settings that an audit has too.
-var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
-	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
+var auditCommand = subcommand{
+	name: "audit",
+	about: "oxide-csi-plugin audit compares what the driver made on the rack for this cluster with " +
+		"the wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing volumes found, 1 error.",
+	settings: rackSettings,
+}
 
 // ParseAuditConfig parses the arguments after "audit" and the environment, as ParseConfig does for
 // the plugin.
 func ParseAuditConfig(args []string, getenv func(string) string, help io.Writer) (AuditConfig,
 	error) {
 	var c AuditConfig
-	values := map[string]string{}
-	flags := auditFlags(&c, values)
-	switch err := flags.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		printAuditHelp(help, flags)
+	if _, err := auditCommand.parse(&c.Config, c.Flags, args, getenv, help); err != nil {
 		return c, err
-	case err != nil:
-		return c, fmt.Errorf("audit: %s; see audit --help", csierr.Plain(err.Error()))
-	case flags.NArg() > 0:
-		return c, fmt.Errorf("audit: expected flags only, found %d other arguments; see audit --help",
-			flags.NArg())
-	}
-	for _, s := range settings {
-		if !slices.Contains(rackSettings, s.env) {
-			continue
-		}
-		value := s.value(values, getenv)
-		if value == "" {
-			continue
-		}
-		if err := s.set(&c.Config, value); err != nil {
-			return c, fmt.Errorf("%s: %w", s.name(), err)
-		}
 	}
 	return c, c.complete()
-}
-
-func auditFlags(c *AuditConfig, values map[string]string) *flag.FlagSet {
-	flags := flag.NewFlagSet("audit", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	c.Flags(flags)
-	for _, s := range settings {
-		if s.flag != "" && slices.Contains(rackSettings, s.env) {
-			flags.Func(s.flag, s.usage+" [$"+s.env+"]", func(value string) error {
-				values[s.flag] = value
-				return nil
-			})
-		}
-	}
-	return flags
 }
 
 // complete reports missing and contradictory settings.
@@ -110,19 +73,4 @@ func auditRack(ctx context.Context, c AuditConfig, tokens *rack.TokenSource, out
 	}
 	defer closeIdle()
 	return audit.Run(ctx, client, c.ClusterID, c.Options, out, log)
-}
-
-func printAuditHelp(w io.Writer, flags *flag.FlagSet) {
-	_, _ = fmt.Fprintln(w, "oxide-csi-plugin audit compares what the driver made on the rack for "+
-		"this cluster with the wanted volumes.\nExit status: 0 nothing found, 2 orphans or missing "+
-		"volumes found, 1 error.")
-	flags.VisitAll(func(f *flag.Flag) {
-		name, usage := flag.UnquoteUsage(f)
-		left := strings.TrimSpace("--" + f.Name + " " + name)
-		if f.DefValue != "" && f.DefValue != "false" {
-			usage += " (default " + f.DefValue + ")"
-		}
-		_, _ = fmt.Fprintf(w, "  %-24s %s\n", left, usage)
-	})
-	_, _ = fmt.Fprintf(w, "  %-24s %s\n", "$OXIDE_TOKEN", "the rack's token")
 }

@@ -43,7 +43,8 @@
 //
 // A disk leaks when the caller of its create never repeats the call. Audit finds such orphans by
 // the ownership tag of every disk and snapshot, and deletes them on request if an earlier audit saw
-// them too.
+// them too. Doctor walks a volume's chain from the claim to the mounts and explains the first link
+// that is broken; Inspect is what it asks of a node.
 //
 // # The path of a call
 //

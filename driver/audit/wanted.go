@@ -3,17 +3,15 @@ package audit
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
@@ -110,70 +108,22 @@ func isComplete(data []byte) bool {
 	return isJSON(data) || isComment && strings.TrimSpace(word) == "end"
 }
 
-// kubeObject has the fields that an audit reads of Kubernetes' objects: a list, or one of four
-// kinds.
-type kubeObject struct {
-	Kind     string `json:"kind"`
-	Metadata struct {
-		Name               string `json:"name"`
-		UID                string `json:"uid"`
-		Continue           string `json:"continue"`
-		RemainingItemCount int64  `json:"remainingItemCount"`
-	} `json:"metadata"`
-	Items []kubeObject `json:"items"`
-	Spec  struct {
-		// of a PersistentVolume
-		CSI struct {
-			Driver       string `json:"driver"`
-			VolumeHandle string `json:"volumeHandle"`
-		} `json:"csi"`
-		ClaimRef kubeReference `json:"claimRef"`
-		// of a VolumeSnapshotContent
-		Driver string `json:"driver"`
-		Source struct {
-			SnapshotHandle string `json:"snapshotHandle"`
-		} `json:"source"`
-		VolumeSnapshotRef kubeReference `json:"volumeSnapshotRef"`
-	} `json:"spec"`
-	Status struct {
-		SnapshotHandle string `json:"snapshotHandle"`
-	} `json:"status"`
-}
-
-type kubeReference struct {
-	UID string `json:"uid"`
-}
-
 func (t *wanted) addKubernetes(data []byte) error {
-	var list kubeObject
-	// Data after the object is an error too: two concatenated lists are not one.
-	if err := json.Unmarshal(data, &list); err != nil {
-		return fmt.Errorf("is not the complete output of kubectl get -o json: %w", err)
+	objects, err := kube.Parse(data)
+	if err != nil {
+		return err
 	}
-	element, isList := strings.CutSuffix(list.Kind, "List")
-	switch {
-	case !isList:
-		return t.addKubeObject(list, list.Kind)
-	case list.Metadata.Continue != "" || list.Metadata.RemainingItemCount > 0:
-		return errors.New("is one page of a longer list")
-	case list.Items == nil:
-		return errors.New("is a list without items")
-	}
-	for _, item := range list.Items {
-		kind := item.Kind
-		if kind == "" {
-			kind = element
-		}
-		if err := t.addKubeObject(item, kind); err != nil {
+	for _, o := range objects {
+		if err := t.addKubeObject(o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *wanted) addKubeObject(o kubeObject, kind string) error {
-	by := kind + " " + o.Metadata.Name
-	switch kind {
+func (t *wanted) addKubeObject(o kube.Object) error {
+	by := o.Kind + " " + o.Metadata.Name
+	switch o.Kind {
 	case "PersistentVolume":
 		if o.Spec.CSI.Driver != volume.DriverName {
 			return nil
@@ -196,7 +146,7 @@ func (t *wanted) addKubeObject(o kubeObject, kind string) error {
 	case "PersistentVolumeClaim", "VolumeSnapshot":
 		t.addClaim(o.Metadata.UID)
 	default:
-		return fmt.Errorf("contains a %.40q, which is neither a volume, a claim nor a snapshot", kind)
+		return fmt.Errorf("contains a %.40q, which is neither a volume, a claim nor a snapshot", o.Kind)
 	}
 	return nil
 }
@@ -211,7 +161,7 @@ const snapshotCRDs = "volumesnapshotcontents.snapshot.storage.k8s.io " +
 func (kubectl) read(ctx context.Context) (wanted, error) {
 	at := time.Now()
 	crds := strings.Fields(snapshotCRDs)
-	there, err := runKubectl(ctx, slices.Concat([]string{"get", "customresourcedefinitions"}, crds,
+	there, err := kube.Kubectl(ctx, slices.Concat([]string{"get", "customresourcedefinitions"}, crds,
 		[]string{"--ignore-not-found", "--output=name"})...)
 	if err != nil {
 		return wanted{}, err
@@ -224,7 +174,7 @@ func (kubectl) read(ctx context.Context) (wanted, error) {
 			kinds = append(kinds, crd)
 		}
 	}
-	list, err := runKubectl(ctx, "get", strings.Join(kinds, ","), "--all-namespaces",
+	list, err := kube.Kubectl(ctx, "get", strings.Join(kinds, ","), "--all-namespaces",
 		"--output=json")
 	if err != nil {
 		return wanted{}, err
@@ -234,19 +184,4 @@ func (kubectl) read(ctx context.Context) (wanted, error) {
 		return wanted{}, fmt.Errorf("the output of kubectl %w", err)
 	}
 	return t, nil
-}
-
-func runKubectl(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "kubectl", args...)
-	// kubectl may run plugins, which must not see the rack's token.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
-		return strings.HasPrefix(entry, "OXIDE_")
-	})
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("kubectl %s: %w: %s", args[0], err, csierr.Plain(stderr.String()))
-	}
-	return stdout.Bytes(), nil
 }

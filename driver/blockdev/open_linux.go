@@ -191,13 +191,22 @@ func WriteAt(w *os.File, b []byte, offset int64) error {
 // Flush writes the kernel's cached data to the device and flushes the device's own cache.
 func (d *OpenDevice) Flush() error { return d.File.Sync() }
 
-// CheckBlockSize compares the device's logical block size with the disk's; 0 matches any.
-func (d *OpenDevice) CheckBlockSize(blockBytes int64) error {
+// BlockBytes returns the device's logical block size.
+func (d *OpenDevice) BlockBytes() (int64, error) {
 	n, err := unix.IoctlGetInt(d.descriptor(), unix.BLKSSZGET)
 	if err != nil {
-		return fmt.Errorf("block size of %s: %w", d.Path, err)
+		return 0, fmt.Errorf("block size of %s: %w", d.Path, err)
 	}
-	if blockBytes != 0 && blockBytes != int64(n) {
+	return int64(n), nil
+}
+
+// CheckBlockSize compares the device's logical block size with the disk's; 0 matches any.
+func (d *OpenDevice) CheckBlockSize(blockBytes int64) error {
+	n, err := d.BlockBytes()
+	if err != nil {
+		return err
+	}
+	if blockBytes != 0 && blockBytes != n {
 		return csierr.New(csierr.DeviceDiffers, "%s with serial %q has blocks of %d bytes, but the disk "+
 			"has blocks of %d; is it another disk whose name begins with the same bytes?", d.Path,
 			d.Serial, n, blockBytes)

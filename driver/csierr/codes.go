@@ -1,6 +1,12 @@
 package csierr
 
-import "google.golang.org/grpc/codes"
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
 
 // codeOf is the gRPC code of each reason. In some calls CSI requires another code: see Coded.
 var codeOf = map[Reason]codes.Code{
@@ -91,4 +97,22 @@ var codeOf = map[Reason]codes.Code{
 	StateNotKept:          codes.Internal,
 	NodeToolFailed:        codes.Internal,
 	InstanceUnknown:       codes.FailedPrecondition,
+}
+
+// Reasons returns every reason, in the order of the alphabet.
+func Reasons() []Reason { return slices.Sorted(maps.Keys(codeOf)) }
+
+// ParseMessage parses a message of the driver, "Reason: sentence", as others show it: Kubernetes
+// puts words of its own before it ("rpc error: code = Aborted desc = "). It returns false for a
+// text without a known reason.
+func ParseMessage(text string) (reason Reason, sentence string, ok bool) {
+	if _, after, found := strings.Cut(text, " desc = "); found {
+		text = after
+	}
+	word, sentence, found := strings.Cut(text, ": ")
+	reason = Reason(word)
+	if _, known := codeOf[reason]; !found || !known {
+		return "", "", false
+	}
+	return reason, sentence, true
 }

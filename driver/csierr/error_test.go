@@ -74,3 +74,27 @@ func TestEveryReasonHasItsCodeInTheTable(t *testing.T) {
 		}
 	}
 }
+
+func TestAMessageIsParsedWhereverKubernetesQuotesIt(t *testing.T) {
+	for text, want := range map[string][2]string{
+		"DiskNotBlank: the disk: 7": {"DiskNotBlank", "the disk: 7"},
+		`MountDevice failed for volume "pv" : rpc error: code = Aborted desc = DiskBusy: later`: {
+			"DiskBusy", "later"},
+		"rpc error: code = Unavailable desc = EffectUnknown: repeat the call: DiskBusy: later": {
+			"EffectUnknown", "repeat the call: DiskBusy: later"},
+		"rpc error: code = DeadlineExceeded desc = context deadline exceeded": {},
+		"Multi-Attach error for volume":                                       {},
+		"NoReason: x":                                                         {}, "DiskBusy": {}, "": {},
+	} {
+		reason, sentence, ok := ParseMessage(text)
+		if string(reason) != want[0] || sentence != want[1] || ok != (want[0] != "") {
+			t.Errorf("%q: got %q, %q, %t", text, reason, sentence, ok)
+		}
+	}
+	for _, reason := range Reasons() {
+		got, sentence, ok := ParseMessage(Message(New(reason, "it is so")))
+		if got != reason || sentence != "it is so" || !ok {
+			t.Errorf("%s: got %q, %q, %t", reason, got, sentence, ok)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -87,26 +88,33 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	return err == nil, err
 }
 
-// isOpen reports whether the change that e ends is begun and not ended. A failure ends one of those
-// that are begun, for the outcome of an earlier one may still be unknown. A change of a disk that
-// was away since then is not e's.
-func isOpen(entries []Entry, e Entry) bool {
-	open := 0
-	for _, known := range entries {
-		other := known.DiskSeq != 0 && e.DiskSeq != 0 && known.DiskSeq != e.DiskSeq
-		if known.Event != e.Event || known.Path != e.Path || other {
-			continue
-		}
-		switch known.Outcome {
+// isOpen reports whether the change that e ends is begun and not ended.
+func isOpen(entries []Entry, e Entry) bool { return slices.ContainsFunc(Open(entries), e.sameAs) }
+
+// sameAs reports whether two entries are of one change. A change of a disk that was away in between
+// is another one.
+func (e Entry) sameAs(other Entry) bool {
+	away := e.DiskSeq != 0 && other.DiskSeq != 0 && e.DiskSeq != other.DiskSeq
+	return e.Event == other.Event && e.Path == other.Path && !away
+}
+
+// Open returns the begins of those changes in a volume's file that are not ended. A failure ends one
+// of those that are begun, for the outcome of an earlier one may still be unknown.
+func Open(entries []Entry) []Entry {
+	var open []Entry
+	for _, e := range entries {
+		switch e.Outcome {
 		case Begun:
-			open++
+			open = append(open, e)
 		case Done:
-			open = 0
+			open = slices.DeleteFunc(open, e.sameAs)
 		case Failed:
-			open = max(0, open-1)
+			if i := slices.IndexFunc(open, e.sameAs); i >= 0 {
+				open = slices.Delete(open, i, i+1)
+			}
 		}
 	}
-	return open > 0
+	return open
 }
 
 // open opens and locks a volume's file, and makes it if it is to be made.

@@ -29,13 +29,13 @@ type view struct {
 // Views are the mount tables of all visible mount namespaces, the driver's own first.
 type Views []view
 
-// readViews reads the mount table of every namespace that a process is in: one table for each
+// ReadViews reads the mount table of every namespace that a process is in: one table for each
 // namespace and root directory, because a process sees only what is mounted below its root.
 //
 // A container without the host's processes sees few of them, and a namespace may be kept by a
 // thread or a descriptor only. A mount that is missed here still keeps the device in use, and the
 // exclusive open at the end of NodeUnstageVolume finds that.
-func readViews(ctx context.Context, log *slog.Logger) (Views, error) {
+func ReadViews(ctx context.Context, log *slog.Logger) (Views, error) {
 	table, err := ReadTable()
 	if err != nil {
 		return nil, err
@@ -92,11 +92,20 @@ type Found struct {
 
 // String returns the mount point and, unless it is in the driver's own namespace, the namespace.
 func (m Found) String() string {
-	if m.view.pid == 0 {
+	process := m.Process()
+	if process == "" {
 		return fmt.Sprintf("%q", m.Mountpoint)
 	}
-	return fmt.Sprintf("%q in the mount namespace of process %d (%s)", m.Mountpoint, m.view.pid,
-		blockdev.ProcessName(m.view.pid))
+	return fmt.Sprintf("%q in the mount namespace of process %s", m.Mountpoint, process)
+}
+
+// Process names the process by which the mount is visible, or is empty for a mount in the driver's
+// own namespace.
+func (m Found) Process() string {
+	if m.view.pid == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d (%s)", m.view.pid, blockdev.ProcessName(m.view.pid))
 }
 
 func describe(mounts []Found) string {
@@ -256,7 +265,7 @@ func AwaitNone(ctx context.Context, log *slog.Logger, wait time.Duration,
 	backoff := async.Backoff{Pause: 20 * time.Millisecond, Max: 500 * time.Millisecond,
 		End: time.Now().Add(wait)}
 	for {
-		views, err := readViews(ctx, log)
+		views, err := ReadViews(ctx, log)
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,9 @@
 // is. NodeUnstageVolume and NodeUnpublishVolume get an id and a path and no more. Records only make
 // answers stricter, so a lost one harms nobody.
 //
+// Inspect reports, beside a running service, what the node sees of its volumes, and changes
+// nothing.
+//
 // InstanceID finds out which instance this is. The package never talks to the rack: a node needs no
 // token. Its RPCs need Linux; elsewhere they answer UNIMPLEMENTED.
 package node

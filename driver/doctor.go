@@ -1,0 +1,115 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/doctor"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// DoctorConfig is the configuration of a doctor, which ParseDoctorConfig fills. It uses only the
+// fields of Config that describe the rack.
+type DoctorConfig struct {
+	Config
+	doctor.Options
+}
+
+var doctorCommand = subcommand{
+	name: "doctor",
+	about: "oxide-csi-plugin doctor explains why a volume does not work. It asks Kubernetes, the " +
+		"rack and the node, and only reads.\n\n" +
+		"  oxide-csi-plugin doctor pvc NAMESPACE/NAME\n" +
+		"  oxide-csi-plugin doctor pod NAMESPACE/NAME\n" +
+		"  oxide-csi-plugin doctor volume ID\n" +
+		"  oxide-csi-plugin doctor node NAME\n" +
+		"  oxide-csi-plugin doctor rack\n\n" +
+		"Exit status: 0 nothing found, 2 something is broken, 3 nothing broken was found but something " +
+		"could not be seen, 1 error.",
+	settings: rackSettings,
+	operands: "the question",
+}
+
+// ParseDoctorConfig parses the arguments after "doctor" and the environment, as ParseConfig does
+// for the plugin.
+func ParseDoctorConfig(args []string, getenv func(string) string, help io.Writer) (DoctorConfig,
+	error) {
+	var c DoctorConfig
+	operands, err := doctorCommand.parse(&c.Config, c.Flags, args, getenv, help)
+	if err != nil {
+		return c, err
+	}
+	if c.Question, err = doctor.ParseQuestion(operands); err != nil {
+		return c, fmt.Errorf("doctor: %w; see doctor --help", err)
+	}
+	return c, nil
+}
+
+// noRack returns why the rack cannot be asked, or "".
+func (c *DoctorConfig) noRack() string {
+	switch {
+	case c.Host == "":
+		return "OXIDE_HOST (--host) is not set"
+	case c.Token == "" && c.TokenFile == "":
+		return "neither OXIDE_TOKEN nor OXIDE_TOKEN_FILE is set"
+	case c.Project == "":
+		return "OXIDE_PROJECT (--project) is not set"
+	}
+	return ""
+}
+
+// Doctor explains the state of what the question is about, writes its report to out, and returns
+// the exit status.
+func Doctor(ctx context.Context, c DoctorConfig, out io.Writer) (status int, err error) {
+	secrets := &hidden{}
+	status, err = diagnose(ctx, c, tokensOf(c.Config, secrets, slog.New(slog.DiscardHandler)),
+		hiddenWriter{out, secrets}, secrets)
+	if err != nil {
+		err = errors.New(secrets.text(err.Error()))
+	}
+	return status, err
+}
+
+func diagnose(ctx context.Context, c DoctorConfig, tokens *rack.TokenSource, out io.Writer,
+	secrets *hidden) (status int, err error) {
+	sources := doctor.Sources{NoRack: c.noRack(), ClusterID: c.ClusterID, Version: Version(),
+		Kubectl: kube.Kubectl}
+	if sources.NoRack == "" {
+		client, closeIdle, err := rack.New(c.rackOptions(), &rack.Transport{Tokens: tokens})
+		if err != nil {
+			return 0, err
+		}
+		defer closeIdle()
+		sources.Rack = client
+	}
+	evidence, err := doctor.Gather(ctx, sources, c.Options)
+	if err != nil {
+		return 0, fmt.Errorf("doctor: %w", err)
+	}
+	diagnosis := doctor.Diagnose(evidence)
+	if c.Bundle != "" {
+		if err := writeBundle(c.Bundle, diagnosis, evidence, secrets); err != nil {
+			return 0, err
+		}
+	}
+	return diagnosis.Status(), diagnosis.Write(out, c.JSON)
+}
+
+// writeBundle writes the bundle to a file that only its owner reads.
+func writeBundle(path string, d doctor.Diagnosis, e doctor.Evidence, secrets *hidden) error {
+	var text bytes.Buffer
+	if err := doctor.WriteBundle(hiddenWriter{&text, secrets}, d, e); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
+		return fmt.Errorf("--bundle: %w", csierr.WithoutPath(err))
+	}
+	return nil
+}

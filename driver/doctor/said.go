@@ -1,0 +1,140 @@
+package doctor
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
+)
+
+// said is an error of the driver that Kubernetes recorded, or the node's report tells.
+type said struct {
+	Reason   csierr.Reason
+	Sentence string
+	Source   string
+	First    time.Time
+	Last     time.Time
+	at       Link   // where it was recorded
+	node     string // the node of the call, if it is not the chain's
+}
+
+// link returns the link that the error is about.
+func (s said) link() Link {
+	if a := advices[s.Reason]; a.Link != "" {
+		return a.Link
+	}
+	return s.at
+}
+
+// heardAt reports whether the driver's errors that still count include one recorded at a link. Then
+// that error, which may be about another link, is what is wrong.
+func (c *chain) heardAt(at Link) bool {
+	return slices.ContainsFunc(c.heard, func(s said) bool { return s.at == at })
+}
+
+// said returns the driver's errors that still count: an error of a call that has succeeded since is
+// history.
+func (c *chain) said() []said {
+	var all []said
+	if c.claim != nil && c.claim.Status.Phase != phaseBound {
+		all = append(all, c.latest(c.claim, LinkClaim, nil, "ProvisioningFailed")...)
+	}
+	if c.volume != nil && c.volume.Status.Phase != phaseBound {
+		all = append(all, c.latest(c.volume, LinkVolume, nil, "VolumeFailedDelete")...)
+		if reason, sentence, ok := csierr.ParseMessage(c.volume.Status.Message); ok && len(all) == 0 {
+			all = append(all, said{Reason: reason, Sentence: sentence, at: LinkVolume,
+				Source: "PersistentVolume " + c.volume.Metadata.Name})
+		}
+	}
+	attached := c.attachment != nil && c.attachment.Status.Attached
+	if c.pod != nil && c.pod.Status.Phase != phaseRunning && c.volume != nil {
+		ofVolume := func(message string) bool {
+			return strings.Contains(message, `"`+c.volume.Metadata.Name+`"`)
+		}
+		if !attached {
+			all = append(all, c.latest(c.pod, LinkAttachment, ofVolume, "FailedAttachVolume")...)
+		}
+		all = append(all, c.latest(c.pod, LinkMounts, ofVolume, "FailedMount", "FailedMapVolume")...)
+	}
+	if _, v, _ := c.report(); v != nil {
+		for _, p := range v.Problems {
+			if _, known := advices[p.Reason]; known {
+				all = append(all, said{Reason: p.Reason, Sentence: p.Says, Source: theReport, at: LinkDevice})
+			}
+		}
+	}
+	for _, a := range c.attachments {
+		if !a.Status.Attached {
+			all = addFailure(all, a, a.Status.AttachError)
+		}
+		all = addFailure(all, a, a.Status.DetachError)
+	}
+	return all
+}
+
+// addFailure adds the failure of an attachment. The events of a pod may know it for longer.
+func addFailure(all []said, attachment kube.Object, failure *kube.Failure) []said {
+	if failure == nil {
+		return all
+	}
+	reason, sentence, ok := csierr.ParseMessage(failure.Message)
+	if !ok {
+		return all
+	}
+	s := said{Reason: reason, Sentence: sentence, Source: "VolumeAttachment " +
+		attachment.Metadata.Name, First: failure.Time, Last: failure.Time, at: LinkAttachment,
+		node: attachment.Spec.NodeName}
+	if i := slices.IndexFunc(all, func(other said) bool { return other.Reason == reason }); i >= 0 {
+		if known := all[i].First; !known.IsZero() && known.Before(s.First) {
+			s.First = known
+		}
+		if all[i].Last.After(s.Last) {
+			s.Last = all[i].Last
+		}
+		all[i] = s
+		return all
+	}
+	return append(all, s)
+}
+
+// events returns the events of an object with one of the reasons.
+func (c *chain) events(o *kube.Object, reasons ...string) []kube.Object {
+	found, _ := c.Cluster.objects(kindEvent, func(e kube.Object) bool {
+		about := e.InvolvedObject
+		return slices.Contains(reasons, e.Reason) && about.Kind == o.Kind &&
+			about.Name == o.Metadata.Name && about.Namespace == o.Metadata.Namespace &&
+			(about.UID == "" || o.Metadata.UID == "" || about.UID == o.Metadata.UID)
+	})
+	return found
+}
+
+// latest returns the driver's error in the latest of an object's events, unless none of them has
+// one. Those before it were overcome.
+func (c *chain) latest(o *kube.Object, at Link, about func(message string) bool,
+	reasons ...string) []said {
+	var last said
+	var all []said
+	for _, e := range c.events(o, reasons...) {
+		reason, sentence, ok := csierr.ParseMessage(e.Message)
+		if !ok || about != nil && !about(e.Message) {
+			continue
+		}
+		s := said{Reason: reason, Sentence: sentence, First: e.First(), Last: e.Last(), at: at,
+			Source: "event " + e.Reason + " of " + o.Kind + " " + o.Metadata.Name}
+		all = append(all, s)
+		if last.Reason == "" || s.Last.After(last.Last) {
+			last = s
+		}
+	}
+	if last.Reason == "" {
+		return nil
+	}
+	for _, s := range all {
+		if s.Reason == last.Reason && s.First.Before(last.First) {
+			last.First = s.First
+		}
+	}
+	return []said{last}
+}

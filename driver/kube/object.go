@@ -1,0 +1,189 @@
+package kube
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Object is an object of one of the known kinds; other kinds have no more than their kind. The JSON
+// names are Kubernetes' own.
+type Object struct {
+	Kind     string   `json:"kind"`
+	Metadata Metadata `json:"metadata"`
+	Spec     Spec     `json:"spec,omitzero"`
+	Status   Status   `json:"status,omitzero"`
+	Event
+}
+
+// Metadata is what every object has.
+type Metadata struct {
+	Name              string      `json:"name"`
+	Namespace         string      `json:"namespace,omitempty"`
+	UID               string      `json:"uid,omitempty"`
+	CreationTimestamp time.Time   `json:"creationTimestamp,omitzero"`
+	DeletionTimestamp time.Time   `json:"deletionTimestamp,omitzero"`
+	Annotations       Annotations `json:"annotations,omitzero"`
+	Labels            Labels      `json:"labels,omitzero"`
+}
+
+// Labels are those of a pod of the driver.
+type Labels struct {
+	App string `json:"app,omitempty"`
+}
+
+// Annotations are those of a claim.
+type Annotations struct {
+	Provisioner string `json:"volume.kubernetes.io/storage-provisioner,omitempty"`
+}
+
+// Spec holds what the known kinds specify.
+type Spec struct {
+	// of a PersistentVolume
+	CSI          CSISource         `json:"csi,omitzero"`
+	ClaimRef     Reference         `json:"claimRef,omitzero"`
+	Capacity     map[string]string `json:"capacity,omitempty"`
+	MountOptions Redacted          `json:"mountOptions,omitempty"`
+
+	// of a PersistentVolumeClaim
+	VolumeName       string   `json:"volumeName,omitempty"`
+	StorageClassName string   `json:"storageClassName,omitempty"`
+	VolumeMode       string   `json:"volumeMode,omitempty"`
+	AccessModes      []string `json:"accessModes,omitempty"`
+
+	// of a VolumeAttachment, and of a VolumeSnapshotContent
+	Attacher          string    `json:"attacher,omitempty"`
+	Source            Source    `json:"source,omitzero"`
+	Driver            string    `json:"driver,omitempty"`
+	VolumeSnapshotRef Reference `json:"volumeSnapshotRef,omitzero"`
+
+	// of a CSINode
+	Drivers []NodeDriver `json:"drivers,omitempty"`
+
+	// of a Pod; a VolumeAttachment has a node, too
+	NodeName string      `json:"nodeName,omitempty"`
+	Volumes  []PodVolume `json:"volumes,omitempty"`
+}
+
+// CSISource is the volume of a CSI driver.
+type CSISource struct {
+	Driver           string `json:"driver"`
+	VolumeHandle     string `json:"volumeHandle"`
+	FSType           string `json:"fsType,omitempty"`
+	VolumeAttributes struct {
+		DiskName string `json:"diskName,omitempty"`
+	} `json:"volumeAttributes,omitzero"`
+}
+
+// Reference names another object.
+type Reference struct {
+	Kind      string `json:"kind,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	UID       string `json:"uid,omitempty"`
+}
+
+// Source is what is attached, or what a snapshot was taken of.
+type Source struct {
+	PersistentVolumeName string `json:"persistentVolumeName,omitempty"`
+	SnapshotHandle       string `json:"snapshotHandle,omitempty"`
+}
+
+// NodeDriver is a CSI driver that is registered with a node's kubelet.
+type NodeDriver struct {
+	Name        string `json:"name"`
+	NodeID      string `json:"nodeID"`
+	Allocatable struct {
+		Count *int `json:"count,omitempty"`
+	} `json:"allocatable,omitzero"`
+}
+
+// PodVolume is a volume of a pod: one of a claim, or something else.
+type PodVolume struct {
+	Name                  string `json:"name"`
+	PersistentVolumeClaim struct {
+		ClaimName string `json:"claimName"`
+	} `json:"persistentVolumeClaim,omitzero"`
+	// Ephemeral is set if the pod has a claim of its own for the volume.
+	Ephemeral *struct{} `json:"ephemeral,omitempty"`
+}
+
+// Status holds what is known of an object.
+type Status struct {
+	Phase             string            `json:"phase,omitempty"`
+	Message           string            `json:"message,omitempty"`
+	SnapshotHandle    string            `json:"snapshotHandle,omitempty"`
+	Attached          bool              `json:"attached,omitempty"`
+	AttachError       *Failure          `json:"attachError,omitempty"`
+	DetachError       *Failure          `json:"detachError,omitempty"`
+	Conditions        []Condition       `json:"conditions,omitempty"`
+	ContainerStatuses []ContainerStatus `json:"containerStatuses,omitempty"`
+}
+
+// Failure is the last failure of an attach or a detach.
+type Failure struct {
+	Time    time.Time `json:"time,omitzero"`
+	Message string    `json:"message"`
+}
+
+// Condition is one condition of an object.
+type Condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"`
+	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
+}
+
+// ContainerStatus is the state of a container, without what the container itself wrote.
+type ContainerStatus struct {
+	Name         string `json:"name"`
+	Ready        bool   `json:"ready"`
+	RestartCount int    `json:"restartCount,omitempty"`
+	State        struct {
+		Waiting struct {
+			Reason string `json:"reason,omitempty"`
+		} `json:"waiting,omitzero"`
+	} `json:"state,omitzero"`
+}
+
+// Event has the fields of an event, which are beside its metadata.
+type Event struct {
+	Reason         string    `json:"reason,omitempty"`
+	Message        string    `json:"message,omitempty"`
+	InvolvedObject Reference `json:"involvedObject,omitzero"`
+	FirstTimestamp time.Time `json:"firstTimestamp,omitzero"`
+	LastTimestamp  time.Time `json:"lastTimestamp,omitzero"`
+	EventTime      time.Time `json:"eventTime,omitzero"`
+	Series         struct {
+		LastObservedTime time.Time `json:"lastObservedTime,omitzero"`
+	} `json:"series,omitzero"`
+}
+
+// First returns when the event was first seen.
+func (e Event) First() time.Time {
+	if e.FirstTimestamp.IsZero() {
+		return e.EventTime
+	}
+	return e.FirstTimestamp
+}
+
+// Last returns when the event was last seen.
+func (e Event) Last() time.Time {
+	last := e.First()
+	for _, at := range []time.Time{e.LastTimestamp, e.Series.LastObservedTime} {
+		if at.After(last) {
+			last = at
+		}
+	}
+	return last
+}
+
+// Redacted are texts that are read in order to be removed elsewhere. They are never written.
+type Redacted []string
+
+// MarshalJSON writes the number of the texts.
+func (r Redacted) MarshalJSON() ([]byte, error) {
+	hidden := make([]string, len(r))
+	for i := range hidden {
+		hidden[i] = "***"
+	}
+	return json.Marshal(hidden)
+}

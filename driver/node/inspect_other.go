@@ -1,0 +1,16 @@
+//go:build !linux
+
+package node
+
+import (
+	"context"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
+)
+
+// Inspect reports that it needs Linux.
+func (n *Service) Inspect(context.Context, []inspection.Asked) inspection.Report {
+	const why = "the node service needs Linux"
+	return inspection.Report{Format: inspection.Format, Unseen: []inspection.Unseen{
+		{Part: inspection.PartDevices, Why: why}, {Part: inspection.PartMounts, Why: why}}}
+}

@@ -1,0 +1,98 @@
+package driver
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+// subcommand is a program of an operator beside the plugin. It has some of the plugin's settings,
+// and flags of its own.
+type subcommand struct {
+	name, about string
+	settings    []string // by their variables
+	operands    string   // what the arguments without a flag are; empty if there are none
+}
+
+// rackSettings are the settings of a program that asks the rack.
+var rackSettings = []string{"OXIDE_HOST", "OXIDE_TOKEN", "OXIDE_TOKEN_FILE", "OXIDE_PROJECT",
+	"OXIDE_CLUSTER_ID", "OXIDE_CA_FILE"}
+
+// parse parses the arguments and the environment into the settings and the program's own flags. It
+// returns the operands, which may stand between flags. --help writes its text to help and returns
+// flag.ErrHelp.
+func (s subcommand) parse(c *Config, own func(*flag.FlagSet), args []string,
+	getenv func(string) string, help io.Writer) (operands []string, err error) {
+	values := map[string]string{}
+	flags := flag.NewFlagSet(s.name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	own(flags)
+	for _, t := range s.has() {
+		if t.flag != "" {
+			flags.Func(t.flag, t.usage+" [$"+t.env+"]", func(value string) error {
+				values[t.flag] = value
+				return nil
+			})
+		}
+	}
+	for more := true; more; {
+		switch err := flags.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			s.printHelp(help, flags)
+			return nil, err
+		case err != nil:
+			return nil, fmt.Errorf("%s: %s; see %s --help", s.name, csierr.Plain(err.Error()), s.name)
+		case flags.NArg() > 0 && s.operands == "":
+			return nil, fmt.Errorf("%s: expected flags only, found %d other arguments; see %s --help",
+				s.name, flags.NArg(), s.name)
+		}
+		if more = flags.NArg() > 0; more {
+			operands, args = append(operands, flags.Arg(0)), flags.Args()[1:]
+		}
+	}
+	return operands, s.set(c, values, getenv)
+}
+
+// has returns the settings that the program has.
+func (s subcommand) has() []setting {
+	return slices.DeleteFunc(slices.Clone(settings), func(t setting) bool {
+		return !slices.Contains(s.settings, t.env)
+	})
+}
+
+// set sets the settings from the flags and the environment.
+func (s subcommand) set(c *Config, values map[string]string, getenv func(string) string) error {
+	for _, t := range s.has() {
+		value := t.value(values, getenv)
+		if value == "" {
+			value = t.preset
+		}
+		if value == "" {
+			continue
+		}
+		if err := t.set(c, value); err != nil {
+			return fmt.Errorf("%s: %w", t.name(), err)
+		}
+	}
+	return nil
+}
+
+func (s subcommand) printHelp(w io.Writer, flags *flag.FlagSet) {
+	_, _ = fmt.Fprintln(w, s.about)
+	flags.VisitAll(func(f *flag.Flag) {
+		name, usage := flag.UnquoteUsage(f)
+		left := strings.TrimSpace("--" + f.Name + " " + name)
+		if f.DefValue != "" && f.DefValue != "false" {
+			usage += " (default " + f.DefValue + ")"
+		}
+		_, _ = fmt.Fprintf(w, "  %-24s %s\n", left, usage)
+	})
+	if slices.Contains(s.settings, "OXIDE_TOKEN") {
+		_, _ = fmt.Fprintf(w, "  %-24s %s\n", "$OXIDE_TOKEN", "the rack's token")
+	}
+}

@@ -1,0 +1,150 @@
+//go:build linux
+
+package sanity
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// doctored is what a doctor says as JSON, and how it ended.
+type doctored struct {
+	Chains []struct {
+		Links []struct {
+			Link, State, What string
+		}
+		Finding struct {
+			Link, Reason, Wrong, Next string
+		}
+	}
+	status int
+}
+
+// state is the state of a link.
+func (d doctored) state(link string) string {
+	GinkgoHelper()
+	Expect(d.Chains).To(HaveLen(1))
+	for _, l := range d.Chains[0].Links {
+		if l.Link == link {
+			return l.State
+		}
+	}
+	Fail("there is no link " + link)
+	return ""
+}
+
+// inspected runs oxide-csi-plugin inspect on the node, beside its driver, and returns the file with
+// its report.
+func (n *node) inspected(ctx context.Context, volume *csi.Volume) (path string) {
+	GinkgoHelper()
+	cmd := driverCommand(ctx, map[string]string{
+		"OXIDE_SYSFS_ROOT": filepath.Join(n.instance.Guest, "sys"),
+		"OXIDE_DEV_ROOT":   filepath.Join(n.instance.Guest, "dev"),
+		"OXIDE_STATE_DIR":  filepath.Join(n.Dir, "volumes"),
+	}, "inspect", "--volume="+volume.GetVolumeId()+"="+volume.GetVolumeContext()["diskName"])
+	report, err := cmd.Output()
+	Expect(err).NotTo(HaveOccurred())
+	return fileWith("report.json", report)
+}
+
+// fileWith is a file with a text, for as long as the spec lasts.
+func fileWith(name string, text []byte) (path string) {
+	GinkgoHelper()
+	path = filepath.Join(GinkgoT().TempDir(), name)
+	Expect(os.WriteFile(path, text, 0o600)).To(Succeed())
+	return path
+}
+
+// kubernetesOf is what kubectl prints of a cluster in which a pod on a node uses the volume.
+func kubernetesOf(p *placement) (path string) {
+	GinkgoHelper()
+	const name, driver = "pv-1", "csi.oxide.computer"
+	type object = map[string]any
+	meta := object{"name": "data", "namespace": "default", "creationTimestamp": time.Now().UTC()}
+	text, err := json.Marshal(object{"kind": "List", "items": []object{
+		{"kind": "PersistentVolumeClaim", "metadata": meta, "spec": object{"volumeName": name},
+			"status": object{"phase": "Bound"}},
+		{"kind": "PersistentVolume", "metadata": object{"name": name},
+			"spec": object{"claimRef": meta, "capacity": object{"storage": "1Gi"}, "csi": object{
+				"driver": driver, "volumeHandle": p.Volume.GetVolumeId(),
+				"volumeAttributes": p.Volume.GetVolumeContext()}}, "status": object{"phase": "Bound"}},
+		{"kind": "VolumeAttachment", "metadata": object{"name": "csi-1"},
+			"spec": object{"attacher": driver, "nodeName": p.instance.Name,
+				"source": object{"persistentVolumeName": name}}, "status": object{"attached": true}},
+		{"kind": "CSINode", "metadata": object{"name": p.instance.Name}, "spec": object{
+			"drivers": []object{{"name": driver, "nodeID": p.instance.ID}}}},
+		{"kind": "Pod", "metadata": object{"name": "app", "namespace": "default",
+			"uid": filepath.Base(filepath.Dir(p.Target))},
+			"spec": object{"nodeName": p.instance.Name, "volumes": []object{{"name": "data",
+				"persistentVolumeClaim": object{"claimName": "data"}}}},
+			"status": object{"phase": "Running"}},
+	}})
+	Expect(err).NotTo(HaveOccurred())
+	return fileWith("objects.json", text)
+}
+
+// diagnosed asks a doctor about the claim.
+func (f *nodeFixture) diagnosed(ctx context.Context, token, objects, report string) doctored {
+	GinkgoHelper()
+	cmd := driverCommand(ctx, map[string]string{"OXIDE_HOST": f.rack.URL, "OXIDE_TOKEN": token,
+		"OXIDE_PROJECT": f.rack.Project}, "doctor", "pvc", "default/data", "--output=json",
+		"--objects="+objects, "--node-report="+report)
+	var out, log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &log
+	_ = cmd.Run()
+	d := doctored{status: cmd.ProcessState.ExitCode()}
+	Expect(json.Unmarshal(out.Bytes(), &d)).To(Succeed(), "%s%s", out.String(), log.String())
+	Expect(out.String() + log.String()).NotTo(ContainSubstring(token))
+	AddReportEntry("doctor", out.String())
+	return d
+}
+
+var _ = describeNodes("the doctor", func(f *nodeFixture) {
+	It("finds nothing in a volume in use, and only reads from the rack", func(ctx SpecContext) {
+		p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+		objects, report := kubernetesOf(p), f.a.inspected(ctx, p.Volume)
+		before, err := f.rack.Admin.Requests(ctx, 0)
+		Expect(err).NotTo(HaveOccurred())
+		d := f.diagnosed(ctx, f.rack.Token, objects, report)
+		Expect(d.status).To(Equal(0), "%+v", d)
+		asked, err := f.rack.Admin.Requests(ctx, len(before))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(asked).NotTo(BeEmpty())
+		for _, r := range asked {
+			Expect(r.Method).To(Equal("GET"), "%+v", r)
+		}
+		By("with a token that the rack refuses, it says what it could not see")
+		d = f.diagnosed(ctx, "oxide-token-wrong", objects, report)
+		Expect(d.status).To(Equal(3), "%+v", d)
+		Expect(d.state("disk")).To(Equal("unseen"))
+		Expect(d.state("mounts")).To(Equal("ok"))
+		f.detached(ctx, p)
+	})
+
+	It("finds the disk that somebody detached, and the volume that somebody unmounted",
+		func(ctx SpecContext) {
+			p := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+			objects := kubernetesOf(p)
+			Expect(p.unpublish(ctx)).To(Succeed())
+			d := f.diagnosed(ctx, f.rack.Token, objects, f.a.inspected(ctx, p.Volume))
+			Expect(d.status).To(Equal(2), "%+v", d)
+			Expect(d.Chains[0].Finding.Link).To(Equal("mounts"), "%+v", d)
+			Expect(d.Chains[0].Finding.Reason).To(Equal("VolumeNotAtPath"))
+			Expect(p.unstage(ctx)).To(Succeed())
+			Expect(f.rack.DetachDisk(ctx, p.Volume.GetVolumeId(), p.instance.ID)).To(Succeed())
+			d = f.diagnosed(ctx, f.rack.Token, objects, f.a.inspected(ctx, p.Volume))
+			Expect(d.status).To(Equal(2), "%+v", d)
+			Expect(d.Chains[0].Finding.Link).To(Equal("disk"), "%+v", d)
+			Expect(d.Chains[0].Finding.Reason).To(Equal("DeviceNotFound"))
+		})
+})
