@@ -103,8 +103,8 @@ var stateAdvices = map[csierr.Reason]advice{
 	csierr.DiskNotOurs: {
 		Link:     LinkDisk,
 		ByItself: repeated,
-		Do: "Give a static volume the reclaim policy Retain, and delete its disk on the " +
-			"rack by hand.",
+		Do: "If the cluster's id (OXIDE_CLUSTER_ID) was changed, set it back. Otherwise give the " +
+			"volume the reclaim policy Retain, and delete its disk on the rack by hand.",
 		Next: showVolume,
 	},
 	csierr.SnapshotNotFound: {
