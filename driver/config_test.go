@@ -200,7 +200,8 @@ func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 
 // The defaults in the table of docs/configuration.md for settings that have none in the program.
 var spokenDefaults = map[string]string{
-	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none", "OXIDE_PPROF_ADDRESS": "none",
+	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
+	"OXIDE_PPROF_ADDRESS": "none",
 }
 
 func TestB37TheDocumentationListsEverySetting(t *testing.T) {

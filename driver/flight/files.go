@@ -98,8 +98,8 @@ func (e Entry) sameAs(other Entry) bool {
 	return e.Event == other.Event && e.Path == other.Path && !away
 }
 
-// Open returns the begins of those changes in a volume's file that are not ended. A failure ends one
-// of those that are begun, for the outcome of an earlier one may still be unknown.
+// Open returns the begins of those changes in a volume's file that are not ended. A failure ends
+// one of those that are begun, for the outcome of an earlier one may still be unknown.
 func Open(entries []Entry) []Entry {
 	var open []Entry
 	for _, e := range entries {
