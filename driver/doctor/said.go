@@ -22,10 +22,13 @@ type said struct {
 
 // link returns the link that the error is about.
 func (s said) link() Link {
-	if a := advices[s.Reason]; a.Link != "" {
+	switch a := advices[s.Reason]; {
+	case a.Link == "", a.Link == LinkClaim && s.at != "":
+		// What a create says of the request's values, every other call says of its own.
+		return s.at
+	default:
 		return a.Link
 	}
-	return s.at
 }
 
 // heardAt reports whether the driver's errors that still count include one recorded at a link. Then

@@ -81,6 +81,11 @@ func (c cell) runOnce(ctx context.Context, env *environment, limit time.Duration
 	if err := r.checkResult(ctx); err != nil {
 		return err
 	}
+	if r.err != nil {
+		if err := env.diagnoses.ask(ctx, env, r.err); err != nil {
+			return err
+		}
+	}
 	if c.phase == deferred {
 		if err := env.Rack.Admin.RunDeferred(ctx); err != nil {
 			return err

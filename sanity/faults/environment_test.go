@@ -14,6 +14,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/oxidecomputer/oxide.go/oxide"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
@@ -33,8 +35,14 @@ const (
 // cell at a time.
 type environment struct {
 	*harness.Environment
+	run    *harness.Run
 	plugin *harness.Plugin
+	conn   *grpc.ClientConn
 	ctl    csi.ControllerClient
+	// diagnoses are those of all racks.
+	diagnoses *doctor
+	// request is the last one.
+	request proto.Message
 
 	// up runs and down is stopped; full is stopped and has as many disks as it can.
 	up, down, full string
@@ -60,7 +68,7 @@ type environment struct {
 }
 
 // newEnvironment starts a rack and a controller, and creates the objects.
-func newEnvironment(ctx context.Context, run *harness.Run) (*environment, error) {
+func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environment, error) {
 	started, err := run.StartEnvironment(ctx, harness.RackOptions{
 		Instances: []string{"up", "down", "full"}, QuotaBytes: quota, DiskLimit: diskLimit,
 		// Any token: the cells give the driver new ones.
@@ -71,7 +79,7 @@ func newEnvironment(ctx context.Context, run *harness.Run) (*environment, error)
 		return nil, err
 	}
 	rack := started.Rack
-	env := &environment{Environment: started, tokenFile: filepath.Join(rack.Dir, "token"),
+	env := &environment{Environment: started, run: run, diagnoses: d, tokenFile: filepath.Join(rack.Dir, "token"),
 		tokenTime: time.Now(), others: map[string]string{}}
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
 	env.full = rack.Instance("full").ID
@@ -83,7 +91,11 @@ func newEnvironment(ctx context.Context, run *harness.Run) (*environment, error)
 	if err != nil {
 		return env, err
 	}
-	env.ctl = env.plugin.Controller()
+	env.conn, err = env.plugin.Dial(ctx, grpc.WithChainUnaryInterceptor(env.remember))
+	if err != nil {
+		return env, err
+	}
+	env.ctl = csi.NewControllerClient(env.conn)
 	s := &setup{environment: env, ctx: ctx}
 	env.createObjects(s)
 	env.fetchOtherObjects(s)
@@ -188,7 +200,7 @@ func (env *environment) shutDown(ctx context.Context) error {
 	if env.Baseline != nil {
 		err = env.Balance(ctx)
 	}
-	return errors.Join(err, env.Close())
+	return errors.Join(err, env.conn.Close(), env.Close())
 }
 
 // patience is for what takes milliseconds on an idle machine.

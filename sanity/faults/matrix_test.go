@@ -28,7 +28,7 @@ const only = "FAULTS_CELL"
 func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 	p := proof.New(t, "fault-matrix")
 	run := harness.RunFor(t)
-	m := &matrix{t: t, proof: p, run: run}
+	m := &matrix{t: t, proof: p, run: run, diagnoses: &doctor{situations: map[string]bool{}}}
 	m.start()
 	m.observe()
 	m.choose()
@@ -41,6 +41,11 @@ func TestNoFaultOfARackMisleadsTheDriver(t *testing.T) {
 		"answers", len(answers), "cells", len(m.cells),
 		"share", fmt.Sprintf("%.0f%%", 100*float64(len(m.cells))/float64(m.all)),
 		"passed", m.passed.Load())
+	d := m.diagnoses
+	if err := proof.Print(proof.Line("doctor", "situations", len(d.situations), "right", d.right,
+		"wrong", len(d.situations)-d.right, "could_not_see", d.unseen)); err != nil {
+		t.Error(err)
+	}
 }
 
 // matrix is a run of it.
@@ -48,6 +53,7 @@ type matrix struct {
 	t            *testing.T
 	proof        *proof.Proof
 	run          *harness.Run
+	diagnoses    *doctor
 	environments []*environment
 	// pairs are the operations with the scenarios that need them.
 	pairs []cell
@@ -62,7 +68,7 @@ func (m *matrix) start() {
 	m.t.Helper()
 	m.environments = make([]*environment, environmentCount)
 	errs := make([]error, environmentCount)
-	m.each(func(i int) { m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run) })
+	m.each(func(i int) { m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run, m.diagnoses) })
 	m.t.Cleanup(func() {
 		for _, env := range m.environments {
 			if env == nil {
@@ -111,7 +117,7 @@ func (m *matrix) observe() {
 		}
 	}
 	for _, operation := range driverOperations(m.t) {
-		if !seen[operation] {
+		if !seen[operation] && operation != background {
 			m.t.Errorf("the driver's source asks for %s, and none of the scenarios needs it; add one",
 				operation)
 		}

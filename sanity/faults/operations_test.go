@@ -14,6 +14,9 @@ import (
 	"github.com/oxidecomputer/oxide.go/oxide"
 )
 
+// background is what the controller asks beside its calls, for a metric: no call needs it.
+const background = "current_user_access_token_list"
+
 // driverSource is where the driver's source lies, seen from here.
 const driverSource = "../../driver"
 
