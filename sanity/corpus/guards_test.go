@@ -317,7 +317,7 @@ func historyGuards() []guard {
 		{"a volume for raw use gets no filesystem", in("node.request.checkUse",
 			"v.Use == volume.UseBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
 		{"the device's blocks are the disk's", in("blockdev.OpenDevice.CheckBlockSize",
-			"blockBytes != 0 && blockBytes != int64(n)", notAsked),
+			"blockBytes != 0 && blockBytes != n", notAsked),
 			[]string{"a blank disk with blocks of another size",
 				"a healthy disk with blocks of another size"}},
 		{"nobody writes to a disk that is formatted", in("filesystem.disk.format", "d.AwaitNoWriters()",
