@@ -69,17 +69,25 @@ func TestADeferredEffectComesAfterACallerGaveUp(t *testing.T) {
 	r := newRack(t, engine.Config{})
 	r.fault(adminapi.Fault{Operation: "disk_create", Phase: adminapi.Deferred, Hang: hour,
 		Delay: hour})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := r.DiskCreate(ctx, r.blank("d", 1)); err == nil {
+	created := make(chan error, 1)
+	go func() {
+		_, err := r.DiskCreate(ctx, r.blank("d", 1))
+		created <- err
+	}()
+	simtest.Eventually(t, "the fault to fire", func() bool { return r.Faults.List()[0].Fired > 0 })
+	cancel()
+	if err := <-created; err == nil {
 		t.Fatal("the caller was told of a success")
 	}
 	if r.exists("d") {
 		t.Fatal("it was done at once")
 	}
-	if err := r.RunDeferred(t.Context()); err != nil || !r.exists("d") {
-		t.Errorf("it was not done: %v", err)
-	}
+	simtest.Eventually(t, "the effect", func() bool {
+		simtest.NoError(t, r.RunDeferred(t.Context()))
+		return r.exists("d")
+	})
 }
 
 func TestCloseDropsDeferredRequests(t *testing.T) {

@@ -99,7 +99,8 @@ func (w *session) carryOut(ctx context.Context) {
 	if err == nil {
 		err = w.runParts(ctx)
 	}
-	if err != nil {
+	// What a rack that was lost did not do is no fault of its.
+	if err != nil && w.askRack(ctx) == nil {
 		w.incomplete(err)
 	}
 	w.sweep(ctx)
