@@ -20,7 +20,8 @@ import (
 const settleTimeout = 2 * time.Minute
 
 // inventory is a script for a node: one line for each mount of a volume, each directory that the
-// kubelet keeps for one, each disk in the guest's view, and each record of the driver's.
+// kubelet keeps for one, each disk in the guest's view, and each record of the driver's; what its
+// flight recorder keeps is to stay.
 const inventory = `
 awk '$2 ~ "^/var/lib/kubelet/.*(kubernetes.io~csi|kubernetes.io/csi)" {print "mount " $2}' \
 	/proc/mounts
@@ -33,7 +34,7 @@ done
 for entry in $(ls -A /oxide/dev); do echo "device $entry"; done
 for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
 [ -d /run/csi.oxide.computer ] || exit 0
-for entry in $(cd /run/csi.oxide.computer && find . -type f); do echo "record $entry"; done`
+for entry in $(cd /run/csi.oxide.computer && find . -type f -name "*.json"); do echo "record $entry"; done`
 
 // clusterKinds are the objects that a volume leaves behind when something leaks.
 var clusterKinds = []schema.GroupVersionKind{
