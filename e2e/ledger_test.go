@@ -34,7 +34,8 @@ done
 for entry in $(ls -A /oxide/dev); do echo "device $entry"; done
 for entry in $(ls -A /oxide/sys/block); do echo "sysfs $entry"; done
 [ -d /run/csi.oxide.computer ] || exit 0
-for entry in $(cd /run/csi.oxide.computer && find . -type f -name "*.json"); do echo "record $entry"; done`
+cd /run/csi.oxide.computer
+for entry in $(find . -type f -name "*.json"); do echo "record $entry"; done`
 
 // clusterKinds are the objects that a volume leaves behind when something leaks.
 var clusterKinds = []schema.GroupVersionKind{

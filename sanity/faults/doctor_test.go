@@ -84,8 +84,8 @@ func (d *doctor) ask(ctx context.Context, env *environment, callError error) err
 	return nil
 }
 
-// mayBe reports whether Kubernetes would ask for it: of a volume that there is, at a node that runs.
-// What else is wrong otherwise, a doctor finds first.
+// mayBe reports whether Kubernetes would ask for it: of a volume that there is, at a node that
+// runs. What else is wrong otherwise, a doctor finds first.
 func (env *environment) mayBe(request proto.Message) bool {
 	if r, ok := request.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() == nobody {
 		return false

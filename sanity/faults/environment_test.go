@@ -79,7 +79,8 @@ func newEnvironment(ctx context.Context, run *harness.Run, d *doctor) (*environm
 		return nil, err
 	}
 	rack := started.Rack
-	env := &environment{Environment: started, run: run, diagnoses: d, tokenFile: filepath.Join(rack.Dir, "token"),
+	env := &environment{Environment: started, run: run, diagnoses: d,
+		tokenFile: filepath.Join(rack.Dir, "token"),
 		tokenTime: time.Now(), others: map[string]string{}}
 	env.up, env.down = rack.Instance("up").ID, rack.Instance("down").ID
 	env.full = rack.Instance("full").ID

@@ -68,7 +68,9 @@ func (m *matrix) start() {
 	m.t.Helper()
 	m.environments = make([]*environment, environmentCount)
 	errs := make([]error, environmentCount)
-	m.each(func(i int) { m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run, m.diagnoses) })
+	m.each(func(i int) {
+		m.environments[i], errs[i] = newEnvironment(m.t.Context(), m.run, m.diagnoses)
+	})
 	m.t.Cleanup(func() {
 		for _, env := range m.environments {
 			if env == nil {
