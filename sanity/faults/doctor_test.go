@@ -146,7 +146,8 @@ func kubernetesOf(request proto.Message, callError error) (objects []byte, quest
 	event := func(kind, namespace, name, reason string) object {
 		return object{"kind": "Event", "metadata": object{"name": "e", "namespace": "default"},
 			"involvedObject": object{"kind": kind, "name": name, "namespace": namespace},
-			"type":           "Warning", "reason": reason, "message": callError.Error(), "lastTimestamp": now}
+			"type":           "Warning", "reason": reason, "message": callError.Error(),
+			"lastTimestamp": now}
 	}
 	pv := func(handle, phase string) object {
 		return object{"kind": "PersistentVolume", "metadata": object{"name": volume},
