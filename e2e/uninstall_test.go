@@ -80,7 +80,7 @@ var _ = Describe("an installation", func() {
 // remains is a script for a node that prints what an installation may leave there.
 const remains = `
 for dir in /var/lib/kubelet/plugins/csi.oxide.computer /run/csi.oxide.computer; do
-	[ ! -d $dir ] || find $dir ! -type d
+	[ ! -d $dir ] || find $dir ! -type d ! -path "*/flight/*" ! -name lock
 done
 find /var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/kubernetes.io -name '*oxide*' \
 	! -type d 2>/dev/null
