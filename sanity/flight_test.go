@@ -79,6 +79,7 @@ var _ = describeNodes("the flight recorder", func(f *nodeFixture) {
 			said = append(said, operationOf[c.Event]+" "+c.Request)
 		}
 		Expect(said).To(Equal(made))
+		Expect(harness.CheckChanges(recorded(controller))).To(Succeed())
 		Expect(recorded(controller)[0]).To(HaveField("Claim", "shop/data"))
 	})
 

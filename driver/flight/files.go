@@ -52,7 +52,9 @@ func (s *files) add(e Entry, always bool) (added bool, err error) {
 	path := filepath.Join(s.dir, FileName(e.Volume))
 	f, err := s.open(path, e.Outcome == Begun || always)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // nothing is open that could end
+		// Nothing is open that could turn out to be made. Whoever ends a change has begun it, and
+		// somebody has removed the file since.
+		return !e.Seen, nil
 	}
 	if err != nil {
 		return false, err

@@ -141,8 +141,9 @@ func (r *Recorder) history() history {
 	return r.kept
 }
 
-// add adds an entry, and says it if it is a change that was made.
-func (r *Recorder) add(ctx context.Context, e Entry, always bool) {
+// add adds an entry, and says it if it is a change that was made. recorded reports whether the next
+// entry of the change can rely on it.
+func (r *Recorder) add(ctx context.Context, e Entry, always bool) (recorded bool) {
 	added, err := r.history().add(e, always)
 	if err != nil {
 		r.Log.WarnContext(ctx, "the flight recorder cannot write its file", "volume", e.Volume,
@@ -150,13 +151,14 @@ func (r *Recorder) add(ctx context.Context, e Entry, always bool) {
 		added = e.Outcome == Done && !e.Seen // rather twice than never
 	}
 	if !added || e.Outcome != Done {
-		return
+		return err == nil
 	}
 	attrs := append([]slog.Attr{slog.String("event", string(e.Event))}, e.attrs()...)
 	r.Log.LogAttrs(ctx, slog.LevelInfo, e.Event.Says(), attrs...)
 	if r.Observe != nil {
 		r.Observe(e)
 	}
+	return err == nil
 }
 
 // call is what a call's context carries.
@@ -193,10 +195,11 @@ func Answered(ctx context.Context, request string) {
 
 // Change is a change that is being made.
 type Change struct {
-	ctx   context.Context
-	ended bool
-	call  call
-	entry Entry
+	ctx      context.Context
+	recorded bool // its begin
+	ended    bool
+	call     call
+	entry    Entry
 }
 
 // Begin announces a change, right before it is made. Without a recorder in ctx nothing is recorded.
@@ -207,9 +210,9 @@ func Begin(ctx context.Context, event Event, f Fields) *Change {
 	}
 	e := Entry{Time: time.Now().UTC(), Event: event, Outcome: Begun, Fields: c.fields.with(f)}
 	e.key = keyOf(event, e.Fields)
-	c.recorder.add(ctx, e, false)
+	recorded := c.recorder.add(ctx, e, false)
 	c.request.Store(nil)
-	return &Change{ctx: ctx, call: c, entry: e}
+	return &Change{ctx: ctx, recorded: recorded, call: c, entry: e}
 }
 
 // End closes the change: it was made if err is nil, and otherwise it failed. A change of which the
@@ -229,7 +232,7 @@ func (c *Change) End(err error, more Fields) {
 	if err != nil {
 		e.Outcome, e.Reason = Failed, string(csierr.ReasonOf(err))
 	}
-	c.call.recorder.add(c.ctx, e, false)
+	c.call.recorder.add(c.ctx, e, !c.recorded)
 }
 
 // Confirm closes a change that is open, if there is one with this event, these fields and those of

@@ -146,6 +146,23 @@ func TestAnAnswerThatWasLostIsSaidWhenTheDiskIsFound(t *testing.T) {
 	}
 }
 
+func TestAChangeIsSaidAlsoWhenItsBeginIsLost(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, FileName(someVolume))
+	removed := record(dir)
+	change := Begin(removed.call(t.Context()), Mounted, Fields{})
+	csitest.Must(t, os.Remove(path))
+	change.End(nil, Fields{})
+	csitest.Must(t, os.Mkdir(path, 0o700)) // nothing can be written while it is there
+	unwritten := record(dir)
+	change = Begin(unwritten.call(t.Context()), Unmounted, Fields{})
+	csitest.Must(t, os.Remove(path))
+	change.End(nil, Fields{})
+	if len(removed.seen) != 1 || len(unwritten.seen) != 1 {
+		t.Errorf("said %+v and %+v", removed.seen, unwritten.seen)
+	}
+}
+
 func TestAVolumesFileIsBoundedAndPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "flight")
 	r := record(dir)

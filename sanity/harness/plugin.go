@@ -265,23 +265,17 @@ func (p *Plugin) Metrics(ctx context.Context) (map[string]float64, error) {
 	}
 	samples := map[string]float64{}
 	for line := range strings.Lines(string(text)) {
-		name, value, ok := lastCut(strings.TrimSpace(line), " ")
-		if !ok || strings.HasPrefix(line, "#") {
+		line = strings.TrimSpace(line)
+		space := strings.LastIndex(line, " ")
+		if space < 0 || strings.HasPrefix(line, "#") {
 			continue
 		}
-		if samples[name], err = strconv.ParseFloat(value, 64); err != nil {
+		name := line[:space]
+		if samples[name], err = strconv.ParseFloat(line[space+1:], 64); err != nil {
 			return nil, fmt.Errorf("the metric %s: %w", name, err)
 		}
 	}
 	return samples, nil
-}
-
-func lastCut(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }
 
 func readPage(ctx context.Context, client *http.Client, url string) ([]byte, error) {
