@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,9 +68,9 @@ func (d *doctor) ask(ctx context.Context, env *environment, callError error) err
 		return fmt.Errorf("%s: %w", situation, err)
 	}
 	found := said.Chains[0].Finding
-	if found.Reason != reason || !slices.Contains(linksOf(env.request, reason), found.Link) {
-		return fmt.Errorf("%s: the doctor finds %s at %s; want %s at one of %v: %s", situation,
-			found.Reason, found.Link, reason, linksOf(env.request, reason), found.Wrong)
+	if want := linkOf(env.request, reason); found.Reason != reason || found.Link != want {
+		return fmt.Errorf("%s: the doctor finds %s at %s; want %s at %s: %s", situation,
+			found.Reason, found.Link, reason, want, found.Wrong)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -94,20 +93,23 @@ func (env *environment) mayBe(request proto.Message) bool {
 	return !ok || r.GetNodeId() == env.up
 }
 
-// linksOf are the links at which a failure may be found.
-func linksOf(request proto.Message, reason string) []string {
+// linkOf is the link at which a failure is to be found.
+func linkOf(request proto.Message, reason string) string {
 	for prefix, link := range map[string]string{"Rack": "rack", "Token": "rack", "Role": "rack",
 		"Project": "rack", "EffectUnknown": "rack", "NameTaken": "rack", "ObjectNotFound": "rack",
 		"Conflict": "disk", "Disk": "disk", "Instance": "instance", "Serial": "serial",
 		"BootDisk": "disk"} {
 		if strings.HasPrefix(reason, prefix) {
-			return []string{link}
+			return link
 		}
 	}
-	if _, creates := request.(*csi.CreateVolumeRequest); creates {
-		return []string{"claim"}
+	switch request.(type) {
+	case *csi.CreateVolumeRequest:
+		return "claim"
+	case *csi.DeleteVolumeRequest:
+		return "volume"
 	}
-	return []string{"attachment", "volume", "rack", "disk"}
+	return "attachment"
 }
 
 // doctor runs oxide-csi-plugin doctor.
