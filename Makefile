@@ -40,7 +40,7 @@ SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)')
 
 .DEFAULT_GOAL := help
-.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo conformance conformance-simulator
+.PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
 .PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
@@ -118,6 +118,9 @@ demo: ## watch a volume live: born, mounted on A, written, moved to B, read back
 
 conformance: ## the suite against the rack that OXIDE_HOST, OXIDE_TOKEN and OXIDE_PROJECT name, from inside an instance
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/oxide-conformance && bin/oxide-conformance run
+
+docs: under-test ## check the documentation, and run the commands in it that need no cluster
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./docs
 
 conformance-simulator: under-test ## the same program against a simulated rack, with hot-plug and without
 	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/conformance -run 'ARackWith(out)?HotPlug'

@@ -1,0 +1,81 @@
+package docs
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/yuin/goldmark/ast"
+)
+
+// Who runs a block.
+const (
+	Here    = "here"
+	Cluster = "cluster"
+)
+
+// Block is a block of code of a page.
+type Block struct {
+	// At is its place, PAGE:LINE.
+	At string
+	// Text is what it says.
+	Text string
+	// Run is Here or Cluster, or empty where nothing runs it; then Reason says why.
+	Run, Reason string
+	// Prints, if it is not empty, is what the commands have to print.
+	Prints string
+}
+
+var class = regexp.MustCompile(
+	`^<!-- (?:run: (here|cluster)(?:; prints: (.+))?|not run: (.+)) -->$`)
+
+// Blocks are the page's blocks of code. Every block needs a class.
+func (p Page) Blocks() ([]Block, error) {
+	var blocks []Block
+	var errs []error
+	for _, n := range p.nodes() {
+		fenced := n.Kind() == ast.KindFencedCodeBlock
+		if (n.Kind() != ast.KindCodeBlock && !fenced) || n.Lines().Len() == 0 {
+			continue
+		}
+		block := Block{At: p.at(n.Lines().At(0).Start), Text: p.linesOf(n)}
+		var found []string
+		if above, ok := n.PreviousSibling().(*ast.HTMLBlock); ok {
+			found = class.FindStringSubmatch(strings.TrimSpace(p.linesOf(above)))
+		}
+		if found == nil {
+			errs = append(errs, fmt.Errorf("%s: the block has no class: write <!-- run: here -->, "+
+				"<!-- run: cluster --> or <!-- not run: REASON --> on the line above it", block.At))
+			continue
+		}
+		block.Run, block.Prints, block.Reason = found[1], found[2], found[3]
+		if fenced && block.Reason != drawing {
+			errs = append(errs, fmt.Errorf("%s: the block has a fence, which is for drawings "+
+				"(<!-- not run: %s -->): indent it by four spaces instead", block.At, drawing))
+		}
+		blocks = append(blocks, block)
+	}
+	return blocks, errors.Join(errs...)
+}
+
+const drawing = "a drawing"
+
+// RunBy are the blocks that one runner runs.
+func RunBy(runner string, blocks []Block) []Block {
+	var chosen []Block
+	for _, b := range blocks {
+		if b.Run == runner {
+			chosen = append(chosen, b)
+		}
+	}
+	return chosen
+}
+
+// The pages with blocks of the class Cluster. ByHelm install, change and remove the driver, in this
+// order; OnCluster need it installed.
+var (
+	ByHelm    = []string{"docs/howto/install.md", "docs/howto/upgrade.md", "docs/howto/uninstall.md"}
+	OnCluster = []string{"docs/tutorial.md", "docs/howto/snapshots.md",
+		"docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
+)

@@ -1,0 +1,79 @@
+package docs
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+)
+
+var update = flag.Bool("update", false, "write the table of docs/events.md")
+
+// The table of events stands between these lines.
+const (
+	tableBegins = "<!-- events, written by go test ./docs -run Events -update -->\n"
+	tableEnds   = "<!-- end of events -->\n"
+)
+
+// byController are the events of the process that calls the rack; the others are a node's.
+var byController = []flight.Event{flight.DiskCreated, flight.DiskDeleted, flight.DiskAttached,
+	flight.DiskDetached, flight.SnapshotCreated, flight.SnapshotDeleted}
+
+func TestThePageOfEventsListsEveryEventOfTheDriver(t *testing.T) {
+	page, err := os.ReadFile("events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := bytes.Cut(page, []byte(tableBegins))
+	got, after, ends := bytes.Cut(rest, []byte(tableEnds))
+	if !found || !ends {
+		t.Fatal("docs/events.md has no place for the table of events")
+	}
+	var want strings.Builder
+	want.WriteString("| event | message | who | meaning |\n|---|---|---|---|\n")
+	for _, e := range flight.Events {
+		who := "node"
+		for _, event := range byController {
+			if e.Event == event {
+				who = "controller"
+			}
+		}
+		fmt.Fprintf(&want, "| `%s` | %s | %s | %s |\n", e.Event, e.Says, who, e.Meaning)
+	}
+	if *update {
+		text := string(before) + tableBegins + want.String() + tableEnds + string(after)
+		if err := os.WriteFile("events.md", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+		t.Errorf("the table of docs/events.md is not the driver's: go test ./docs -run Events -update "+
+			"writes it (-driver +page):\n%s", diff)
+	}
+}
+
+func TestThePageOfEventsNamesEveryField(t *testing.T) {
+	page, err := os.ReadFile("events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, fields, _ := strings.Cut(string(page), "## Fields")
+	fields, _, _ = strings.Cut(fields, "## Read")
+	for _, known := range []reflect.Type{reflect.TypeFor[flight.Fields](),
+		reflect.TypeFor[flight.Entry]()} {
+		for i := range known.NumField() {
+			name, _, _ := strings.Cut(known.Field(i).Tag.Get("json"), ",")
+			if name != "" && !strings.Contains(fields, "`"+name+"`") {
+				t.Errorf("docs/events.md does not explain the field %s", name)
+			}
+		}
+	}
+}

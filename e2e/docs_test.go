@@ -1,0 +1,150 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/docs"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+var _ = Describe("the documentation", func() {
+	for _, path := range docs.OnCluster {
+		It("D-1 D-58 has commands that work as they are written: "+path, func(ctx SpecContext) {
+			claim := s.Claim(ctx, Claim{Name: "claim"})
+			user := s.Pod(ctx, Pod{Name: "pod", Claims: []string{claim}}).Running(ctx)
+			reader := newReader(ctx, "NS="+s.ns, "POD="+user.name, "PVC="+claim,
+				"NODE="+user.Node(ctx))
+			reader.follow(ctx, path)
+		}, NodeTimeout(5*time.Minute))
+	}
+
+	It("D-57 has commands that install, upgrade and remove the driver: "+
+		strings.Join(docs.ByHelm, ", "), func(ctx SpecContext) {
+		reader := newReader(ctx)
+		DeferCleanup(func(ctx SpecContext) {
+			reader.run(ctx, docs.Block{Text: "helm uninstall oxide-csi --namespace oxide-csi " +
+				"--ignore-not-found --wait --timeout 3m"})
+			removeLeases(ctx, driverNamespace, "csi-oxide")
+			install(ctx)
+		}, NodeTimeout(3*rolloutTimeout))
+		uninstall(ctx)
+		unregistered(ctx)
+		for _, path := range docs.ByHelm {
+			By("following "+path, func() { reader.follow(ctx, path) })
+			if path == docs.ByHelm[0] {
+				for _, worker := range workers {
+					Expect(registered(ctx, worker)).To(Succeed())
+				}
+				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{Name: "by-helm"})).Delete(ctx)
+				s.DeleteClaim(ctx, "by-helm")
+				noVolumes(ctx)
+			}
+		}
+		unregistered(ctx)
+	}, NodeTimeout(15*time.Minute))
+})
+
+// simulatedGuests are the values by which the nodes' driver looks at its guest of the simulated
+// rack, as deploy/kustomize/e2e has them.
+const simulatedGuests = `
+node:
+  extraEnv:
+    - {name: OXIDE_SYSFS_ROOT, value: /oxide/sys}
+    - {name: OXIDE_DEV_ROOT, value: /oxide/dev}
+  extraVolumeMounts: [{name: guest, mountPath: /oxide}]
+  extraVolumes: [{name: guest, hostPath: {path: /oxide, type: Directory}}]
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+          - matchExpressions:
+              - {key: node-role.kubernetes.io/control-plane, operator: DoesNotExist}
+`
+
+// helmForGuests gives a release these values, beside those that the page gives it.
+const helmForGuests = `#!/bin/sh
+case $1 in
+install | upgrade) exec '%[1]s' "$@" --values '%[2]s' ;;
+esac
+exec '%[1]s' "$@"
+`
+
+// reader is somebody who types what a page says, at the root of the repository.
+type reader struct {
+	env []string
+	dir string
+}
+
+// newReader is one with kubectl, whose namespace is the spec's, with helm and the driver's program,
+// and with the variables that the pages use.
+func newReader(ctx context.Context, variables ...string) reader {
+	GinkgoHelper()
+	dir := GinkgoT().TempDir()
+	bin := filepath.Join(dir, "bin")
+	Expect(os.Mkdir(bin, 0o755)).To(Succeed())
+	copyKubectl(ctx, filepath.Join(bin, "kubectl"))
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		Expect(os.WriteFile(path, []byte(text), mode)).To(Succeed())
+		return path
+	}
+	helm, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
+		"helm").Output()
+	Expect(err).NotTo(HaveOccurred(), "build helm")
+	values := write("values.yaml", simulatedGuests, 0o600)
+	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm)), values), 0o755)
+	token := write("token.txt", rackToken, 0o600)
+	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "../cmd/oxide-csi-plugin")
+	build.Stderr = GinkgoWriter
+	Expect(build.Run()).To(Succeed(), "build the driver, for its doctor")
+
+	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(config.work, "kubeconfig"))
+	Expect(err).NotTo(HaveOccurred())
+	kubeconfig.Contexts[kubeconfig.CurrentContext].Namespace = s.ns
+	Expect(clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig"))).To(Succeed())
+	address, _, err := machines[controlPlane].IP()
+	Expect(err).NotTo(HaveOccurred())
+	return reader{dir: dir, env: append(append(harness.Environ(), variables...),
+		"PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"),
+		fmt.Sprintf("OXIDE_HOST=http://%s:%d", address, rackAPIPort), "OXIDE_TOKEN_FILE="+token,
+		"OXIDE_PROJECT="+rackProject, "OXIDE_CLUSTER_ID=e2e")}
+}
+
+// copyKubectl copies the control plane's, so that its version is the cluster's.
+func copyKubectl(ctx context.Context, path string) {
+	GinkgoHelper()
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(machines[controlPlane].CommandContext(ctx, "sh", "-c", "cat \"$(command -v kubectl)\"").
+		SetStdout(file).Run()).To(Succeed())
+	Expect(file.Close()).To(Succeed())
+}
+
+// follow runs the commands of a page for a cluster.
+func (r reader) follow(ctx context.Context, path string) {
+	GinkgoHelper()
+	page, err := docs.Read("..", path)
+	Expect(err).NotTo(HaveOccurred())
+	blocks, err := page.Blocks()
+	Expect(err).NotTo(HaveOccurred())
+	blocks = docs.RunBy(docs.Cluster, blocks)
+	Expect(blocks).NotTo(BeEmpty())
+	r.run(ctx, blocks...)
+}
+
+func (r reader) run(ctx context.Context, blocks ...docs.Block) {
+	GinkgoHelper()
+	Expect(docs.Session{Root: "..", Dir: r.dir, Env: r.env}.Run(ctx, blocks)).To(Succeed())
+}
