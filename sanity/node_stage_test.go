@@ -243,7 +243,7 @@ func describeStageOptions(f *nodeFixture) {
 		func(ctx SpecContext) {
 			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4", "canaryoption=4711"))
 			err := p.stage(ctx)
-			expectRefusal(err, codes.Internal)
+			expectRefusal(err, codes.FailedPrecondition, "mount flag 1")
 			Expect(err.Error()).NotTo(ContainSubstring("canaryoption"))
 			Expect(f.a.logged()).NotTo(ContainSubstring("canaryoption"))
 			Expect(mountsAt(p.Staging)).To(BeEmpty())

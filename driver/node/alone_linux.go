@@ -11,9 +11,11 @@ import (
 // lockName is the file that a process of the driver locks in its state directory while it lives.
 const lockName = "lock"
 
-// alone tells an operator when another process of the driver has the state directory, too, as in an
-// update with surge. That is safe, because every call locks its disk, and meant to be short.
+// alone takes the lock, and warns if it is taken.
 func (s *recordStore) alone() {
+	if s.dir == "" {
+		return
+	}
 	f, err := os.OpenFile(filepath.Join(s.dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|
 		unix.O_NONBLOCK, 0o600)
 	if err == nil {

@@ -291,6 +291,10 @@ func replaceFile(path string, b []byte) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
+// LockState tells an operator when another process of the driver has the state directory, too, as in
+// an update with surge. That is safe, because every call locks its disk, and meant to be short.
+func (n *Service) LockState() { n.records().alone() }
+
 // open creates the state directory, checks that it can be written, and removes what a driver
 // left that died while it wrote. Its error does not name the directory, which is the operator's
 // value.
@@ -309,7 +313,6 @@ func (s *recordStore) open() error {
 	if err != nil {
 		return fmt.Errorf("it cannot be listed (%w); %s", csierr.WithoutPath(err), advice)
 	}
-	s.alone()
 	for _, e := range entries {
 		path := filepath.Join(s.dir, e.Name())
 		switch {

@@ -238,11 +238,13 @@ func TestTwoProcessesThatShareAStateDirectoryAreToldSo(t *testing.T) {
 	const warning = "another process of the driver uses this state directory"
 	first := g.node()
 	must(t, first.OpenState())
+	first.LockState()
 	if strings.Contains(g.log.String(), warning) {
 		t.Errorf("the only process is told of another: %s", g.log.String())
 	}
 	second := g.node()
 	must(t, second.OpenState())
+	second.LockState()
 	if !strings.Contains(g.log.String(), warning) {
 		t.Errorf("the second one is not told: %s", g.log.String())
 	}
@@ -251,6 +253,7 @@ func TestTwoProcessesThatShareAStateDirectoryAreToldSo(t *testing.T) {
 	g.log.Reset()
 	third := g.node()
 	must(t, third.OpenState())
+	third.LockState()
 	defer third.Close()
 	if strings.Contains(g.log.String(), warning) {
 		t.Errorf("it is told of processes that have ended: %s", g.log.String())
