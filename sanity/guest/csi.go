@@ -75,6 +75,9 @@ func (c conn) Invoke(
 }
 
 func (c conn) invoke(ctx context.Context, method string, args, reply any) error {
+	if err := ctx.Err(); err != nil { // as gRPC does, which does not send such a call
+		return status.FromContextError(err).Err()
+	}
 	in, ok := args.(proto.Message)
 	out, ok2 := reply.(proto.Message)
 	if !ok || !ok2 {
