@@ -4,6 +4,7 @@ package sanity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -358,6 +359,30 @@ func describeUnpublishDoubt(f *fixture) {
 			return err
 		}))
 	})
+
+	It("CU-9 B-10 that is told OK comes after an attach that is done although its caller gave up",
+		func(ctx SpecContext) {
+			volume := f.volume(ctx)
+			slow := f.fault(ctx, adminapi.Fault{Operation: "instance_disk_attach",
+				Phase: adminapi.Before, Delay: adminapi.Duration(2 * time.Second), Times: 1})
+			impatient, leave := context.WithCancel(ctx)
+			given := inBackground(func() (codes.Code, error) {
+				return codeOf(f.publish(impatient, volume, "a")), nil
+			})
+			eventually(ctx, func() error {
+				fired, err := f.rack.Admin.Fired(ctx, slow)
+				if err == nil && fired == 0 {
+					err = errors.New("the rack has no attach yet")
+				}
+				return err
+			})
+			leave()
+			Expect(given()).To(Equal(codes.Canceled))
+			Expect(f.calls(ctx, func() {
+				eventually(ctx, func() error { return f.unpublish(ctx, volume, "a") })
+			})).To(ContainElement("instance_disk_attach"))
+			f.remains(ctx, volume, "detached")
+		})
 
 	It("CU-9 of a disk that is still being attached is for later", func(ctx SpecContext) {
 		volume := f.volume(ctx)

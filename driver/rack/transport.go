@@ -1,6 +1,7 @@
 package rack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +22,8 @@ type Transport struct {
 	Refused func()
 }
 
-// RoundTrip sends one request.
+// RoundTrip sends one request. It waits for the response to a change for a while after the caller
+// has given up.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.Tokens.current(req.Context())
 	if err != nil {
@@ -45,7 +47,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 func (t *Transport) send(req *http.Request, token string) (*http.Response, error) {
-	req = req.Clone(req.Context())
+	ctx, stop := patient(req)
+	req = req.Clone(ctx)
 	req.Header.Set("Authorization", "Bearer "+token)
 	start := time.Now()
 	answer, err := t.Base.RoundTrip(req)
@@ -53,8 +56,10 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 		t.Observe(req, answer, time.Since(start))
 	}
 	if err != nil {
+		stop()
 		return nil, err
 	}
+	answer.Body = &endedBody{answer.Body, stop}
 	if answer.StatusCode != http.StatusUnauthorized {
 		flight.Answered(req.Context(), answer.Header.Get("X-Request-Id"))
 	}
@@ -70,6 +75,36 @@ func (t *Transport) send(req *http.Request, token string) (*http.Response, error
 			"proxies before it", answer.StatusCode)
 	}
 	return answer, nil
+}
+
+// patience is how long the response to a change is awaited after the caller has given up.
+const patience = 5 * time.Second
+
+// patient returns a context for the request, and what ends it. A rack carries a change out although
+// nobody waits for it any more. The driver does wait, so that the call keeps its volume locked, and
+// the next call, which may say that a disk is detached, sees the effect.
+func patient(req *http.Request) (context.Context, func()) {
+	caller := req.Context()
+	if req.Method == http.MethodGet || caller.Err() != nil {
+		return caller, func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
+	left := context.AfterFunc(caller, func() {
+		timer := time.AfterFunc(patience, cancel)
+		context.AfterFunc(ctx, func() { timer.Stop() })
+	})
+	return ctx, func() { left(); cancel() }
+}
+
+// endedBody ends the request's context when the body is closed.
+type endedBody struct {
+	io.ReadCloser
+	stop func()
+}
+
+func (b *endedBody) Close() error {
+	defer b.stop()
+	return b.ReadCloser.Close()
 }
 
 // maxResponseBytes is more than any response of a rack: a page of a thousand disks with long
