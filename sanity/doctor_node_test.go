@@ -102,9 +102,9 @@ var _ = describeNodes("the doctor of a node", func(f *nodeFixture) {
 	}
 })
 
-// clusterAfter is what Kubernetes shows of a call that failed: the kubelet makes an event of the pod
-// of a mount, and only a line of its log of an unmount. A pod waits for its unmounts, and the node
-// keeps the volume until it is unstaged.
+// clusterAfter is what Kubernetes shows of a call that failed. The kubelet makes an event about the
+// pod of a mount, and writes no more than its log of an unmount. A pod waits for its unmounts, and
+// the node keeps the volume until it is unstaged.
 func clusterAfter(p *placement, call string, failed error) []object {
 	items := clusterOf(p)
 	pod := items[len(items)-1]

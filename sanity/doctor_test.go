@@ -93,9 +93,10 @@ func clusterOf(p *placement) []object {
 		{"kind": "PersistentVolumeClaim", "metadata": meta, "spec": object{"volumeName": name},
 			"status": object{"phase": "Bound"}},
 		{"kind": "PersistentVolume", "metadata": object{"name": name},
-			"spec": object{"claimRef": meta, "volumeMode": mode, "capacity": object{"storage": "1Gi"}, "csi": object{
+			"spec": object{"claimRef": meta, "volumeMode": mode, "csi": object{
 				"driver": driver, "volumeHandle": p.Volume.GetVolumeId(),
-				"volumeAttributes": p.Volume.GetVolumeContext()}}, "status": object{"phase": "Bound"}},
+				"volumeAttributes": p.Volume.GetVolumeContext()},
+				"capacity": object{"storage": "1Gi"}}, "status": object{"phase": "Bound"}},
 		{"kind": "VolumeAttachment", "metadata": object{"name": "csi-1"},
 			"spec": object{"attacher": driver, "nodeName": p.instance.Name,
 				"source": object{"persistentVolumeName": name}}, "status": object{"attached": true}},
