@@ -19,6 +19,9 @@ import (
 // doctor asks the doctor of the program that the nodes run about the cluster.
 type doctor struct{ env []string }
 
+// doctorDir has that program and the cluster's kubectl, as soon as one spec has copied them.
+var doctorDir string
+
 // diagnoses counts what doctors said in the whole suite: how many links they could not see, too.
 var diagnoses struct{ asked, right, unseen int }
 
@@ -33,14 +36,15 @@ var _ = AfterSuite(func() {
 // is disturbed.
 func newDoctor(ctx context.Context) doctor {
 	GinkgoHelper()
-	dir := filepath.Join(config.work, "doctor")
-	if _, err := os.Stat(dir); err != nil {
+	if doctorDir == "" {
+		dir := filepath.Join(config.work, "doctor")
 		Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
 		copyKubectl(ctx, filepath.Join(dir, "kubectl"))
 		copyProgram(ctx, filepath.Join(dir, "oxide-csi-plugin"))
+		doctorDir = dir
 	}
 	return doctor{append(append(harness.Environ(), rackVariables()...), "OXIDE_TOKEN="+rackToken,
-		"PATH="+dir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))}
+		"PATH="+doctorDir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))}
 }
 
 // copyProgram copies the program that the nodes run.
@@ -87,8 +91,7 @@ func (d diagnosis) unseen() []string {
 
 // ask asks a question, such as pvc NAMESPACE/NAME.
 func (d doctor) ask(ctx context.Context, question []string) (said diagnosis, err error) {
-	dir := filepath.Join(config.work, "doctor")
-	cmd := exec.CommandContext(ctx, filepath.Join(dir, "oxide-csi-plugin"),
+	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
 		append([]string{"doctor", "--output=json"}, question...)...)
 	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
 	out, failed := cmd.Output() // that something is broken is a status
