@@ -297,7 +297,8 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 // ended uses it, too, unless its own path should be unmounted by now.
 func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
-		return pod.Spec.NodeName == c.nodeName && !(ended(pod) && c.overdue(&pod) && publishedTo(v, pod))
+		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
+		return pod.Spec.NodeName == c.nodeName && !stuck
 	})
 }
 
