@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,14 +81,11 @@ const audited = "/kind/oxide-csi-plugin"
 // the kubectl of its control plane. found is what its exit status says.
 func auditor(ctx context.Context) func(clusterID string) (report auditReport, found bool) {
 	GinkgoHelper()
-	file, err := os.Create(filepath.Join(GinkgoT().TempDir(), "oxide-csi-plugin"))
+	path := filepath.Join(GinkgoT().TempDir(), "oxide-csi-plugin")
+	copyProgram(ctx, path)
+	file, err := os.Open(path)
 	Expect(err).NotTo(HaveOccurred())
 	defer func() { Expect(file.Close()).To(Succeed()) }()
-	p := installedPod(ctx, ofNode, workers[0])
-	Expect(machines[workers[0]].CommandContext(ctx, "cat",
-		"/proc/"+processOf(ctx, p, "oxide-plugin")+"/exe").SetStdout(file).Run()).To(Succeed())
-	_, err = file.Seek(0, io.SeekStart)
-	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func(ctx SpecContext) {
 		_, err := machines[controlPlane].run(ctx, "rm -f "+audited)
 		Expect(err).NotTo(HaveOccurred())

@@ -17,6 +17,7 @@ import (
 var _ = Describe("a node whose SMBIOS is hidden", func() {
 	It("D-64 D-65 D-66 D-67 knows its instance from its Node object, by a file and by a variable",
 		func(ctx SpecContext) {
+			doctor := newDoctor(ctx)
 			DeferCleanup(func(ctx SpecContext) {
 				for _, kind := range []string{"ClusterRoleBinding", "ClusterRole"} {
 					Expect(api.remove(ctx, rbacObject(kind, nodeName))).To(Succeed())
@@ -40,6 +41,7 @@ var _ = Describe("a node whose SMBIOS is hidden", func() {
 				})
 			}
 			s.Beating(ctx, workers[0], s.Claim(ctx, Claim{}))
+			doctor.findsNothing(ctx, "node", workers[0])
 		}, NodeTimeout(5*time.Minute))
 })
 

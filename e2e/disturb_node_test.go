@@ -29,7 +29,7 @@ const nodeLostTimeout = 3 * time.Minute
 var _ = Describe("a node", func() {
 	It("D-38 that is drained gives its volumes, with their data, to the other, one at a time as the "+
 		"PodDisruptionBudget says", func(ctx SpecContext) {
-		from, to := workers[0], workers[1]
+		doctor, from, to := newDoctor(ctx), workers[0], workers[1]
 		onlyOn(ctx, from)
 		keepers := s.Keepers(ctx, "kept", 2)
 		s.budget(ctx, "kept")
@@ -47,14 +47,16 @@ var _ = Describe("a node", func() {
 			Expect(p.Node(ctx)).To(Equal(to))
 			Expect(p.Beats(ctx)).To(BeNumerically(">", last[i]), "no write is lost")
 			s.AttachedTo(ctx, s.Bound(ctx, "data-"+p.name).Spec.CSI.VolumeHandle, to)
+			doctor.findsNothing(ctx, "pod", s.path(p.name))
 		}
+		doctor.findsNothing(ctx, "node", from) // that it is drained breaks nothing
 		cordon(ctx, from, false)
 		spreadControllers(ctx)
 	}, NodeTimeout(5*time.Minute))
 
 	It("D-38 D-61 whose instance is stopped gives its volumes, with their data, to the other, and "+
 		"serves again when it is started", func(ctx SpecContext) {
-		off, to := workers[1], workers[0]
+		doctor, off, to := newDoctor(ctx), workers[1], workers[0]
 		onlyOn(ctx, off)
 		keeper := s.Keepers(ctx, "kept", 1)[0]
 		disk := s.Bound(ctx, "data-"+keeper.name).Spec.CSI.VolumeHandle
@@ -67,6 +69,7 @@ var _ = Describe("a node", func() {
 			docker(ctx, "kill", off)
 			stopInstance(ctx, off)
 			taint(ctx, off, true)
+			doctor.finds(ctx, "instance", "", "node", off)
 		})
 		By("waiting until the volume is attached to the other", func() {
 			Eventually(func() (string, error) { return theRack.attachedTo(ctx, disk) }).

@@ -22,7 +22,7 @@ var mustBeStopped = []string{"FailedPrecondition", "InstanceMustBeStopped", "sto
 var _ = Describe("a rack", func() {
 	It("D-61 without hot-plug is asked less and less often, with the reason in the pod's events, and "+
 		"nothing stays behind once it has it", func(ctx SpecContext) {
-		moving := s.Claim(ctx, Claim{})
+		doctor, moving := newDoctor(ctx), s.Claim(ctx, Claim{})
 		first := s.Beating(ctx, workers[0], moving)
 		last := first.Beats(ctx)
 		disk := s.Bound(ctx, moving).Spec.CSI.VolumeHandle
@@ -35,6 +35,8 @@ var _ = Describe("a rack", func() {
 		Eventually(func() (string, error) { return detachError(ctx, s.volumeOf(ctx, moving)) }).
 			WithContext(ctx).Should(And(ContainSubstring(mustBeStopped[0]),
 			ContainSubstring(mustBeStopped[1])), "why the volume is not detached")
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(refused))
+		doctor.finds(ctx, "instance", mustBeStopped[1], "pvc", s.path(moving))
 		askedSeldom(ctx, "instance_disk_attach", s.Bound(ctx, refused).Spec.CSI.VolumeHandle, since)
 		askedSeldom(ctx, "instance_disk_detach", disk, since)
 		Expect(requestsOf(ctx, "instance_stop", since)).To(BeEmpty(), "the driver stops nothing")
@@ -45,10 +47,12 @@ var _ = Describe("a rack", func() {
 		moved := s.Beating(ctx, workers[1], moving)
 		Expect(moved.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
 		Expect(theRack.attachedTo(ctx, disk)).To(Equal(workers[1]))
+		Expect(doctor.findsNothing(ctx, "pvc", s.path(moving))).To(BeEmpty(), "links unseen")
 	}, NodeTimeout(5*time.Minute))
 
 	It("PR-5 B-10 B-42 that is away for a minute restarts nothing and disturbs no pod that runs, and "+
 		"what was asked meanwhile is done when it is back, once", func(ctx SpecContext) {
+		doctor := newDoctor(ctx)
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
@@ -79,6 +83,9 @@ var _ = Describe("a rack", func() {
 			s.Unbound(ctx, p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
 		}
 		Expect(theRack.Admin.Fired(ctx, cut)).To(BeNumerically(">", len(waiting)))
+		doctor.finds(ctx, "rack", "RackUnavailable", "pvc", s.path(claims[2]))
+		doctor.finds(ctx, "rack", "RackUnavailable", "rack")
+		doctor.findsNothing(ctx, "pvc", s.path(claims[1])) // a pod that runs needs no rack
 
 		By("letting it be reached again")
 		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
@@ -99,6 +106,7 @@ var _ = Describe("a rack", func() {
 
 	It("B-10 B-42 that throttles, and fails when it has done what it was asked, leaves one disk and "+
 		"one snapshot each, and none in the end", func(ctx SpecContext) {
+		doctor := newDoctor(ctx)
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		lives := driverRestarts(ctx)
@@ -113,6 +121,7 @@ var _ = Describe("a rack", func() {
 			for _, p := range sources {
 				p.Running(ctx)
 			}
+			doctor.findsNothing(ctx, "pvc", s.path(claims[0])) // the errors were overcome
 		})
 		By("taking a snapshot and restoring it")
 		sum := sources[0].Fill(ctx)

@@ -20,7 +20,7 @@ const slowly = "3s"
 var _ = Describe("a restart", func() {
 	It("B-10 D-42 of the driver on a node, by its pod's end and by SIGKILL, and of the kubelet "+
 		"disturbs no pod that runs and none that starts", func(ctx SpecContext) {
-		on := workers[0]
+		doctor, on := newDoctor(ctx), workers[0]
 		claim := s.Claim(ctx, Claim{})
 		runner := s.Beating(ctx, on, claim)
 		sum := runner.Fill(ctx)
@@ -38,6 +38,7 @@ var _ = Describe("a restart", func() {
 			before := installedPod(ctx, ofNode, on)
 			staged := s.Staging(ctx, on)
 			kill(ctx, before, "oxide-plugin")
+			doctor.findsNothing(ctx, "pvc", s.path(claim)) // a pod that runs needs no driver
 			staged.Running(ctx)
 			restarted(ctx, before, "oxide-plugin")
 		})
@@ -60,6 +61,7 @@ var _ = Describe("a restart", func() {
 
 	It("D-8 B-13 of the controller that leads, while it makes volumes, loses none and makes none "+
 		"twice, and a restart of the rack is not felt by pods that run", func(ctx SpecContext) {
+		doctor := newDoctor(ctx)
 		before, err := theRack.Admin.State(ctx)
 		Expect(err).NotTo(HaveOccurred())
 		claims := []string{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{})}
@@ -110,6 +112,7 @@ var _ = Describe("a restart", func() {
 			Expect(loopDevices(ctx)).To(ContainElements(devices), "the guests keep their devices")
 			stay()
 			started.Running(ctx)
+			doctor.findsNothing(ctx, "pvc", s.path(claims[0]))
 		})
 		By("ending the rack's pod in good order", func() {
 			removePod(ctx, installedPod(ctx, ofSimulator, ""), metav1.DeleteOptions{})

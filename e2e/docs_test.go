@@ -114,12 +114,18 @@ func newReader(ctx context.Context, variables ...string) reader {
 	Expect(err).NotTo(HaveOccurred())
 	kubeconfig.Contexts[kubeconfig.CurrentContext].Namespace = s.ns
 	Expect(clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig"))).To(Succeed())
+	return reader{dir: dir, env: append(append(append(harness.Environ(), rackVariables()...),
+		variables...), "PATH="+bin+":"+os.Getenv("PATH"),
+		"KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "OXIDE_TOKEN_FILE="+token)}
+}
+
+// rackVariables are the settings of an operator's program for the rack, without a token.
+func rackVariables() []string {
+	GinkgoHelper()
 	address, _, err := machines[controlPlane].IP()
 	Expect(err).NotTo(HaveOccurred())
-	return reader{dir: dir, env: append(append(harness.Environ(), variables...),
-		"PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"),
-		fmt.Sprintf("OXIDE_HOST=http://%s:%d", address, rackAPIPort), "OXIDE_TOKEN_FILE="+token,
-		"OXIDE_PROJECT="+rackProject, "OXIDE_CLUSTER_ID=e2e")}
+	return []string{fmt.Sprintf("OXIDE_HOST=http://%s:%d", address, rackAPIPort),
+		"OXIDE_PROJECT=" + rackProject, "OXIDE_CLUSTER_ID=e2e"}
 }
 
 // copyKubectl copies the control plane's, so that its version is the cluster's.

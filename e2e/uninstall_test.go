@@ -18,6 +18,7 @@ import (
 var _ = Describe("an installation", func() {
 	It("D-57 is removed while volumes are in use, made again in a cluster without snapshots, and "+
 		"removed with nothing left behind", func(ctx SpecContext) {
+		doctor := newDoctor(ctx)
 		definitions, err := crds(config.crds)
 		Expect(err).NotTo(HaveOccurred())
 		plain, err := withoutSnapshots()
@@ -36,6 +37,7 @@ var _ = Describe("an installation", func() {
 			Expect(removeAll(ctx, definitions)).To(Succeed())
 			api.mapper.Reset()
 			unregistered(ctx)
+			doctor.finds(ctx, "node", "", "pvc", s.path(claims[0]))
 			staying.Beats(ctx)
 			// Its volume cannot be unmounted now, and so it waits.
 			Expect(api.CoreV1().Pods(s.ns).Delete(ctx, leaving.name, metav1.DeleteOptions{})).

@@ -65,19 +65,38 @@ func fileWith(name string, text []byte) (path string) {
 	return path
 }
 
+// object is one of Kubernetes.
+type object = map[string]any
+
 // kubernetesOf is what kubectl prints of a cluster in which a pod on a node uses the volume.
 func kubernetesOf(p *placement) (path string) {
 	GinkgoHelper()
+	return listOf(clusterOf(p))
+}
+
+func listOf(items []object) (path string) {
+	GinkgoHelper()
+	text, err := json.Marshal(object{"kind": "List", "items": items})
+	Expect(err).NotTo(HaveOccurred())
+	return fileWith("objects.json", text)
+}
+
+// clusterOf are the objects of that cluster; the pod is the last.
+func clusterOf(p *placement) []object {
 	const name, driver = "pv-1", "csi.oxide.computer"
-	type object = map[string]any
+	mode := "Filesystem"
+	if p.Capability.GetBlock() != nil {
+		mode = "Block"
+	}
 	meta := object{"name": "data", "namespace": "default", "creationTimestamp": time.Now().UTC()}
-	text, err := json.Marshal(object{"kind": "List", "items": []object{
+	return []object{
 		{"kind": "PersistentVolumeClaim", "metadata": meta, "spec": object{"volumeName": name},
 			"status": object{"phase": "Bound"}},
 		{"kind": "PersistentVolume", "metadata": object{"name": name},
-			"spec": object{"claimRef": meta, "capacity": object{"storage": "1Gi"}, "csi": object{
+			"spec": object{"claimRef": meta, "volumeMode": mode, "csi": object{
 				"driver": driver, "volumeHandle": p.Volume.GetVolumeId(),
-				"volumeAttributes": p.Volume.GetVolumeContext()}}, "status": object{"phase": "Bound"}},
+				"volumeAttributes": p.Volume.GetVolumeContext()},
+				"capacity": object{"storage": "1Gi"}}, "status": object{"phase": "Bound"}},
 		{"kind": "VolumeAttachment", "metadata": object{"name": "csi-1"},
 			"spec": object{"attacher": driver, "nodeName": p.instance.Name,
 				"source": object{"persistentVolumeName": name}}, "status": object{"attached": true}},
@@ -88,9 +107,7 @@ func kubernetesOf(p *placement) (path string) {
 			"spec": object{"nodeName": p.instance.Name, "volumes": []object{{"name": "data",
 				"persistentVolumeClaim": object{"claimName": "data"}}}},
 			"status": object{"phase": "Running"}},
-	}})
-	Expect(err).NotTo(HaveOccurred())
-	return fileWith("objects.json", text)
+	}
 }
 
 // diagnosed asks a doctor about the claim.

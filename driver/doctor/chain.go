@@ -25,7 +25,7 @@ type chain struct {
 	attachments   []kube.Object
 	attachment    *kube.Object // the one of the node that matters
 	attachmentWhy string
-	pods          []kube.Object // that use the claim and have not ended
+	pods          []kube.Object // that use the claim: they have not ended, or are on their way out
 	podsWhy       string
 	pod           *kube.Object // the one that matters
 
@@ -177,7 +177,8 @@ func (c *chain) findVolume(match func(kube.Object) bool) {
 func (c *chain) complete() {
 	if c.claimName.Name != "" {
 		c.pods, c.podsWhy = c.Cluster.objects(kindPod, func(o kube.Object) bool {
-			return o.Metadata.Namespace == c.claimName.Namespace && !ended(o) &&
+			return o.Metadata.Namespace == c.claimName.Namespace &&
+				(!ended(o) || !o.Metadata.DeletionTimestamp.IsZero()) &&
 				slices.ContainsFunc(o.Spec.Volumes, func(v kube.PodVolume) bool {
 					return claimOf(&o, v) == c.claimName.Name
 				})
@@ -206,10 +207,12 @@ func (c *chain) complete() {
 	c.findNode()
 }
 
-// mainPod returns the pod that matters: one that waits more than one that runs.
+// mainPod returns the pod that matters: one that waits more than one that runs, and that more than
+// one that has ended.
 func mainPod(pods []kube.Object) (best *kube.Object) {
 	for i, pod := range pods {
-		if best == nil || best.Status.Phase == phaseRunning && pod.Status.Phase != phaseRunning {
+		if best == nil || ended(*best) && !ended(pod) ||
+			best.Status.Phase == phaseRunning && pod.Status.Phase != phaseRunning && !ended(pod) {
 			best = &pods[i]
 		}
 	}

@@ -51,7 +51,18 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 			o.Metadata.CreationTimestamp = testNow.Add(-2 * time.Second)
 		})},
 		"just left by its pod": {without(kindPod), onNode(func(v *inspection.Volume) {
-			v.Flight = []flight.Entry{entry(flight.Unpublished, time.Second)}
+			v.Flight = []flight.Entry{over(flight.Unpublished, time.Second, "")}
+		})},
+		"of a pod that has ended, after errors that were overcome": {object(kindPod,
+			func(o *kube.Object) { o.Status.Phase = "Succeeded" }), event(kindPod, "db-0", "FailedMount",
+			`MountVolume.SetUp failed for volume "`+pvName+`" : `+rpc("NotStaged")),
+			func(_ testing.TB, e *Evidence) { e.Question = Question{AskPod, "default", "db-0"} },
+			onNode(func(v *inspection.Volume) {
+				v.Flight = []flight.Entry{over(flight.Published, time.Second, "")}
+			})},
+		"unmounted at last": {onNode(func(v *inspection.Volume) {
+			v.Flight = []flight.Entry{over(flight.Unmounted, time.Minute, csierr.StillMounted),
+				over(flight.Published, time.Second, "")}
 		})},
 		"of a pod that is on its way out": {object(kindPod, func(o *kube.Object) {
 			o.Metadata.DeletionTimestamp = testNow
@@ -72,6 +83,20 @@ func TestAVolumeThatWorksHasNoFinding(t *testing.T) {
 		})
 	}
 }
+
+// failingUnmount is a path that the node cannot unmount: the orchestrator tries again and again.
+var failingUnmount = onNode(func(v *inspection.Volume) {
+	for _, age := range []time.Duration{time.Hour, time.Second} {
+		e := over(flight.Unpublished, age, csierr.StillMounted)
+		e.Path = v.Mounts[1].Path
+		v.Flight = append(v.Flight, e)
+	}
+})
+
+// goingPod has ended, and should be gone.
+var goingPod = object(kindPod, func(o *kube.Object) {
+	o.Status.Phase, o.Metadata.DeletionTimestamp = "Succeeded", testNow.Add(-time.Hour)
+})
 
 func youngPod(o *kube.Object) { o.Metadata.CreationTimestamp = testNow.Add(-time.Second) }
 
@@ -282,6 +307,12 @@ var situations = []situation{
 		csierr.StillMounted},
 	{"a volume that is still mounted long after its pod", []edit{without(kindPod)}, LinkMounts,
 		csierr.StillMounted},
+	{"a volume whose unmount fails again and again", []edit{without(kindPod), failingUnmount},
+		LinkMounts, csierr.StillMounted},
+	{"a pod that has ended, whose volume cannot be unmounted", []edit{goingPod, failingUnmount},
+		LinkMounts, csierr.StillMounted},
+	{"a pod that should be gone, and shows nothing of why it is not", []edit{goingPod,
+		onNode(func(v *inspection.Volume) { v.Mounts = v.Mounts[:1] })}, LinkPod, ""},
 	{"a volume that is mounted in another namespace only", []edit{without(kindPod),
 		object(kindAttachment, func(o *kube.Object) {
 			o.Metadata.DeletionTimestamp = testNow.Add(-time.Second)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
@@ -240,6 +241,15 @@ func unbound(t testing.TB, e *Evidence) {
 
 func entry(event flight.Event, age time.Duration) flight.Entry {
 	return flight.Entry{Time: testNow.Add(-age), Event: event, Outcome: flight.Begun}
+}
+
+// over is a change that was made, or that failed for a reason.
+func over(event flight.Event, age time.Duration, reason csierr.Reason) flight.Entry {
+	e := entry(event, age)
+	if e.Outcome = flight.Done; reason != "" {
+		e.Outcome, e.Reason = flight.Failed, string(reason)
+	}
+	return e
 }
 
 // text is a diagnosis as people read it.

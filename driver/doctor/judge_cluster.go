@@ -100,6 +100,12 @@ func (c *chain) judgePendingClaim(what string) Step {
 		Do:       "Check that the controller of the driver runs, and its log.", Next: controllerLog})
 }
 
+// overdue reports whether an object should be gone by now.
+func (c *chain) overdue(o *kube.Object) bool {
+	deleted := o.Metadata.DeletionTimestamp
+	return !deleted.IsZero() && c.At.Sub(deleted) > grace
+}
+
 // age returns an object's age in words.
 func (c *chain) age(o *kube.Object) string {
 	return c.At.Sub(o.Metadata.CreationTimestamp).Round(time.Second).String()
@@ -174,7 +180,7 @@ func (c *chain) judgeAttachment() Step {
 		step.Finding = &Finding{Wrong: failure.Message, Source: "VolumeAttachment " + a.Metadata.Name,
 			Since: failure.Time, Last: failure.Time, ByItself: "The attacher tries again.",
 			Do: "Follow the message.", Next: "kubectl describe volumeattachment {attachment}"}
-	case !deleted.IsZero() && c.At.Sub(deleted) > grace:
+	case c.overdue(a):
 		step.Finding = &Finding{Wrong: "it has been deleted, and the disk is not yet detached",
 			Source: "VolumeAttachment " + a.Metadata.Name, Since: deleted,
 			ByItself: "The attacher tries again as long as it runs.",

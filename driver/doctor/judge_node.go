@@ -13,8 +13,9 @@ import (
 )
 
 const (
-	theReport  = "the node's report"
-	volumeMode = "Block" // of a volume that pods see as a device
+	theReport   = "the node's report"
+	theRecorder = "the node's flight recorder"
+	volumeMode  = "Block" // of a volume that pods see as a device
 )
 
 // onNode begins the judgement of a link on the node. It returns the node's report of the volume, or
@@ -222,7 +223,7 @@ func (c *chain) interrupted(v *inspection.Volume, at Link) *Finding {
 		if c.At.Sub(e.Time) > grace {
 			return &Finding{Wrong: fmt.Sprintf("the driver began %s and recorded no end: its process "+
 				"ended, or the change still goes on", e.Event),
-				Source: "the node's flight recorder", Since: e.Time,
+				Source: theRecorder, Since: e.Time,
 				ByItself: "The repeated call finds what was done and goes on from there.",
 				Do:       "Check whether the driver's pod was killed, and whether its tool still runs.",
 				Next:     nodeLog}
@@ -245,7 +246,7 @@ func (c *chain) judgeMounts() Step {
 	result.Finding = c.mountFinding(v, own, elsewhere)
 	if result.Finding == nil && len(own) == 0 {
 		result.State = Idle
-		if c.pod != nil && c.pod.Spec.NodeName != "" {
+		if c.pod != nil && c.pod.Spec.NodeName != "" && !ended(*c.pod) {
 			result.State, result.Finding = Waiting, c.interrupted(v, LinkMounts)
 		}
 	}
@@ -267,7 +268,7 @@ func mountPaths(v *inspection.Volume) (own, elsewhere []string) {
 // mountFinding returns what is wrong with where the volume is mounted.
 func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Finding {
 	finding := Finding{Source: theReport}
-	if !c.usedOnNode() && len(own)+len(elsewhere) > 0 && c.released(v) {
+	if !c.usedOnNode(v) && len(own)+len(elsewhere) > 0 && c.released(v) {
 		finding.Reason = csierr.StillMounted
 		finding.Wrong = "no pod on the node uses the volume, and it is still mounted at " +
 			firstOf(slices.Concat(own, elsewhere))
@@ -292,15 +293,17 @@ func (c *chain) mountFinding(v *inspection.Volume, own, elsewhere []string) *Fin
 	return nil
 }
 
-// usedOnNode reports whether a pod on the node uses the volume, or may use it unseen.
-func (c *chain) usedOnNode() bool {
+// usedOnNode reports whether a pod on the node uses the volume, or may use it unseen. One that has
+// ended uses it, too, unless its own path should be unmounted by now.
+func (c *chain) usedOnNode(v *inspection.Volume) bool {
 	return c.podsWhy != "" || slices.ContainsFunc(c.pods, func(pod kube.Object) bool {
-		return pod.Spec.NodeName == c.nodeName
+		stuck := ended(pod) && c.overdue(&pod) && publishedTo(v, pod)
+		return pod.Spec.NodeName == c.nodeName && !stuck
 	})
 }
 
 // released reports whether a volume that no pod uses should be unmounted by now: Kubernetes wants
-// it detached, or nothing has happened to it for a while.
+// it detached, or nothing has been done to it for a while.
 func (c *chain) released(v *inspection.Volume) bool {
 	switch {
 	case c.volume == nil, c.attachment == nil && c.attachmentWhy != "":
@@ -309,8 +312,8 @@ func (c *chain) released(v *inspection.Volume) bool {
 		return true
 	}
 	last := c.attachment.Metadata.CreationTimestamp
-	for _, e := range v.Flight {
-		if e.Time.After(last) {
+	for _, e := range v.Flight { // an unmount that fails again and again is nothing done
+		if e.Outcome == flight.Done && e.Time.After(last) {
 			last = e.Time
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -126,7 +127,15 @@ func (c *chain) judgePod() Step {
 		what += ", node " + o.Spec.NodeName
 	}
 	switch {
-	case o.Status.Phase == phaseRunning:
+	case c.overdue(o):
+		return broken(what, Finding{Wrong: "it was to be gone " + c.At.Sub(o.Metadata.DeletionTimestamp).
+			Round(time.Second).String() + " ago, and is still there", Source: "Kubernetes",
+			Since: o.Metadata.DeletionTimestamp,
+			ByItself: "The kubelet tries again to end its containers and to unmount its volumes. Of an " +
+				"unmount that fails it makes no event.",
+			Do:   "Look for calls of NodeUnpublishVolume that fail in the log of the driver on the node.",
+			Next: nodeLog})
+	case o.Status.Phase == phaseRunning, ended(*o):
 		return Step{State: OK, What: what}
 	case o.Spec.NodeName == "":
 		return c.judgeUnscheduled(what)

@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/inspection"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/kube"
 )
 
@@ -52,7 +55,7 @@ func (c *chain) said() []said {
 		}
 	}
 	attached := c.attachment != nil && c.attachment.Status.Attached
-	if c.pod != nil && c.pod.Status.Phase != phaseRunning && c.volume != nil {
+	if c.pod != nil && c.pod.Status.Phase != phaseRunning && !ended(*c.pod) && c.volume != nil {
 		ofVolume := func(message string) bool {
 			return strings.Contains(message, `"`+c.volume.Metadata.Name+`"`)
 		}
@@ -67,12 +70,46 @@ func (c *chain) said() []said {
 				all = append(all, said{Reason: p.Reason, Sentence: p.Says, Source: theReport, at: LinkDevice})
 			}
 		}
+		all = append(all, failedUnmounts(v)...)
 	}
 	for _, a := range c.attachments {
 		if !a.Status.Attached {
 			all = addFailure(all, a, a.Status.AttachError)
 		}
 		all = addFailure(all, a, a.Status.DetachError)
+	}
+	return all
+}
+
+// failedUnmounts returns the unmounts that have failed and were not overcome. Kubernetes shows
+// nothing of them: the kubelet makes events of failed mounts only.
+func failedUnmounts(v *inspection.Volume) []said {
+	failed := map[string]said{} // by path
+	for _, e := range v.Flight {
+		s, again := failed[e.Path]
+		_, known := advices[csierr.Reason(e.Reason)]
+		switch {
+		case e.Outcome == flight.Done && e.Event == flight.Published:
+			clear(failed) // workloads have the volume again
+		case e.Outcome == flight.Done:
+			delete(failed, e.Path)
+		case e.Outcome != flight.Failed || !known,
+			e.Event != flight.Unpublished && e.Event != flight.Unmounted:
+		default:
+			if !again {
+				s.First = e.Time
+			}
+			s.Reason, s.Last, s.at, s.Source = csierr.Reason(e.Reason), e.Time, LinkMounts, theRecorder
+			s.Sentence = fmt.Sprintf("%q could not be unmounted: files are open below it, or the kernel "+
+				"refused; the log of the driver on the node quotes it", e.Path)
+			failed[e.Path] = s
+		}
+	}
+	var all []said
+	for _, path := range sortedKeys(failed) {
+		if slices.ContainsFunc(v.Mounts, func(m inspection.Mount) bool { return m.Path == path }) {
+			all = append(all, failed[path])
+		}
 	}
 	return all
 }

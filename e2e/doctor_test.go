@@ -1,0 +1,137 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+)
+
+// doctor asks the doctor of the program that the nodes run about the cluster.
+type doctor struct{ env []string }
+
+// doctorDir has that program and the cluster's kubectl, as soon as one spec has copied them.
+var doctorDir string
+
+// diagnoses counts what doctors said in the whole suite: how many links they could not see, too.
+var diagnoses struct{ asked, right, unseen int }
+
+var _ = AfterSuite(func() {
+	if d := diagnoses; d.asked > 0 {
+		fmt.Printf("FIGURE doctor-cluster situations=%d right=%d wrong=%d could_not_see=%d\n", d.asked,
+			d.right, d.asked-d.right, d.unseen)
+	}
+})
+
+// newDoctor is a doctor who needs nothing more of the cluster than answers. Call it before anything
+// is disturbed.
+func newDoctor(ctx context.Context) doctor {
+	GinkgoHelper()
+	if doctorDir == "" {
+		dir := filepath.Join(config.work, "doctor")
+		Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
+		copyKubectl(ctx, filepath.Join(dir, "kubectl"))
+		copyProgram(ctx, filepath.Join(dir, "oxide-csi-plugin"))
+		doctorDir = dir
+	}
+	return doctor{append(append(harness.Environ(), rackVariables()...), "OXIDE_TOKEN="+rackToken,
+		"PATH="+doctorDir+":"+os.Getenv("PATH"), "KUBECONFIG="+filepath.Join(config.work, "kubeconfig"))}
+}
+
+// copyProgram copies the program that the nodes run.
+func copyProgram(ctx context.Context, path string) {
+	GinkgoHelper()
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	Expect(err).NotTo(HaveOccurred())
+	p := installedPod(ctx, ofNode, workers[0])
+	Expect(machines[workers[0]].CommandContext(ctx, "cat",
+		"/proc/"+processOf(ctx, p, "oxide-plugin")+"/exe").SetStdout(file).Run()).To(Succeed())
+	Expect(file.Close()).To(Succeed())
+}
+
+// diagnosis is what a doctor says as JSON.
+type diagnosis struct {
+	Chains []struct {
+		Links   []struct{ Link, State, What string }
+		Finding struct{ Link, Reason, Wrong string }
+	}
+}
+
+// first is the link and the reason of the first finding, and what it says; empty without one.
+func (d diagnosis) first() (link, reason, wrong string) {
+	for _, c := range d.Chains {
+		if c.Finding.Link != "" {
+			return c.Finding.Link, c.Finding.Reason, c.Finding.Wrong
+		}
+	}
+	return "", "", ""
+}
+
+// unseen are the links that could not be seen, and why.
+func (d diagnosis) unseen() []string {
+	var unseen []string
+	for _, c := range d.Chains {
+		for _, l := range c.Links {
+			if l.State == "unseen" {
+				unseen = append(unseen, l.Link+": "+l.What)
+			}
+		}
+	}
+	return unseen
+}
+
+// ask asks a question, such as pvc NAMESPACE/NAME.
+func (d doctor) ask(ctx context.Context, question []string) (said diagnosis, err error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
+		append([]string{"doctor", "--output=json"}, question...)...)
+	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
+	out, failed := cmd.Output() // that something is broken is a status
+	if err := json.Unmarshal(out, &said); err != nil || len(said.Chains) == 0 {
+		return said, fmt.Errorf("the doctor said %q: %w, %w", out, failed, err)
+	}
+	fmt.Fprintf(GinkgoWriter, "%s\n", out)
+	return said, nil
+}
+
+// finds waits until the first broken link and its reason are these: Kubernetes shows some things
+// late.
+func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
+	GinkgoHelper()
+	diagnoses.asked++
+	var said diagnosis
+	Eventually(func(g Gomega) {
+		var err error
+		said, err = d.ask(ctx, question)
+		g.Expect(err).NotTo(HaveOccurred())
+		foundLink, foundReason, wrong := said.first()
+		g.Expect([]string{foundLink, foundReason}).To(Equal([]string{link, reason}), wrong)
+	}).WithContext(ctx).Should(Succeed(), "the doctor asked about %v", question)
+	diagnoses.right++
+	diagnoses.unseen += len(said.unseen())
+}
+
+// findsNothing demands that nothing is broken, as far as can be seen, and returns what cannot.
+func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []string) {
+	GinkgoHelper()
+	diagnoses.asked++
+	said, err := d.ask(ctx, question)
+	Expect(err).NotTo(HaveOccurred())
+	link, reason, wrong := said.first()
+	Expect(link).To(BeEmpty(), "the doctor asked about %v finds %s: %s", question, reason, wrong)
+	diagnoses.right++
+	unseen = said.unseen()
+	diagnoses.unseen += len(unseen)
+	return unseen
+}
+
+// path names an object of the spec's namespace in a question.
+func (f *fixture) path(name string) string { return f.ns + "/" + name }
