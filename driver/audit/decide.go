@@ -71,15 +71,21 @@ func (t *wanted) wants(o object) bool {
 
 // orphansOf returns the objects of this cluster that are not wanted, and that existed both before
 // and after the list of wanted objects was read. An object that was made or deleted meanwhile is
-// not an orphan.
-func orphansOf(before, now inventory, t *wanted) []object {
-	var orphans []object
+// not an orphan. tooYoung counts those that were younger than minAge when the list was made, or
+// made after it: the list need not have them.
+func orphansOf(before, now inventory, t *wanted, minAge time.Duration) (orphans []object,
+	tooYoung int) {
 	for id, o := range now.owned {
-		if _, was := before.owned[id]; was && !t.wants(o) {
+		_, was := before.owned[id]
+		switch {
+		case t.wants(o):
+		case o.Created.After(t.listedAt.Add(-minAge)):
+			tooYoung++
+		case was:
 			orphans = append(orphans, o)
 		}
 	}
-	return sorted(orphans)
+	return sorted(orphans), tooYoung
 }
 
 // trust has, for each kind, the reason not to trust the list of wanted objects, if there is one.
