@@ -25,9 +25,9 @@ type identityService struct {
 	Waiting func() string
 }
 
-// waitingTrailer is the metadata of an answer to Probe with what the process waits for. CSI's answer
-// cannot have it: not ready, a CO would start nothing and show no reason, and an error may restart
-// the plugin. It ends in -bin because a sentence need not be ASCII.
+// waitingTrailer is the metadata of an answer to Probe with what the process waits for. CSI's own
+// answer cannot have it: if it were not ready, a CO would start nothing and show no reason, and an
+// error may restart the plugin. It ends in -bin because a sentence need not be ASCII.
 const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
@@ -60,7 +60,8 @@ func (i *identityService) GetPluginCapabilities(context.Context,
 // Probe reports whether this process is ready. It makes no call, so it may be called at any rate.
 // An outage of the rack is no reason to restart the plugin. A refused token and missing programs
 // are errors, because a person has to repair them.
-func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse,
+	error) {
 	ready := true
 	if i.Health != nil {
 		var err error

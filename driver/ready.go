@@ -18,9 +18,9 @@ import (
 
 var readyCommand = subcommand{
 	name: "ready",
-	about: "oxide-csi-plugin ready asks the plugin at CSI_ENDPOINT whether it can work. If it cannot, " +
-		"it prints why:\nthe rack refuses it, the rack has not answered since it started, or programs are " +
-		"missing.\nExit status: 0 ready, 1 not ready, or an error.",
+	about: "oxide-csi-plugin ready asks the plugin at CSI_ENDPOINT whether it can work. If it " +
+		"cannot, it prints why:\nthe rack refuses it, the rack has not answered since it started, or " +
+		"programs are missing.\nExit status: 0 ready, 1 not ready, or an error.",
 	settings: []string{"CSI_ENDPOINT"},
 }
 
@@ -36,7 +36,7 @@ func ParseReadyConfig(args []string, getenv func(string) string, help io.Writer)
 	return c, nil
 }
 
-// readyTimeout is shorter than the time that the chart gives the probe, so that the reason is shown.
+// readyTimeout is shorter than the chart's timeout of the probe, so that the reason is shown.
 const readyTimeout = 4 * time.Second
 
 // Ready returns an error that says why the plugin at an endpoint cannot work, or nil.

@@ -189,8 +189,8 @@ func (p *plugin) assemble() (*csiServer, error) {
 	return server, nil
 }
 
-// liveness returns the server for a supervisor that restarts what fails its Probe: it answers as long
-// as the process works, because no restart mends a token, a rack or a missing program.
+// liveness returns the server for a supervisor that restarts what fails its Probe: it answers as
+// long as the process works, because no restart mends a token, a rack or a missing program.
 func (p *plugin) liveness() *csiServer {
 	return &csiServer{Identity: &identityService{Topology: len(p.config.Topology) > 0},
 		Log: p.log.With("socket", "liveness"), metrics: p.metrics, hidden: &p.hidden}
@@ -262,7 +262,8 @@ func (p *plugin) waiting() string {
 		p.hidden.text(csierr.Message(why))
 }
 
-// serve runs the CSI server, the servers beside it and the rack checks, and returns when all have ended.
+// serve runs the CSI server, the servers beside it and the rack checks, and returns when all have
+// ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
@@ -271,7 +272,8 @@ func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listene
 	}
 	for _, do := range p.background {
 		work.Go(func() {
-			err := async.Guard(background, p.log, "a server beside CSI's", func() error { return do(background) })
+			err := async.Guard(background, p.log, "a server beside CSI's",
+				func() error { return do(background) })
 			if err != nil {
 				p.log.Error("a server beside CSI's failed", "error", err)
 			}
