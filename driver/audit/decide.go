@@ -5,6 +5,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -59,12 +60,15 @@ func (t *wanted) merge(again wanted) {
 }
 
 // inName matches the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
-var inName = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+// Every process has this package, and only an audit compiles it.
+var inName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+})
 
 // wants reports whether an object is wanted.
 func (t *wanted) wants(o object) bool {
 	return t.known[handle{Kind: o.Kind, ID: o.ID}] || t.known[handle{Kind: either, ID: o.ID}] ||
-		slices.ContainsFunc(inName.FindAllString(o.CSIName, -1), func(uid string) bool {
+		slices.ContainsFunc(inName().FindAllString(o.CSIName, -1), func(uid string) bool {
 			return t.claims[uid]
 		})
 }
