@@ -60,7 +60,7 @@ func describeAuditReports(f *fixture) {
 			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
 		})
 
-	It("B-42 judges nothing that was made after the list, or shortly before it", func(ctx SpecContext) {
+	It("B-42 judges nothing made after the list, or shortly before it", func(ctx SpecContext) {
 		before := f.orphan(ctx)
 		wantedFile := kubernetes(auditFiles()+"/wanted", []*csi.Volume{f.volume(ctx)})
 		after := f.orphan(ctx)

@@ -31,8 +31,8 @@ type Options struct {
 const (
 	defaultOlderThan   = 24 * time.Hour
 	defaultMinInterval = time.Hour
-	// minAge is the minimum of both, and the default of MinAge. An orchestrator may take that long to record a volume that has
-	// just been made.
+	// minAge is the minimum of both, and the default of MinAge. An orchestrator may take that long to
+	// record a volume that has just been made.
 	minAge = 10 * time.Minute
 	// defaultAtMost is small, because an incomplete list makes many orphans.
 	defaultAtMost = 10

@@ -51,8 +51,8 @@ func (f *wantedFile) read(context.Context) (wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A file is as old as its last write. Kubernetes' JSON has no time of its own. What comes through a
-	// pipe may have been listed as soon as the audit began.
+	// A file is as old as its last write: Kubernetes' JSON has no time of its own. What comes through
+	// a pipe may have been listed as soon as the audit began.
 	at := f.began
 	if info, err := file.Stat(); err != nil {
 		return wanted{}, fmt.Errorf("--volumes: %w", err)
