@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -143,7 +144,6 @@ func TestTheControllersSidecarsShareItsSocket(t *testing.T) { // D-10, D-46, D-4
 			"--default-fstype=ext4")},
 		"csi-attacher":    {[3]int{4, 6, 1}, elected},
 		"csi-snapshotter": {[3]int{8, 0, 0}, elected},
-		"liveness-probe":  {[3]int{2, 13, 1}, []string{"--http-endpoint=:9808"}},
 		pluginName:        {[3]int{0, 1, 0}, nil},
 	} {
 		c := container(t, pod, name)
@@ -267,7 +267,7 @@ func TestTheControllersReplicasAreNotLostTogether(t *testing.T) { // D-8, D-41
 	}
 }
 
-func TestKubeletLearnsThatADriverIsStuck(t *testing.T) { // D-11
+func TestKubeletLearnsThatADriverIsStuckAndThatItCannotWork(t *testing.T) { // D-11, D-49
 	all := objects(t)
 	for name, pod := range map[string]corev1.PodSpec{
 		controllerName: find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec,
@@ -280,6 +280,26 @@ func TestKubeletLearnsThatADriverIsStuck(t *testing.T) { // D-11
 				!slices.Contains(probe.Args, "--http-endpoint=:"+p.HTTPGet.Port.String()) {
 				t.Errorf("the %s probe of %s does not ask the liveness-probe container", what, name)
 			}
+		}
+		if !newer(t, probe.Image, [3]int{2, 13, 1}) {
+			t.Errorf("the liveness probe of %s is %s", name, probe.Image)
+		}
+		// CSI's Probe fails for what no restart mends, so the liveness probe asks at another socket.
+		at := variable(t, plugin, "OXIDE_LIVENESS_ENDPOINT").Value
+		if !slices.Contains(probe.Args, "--csi-address="+strings.TrimPrefix(at, "unix://")) {
+			t.Errorf("the liveness probe of %s is asked at %q, and serves %s", name, probe.Args, at)
+		}
+		for _, c := range []corev1.Container{plugin, probe} {
+			mount := mountedAt(c, filepath.Dir(strings.TrimPrefix(at, "unix://")))
+			if mount == nil || mount.ReadOnly || volume(t, pod, mount.Name).EmptyDir == nil {
+				t.Errorf("%s of %s does not share the socket %s", c.Name, name, at)
+			}
+		}
+		ready := plugin.ReadinessProbe
+		if ready == nil || ready.Exec == nil || !slices.Equal(ready.Exec.Command,
+			[]string{"/oxide-csi-plugin", "ready"}) || ready.TimeoutSeconds < 5 {
+			t.Errorf("the readiness probe of %s is %v: it does not say why the driver cannot work", name,
+				ready)
 		}
 	}
 }

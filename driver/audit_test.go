@@ -41,6 +41,7 @@ func TestAuditOptions(t *testing.T) {
 		{"deleting in haste", "", append(slices.Clone(deleting), "--min-interval=1s"), "10m"},
 		{"deleting many", "", append(slices.Clone(deleting), "--at-most=500"), ""},
 		{"deleting none", "", append(slices.Clone(deleting), "--at-most=0"), "--at-most"},
+		{"what is not made yet", "", []string{"--kubectl", "--min-age=-1s"}, "--min-age"},
 		{"another format", "", []string{"--kubectl", "--output=yaml"}, "table or json"},
 		{"another kind", "", []string{"--kubectl", "--assume-none=pods"}, "volumes, snapshots"},
 		{"a word too many", "", []string{"--kubectl", "now"}, "flags only"},

@@ -36,6 +36,9 @@ func (m Mode) node() bool { return m != ModeController }
 type Config struct {
 	Mode     Mode
 	Endpoint string // unix:///absolute/path.sock
+	// LivenessEndpoint is a second socket, whose Probe reports only that the process works; empty
+	// means none.
+	LivenessEndpoint string
 
 	Host      string
 	Token     string
@@ -76,6 +79,8 @@ type setting struct {
 var settings = []setting{
 	{"mode", "OXIDE_MODE", "", "what to serve: controller, node or all", setMode},
 	{"endpoint", "CSI_ENDPOINT", "", "the CSI socket: unix:///path/name.sock", setEndpoint},
+	{"liveness-endpoint", "OXIDE_LIVENESS_ENDPOINT", "", "a second socket, whose Probe reports only " +
+		"that the process works, for what restarts it: unix:///path/name.sock", setLivenessEndpoint},
 	{"host", "OXIDE_HOST", "", "the rack's address, https://silo.sys.example.com (controller)",
 		setHost},
 	{"", "OXIDE_TOKEN", "", "the rack's token (controller)", setToken},
@@ -213,8 +218,12 @@ func printHelp(w io.Writer) {
 	_, _ = fmt.Fprintln(w, "\nPrograms for an operator, each with a --help of its own:\n"+
 		"  oxide-csi-plugin audit    find and delete disks and snapshots that nobody uses\n"+
 		"  oxide-csi-plugin doctor   explain why a volume does not work\n"+
-		"  oxide-csi-plugin inspect  print what a node sees of its volumes")
+		"  oxide-csi-plugin inspect  print what a node sees of its volumes\n"+
+		"  oxide-csi-plugin ready    say why the plugin at CSI_ENDPOINT cannot work, if it cannot")
 }
+
+var errNoEndpoint = errors.New("CSI_ENDPOINT (--endpoint) is not set: it has to be " +
+	"unix:///path/name.sock")
 
 // complete reports the settings that the mode needs and lacks.
 func (c *Config) complete() error {
@@ -222,7 +231,10 @@ func (c *Config) complete() error {
 	case c.Mode == "":
 		return errors.New("OXIDE_MODE (--mode) is not set: it has to be controller, node or all")
 	case c.Endpoint == "":
-		return errors.New("CSI_ENDPOINT (--endpoint) is not set: it has to be unix:///path/name.sock")
+		return errNoEndpoint
+	case c.LivenessEndpoint != "" && filepath.Dir(c.LivenessEndpoint) == filepath.Dir(c.Endpoint):
+		return errors.New("OXIDE_LIVENESS_ENDPOINT (--liveness-endpoint): has to be in another " +
+			"directory than the socket of CSI_ENDPOINT, where CSI wants nothing else")
 	case c.Mode.controller() && c.Host == "":
 		return errors.New("OXIDE_HOST (--host) is not set: the controller needs the rack's address")
 	case c.Mode.controller() && c.Token == "" && c.TokenFile == "":
@@ -265,6 +277,12 @@ func setMode(c *Config, value string) error {
 
 func setEndpoint(c *Config, value string) error {
 	c.Endpoint = value
+	_, err := socketPath(value)
+	return err
+}
+
+func setLivenessEndpoint(c *Config, value string) error {
+	c.LivenessEndpoint = value
 	_, err := socketPath(value)
 	return err
 }

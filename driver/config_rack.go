@@ -70,7 +70,8 @@ func setProject(c *Config, value string) error {
 	return nil
 }
 
-var clusterID = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$`)
+var clusterID = volume.Word{Most: 63,
+	Looks: regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
 
 func setClusterID(c *Config, value string) error {
 	c.ClusterID = value

@@ -42,6 +42,15 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
+// listenEndpoint creates the socket of an endpoint.
+func listenEndpoint(endpoint string) (net.Listener, error) {
+	path, err := socketPath(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	return listenUnix(path)
+}
+
 // listenUnix creates the socket, and nothing else in its directory, which belongs to the
 // supervisor. It removes a socket left by a process that was killed, but not one that answers, or
 // any other file.

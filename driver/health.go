@@ -45,6 +45,10 @@ type rackHealth struct {
 	reported string
 	// guarded by mu
 	reached bool
+	// guarded by mu
+	answered bool
+	// guarded by mu; why the rack has never answered, nil if it has
+	unanswered error
 	// guarded by mu; the zero time if no token expires, or the rack does not tell
 	expires time.Time
 	// askedExpiry is when expires was read, by run alone.
@@ -166,6 +170,10 @@ func (h *rackHealth) check(ctx context.Context) bool {
 	defer h.mu.Unlock()
 	h.report(limited, err, cmp.Or(fault, fileFault))
 	h.reached = err == nil
+	h.answered = h.answered || err == nil || fault != nil
+	if h.unanswered = nil; !h.answered {
+		h.unanswered = rack.Error(limited, readProject, err)
+	}
 	if err != nil && fault == nil && h.checked {
 		// The rack cannot be reached. The last result holds (PR-5).
 		return false
@@ -224,6 +232,14 @@ func (h *rackHealth) state() (ready bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.checked, cmp.Or(h.fault, fileFault)
+}
+
+// waiting returns why the rack has not answered since the process started, or nil. An outage after
+// the first answer is none of it: it passes, and no pod is the worse for it (PR-5).
+func (h *rackHealth) waiting() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.unanswered
 }
 
 // toolsHealth returns an error if a node lacks programs.

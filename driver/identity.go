@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -18,7 +20,15 @@ type identityService struct {
 	// Health reports whether the process is ready, or returns an error that a person has to repair. It
 	// must not wait for the rack. Nil means always ready.
 	Health func() (ready bool, err error)
+	// Waiting returns, in a sentence, what a process that is well has waited for since it started; ""
+	// is nothing. Nil means nothing.
+	Waiting func() string
 }
+
+// waitingTrailer is the metadata of an answer to Probe with what the process waits for. CSI's own
+// answer cannot have it: if it were not ready, a CO would start nothing and show no reason, and an
+// error may restart the plugin. It ends in -bin because a sentence need not be ASCII.
+const waitingTrailer = "oxide-csi-waiting-bin"
 
 // GetPluginInfo returns the driver's name and version.
 func (i *identityService) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (
@@ -50,12 +60,19 @@ func (i *identityService) GetPluginCapabilities(context.Context,
 // Probe reports whether this process is ready. It makes no call, so it may be called at any rate.
 // An outage of the rack is no reason to restart the plugin. A refused token and missing programs
 // are errors, because a person has to repair them.
-func (i *identityService) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+func (i *identityService) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse,
+	error) {
 	ready := true
 	if i.Health != nil {
 		var err error
 		if ready, err = i.Health(); err != nil {
 			return nil, err
+		}
+	}
+	if i.Waiting != nil {
+		if why := i.Waiting(); why != "" {
+			// It fails only without a gRPC call, and then nobody asks for it.
+			_ = grpc.SetTrailer(ctx, metadata.Pairs(waitingTrailer, why))
 		}
 	}
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil

@@ -69,12 +69,18 @@ func TestPR1ToPR5Probe(t *testing.T) {
 	rack.set(away)
 	h.check(t.Context())
 	expect("PR-5 a rack that is away at the start is no reason to restart", true)
+	if why := h.waiting(); !csierr.Has(why, csierr.RackUnavailable) {
+		t.Errorf("waits for %v, want %s", why, csierr.RackUnavailable)
+	}
 	rack.set(fine)
 	h.check(t.Context())
 	expect("PR-1 healthy", true)
 	rack.set(away)
 	h.check(t.Context())
 	expect("PR-5 the rack is away", true)
+	if why := h.waiting(); why != nil {
+		t.Errorf("an outage after the first answer makes the process wait: %v", why)
+	}
 
 	rack.set(racktest.Error(401, "Unauthorized", "credentials missing or invalid"))
 	h.check(t.Context())

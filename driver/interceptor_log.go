@@ -50,7 +50,9 @@ func levelOf(method string, err error) slog.Level {
 	asking := method == "Probe" || strings.Contains(method, "Get") ||
 		strings.Contains(method, "List") || strings.HasPrefix(method, "Validate")
 	switch code := status.Code(err); {
-	case code == codes.OK && asking, code == codes.Unimplemented:
+	case code == codes.OK && asking, code == codes.Unimplemented,
+		// What Probe reports was logged once, when it was found; kubelet asks every few seconds.
+		method == "Probe" && code == codes.FailedPrecondition:
 		return slog.LevelDebug
 	case code == codes.OK, code == codes.Canceled, code == codes.Aborted:
 		return slog.LevelInfo

@@ -55,6 +55,14 @@ var subcommands = map[string]func(ctx context.Context, args []string, getenv fun
 		}
 		return 0, Inspect(ctx, config, stdout)
 	},
+	readyCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+		stdout, _ io.Writer) (int, error) {
+		config, err := ParseReadyConfig(args, getenv, stdout)
+		if err != nil {
+			return 0, err
+		}
+		return 0, Ready(ctx, config)
+	},
 }
 
 func mainErr(ctx context.Context, args []string, getenv func(string) string,

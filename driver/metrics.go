@@ -182,11 +182,7 @@ func listenPages(address string) (net.Listener, error) {
 		}
 		return listener, nil
 	}
-	path, err := socketPath(address)
-	if err != nil {
-		return nil, err
-	}
-	return listenUnix(path)
+	return listenEndpoint(address)
 }
 
 // pages serves the metrics.

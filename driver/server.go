@@ -84,10 +84,6 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 	if err != nil {
 		return err
 	}
-	path, err := socketPath(c.Endpoint)
-	if err != nil {
-		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
-	}
 	for _, pages := range []struct {
 		what, address, setting string
 		handler                http.Handler
@@ -107,7 +103,17 @@ func Run(ctx context.Context, c Config, logTo io.Writer) error {
 			return servePages(ctx, log, pages.what, at, pages.handler)
 		})
 	}
-	listener, err := listenUnix(path)
+	if c.LivenessEndpoint != "" {
+		at, err := listenEndpoint(c.LivenessEndpoint)
+		if err != nil {
+			return fmt.Errorf("OXIDE_LIVENESS_ENDPOINT (--liveness-endpoint): %w", err)
+		}
+		defer func() { _ = at.Close() }()
+		p.background = append(p.background, func(ctx context.Context) error {
+			return p.liveness().serve(ctx, at)
+		})
+	}
+	listener, err := listenEndpoint(c.Endpoint)
 	if err != nil {
 		return fmt.Errorf("CSI_ENDPOINT (--endpoint): %w", err)
 	}
@@ -151,7 +157,7 @@ func (p *plugin) close() {
 func (p *plugin) assemble() (*csiServer, error) {
 	c := p.config
 	server := &csiServer{
-		Identity: &identityService{Topology: len(c.Topology) > 0, Health: p.state},
+		Identity: &identityService{Topology: len(c.Topology) > 0, Health: p.state, Waiting: p.waiting},
 		Log:      p.log,
 		metrics:  p.metrics,
 		hidden:   &p.hidden,
@@ -181,6 +187,13 @@ func (p *plugin) assemble() (*csiServer, error) {
 		p.closes = append(p.closes, node.Close)
 	}
 	return server, nil
+}
+
+// liveness returns the server for a supervisor that restarts what fails its Probe: it answers as
+// long as the process works, because no restart mends a token, a rack or a missing program.
+func (p *plugin) liveness() *csiServer {
+	return &csiServer{Identity: &identityService{Topology: len(p.config.Topology) > 0},
+		Log: p.log.With("socket", "liveness"), metrics: p.metrics, hidden: &p.hidden}
 }
 
 func (p *plugin) controller() (*controller.Service, error) {
@@ -236,7 +249,21 @@ func (p *plugin) state() (ready bool, err error) {
 	return true, nil
 }
 
-// serve runs the CSI server, the pages and the rack checks, and returns when all have ended.
+// waiting returns what the process has waited for since it started.
+func (p *plugin) waiting() string {
+	if p.health == nil {
+		return ""
+	}
+	why := p.health.waiting()
+	if why == nil {
+		return ""
+	}
+	return "the rack at OXIDE_HOST has not answered since the plugin started: " +
+		p.hidden.text(csierr.Message(why))
+}
+
+// serve runs the CSI server, the servers beside it and the rack checks, and returns when all have
+// ended.
 func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listener) error {
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var work async.Group
@@ -245,9 +272,10 @@ func (p *plugin) serve(ctx context.Context, server *csiServer, csiAt net.Listene
 	}
 	for _, do := range p.background {
 		work.Go(func() {
-			err := async.Guard(background, p.log, "the pages", func() error { return do(background) })
+			err := async.Guard(background, p.log, "a server beside CSI's",
+				func() error { return do(background) })
 			if err != nil {
-				p.log.Error("a page server failed", "error", err)
+				p.log.Error("a server beside CSI's failed", "error", err)
 			}
 		})
 	}

@@ -329,7 +329,7 @@ func TestLogLevels(t *testing.T) {
 		{"CreateVolume", nil, slog.LevelInfo},
 		{"CreateVolume", csierr.New(csierr.OperationPending, "x"), slog.LevelInfo},
 		{"CreateVolume", csierr.New(csierr.CapacityOutOfRange, "x"), slog.LevelWarn},
-		{"Probe", csierr.Coded(codes.FailedPrecondition, csierr.TokenRejected, "x"), slog.LevelWarn},
+		{"Probe", csierr.Coded(codes.FailedPrecondition, csierr.TokenRejected, "x"), slog.LevelDebug},
 		{"CreateVolume", csierr.New(csierr.RackError, "x"), slog.LevelError},
 	} {
 		if got := levelOf(test.method, test.err); got != test.want {

@@ -30,6 +30,8 @@ type wrongSecret struct {
 	missing bool
 	// says is what the controller's log says, in one line; with missing, what its status says.
 	says []string
+	// event is what an event of the pod says of a controller that runs and cannot work.
+	event []string
 }
 
 var wrongSecrets = []wrongSecret{
@@ -44,9 +46,14 @@ var wrongSecrets = []wrongSecret{
 	{name: "malformed-token", key: "token", value: "a token of the " + canary,
 		says: []string{"OXIDE_TOKEN", "holds no valid token"}},
 	{name: "wrong-token", key: "token", value: "oxide-token-" + canary,
-		says: []string{"the rack does not accept this controller", "TokenRejected"}},
+		says:  []string{"the rack does not accept this controller", "TokenRejected"},
+		event: []string{"Readiness probe failed", "TokenRejected"}},
+	{name: "wrong-host", key: "host", value: "https://" + canary + ".invalid",
+		says:  []string{"the rack at OXIDE_HOST does not answer", "RackUnavailable"},
+		event: []string{"Readiness probe failed", "the rack at OXIDE_HOST", "RackUnavailable"}},
 	{name: "unknown-project", key: "project", value: canary + "-project",
-		says: []string{"the rack does not accept this controller", "OXIDE_PROJECT"}},
+		says:  []string{"the rack does not accept this controller", "OXIDE_PROJECT"},
+		event: []string{"Readiness probe failed", "ProjectNotFound"}},
 }
 
 var _ = Describe("a Secret", func() {
@@ -187,9 +194,27 @@ func (f *fixture) complains(ctx context.Context, wrong wrongSecret) {
 		return f.linesOf(ctx, p)
 	}).WithContext(ctx).Should(ContainElement(containsEach(wrong.says)),
 		"what the pod of the Secret %s says", wrong.name)
+	if wrong.event != nil {
+		Eventually(func() []string { return f.eventsOf(ctx, f.podOfSecret(ctx, wrong.name)) }).
+			WithContext(ctx).Should(ContainElement(containsEach(wrong.event)),
+			"the events of the pod of the Secret %s", wrong.name)
+	}
 	if status := containerStatus(*f.podOfSecret(ctx, wrong.name), "oxide-plugin"); status.Ready {
 		Fail("the controller with the Secret " + wrong.name + " should not be ready")
 	}
+}
+
+// eventsOf are the messages of a pod's events.
+func (f *fixture) eventsOf(ctx context.Context, p *corev1.Pod) []string {
+	GinkgoHelper()
+	events, err := api.CoreV1().Events(f.ns).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name})
+	Expect(err).NotTo(HaveOccurred())
+	var messages []string
+	for _, e := range events.Items {
+		messages = append(messages, e.Message)
+	}
+	return messages
 }
 
 // linesOf is the log of the driver in a pod, of its last life that has one.
@@ -225,7 +250,11 @@ func (f *fixture) keepsSecret(ctx context.Context, wrong wrongSecret, right map[
 		Expect(log).NotTo(ContainSubstring(secret), "the log of the pod of %s", wrong.name)
 		Expect(string(shown)).NotTo(ContainSubstring(secret), "status and events of %s", wrong.name)
 	}
-	ended := containerStatus(*p, "oxide-plugin").LastTerminationState.Terminated
+	status := containerStatus(*p, "oxide-plugin")
+	if wrong.event != nil {
+		Expect(status.RestartCount).To(BeZero(), "no restart mends the Secret %s", wrong.name)
+	}
+	ended := status.LastTerminationState.Terminated
 	if !wrong.missing && ended != nil {
 		Expect(strings.Split(log, "\n")).To(HaveLen(1), "a process that ends says why in one line")
 	}
@@ -241,7 +270,7 @@ func (f *fixture) mend(ctx context.Context, wrong wrongSecret, right map[string]
 	_, err = secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	p := f.podOfSecret(ctx, wrong.name)
-	if wrong.name == "unknown-project" {
+	if wrong.key != "token" && wrong.event != nil {
 		Expect(api.CoreV1().Pods(f.ns).Delete(ctx, p.Name, metav1.DeleteOptions{})).To(Succeed())
 		return
 	}

@@ -103,7 +103,7 @@ func audit(ctx context.Context, clusterID string) (report auditReport, found boo
 	out, err := machines[controlPlane].run(ctx, fmt.Sprintf(
 		"export KUBECONFIG=/etc/kubernetes/admin.conf OXIDE_HOST=http://127.0.0.1:%d "+
 			"OXIDE_TOKEN=%s OXIDE_PROJECT=%s OXIDE_CLUSTER_ID=%s\n"+
-			"%s audit --kubectl --output json\necho STATUS $?",
+			"%s audit --kubectl --min-age 0s --output json\necho STATUS $?",
 		rackAPIPort, rackToken, rackProject, clusterID, audited))
 	Expect(err).NotTo(HaveOccurred())
 	text, status, _ := strings.Cut(out, "STATUS ")

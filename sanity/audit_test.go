@@ -56,9 +56,24 @@ func describeAuditReports(f *fixture) {
 			Expect(report.orphans()).To(ConsistOf(lost))
 			Expect(report.Orphans[0].CSIName).To(Equal(req.GetName()))
 			Expect(report.log).To(HaveSuffix(
-				"FIGURE audit owned=2 wanted=1 orphans=1 missing=0 deleted=0\n"))
+				"FIGURE audit owned=2 wanted=1 orphans=1 missing=0 deleted=0 too_young=0\n"))
 			Expect(f.ids(ctx)).To(ConsistOf(lost, wanted.GetVolumeId()))
 		})
+
+	It("B-42 judges nothing made after the list, or shortly before it", func(ctx SpecContext) {
+		before := f.orphan(ctx)
+		wantedFile := kubernetes(auditFiles()+"/wanted", []*csi.Volume{f.volume(ctx)})
+		after := f.orphan(ctx)
+		report := f.audit(ctx, nil, "--volumes="+wantedFile)
+		Expect(report.orphans()).To(ConsistOf(before), report.log)
+		Expect(report.TooYoung).To(Equal(1), report.log)
+		// What a user gets, who does not say --min-age.
+		report = f.audit(ctx, nil, "--volumes="+wantedFile, "--min-age=10m")
+		Expect(report.status).To(BeZero(), report.log)
+		Expect(report.orphans()).To(BeEmpty())
+		Expect(report.TooYoung).To(Equal(2), report.log)
+		Expect(f.ids(ctx)).To(ContainElements(before, after))
+	})
 
 	It("D-69 distinguishes missing from static, and leaves another cluster's alone",
 		func(ctx SpecContext) {
@@ -92,7 +107,7 @@ func describeAuditReports(f *fixture) {
 		Expect(string(out)).To(ContainSubstring(lost))
 		Expect(string(out)).To(ContainSubstring(f.rack.Instance("a").ID))
 		Expect(string(out)).To(HaveSuffix(
-			"FIGURE audit owned=1 wanted=0 orphans=1 missing=0 deleted=0\n"))
+			"FIGURE audit owned=1 wanted=0 orphans=1 missing=0 deleted=0 too_young=0\n"))
 	})
 }
 

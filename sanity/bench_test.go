@@ -3,6 +3,7 @@
 package sanity
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -91,8 +92,8 @@ type duel struct {
 	driver, byHand []time.Duration
 }
 
-func median(times []time.Duration) time.Duration {
-	sorted := slices.Sorted(slices.Values(times))
+func median[T cmp.Ordered](values []T) T {
+	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]
 }
 

@@ -207,6 +207,8 @@ var _ = Describe("a misconfigured driver", func() {
 			"OXIDE_CLUSTER_ID", strings.Repeat(harness.Canary, 10), nil}),
 		wrong("B-26 an address for metrics that is none",
 			misconfiguration{nodeEnv, "OXIDE_METRICS_ADDRESS", harness.Canary, nil}),
+		wrong("B-26 a liveness endpoint that is none",
+			misconfiguration{nodeEnv, "OXIDE_LIVENESS_ENDPOINT", harness.Canary, nil}),
 		wrong("B-26 an address for profiles that other machines reach",
 			misconfiguration{nodeEnv, "OXIDE_PPROF_ADDRESS", "0.0.0.0:0", nil}, "localhost"),
 		wrong("D-73 a rack whose name is no topology value",

@@ -89,7 +89,8 @@ func (a *audit) compare(ctx context.Context) error {
 		return err
 	}
 	a.trust = a.wanted.trust(now, a.options.AssumeNone)
-	orphans := orphansOf(before, now, &a.wanted)
+	orphans, tooYoung := orphansOf(before, now, &a.wanted, a.options.MinAge)
+	a.report.TooYoung = tooYoung
 	a.state = earlier.next(orphans, a.wanted.listedAt, a.trust)
 	for _, o := range orphans {
 		a.report.Orphans = append(a.report.Orphans, &orphan{object: o})

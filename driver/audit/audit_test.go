@@ -86,13 +86,41 @@ func TestOrphans(t *testing.T) {
 			l := newWanted(auditNow)
 			test.told(&l)
 			var got []string
-			for _, o := range orphansOf(test.before, test.now, &l) {
+			orphans, _ := orphansOf(test.before, test.now, &l, minAge)
+			for _, o := range orphans {
 				got = append(got, o.ID)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+func TestWhatTheListCannotKnowIsTooYoungToJudge(t *testing.T) { // B-42
+	for _, test := range []struct {
+		name     string
+		created  time.Time
+		tooYoung bool
+	}{
+		{"made after the list", auditNow.Add(time.Second), true},
+		{"made shortly before the list", auditNow.Add(time.Second - minAge), true},
+		{"old enough when the list was made", auditNow.Add(-minAge), false},
+		{"of unknown age", time.Time{}, false},
+	} {
+		rack := testInventory(testDisk(1, func(o *object) { o.Created = test.created }),
+			testDisk(2, aSnapshot, func(o *object) { o.Created = test.created }))
+		l := newWanted(auditNow)
+		orphans, tooYoung := orphansOf(rack, rack, &l, minAge)
+		if want := 2; test.tooYoung && (len(orphans) != 0 || tooYoung != want) ||
+			!test.tooYoung && (len(orphans) != want || tooYoung != 0) {
+			t.Errorf("%s: %d orphans, %d too young", test.name, len(orphans), tooYoung)
+		}
+		l.add(kindDisk, racktest.Numbered(1), "test")
+		l.add(kindSnapshot, racktest.Numbered(2), "test")
+		if _, tooYoung := orphansOf(rack, rack, &l, minAge); tooYoung != 0 {
+			t.Errorf("%s: %d of two wanted ones are too young", test.name, tooYoung)
+		}
 	}
 }
 

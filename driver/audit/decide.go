@@ -5,6 +5,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -59,27 +60,36 @@ func (t *wanted) merge(again wanted) {
 }
 
 // inName matches the UIDs in a name such as pvc-6a3e0f2c-7e5c-4b7a-9a52-0a4c9a1f0b01.
-var inName = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+// Every process has this package, and only an audit compiles it.
+var inName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+})
 
 // wants reports whether an object is wanted.
 func (t *wanted) wants(o object) bool {
 	return t.known[handle{Kind: o.Kind, ID: o.ID}] || t.known[handle{Kind: either, ID: o.ID}] ||
-		slices.ContainsFunc(inName.FindAllString(o.CSIName, -1), func(uid string) bool {
+		slices.ContainsFunc(inName().FindAllString(o.CSIName, -1), func(uid string) bool {
 			return t.claims[uid]
 		})
 }
 
 // orphansOf returns the objects of this cluster that are not wanted, and that existed both before
 // and after the list of wanted objects was read. An object that was made or deleted meanwhile is
-// not an orphan.
-func orphansOf(before, now inventory, t *wanted) []object {
-	var orphans []object
+// not an orphan. tooYoung counts those that were younger than minAge when the list was made, or
+// made after it: the list need not have them.
+func orphansOf(before, now inventory, t *wanted, minAge time.Duration) (orphans []object,
+	tooYoung int) {
 	for id, o := range now.owned {
-		if _, was := before.owned[id]; was && !t.wants(o) {
+		_, was := before.owned[id]
+		switch {
+		case t.wants(o):
+		case o.Created.After(t.listedAt.Add(-minAge)):
+			tooYoung++
+		case was:
 			orphans = append(orphans, o)
 		}
 	}
-	return sorted(orphans)
+	return sorted(orphans), tooYoung
 }
 
 // trust has, for each kind, the reason not to trust the list of wanted objects, if there is one.

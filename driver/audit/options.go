@@ -12,6 +12,10 @@ type Options struct {
 	Volumes string // a file with the wanted volumes, "-" for standard input
 	Kubectl bool   // run kubectl instead
 
+	// MinAge is how old an object has to be when the list is made in order to be judged: the clocks of
+	// the rack and of the list differ, and the orchestrator needs a while to record a volume.
+	MinAge time.Duration
+
 	StateFile   string // a file; empty keeps no state
 	Delete      bool
 	OlderThan   time.Duration
@@ -27,8 +31,8 @@ type Options struct {
 const (
 	defaultOlderThan   = 24 * time.Hour
 	defaultMinInterval = time.Hour
-	// minAge is the minimum of both. An orchestrator may take that long to record a volume that has
-	// just been made.
+	// minAge is the minimum of both, and the default of MinAge. An orchestrator may take that long to
+	// record a volume that has just been made.
 	minAge = 10 * time.Minute
 	// defaultAtMost is small, because an incomplete list makes many orphans.
 	defaultAtMost = 10
@@ -40,6 +44,8 @@ func (o *Options) Flags(flags *flag.FlagSet) {
 		"snapshot handle per line, or the output of kubectl get -o json; - is standard input")
 	flags.BoolVar(&o.Kubectl, "kubectl", false, "read the wanted volumes from kubectl's current "+
 		"cluster")
+	flags.DurationVar(&o.MinAge, "min-age", minAge, "minimum `AGE` of an object to judge, when the "+
+		"list was made: a younger one may not be in it yet")
 	flags.Func("output", "`FORMAT` of the report: table (the default) or json",
 		func(value string) error {
 			o.JSON = value == "json"
@@ -80,6 +86,8 @@ func (o *Options) Check(clusterID string) error {
 	case o.Kubectl == (o.Volumes != ""):
 		return errors.New("audit: set exactly one of --volumes FILE and --kubectl, which name the " +
 			"wanted volumes")
+	case o.MinAge < 0:
+		return errors.New("audit: --min-age must not be negative")
 	case !o.Delete:
 		return nil
 	case clusterID == "":

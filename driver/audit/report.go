@@ -19,6 +19,7 @@ type report struct {
 	Owned    int             `json:"owned"`
 	Wanted   int             `json:"wanted"`
 	Deleted  int             `json:"deleted"`
+	TooYoung int             `json:"tooYoung"`
 	Orphans  []*orphan       `json:"orphans"`
 	Missing  []missingObject `json:"missing"`
 	Static   []staticObject  `json:"static"`
@@ -64,8 +65,8 @@ func (r *report) write(asJSON bool, out, log io.Writer) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	_, err := fmt.Fprintf(figureTo, "FIGURE audit owned=%d wanted=%d orphans=%d missing=%d "+
-		"deleted=%d\n",
-		r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted)
+		"deleted=%d too_young=%d\n",
+		r.Owned, r.Wanted, len(r.Orphans), len(r.Missing), r.Deleted, r.TooYoung)
 	return err
 }
 
@@ -97,6 +98,11 @@ func (r *report) writeTables(out io.Writer) error {
 			line("%s\t%s\t%s\t%s\t%s", s.Kind, s.ID, csierr.Plain(s.Name), csierr.Plain(s.WantedBy),
 				csierr.Plain(s.Foreign))
 		}
+		line("")
+	}
+	if r.TooYoung > 0 {
+		line("TOO YOUNG TO JUDGE: %d, made less than --min-age before the list of wanted volumes, or "+
+			"after it; a later audit judges them", r.TooYoung)
 		line("")
 	}
 	return w.Flush()

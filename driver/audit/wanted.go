@@ -24,7 +24,7 @@ func (o Options) wantedSource() wantedSource {
 	if o.Kubectl {
 		return kubectl{}
 	}
-	return &wantedFile{path: o.Volumes, complete: o.Delete}
+	return &wantedFile{path: o.Volumes, complete: o.Delete, began: time.Now()}
 }
 
 // wantedFile is a file of handles, one per line, or of Kubernetes' JSON; "-" is standard input.
@@ -32,7 +32,8 @@ type wantedFile struct {
 	path string
 	// complete requires that the last line marks the end of the list.
 	complete bool
-	once     *wanted // the list from standard input, which can be read only once
+	began    time.Time // the audit
+	once     *wanted   // the list from standard input, which can be read only once
 }
 
 // maxWantedBytes is more than the list of any cluster and less than a machine's memory.
@@ -50,8 +51,9 @@ func (f *wantedFile) read(context.Context) (wanted, error) {
 		}
 		defer func() { _ = file.Close() }()
 	}
-	// A file is as old as its last write. Data from a pipe is written now.
-	at := time.Now()
+	// A file is as old as its last write: Kubernetes' JSON has no time of its own. What comes through
+	// a pipe may have been listed as soon as the audit began.
+	at := f.began
 	if info, err := file.Stat(); err != nil {
 		return wanted{}, fmt.Errorf("--volumes: %w", err)
 	} else if info.Mode().IsRegular() && info.ModTime().Before(at) {

@@ -27,7 +27,8 @@ const (
 )
 
 // objectName is the form of a name in Kubernetes. It never looks like a flag of kubectl's.
-var objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+var objectName = volume.Word{Most: 253,
+	Looks: regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
 
 var errUsage = errors.New("expected pvc NAMESPACE/NAME, pod NAMESPACE/NAME, volume ID, node " +
 	"NAME, or rack")

@@ -113,7 +113,7 @@ func FuzzSignatures(f *testing.F) {
 		}); len(found) > 0 {
 			t.Fatalf("a blank disk of %d bytes has %v", sizeBytes, found)
 		}
-		s := signatures[int(which)%len(signatures)]
+		s := signatures()[int(which)%len(signatures())]
 		want := s.offset(sizeBytes)
 		if want < 0 || want+int64(len(s.Magic)) > sizeBytes {
 			return

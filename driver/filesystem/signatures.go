@@ -3,6 +3,7 @@ package filesystem
 import (
 	"bytes"
 	"fmt"
+	"sync"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -37,7 +38,12 @@ const mdMagic, mdMagicBig = "\xfc\x4e\x2b\xa9", "\xa9\x2b\x4e\xfc"
 // signatures are those the driver knows besides its own filesystems'. The list names what was
 // found, and keeps a disk with more than one owner from being mounted. It does not decide what is
 // blank: a disk with an unknown signature is not blank either.
-var signatures = append(repeatedSignatures(), []signature{
+// The list is made when a disk is judged first, because most of it repeats.
+var signatures = sync.OnceValue(func() []signature {
+	return append(repeatedSignatures(), singleSignatures...)
+})
+
+var singleSignatures = []signature{
 	{Name: "a DOS partition table or boot sector", At: 510, Magic: "\x55\xaa"},
 	{Name: "a GPT", At: 512, Magic: "EFI PART"},
 	{Name: "a GPT of 4 KiB sectors", At: 4096, Magic: "EFI PART"},
@@ -108,7 +114,7 @@ var signatures = append(repeatedSignatures(), []signature{
 	{Name: "UFS2", At: 65536 + 1372, Magic: "\x19\x01\x54\x19"},
 	{Name: "VMFS's volume", At: 1 << 20, Magic: "\x0d\xd0\x01\xc0"},
 	{Name: "VMFS", At: 2 << 20, Magic: "\x5e\xf1\xab\x2f"},
-}...)
+}
 
 // repeatedSignatures returns the signatures that one owner may have at several offsets.
 func repeatedSignatures() []signature {
@@ -164,7 +170,7 @@ const sureBytes = 4
 // nil for what was not read.
 func findSignatures(sizeBytes int64, at func(offset, n int64) []byte) []finding {
 	var found []finding
-	for _, s := range signatures {
+	for _, s := range signatures() {
 		offset := s.offset(sizeBytes)
 		if offset < 0 || offset+int64(len(s.Magic)) > sizeBytes {
 			continue

@@ -14,7 +14,7 @@ func TestEverySignatureIsReadAndFound(t *testing.T) {
 	for _, size := range []int64{64 * guesttest.MiB, guesttest.GiB, 3*guesttest.GiB + 8*guesttest.MiB,
 		100*guesttest.GiB - 512, 1023 * guesttest.GiB} {
 		regions := markerRegions(size)
-		for _, s := range signatures {
+		for _, s := range signatures() {
 			offset := s.offset(size)
 			if offset < 0 || offset+int64(len(s.Magic)) > size {
 				continue

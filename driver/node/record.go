@@ -316,7 +316,7 @@ func (s *recordStore) open() error {
 	for _, e := range entries {
 		path := filepath.Join(s.dir, e.Name())
 		switch {
-		case e.Type().IsRegular() && unfinishedFile.MatchString(e.Name()):
+		case e.Type().IsRegular() && unfinishedFile().MatchString(e.Name()):
 			_ = os.Remove(path) // one that stays is overwritten when its volume comes again
 		case strings.HasSuffix(e.Name(), recordSuffix):
 			if _, err := readRecordFile(path); err != nil {
@@ -330,8 +330,10 @@ func (s *recordStore) open() error {
 
 // unfinishedFile matches the temporary files of write and tryState. Nothing else is removed,
 // because an operator may name a directory that others use, too.
-var unfinishedFile = regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
-	`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
+var unfinishedFile = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|` +
+		`[0-9a-f]{64})\.json|trial-[0-9]+)\.new$`)
+})
 
 // tryState creates the directory and a file in it, and removes the file again.
 func tryState(dir string) error {

@@ -96,7 +96,19 @@ func IsID(id string) bool {
 }
 
 // RackName is the form of the rack's names.
-var RackName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+var RackName = Word{63, regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)}
+
+// Word is what a word of at most Most bytes looks like. A limit in the expression itself would cost
+// every process tens of kilobytes, because it is compiled to one copy for each byte.
+type Word struct {
+	Most  int
+	Looks *regexp.Regexp
+}
+
+// MatchString reports whether a text is such a word.
+func (w Word) MatchString(text string) bool {
+	return len(text) <= w.Most && w.Looks.MatchString(text)
+}
 
 // CheckName checks the name of a new volume or snapshot against CSI's rules: any Unicode, in at
 // most 128 bytes, but no control characters other than tab, line feed and carriage return.

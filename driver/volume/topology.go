@@ -21,8 +21,8 @@ const TopologyPrefix = "topology.csi.oxide.computer/"
 type Segments map[string]string
 
 var (
-	topologyWord   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$`)
-	topologyDomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
+	topologyWord   = Word{63, regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?$`)}
+	topologyDomain = Word{63, regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)}
 )
 
 // ParseTopology parses "rack=a,zone=b", and further locations after semicolons, which reach the

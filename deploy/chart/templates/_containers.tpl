@@ -37,6 +37,9 @@ resources:
 {{- define "oxide.env" -}}
 - name: CSI_ENDPOINT
   value: unix:///csi/csi.sock
+# In a directory of its own: CSI wants nothing else beside its socket.
+- name: OXIDE_LIVENESS_ENDPOINT
+  value: unix:///liveness/liveness.sock
 - name: OXIDE_MAX_DISKS
   value: {{ .Values.maxDisks | quote }}
 - name: OXIDE_LOG_LEVEL
@@ -106,9 +109,10 @@ resources:
       {{- end }}
 {{- end -}}
 
-{{- /* How kubelet learns that a driver is stuck: the livenessprobe container asks it. */ -}}
+{{- /* How kubelet learns that a driver is stuck, or that it cannot work, and why. */ -}}
 {{- define "oxide.probes" -}}
-# kubelet asks the liveness-probe container, which calls the driver's Probe.
+# A driver that is stuck is restarted: kubelet asks the liveness-probe container, which asks the
+# driver at a socket of its own. No restart mends a token, a rack or a missing program.
 startupProbe:
   httpGet:
     path: /healthz
@@ -123,6 +127,13 @@ livenessProbe:
   periodSeconds: {{ .Values.livenessProbe.periodSeconds }}
   timeoutSeconds: 5
   failureThreshold: {{ .Values.livenessProbe.failureThreshold }}
+# A driver that cannot work is not ready: the rack refuses it or has not answered yet, or programs are
+# missing. The program says why, and kubelet shows that in the pod's events.
+readinessProbe:
+  exec:
+    command: [/oxide-csi-plugin, ready]
+  periodSeconds: 10
+  timeoutSeconds: 5
 {{- end -}}
 
 {{- /* A token of the pod's service account, for the containers that mount it and for no other. */ -}}

@@ -80,14 +80,14 @@
 - --feature-gates=CSIVolumeGroupSnapshot=false
 {{- end -}}
 
-{{- /* The container that asks the driver how it is, of (dict "root" $ "volume" <the socket's volume>). */ -}}
+{{- /* The container that asks whether the driver's process works, of (dict "root" $). */ -}}
 {{- define "oxide.livenessProbe" -}}
-{{- $mounts := printf "- name: %s\n  mountPath: /csi" .volume }}
+{{- $mounts := "- name: liveness-dir\n  mountPath: /liveness" }}
 {{- include "oxide.sidecar" (dict "root" .root "name" "liveness-probe" "of" "livenessProbe" "args" (include "oxide.probeArgs" .root) "mounts" $mounts) }}
 {{- end -}}
 
 {{- define "oxide.probeArgs" -}}
-- --csi-address=/csi/csi.sock
+- --csi-address=/liveness/liveness.sock
 - --http-endpoint=:9808
 - --probe-timeout={{ .Values.livenessProbe.timeout }}
 - --v={{ .Values.log.sidecars }}
