@@ -1,0 +1,141 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// users are pods that write while the driver's release changes: one on each worker with a
+// filesystem, and the first with a raw block volume, too.
+type users struct {
+	claims [2][]string
+	pods   [2]*pod
+	sums   [2]string
+	raw    string
+	// on is the worker of the first pod.
+	on int
+	// What was measured: bytes of journals, restarts, pods, and bytes that were compared.
+	lost, acknowledged, restarted, seen, checked int
+}
+
+// journal appends a number to a file of the first volume again and again, durably, and notes
+// outside of the volume which is the last that was acknowledged.
+const journal = `
+(
+	n=$(wc -l </data/0/journal 2>/dev/null || echo 0)
+	while :; do
+		n=$((n+1))
+		echo $n | dd of=/data/0/journal oflag=append conv=notrunc,fsync 2>/dev/null &&
+			echo $n >/tmp/next && mv /tmp/next /tmp/acknowledged || touch /tmp/broken
+		sleep 0.1
+	done
+) &`
+
+// missing prints how many bytes of the journal's lines up to the %d-th are not there, and how many
+// there have to be.
+const missing = `awk -v last=%d '{there[$1] = 1} END {
+	for (i = 1; i <= last; i++) { n = length(i) + 1; all += n; if (!(i in there)) lost += n }
+	print lost + 0, all + 0
+}' /data/0/journal`
+
+// rawDevice is the first pod's.
+const rawDevice = "/dev/data-1"
+
+func newUsers(ctx context.Context) *users {
+	GinkgoHelper()
+	u := &users{claims: [2][]string{
+		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}}
+	u.start(ctx)
+	for i, p := range u.pods {
+		u.sums[i] = p.Fill(ctx)
+	}
+	u.pods[0].Sh(ctx, "dd if=/dev/urandom of="+rawDevice+" bs=1M count=16 conv=fsync 2>/dev/null")
+	u.raw = u.rawSum(ctx)
+	return u
+}
+
+// start makes the pods, the first on the worker that is its turn.
+func (u *users) start(ctx context.Context) {
+	GinkgoHelper()
+	for i := range u.pods {
+		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
+			Script: beating + journal})
+		u.seen++
+	}
+	for _, p := range u.pods {
+		p.Running(ctx).Beats(ctx)
+	}
+}
+
+func (u *users) rawSum(ctx context.Context) string {
+	GinkgoHelper()
+	return u.pods[0].Sh(ctx, "dd if="+rawDevice+" bs=1M count=16 2>/dev/null | sha256sum")
+}
+
+// live changes the release while the pods write and while one more pod's volume is being staged,
+// and returns how long that took. Then the pods change places: the new release unmounts and detaches
+// what the other has mounted and attached. And it makes a new volume.
+func (u *users) live(ctx context.Context, change func()) time.Duration {
+	GinkgoHelper()
+	var mounts [2][]string
+	for i, worker := range workers {
+		mounts[i] = mountsOf(ctx, worker)
+	}
+	quick := map[string]any{"device_delay": "0s"}
+	switchRack(ctx, map[string]any{"device_delay": slowly}, quick)
+	starting := s.Staging(ctx, workers[0])
+	u.seen++
+	began := time.Now()
+	change()
+	took := time.Since(began)
+	Expect(theRack.Admin.Switch(ctx, quick)).To(Succeed())
+	starting.Running(ctx)
+	for i, worker := range workers {
+		Expect(mountsOf(ctx, worker)).To(ContainElements(mounts[i]), "mounts of %s", worker)
+	}
+	u.check(ctx)
+	var acknowledged [2]int
+	for i, p := range u.pods {
+		_, err := fmt.Sscan(p.Sh(ctx, "cat /tmp/acknowledged"), &acknowledged[i])
+		Expect(err).NotTo(HaveOccurred())
+	}
+	deletePods(ctx, u.pods[0], u.pods[1], starting)
+	u.on++
+	u.start(ctx)
+	s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
+	u.seen++
+	u.check(ctx)
+	for i, p := range u.pods {
+		var lost, all int
+		_, err := fmt.Sscan(p.Sh(ctx, fmt.Sprintf(missing, acknowledged[i])), &lost, &all)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(all).To(BeNumerically(">", 0))
+		u.lost, u.acknowledged = u.lost+lost, u.acknowledged+all
+	}
+	return took
+}
+
+// check says that the pods go on writing and that what they have written is there, and counts.
+func (u *users) check(ctx context.Context) {
+	GinkgoHelper()
+	for i, p := range u.pods {
+		p.Beats(ctx)
+		Expect(p.Sum(ctx)).To(Equal(u.sums[i]), "what pod %s reads", p.name)
+	}
+	Expect(u.rawSum(ctx)).To(Equal(u.raw), "what pod %s reads of the device", u.pods[0].name)
+	u.checked += 3 * 16 << 20
+	list, err := api.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	for _, p := range list.Items {
+		for _, c := range p.Status.ContainerStatuses {
+			u.restarted += int(c.RestartCount)
+		}
+	}
+}
