@@ -54,8 +54,10 @@ kubectl apply -f $RELEASES/older` + rollout,
 kubectl apply -f $RELEASES/newer` + rollout,
 	back: `
 kubectl apply -f $RELEASES/older` + rollout + `
-names() { kubectl create --dry-run=client -o name -f $1 | sort; }
-comm -13 <(names $RELEASES/older) <(names $RELEASES/newer) | xargs kubectl delete --namespace oxide-csi`,
+for release in older newer; do
+	kubectl create --dry-run=client -o name -f $RELEASES/$release | sort >$RELEASES/$release.names
+done
+comm -13 $RELEASES/older.names $RELEASES/newer.names | xargs kubectl delete --namespace oxide-csi`,
 	remove: `
 kubectl delete --ignore-not-found -f $RELEASES/newer -f $RELEASES/older`,
 }
@@ -65,33 +67,42 @@ kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --t
 kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
 
 var _ = Describe("an upgrade", func() {
-	for _, o := range []operator{byHelm, byManifests} {
-		It("D-57 B-10 from the release before to this one, and back, by "+o.by+", disturbs no pod, "+
-			"loses no byte, and each release takes over the volumes of the other",
-			func(ctx SpecContext) { changeRelease(ctx, o) }, NodeTimeout(10*time.Minute))
-	}
+	It("D-57 B-10 from the release before to this one, and back, by Helm and by plain manifests, "+
+		"disturbs no pod and loses no byte, and each release takes over the other's volumes",
+		func(ctx SpecContext) {
+			releases := filepath.Join(GinkgoT().TempDir(), "releases")
+			writeReleases(releases)
+			r := newReader(ctx, "PREVIOUS="+config.previous, "RELEASES="+releases)
+			DeferCleanup(func(ctx SpecContext) {
+				for _, o := range []operator{byHelm, byManifests} {
+					r.run(ctx, docs.Block{At: "removing what " + o.by + " made", Text: o.remove})
+				}
+				removeLeases(ctx, driverNamespace, "csi-oxide")
+				install(ctx)
+			}, NodeTimeout(3*rolloutTimeout))
+			uninstall(ctx)
+			unregistered(ctx)
+			u := &users{}
+			byHelm.changeReleases(ctx, r, u)
+			r.run(ctx, docs.Block{At: "removing", Text: byHelm.remove})
+			unregistered(ctx)
+			byManifests.changeReleases(ctx, r, u)
+		}, NodeTimeout(10*time.Minute))
 })
 
-func changeRelease(ctx SpecContext, o operator) {
-	releases := filepath.Join(GinkgoT().TempDir(), "releases")
-	writeReleases(releases)
-	reader := newReader(ctx, "PREVIOUS="+config.previous, "RELEASES="+releases)
+// changeReleases installs the release before, upgrades it and goes back, while pods write.
+func (o operator) changeReleases(ctx context.Context, r reader, u *users) {
+	GinkgoHelper()
 	run := func(what, commands string) {
 		GinkgoHelper()
-		By(what, func() { reader.run(ctx, docs.Block{At: what, Text: commands}) })
+		what += " by " + o.by
+		By(what, func() { r.run(ctx, docs.Block{At: what, Text: commands}) })
 	}
-	DeferCleanup(func(ctx SpecContext) {
-		reader.run(ctx, docs.Block{At: "removing", Text: o.remove})
-		removeLeases(ctx, driverNamespace, "csi-oxide")
-		install(ctx)
-	}, NodeTimeout(3*rolloutTimeout))
-	uninstall(ctx)
-	unregistered(ctx)
 	run("installing the release before", o.install)
 	driverIs(ctx, true)
 	before := csiDriver(ctx)
-
-	u := newUsers(ctx)
+	u.observed = observed{}
+	u.begin(ctx)
 	up := u.live(ctx, func() {
 		run("upgrading", o.upgrade)
 		driverIs(ctx, false)
@@ -103,9 +114,9 @@ func changeRelease(ctx SpecContext, o operator) {
 		Expect(has(ctx, onlyNewer)).To(BeFalse(), "what only the newer release has should be gone")
 	})
 	Expect(csiDriver(ctx)).To(Equal(before), "the CSIDriver should not have been made again")
-	fmt.Printf("FIGURE upgrade from=%s by=%s bytes_lost=%d bytes_acknowledged=%d "+
-		"pods_restarted=%d pods=%d checksummed_mib=%d upgrade_seconds=%.0f back_seconds=%.0f\n",
-		config.previousName, o.by, u.lost, u.acknowledged, u.restarted, u.seen, u.checked>>20,
+	fmt.Printf("FIGURE upgrade from=%s by=%s bytes_lost=%d bytes_acknowledged=%d pods=%d "+
+		"pods_restarted=%d checksummed_mib=%d upgrade_seconds=%.0f back_seconds=%.0f\n",
+		config.previousName, o.by, u.lost, u.acknowledged, u.seen, u.restarted, u.checked>>20,
 		up.Seconds(), back.Seconds())
 	Expect(u.lost).To(BeZero(), "bytes that were acknowledged and are not there")
 	Expect(u.restarted).To(BeZero(), "restarts of pods")

@@ -9,7 +9,10 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // users are pods that write while the driver's release changes: one on each worker with a
@@ -21,9 +24,12 @@ type users struct {
 	raw    string
 	// on is the worker of the first pod.
 	on int
-	// What was measured: bytes of journals, restarts, pods, and bytes that were compared.
-	lost, acknowledged, restarted, seen, checked int
+	observed
 }
+
+// observed is what was lost of the bytes that were acknowledged in journals, how many restarts of
+// how many pods were seen, and how many bytes were read and compared.
+type observed struct{ lost, acknowledged, restarted, seen, checked int }
 
 // journal appends a number to a file of the first volume again and again, durably, and notes
 // outside of the volume which is the last that was acknowledged.
@@ -48,28 +54,31 @@ const missing = `awk -v last=%d '{there[$1] = 1} END {
 // rawDevice is the first pod's.
 const rawDevice = "/dev/data-1"
 
-func newUsers(ctx context.Context) *users {
+// begin starts the pods, unless they run since another operator's time.
+func (u *users) begin(ctx context.Context) {
 	GinkgoHelper()
-	u := &users{claims: [2][]string{
-		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}}
+	if u.raw != "" {
+		return
+	}
+	u.claims = [2][]string{
+		{s.Claim(ctx, Claim{}), s.Claim(ctx, Claim{Block: true})}, {s.Claim(ctx, Claim{})}}
 	u.start(ctx)
 	for i, p := range u.pods {
 		u.sums[i] = p.Fill(ctx)
 	}
 	u.pods[0].Sh(ctx, "dd if=/dev/urandom of="+rawDevice+" bs=1M count=16 conv=fsync 2>/dev/null")
 	u.raw = u.rawSum(ctx)
-	return u
 }
 
-// start makes the pods, the first on the worker that is its turn.
+// start makes the pods, the first on the worker whose turn it is, and one with a new volume.
 func (u *users) start(ctx context.Context) {
 	GinkgoHelper()
 	for i := range u.pods {
 		u.pods[i] = s.Pod(ctx, Pod{Claims: u.claims[i], Node: workers[(u.on+i)%len(workers)],
 			Script: beating + journal})
-		u.seen++
 	}
-	for _, p := range u.pods {
+	fresh := s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}, Script: beating})
+	for _, p := range append(u.pods[:], fresh) {
 		p.Running(ctx).Beats(ctx)
 	}
 }
@@ -81,21 +90,19 @@ func (u *users) rawSum(ctx context.Context) string {
 
 // live changes the release while the pods write and while one more pod's volume is being staged,
 // and returns how long that took. Then the pods change places: the new release unmounts and detaches
-// what the other has mounted and attached. And it makes a new volume.
+// what the other has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	GinkgoHelper()
 	var mounts [2][]string
 	for i, worker := range workers {
 		mounts[i] = mountsOf(ctx, worker)
 	}
-	quick := map[string]any{"device_delay": "0s"}
-	switchRack(ctx, map[string]any{"device_delay": slowly}, quick)
-	starting := s.Staging(ctx, workers[0])
-	u.seen++
+	starting, disk := s.halfStaged(ctx, workers[0])
+	appeared := appearWithEnd(ctx, starting, disk, workers[0])
 	began := time.Now()
 	change()
 	took := time.Since(began)
-	Expect(theRack.Admin.Switch(ctx, quick)).To(Succeed())
+	Eventually(appeared).WithContext(ctx).Should(BeClosed(), "the driver should have been replaced")
 	starting.Running(ctx)
 	for i, worker := range workers {
 		Expect(mountsOf(ctx, worker)).To(ContainElements(mounts[i]), "mounts of %s", worker)
@@ -109,8 +116,7 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	deletePods(ctx, u.pods[0], u.pods[1], starting)
 	u.on++
 	u.start(ctx)
-	s.Beating(ctx, workers[1], s.Claim(ctx, Claim{}))
-	u.seen++
+	s.AttachedTo(ctx, disk, "")
 	u.check(ctx)
 	for i, p := range u.pods {
 		var lost, all int
@@ -120,6 +126,38 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 		u.lost, u.acknowledged = u.lost+lost, u.acknowledged+all
 	}
 	return took
+}
+
+// halfStaged makes a pod whose volume is attached to a node, and whose device does not appear there:
+// the node's driver waits for it until somebody attaches the disk again.
+func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
+	GinkgoHelper()
+	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
+		Device: &adminapi.DeviceFault{Never: true}})
+	p = f.Staging(ctx, node)
+	claim := p.get(ctx).Spec.Volumes[0].PersistentVolumeClaim.ClaimName
+	return p, f.Bound(ctx, claim).Spec.CSI.VolumeHandle
+}
+
+// appearWithEnd attaches the disk of a half staged pod again when the node's driver is told to end.
+// That has waited for the device until now, and so has the pod.
+func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-chan struct{}) {
+	GinkgoHelper()
+	driver := installedPod(ctx, ofNode, node)
+	done := make(chan struct{})
+	go func() {
+		defer GinkgoRecover()
+		Eventually(func(g Gomega) {
+			now, err := api.CoreV1().Pods(driver.Namespace).Get(ctx, driver.Name, metav1.GetOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(now.DeletionTimestamp).NotTo(BeNil())
+		}).WithContext(ctx).Should(Succeed(), "the driver on %s should be told to end", node)
+		Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
+		detachByHand(ctx, disk, node)
+		attachByHand(ctx, disk, node)
+		close(done)
+	}()
+	return done
 }
 
 // check says that the pods go on writing and that what they have written is there, and counts.
@@ -133,6 +171,7 @@ func (u *users) check(ctx context.Context) {
 	u.checked += 3 * 16 << 20
 	list, err := api.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
 	Expect(err).NotTo(HaveOccurred())
+	u.seen = max(u.seen, len(list.Items))
 	for _, p := range list.Items {
 		for _, c := range p.Status.ContainerStatuses {
 			u.restarted += int(c.RestartCount)
