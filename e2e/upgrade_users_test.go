@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -147,11 +148,10 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 	done := make(chan struct{})
 	go func() {
 		defer GinkgoRecover()
-		Eventually(func(g Gomega) {
-			now, err := api.CoreV1().Pods(driver.Namespace).Get(ctx, driver.Name, metav1.GetOptions{})
-			g.Expect(err).NotTo(HaveOccurred())
-			g.Expect(now.DeletionTimestamp).NotTo(BeNil())
-		}).WithContext(ctx).Should(Succeed(), "the driver on %s should be told to end", node)
+		Eventually(func() bool {
+			serves := func(p corev1.Pod) bool { return p.UID == driver.UID }
+			return slices.ContainsFunc(installedPods(ctx, ofNode, node), serves)
+		}).WithContext(ctx).Should(BeFalse(), "the driver on %s should be told to end", node)
 		Expect(p.get(ctx).Status.Phase).To(Equal(corev1.PodPending))
 		detachByHand(ctx, disk, node)
 		attachByHand(ctx, disk, node)
