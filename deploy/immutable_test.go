@@ -25,18 +25,20 @@ var immutable = map[string][]string{
 // to: Helm and kubectl apply end with "field is immutable", and the object would have to be deleted
 // first, while pods use volumes.
 var forever = map[string]string{
-	"CSIDriver csi.oxide.computer spec.attachRequired":               `true`,
-	"CSIDriver csi.oxide.computer spec.volumeLifecycleModes":         `["Persistent"]`,
-	"ClusterRoleBinding oxide-csi-controller roleRef.name":           `"oxide-csi-controller"`,
-	"ClusterRoleBinding oxide-csi-controller-snapshots roleRef.name": `"oxide-csi-controller-snapshots"`,
-	"RoleBinding oxide-csi-controller roleRef.name":                  `"oxide-csi-controller"`,
-	"DaemonSet oxide-csi-node spec.selector.matchLabels":             selector("oxide-csi-node"),
-	"Deployment oxide-csi-controller spec.selector.matchLabels":      selector("oxide-csi-controller"),
-	"StorageClass oxide-disk parameters":                             `null`,
-	"StorageClass oxide-disk provisioner":                            `"csi.oxide.computer"`,
-	"StorageClass oxide-disk reclaimPolicy":                          `"Delete"`,
-	"StorageClass oxide-disk volumeBindingMode":                      `"WaitForFirstConsumer"`,
+	"CSIDriver csi.oxide.computer spec.attachRequired":          `true`,
+	"CSIDriver csi.oxide.computer spec.volumeLifecycleModes":    `["Persistent"]`,
+	"ClusterRoleBinding oxide-csi-controller roleRef.name":      `"oxide-csi-controller"`,
+	"ClusterRoleBinding " + snapshotsRole + " roleRef.name":     `"` + snapshotsRole + `"`,
+	"RoleBinding oxide-csi-controller roleRef.name":             `"oxide-csi-controller"`,
+	"DaemonSet oxide-csi-node spec.selector.matchLabels":        selector("oxide-csi-node"),
+	"Deployment oxide-csi-controller spec.selector.matchLabels": selector("oxide-csi-controller"),
+	"StorageClass oxide-disk parameters":                        `null`,
+	"StorageClass oxide-disk provisioner":                       `"csi.oxide.computer"`,
+	"StorageClass oxide-disk reclaimPolicy":                     `"Delete"`,
+	"StorageClass oxide-disk volumeBindingMode":                 `"WaitForFirstConsumer"`,
 }
+
+const snapshotsRole = "oxide-csi-controller-snapshots"
 
 func selector(app string) string {
 	return fmt.Sprintf(`{"app":%q,"app.kubernetes.io/name":"oxide-csi-driver"}`, app)

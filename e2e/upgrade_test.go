@@ -33,7 +33,8 @@ var byHelm = operator{
 	install: `
 kubectl apply -f deploy/kustomize/e2e/secret.yaml
 helm package $PREVIOUS/deploy/chart --app-version previous --destination $RELEASES
-helm install oxide-csi $RELEASES/*.tgz --namespace oxide-csi --set log.level=debug --wait --timeout 5m`,
+helm install oxide-csi $RELEASES/*.tgz --namespace oxide-csi --set log.level=debug \
+	--wait --timeout 5m`,
 	upgrade: `
 helm upgrade oxide-csi deploy/chart --namespace oxide-csi --reset-then-reuse-values \
 	--set metrics.dashboard.enabled=true --wait --timeout 5m

@@ -52,8 +52,11 @@ const missing = `awk -v last=%d '{there[$1] = 1} END {
 	print lost + 0, all + 0
 }' /data/0/journal`
 
-// rawDevice is the first pod's.
-const rawDevice = "/dev/data-1"
+// What the first pod writes to its device, and reads from it.
+const (
+	writeRaw = "dd if=/dev/urandom of=/dev/data-1 bs=1M count=16 conv=fsync 2>/dev/null"
+	readRaw  = "dd if=/dev/data-1 bs=1M count=16 2>/dev/null"
+)
 
 // begin starts the pods, unless they run since another operator's time.
 func (u *users) begin(ctx context.Context) {
@@ -67,7 +70,7 @@ func (u *users) begin(ctx context.Context) {
 	for i, p := range u.pods {
 		u.sums[i] = p.Fill(ctx)
 	}
-	u.pods[0].Sh(ctx, "dd if=/dev/urandom of="+rawDevice+" bs=1M count=16 conv=fsync 2>/dev/null")
+	u.pods[0].Sh(ctx, writeRaw)
 	u.raw = u.rawSum(ctx)
 }
 
@@ -86,12 +89,12 @@ func (u *users) start(ctx context.Context) {
 
 func (u *users) rawSum(ctx context.Context) string {
 	GinkgoHelper()
-	return u.pods[0].Sh(ctx, "dd if="+rawDevice+" bs=1M count=16 2>/dev/null | sha256sum")
+	return u.pods[0].Sh(ctx, readRaw+" | sha256sum")
 }
 
 // live changes the release while the pods write and while one more pod's volume is being staged,
-// and returns how long that took. Then the pods change places: the new release unmounts and detaches
-// what the other has mounted and attached.
+// and returns how long that took. Then the pods change places: the new release unmounts and
+// detaches what the other has mounted and attached.
 func (u *users) live(ctx context.Context, change func()) time.Duration {
 	GinkgoHelper()
 	var mounts [2][]string
@@ -111,8 +114,7 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	u.check(ctx)
 	var acknowledged [2]int
 	for i, p := range u.pods {
-		_, err := fmt.Sscan(p.Sh(ctx, "cat /tmp/acknowledged"), &acknowledged[i])
-		Expect(err).NotTo(HaveOccurred())
+		p.Scan(ctx, "cat /tmp/acknowledged", &acknowledged[i])
 	}
 	deletePods(ctx, u.pods[0], u.pods[1], starting)
 	u.on++
@@ -121,16 +123,15 @@ func (u *users) live(ctx context.Context, change func()) time.Duration {
 	u.check(ctx)
 	for i, p := range u.pods {
 		var lost, all int
-		_, err := fmt.Sscan(p.Sh(ctx, fmt.Sprintf(missing, acknowledged[i])), &lost, &all)
-		Expect(err).NotTo(HaveOccurred())
+		p.Scan(ctx, fmt.Sprintf(missing, acknowledged[i]), &lost, &all)
 		Expect(all).To(BeNumerically(">", 0))
 		u.lost, u.acknowledged = u.lost+lost, u.acknowledged+all
 	}
 	return took
 }
 
-// halfStaged makes a pod whose volume is attached to a node, and whose device does not appear there:
-// the node's driver waits for it until somebody attaches the disk again.
+// halfStaged makes a pod whose volume is attached to a node, and whose device does not appear
+// there: the node's driver waits for it until somebody attaches the disk again.
 func (f *fixture) halfStaged(ctx context.Context, node string) (p *pod, disk string) {
 	GinkgoHelper()
 	faults(ctx, adminapi.Fault{Operation: "instance_disk_attach", Times: 1,
@@ -163,12 +164,16 @@ func appearWithEnd(ctx context.Context, p *pod, disk, node string) (appeared <-c
 // check says that the pods go on writing and that what they have written is there, and counts.
 func (u *users) check(ctx context.Context) {
 	GinkgoHelper()
+	var n int
 	for i, p := range u.pods {
 		p.Beats(ctx)
 		Expect(p.Sum(ctx)).To(Equal(u.sums[i]), "what pod %s reads", p.name)
+		p.Scan(ctx, "wc -c </data/0/random", &n)
+		u.checked += n
 	}
 	Expect(u.rawSum(ctx)).To(Equal(u.raw), "what pod %s reads of the device", u.pods[0].name)
-	u.checked += 3 * 16 << 20
+	u.pods[0].Scan(ctx, readRaw+" | wc -c", &n)
+	u.checked += n
 	list, err := api.CoreV1().Pods(s.ns).List(ctx, metav1.ListOptions{})
 	Expect(err).NotTo(HaveOccurred())
 	u.seen = max(u.seen, len(list.Items))
@@ -177,4 +182,11 @@ func (u *users) check(ctx context.Context) {
 			u.restarted += int(c.RestartCount)
 		}
 	}
+}
+
+// Scan runs a script in the pod and reads what it prints.
+func (p *pod) Scan(ctx context.Context, script string, into ...any) {
+	GinkgoHelper()
+	_, err := fmt.Sscan(p.Sh(ctx, script), into...)
+	Expect(err).NotTo(HaveOccurred(), "what pod %s printed for %s", p.name, script)
 }
