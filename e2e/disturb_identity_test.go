@@ -12,6 +12,8 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
 var _ = Describe("a node whose SMBIOS is hidden", func() {
@@ -69,7 +71,7 @@ patches:
 
 // identified is what the suite installs, for nodes whose instances must be configured.
 func identified(via string) ([]*unstructured.Unstructured, error) {
-	memory, err := manifests()
+	memory, err := manifests(deploy.Files)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 	"github.com/oxidecomputer/oxide-csi-plugin/docs"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
@@ -56,29 +57,20 @@ var _ = Describe("the documentation", func() {
 	}, NodeTimeout(15*time.Minute))
 })
 
-// simulatedGuests are the values by which the nodes' driver looks at its guest of the simulated
-// rack, as deploy/kustomize/e2e has them.
-const simulatedGuests = `
-node:
-  extraEnv:
-    - {name: OXIDE_SYSFS_ROOT, value: /oxide/sys}
-    - {name: OXIDE_DEV_ROOT, value: /oxide/dev}
-  extraVolumeMounts: [{name: guest, mountPath: /oxide}]
-  extraVolumes: [{name: guest, hostPath: {path: /oxide, type: Directory}}]
-  affinity:
-    nodeAffinity:
-      requiredDuringSchedulingIgnoredDuringExecution:
-        nodeSelectorTerms:
-          - matchExpressions:
-              - {key: node-role.kubernetes.io/control-plane, operator: DoesNotExist}
-`
+// guestPatches are the patches of the overlay by which the nodes' driver looks at its guest of the
+// simulated rack. A chart of any release can be patched so; not each has values for it.
+var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests gives a release these values, beside those that the page gives it.
+// helmForGuests has Helm apply what a chart makes with these patches.
 const helmForGuests = `#!/bin/sh
 case $1 in
-install | upgrade) exec '%[1]s' "$@" --values '%[2]s' ;;
+install | upgrade) exec '%s' "$@" --post-renderer patch-guests ;;
 esac
 exec '%[1]s' "$@"
+`
+
+const patchGuests = `#!/bin/sh
+cat >'%[1]s/all.yaml' && exec kubectl kustomize '%[1]s'
 `
 
 // reader is somebody who types what a page says, at the root of the repository.
@@ -103,8 +95,18 @@ func newReader(ctx context.Context, variables ...string) reader {
 	helm, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
 		"helm").Output()
 	Expect(err).NotTo(HaveOccurred(), "build helm")
-	values := write("values.yaml", simulatedGuests, 0o600)
-	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm)), values), 0o755)
+	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm))), 0o755)
+	guests := filepath.Join(dir, "guests")
+	Expect(os.Mkdir(guests, 0o755)).To(Succeed())
+	write("bin/patch-guests", fmt.Sprintf(patchGuests, guests), 0o755)
+	kustomization := "resources: [all.yaml]\npatches:\n"
+	for _, name := range guestPatches {
+		text, err := deploy.Files.ReadFile(overlay + "/" + name)
+		Expect(err).NotTo(HaveOccurred())
+		write("guests/"+name, string(text), 0o600)
+		kustomization += "  - path: " + name + "\n"
+	}
+	write("guests/kustomization.yaml", kustomization, 0o600)
 	token := write("token.txt", rackToken, 0o600)
 	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "../cmd/oxide-csi-plugin")
 	build.Stderr = GinkgoWriter

@@ -44,22 +44,22 @@ const rolloutTimeout = 3 * time.Minute
 
 // kustomized builds a directory of package deploy, as kubectl apply -k does.
 func kustomized(dir string) ([]*unstructured.Unstructured, error) {
-	memory, err := manifests()
+	memory, err := manifests(deploy.Files)
 	if err != nil {
 		return nil, fmt.Errorf("read the manifests: %w", err)
 	}
 	return kustomizedIn(memory, dir)
 }
 
-// manifests is package deploy, as a directory that a spec may add to.
-func manifests() (filesys.FileSystem, error) {
+// manifests is a tree of package deploy, as a directory that a spec may add to.
+func manifests(tree fs.FS) (filesys.FileSystem, error) {
 	memory := filesys.MakeFsInMemory()
-	return memory, fs.WalkDir(deploy.Files, ".",
+	return memory, fs.WalkDir(tree, ".",
 		func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
 			}
-			content, err := deploy.Files.ReadFile(path)
+			content, err := fs.ReadFile(tree, path)
 			if err != nil {
 				return err
 			}

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
 )
 
 var _ = Describe("an installation", func() {
@@ -91,7 +93,7 @@ true`
 
 // withoutSnapshots is what the suite installs, for a cluster in which nothing knows of snapshots.
 func withoutSnapshots() ([]*unstructured.Unstructured, error) {
-	memory, err := manifests()
+	memory, err := manifests(deploy.Files)
 	if err != nil {
 		return nil, err
 	}

@@ -7,40 +7,65 @@ import (
 	"strings"
 )
 
-// product are the project's own images, by the target of its Dockerfile.
-var product = []struct{ target, image string }{
+// target is a target of the project's Dockerfile, and the image that is made of it.
+type target struct{ name, image string }
+
+// product are the project's own images.
+var product = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + Tag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + Tag},
 	{"instance-metadata", "oxidecomputer/oxide-k8s-instance-metadata:" + Tag},
 	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
 }
 
-// Product builds the project's own images from this tree and returns an archive of them, for the
-// nodes. It says how large each is.
-func (b *Builder) Product(ctx context.Context) (string, error) {
-	bin := filepath.Join(b.Root, "bin", "linux-"+architecture)
+// previousTag is the tag of the driver's images of the release before, in a cluster of the suite.
+const previousTag = "previous"
+
+// previous are the images that an upgrade changes, by target.
+var previous = []target{
+	{"controller", "oxidecomputer/oxide-csi-plugin:" + previousTag},
+	{"node", "oxidecomputer/oxide-csi-plugin-node:" + previousTag},
+}
+
+// Product builds the project's own images from this tree, and those of the driver from the tree of
+// the release before. It returns one archive of them, for the nodes, and says how large each is.
+func (b *Builder) Product(ctx context.Context, before Previous) (string, error) {
+	bases, err := b.productBases(ctx)
+	if err != nil {
+		return "", err
+	}
 	// Without git there is no name for what is built; the images are the tree's all the same.
 	revision, err := command(ctx, b.Root, nil, "git", "describe", "--tags", "--always", "--dirty")
 	if err != nil {
 		revision = ""
 	}
-	err = b.step("compiling the driver", func() error {
-		release := "-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=" + revision
-		return b.goBuild(ctx, b.Root, bin, "-s -w "+release, "./cmd/...")
-	})
-	if err != nil {
-		return "", err
+	var images []string
+	for _, from := range []struct {
+		what, root, revision string
+		targets              []target
+	}{
+		{"the driver", b.Root, revision, product},
+		{"the driver of " + before.Name, before.Root, before.Name, previous},
+	} {
+		bin := filepath.Join(from.root, "bin", "linux-"+architecture)
+		err = b.step("compiling "+from.what, func() error {
+			release := "-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=" + from.revision
+			return b.goBuild(ctx, from.root, bin, "-s -w "+release, "./cmd/...")
+		})
+		if err != nil {
+			return "", err
+		}
+		err = b.step("building the images of "+from.what, func() error {
+			return b.buildProduct(ctx, from.root, from.targets, bases)
+		})
+		if err != nil {
+			return "", err
+		}
+		for _, built := range from.targets {
+			images = append(images, built.image)
+		}
 	}
-	bases, err := b.productBases(ctx)
-	if err != nil {
-		return "", err
-	}
-	archive := ""
-	err = b.step("building the driver's images", func() (err error) {
-		archive, err = b.buildProduct(ctx, bases)
-		return err
-	})
-	return archive, err
+	return b.save(ctx, "product", images...)
 }
 
 // productBases are the values of BASE, by target; none is the Dockerfile's own.
@@ -58,31 +83,30 @@ func (b *Builder) productBases(ctx context.Context) (map[string]string, error) {
 	return map[string]string{"node": rootfs, "simulator": smallBase}, nil
 }
 
-func (b *Builder) buildProduct(ctx context.Context, bases map[string]string) (string, error) {
+func (b *Builder) buildProduct(ctx context.Context, root string, targets []target,
+	bases map[string]string) error {
 	network := ""
 	if b.Offline {
 		network = noNetwork
 	}
-	var images []string
-	for _, p := range product {
-		args := []string{"TARGETARCH=" + architecture, "VERSION=" + Tag}
-		if base := bases[p.target]; base != "" {
+	for _, p := range targets {
+		name, tag, _ := strings.Cut(p.image, ":")
+		args := []string{"TARGETARCH=" + architecture, "VERSION=" + tag}
+		if base := bases[p.name]; base != "" {
 			args = append(args, "BASE="+base)
 		}
 		err := b.build(ctx, p.image,
-			recipe{dir: b.Root, target: p.target, network: network, args: args})
+			recipe{dir: root, target: p.name, network: network, args: args})
 		if err != nil {
-			return "", err
+			return err
 		}
 		size, err := b.Engine.Output(ctx, "image", "inspect", "--format", "{{.Size}}", p.image)
 		if err != nil {
-			return "", err
+			return err
 		}
-		name, _, _ := strings.Cut(p.image, ":")
-		b.figure(fmt.Sprintf("image name=%s bytes=%s", name, size))
-		images = append(images, p.image)
+		b.figure(fmt.Sprintf("image name=%s tag=%s bytes=%s", name, tag, size))
 	}
-	return b.save(ctx, "product", images...)
+	return nil
 }
 
 // figure prints a measured number as the rest of the project does.

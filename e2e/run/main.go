@@ -21,6 +21,7 @@ import (
 	"syscall"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/e2e/engine"
+	"github.com/oxidecomputer/oxide-csi-plugin/e2e/images"
 )
 
 const usage = `Runs the end-to-end suite: prerequisites, a Docker engine, images, specs.
@@ -64,6 +65,12 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
+	var before images.Previous
+	if !o.down {
+		if before, err = images.FindPrevious(ctx, root, o.previous); err != nil {
+			return err
+		}
+	}
 	unlock, err := lock(o.cache)
 	if err != nil {
 		return err
@@ -77,7 +84,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
-	s := session{options: o, root: root, engine: docker, stdout: stdout}
+	s := session{options: o, root: root, before: before, engine: docker, stdout: stdout}
 	err = s.buildAndTest(ctx)
 	if o.keep && docker.Own() {
 		fmt.Fprintf(stdout, "e2e: kept the engine: export DOCKER_HOST=%s; remove everything with "+

@@ -19,6 +19,8 @@ type options struct {
 	focus, label, kubernetes string
 	timeout                  time.Duration
 
+	// previous is the release that the suite upgrades from: a tag or a commit.
+	previous string
 	// keep leaves cluster and engine, and reuse takes a cluster that was kept.
 	keep, reuse bool
 	// cache is where what is built is kept.
@@ -28,6 +30,10 @@ type options struct {
 // published is the Kubernetes of a run with published images, unless another is asked for: the last
 // offline run's line, in the patch that kind's release has an image of.
 const published = "v1.35.8"
+
+// previousRelease is the tag of the last release. Until there is one, it is the driver before its
+// flight recorder, its doctor and most of the chart's values.
+const previousRelease = "e6877c0dc0dc97bb955365d67faaa05b967e4f0a"
 
 func parse(args []string, getenv func(string) string, output io.Writer) (options, error) {
 	o := options{keep: getenv("KEEP") == "1", reuse: getenv("E2E_REUSE") == "1"}
@@ -46,6 +52,8 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 	flags.BoolVar(&o.down, "down", false, "remove what a run with KEEP=1 has left")
 	flags.StringVar(&o.kubernetes, "kubernetes", "",
 		"version of the nodes (default "+published+", and "+images.Kubernetes+" with -offline)")
+	flags.StringVar(&o.previous, "previous", previousRelease,
+		"tag or commit of the release that the suite upgrades from, and goes back to")
 	flags.DurationVar(&o.timeout, "timeout", time.Hour, "how long the suite may take")
 	if err := flags.Parse(args); err != nil {
 		return o, err

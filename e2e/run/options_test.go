@@ -29,7 +29,7 @@ func TestFlagsAndEnvironmentSayWhatToRun(t *testing.T) {
 		env("HOME", "/home/me", "KEEP", "1"), io.Discard)
 	want := options{
 		offline: true, focus: "CP-10", label: "!slow", kubernetes: images.Kubernetes, keep: true,
-		timeout: time.Hour, cache: "/home/me/.cache/oxide-csi-e2e",
+		timeout: time.Hour, cache: "/home/me/.cache/oxide-csi-e2e", previous: previousRelease,
 	}
 	if err != nil || got != want {
 		t.Errorf("parse = %+v, %v, want %+v", got, err, want)

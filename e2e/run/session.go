@@ -22,6 +22,7 @@ import (
 type session struct {
 	options
 	root   string
+	before images.Previous
 	engine *engine.Engine
 	stdout io.Writer
 }
@@ -39,7 +40,10 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	product, err := builder.Product(ctx)
+	if err := builder.Unpack(ctx, &s.before); err != nil {
+		return err
+	}
+	product, err := builder.Product(ctx, s.before)
 	if err != nil {
 		return err
 	}
@@ -59,6 +63,7 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	environment := []string{
 		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes, "E2E_ARCHIVES=" + product,
 		"E2E_CRDS=" + crds, "E2E_EVIDENCE=" + evidence, "E2E_WORK=" + work,
+		"E2E_PREVIOUS=" + s.before.Root, "E2E_PREVIOUS_NAME=" + s.before.Name,
 	}
 	if s.offline {
 		environment = append(environment, "E2E_OFFLINE=1", "E2E_STANDINS="+images.StandIns)

@@ -1,0 +1,60 @@
+package images
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Previous is the release before, from which the suite upgrades.
+type Previous struct {
+	// Name is what git describe calls it; Root has its tree.
+	Name, Root string
+	commit     string
+}
+
+// FindPrevious finds a commit or a tag in the clone at root. Its tree is not there yet.
+func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
+	commit, err := command(ctx, root, nil, "git", "rev-parse", "--verify", release+"^{commit}")
+	if err != nil {
+		return Previous{}, fmt.Errorf("expected the release before, %s, among the commits of %s, "+
+			"since the suite upgrades from it, and found: %w; fetch the whole history with git fetch "+
+			"--unshallow --tags (in a workflow, fetch-depth: 0 of actions/checkout), or name another "+
+			"commit with -previous", release, root, err)
+	}
+	name, err := command(ctx, root, nil, "git", "describe", "--tags", "--always", commit)
+	return Previous{Name: name, commit: commit}, err
+}
+
+// Unpack puts the tree of a release into the cache, unless it is there.
+func (b *Builder) Unpack(ctx context.Context, p *Previous) error {
+	parent := filepath.Join(b.Cache, "previous")
+	p.Root = filepath.Join(parent, p.commit)
+	if _, err := os.Stat(p.Root); err == nil {
+		return nil
+	}
+	// One release is enough.
+	if err := os.RemoveAll(parent); err != nil {
+		return fmt.Errorf("remove the tree of another release: %w", err)
+	}
+	partial := p.Root + ".partial"
+	if err := os.MkdirAll(partial, 0o755); err != nil {
+		return fmt.Errorf("make a directory for the tree of a release: %w", err)
+	}
+	archive := partial + ".tar"
+	if _, err := command(ctx, b.Root, nil, "git", "archive", "--output", archive,
+		p.commit); err != nil {
+		return err
+	}
+	if _, err := command(ctx, partial, nil, "tar", "--extract", "--file", archive); err != nil {
+		return err
+	}
+	if err := os.Remove(archive); err != nil {
+		return fmt.Errorf("remove the archive of a release: %w", err)
+	}
+	if err := os.Rename(partial, p.Root); err != nil {
+		return fmt.Errorf("keep the tree of a release: %w", err)
+	}
+	return nil
+}

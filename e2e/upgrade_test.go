@@ -1,0 +1,195 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+	"github.com/oxidecomputer/oxide-csi-plugin/docs"
+)
+
+// operator is somebody who changes the release, by commands that wait for their own end. The
+// release before is in $PREVIOUS, and $RELEASES has the manifests of both.
+type operator struct{ by, install, upgrade, back, remove string }
+
+// onlyNewer is an object that the newer release has, and the release before has not.
+const onlyNewer = "oxide-csi-dashboard"
+
+var byHelm = operator{
+	by: "helm",
+	install: `
+kubectl apply -f deploy/kustomize/e2e/secret.yaml
+helm package $PREVIOUS/deploy/chart --app-version previous --destination $RELEASES
+helm install oxide-csi $RELEASES/*.tgz --namespace oxide-csi --set log.level=debug \
+	--wait --timeout 5m`,
+	upgrade: `
+helm upgrade oxide-csi deploy/chart --namespace oxide-csi --reset-then-reuse-values \
+	--set metrics.dashboard.enabled=true --wait --timeout 5m
+helm get values oxide-csi --namespace oxide-csi | grep 'level: debug'`,
+	back: `
+helm rollback oxide-csi --namespace oxide-csi --wait --timeout 5m`,
+	remove: `
+helm uninstall oxide-csi --namespace oxide-csi --ignore-not-found --wait --timeout 3m
+kubectl delete --ignore-not-found -f deploy/kustomize/e2e/secret.yaml`,
+}
+
+// byManifests goes as docs/howto/upgrade.md says.
+var byManifests = operator{
+	by: "kustomize",
+	install: `
+kubectl apply -f $RELEASES/older` + rollout,
+	upgrade: `
+kubectl apply -f $RELEASES/newer` + rollout,
+	back: `
+kubectl apply -f $RELEASES/older` + rollout + `
+for release in older newer; do
+	kubectl create --dry-run=client -o name -f $RELEASES/$release | sort >$RELEASES/$release.names
+done
+comm -13 $RELEASES/older.names $RELEASES/newer.names | xargs kubectl delete --namespace oxide-csi`,
+	remove: `
+kubectl delete --ignore-not-found -f $RELEASES/newer -f $RELEASES/older`,
+}
+
+const rollout = `
+kubectl rollout status --namespace oxide-csi deployment/oxide-csi-controller --timeout 5m
+kubectl rollout status --namespace oxide-csi daemonset/oxide-csi-node --timeout 5m`
+
+var _ = Describe("an upgrade", func() {
+	It("D-57 B-10 from the release before to this one, and back, by Helm and by plain manifests, "+
+		"disturbs no pod and loses no byte, and each release takes over the other's volumes",
+		func(ctx SpecContext) {
+			releases := filepath.Join(GinkgoT().TempDir(), "releases")
+			writeReleases(releases)
+			r := newReader(ctx, "PREVIOUS="+config.previous, "RELEASES="+releases)
+			DeferCleanup(func(ctx SpecContext) {
+				for _, o := range []operator{byHelm, byManifests} {
+					r.run(ctx, docs.Block{At: "removing what " + o.by + " made", Text: o.remove})
+				}
+				removeLeases(ctx, driverNamespace, "csi-oxide")
+				install(ctx)
+			}, NodeTimeout(3*rolloutTimeout))
+			uninstall(ctx)
+			unregistered(ctx)
+			u := &users{}
+			byHelm.changeReleases(ctx, r, u)
+			r.run(ctx, docs.Block{At: "removing", Text: byHelm.remove})
+			unregistered(ctx)
+			byManifests.changeReleases(ctx, r, u)
+		}, NodeTimeout(10*time.Minute))
+})
+
+// changeReleases installs the release before, upgrades it and goes back, while pods write.
+func (o operator) changeReleases(ctx context.Context, r reader, u *users) {
+	GinkgoHelper()
+	run := func(what, commands string) {
+		GinkgoHelper()
+		what += " by " + o.by
+		By(what, func() { r.run(ctx, docs.Block{At: what, Text: commands}) })
+	}
+	run("installing the release before", o.install)
+	driverIs(ctx, true)
+	before := csiDriver(ctx)
+	u.observed = observed{}
+	u.begin(ctx)
+	up := u.live(ctx, func() {
+		run("upgrading", o.upgrade)
+		driverIs(ctx, false)
+		Expect(has(ctx, onlyNewer)).To(BeTrue())
+	})
+	back := u.live(ctx, func() {
+		run("going back", o.back)
+		driverIs(ctx, true)
+		Expect(has(ctx, onlyNewer)).To(BeFalse(), "what only the newer release has should be gone")
+	})
+	Expect(csiDriver(ctx)).To(Equal(before), "the CSIDriver should not have been made again")
+	fmt.Printf("FIGURE upgrade from=%s by=%s bytes_lost=%d bytes_acknowledged=%d pods=%d "+
+		"pods_restarted=%d checksummed_mib=%d upgrade_seconds=%.0f back_seconds=%.0f\n",
+		config.previousName, o.by, u.lost, u.acknowledged, u.seen, u.restarted, u.checked>>20,
+		up.Seconds(), back.Seconds())
+	Expect(u.lost).To(BeZero(), "bytes that were acknowledged and are not there")
+	Expect(u.restarted).To(BeZero(), "restarts of pods")
+}
+
+// writeReleases writes the plain manifests of both releases, without the rack, which stays.
+func writeReleases(dir string) {
+	GinkgoHelper()
+	memory, err := manifests(os.DirFS(filepath.Join(config.previous, "deploy")))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(memory.WriteFile("/kustomize/older/kustomization.yaml", []byte(`
+resources: [../e2e]
+images:
+  - {name: oxidecomputer/oxide-csi-plugin, newTag: previous}
+  - {name: oxidecomputer/oxide-csi-plugin-node, newTag: previous}
+`))).To(Succeed())
+	older, err := kustomizedIn(memory, "kustomize/older")
+	Expect(err).NotTo(HaveOccurred())
+	memory, err = manifests(deploy.Files)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(memory.WriteFile("/kustomize/newer/kustomization.yaml", []byte(`
+resources: [../e2e]
+configMapGenerator: [{name: `+onlyNewer+`, namespace: oxide-csi, literals: [newer=true]}]
+generatorOptions: {disableNameSuffixHash: true}
+`))).To(Succeed())
+	newer, err := kustomizedIn(memory, "kustomize/newer")
+	Expect(err).NotTo(HaveOccurred())
+	for name, objects := range map[string][]*unstructured.Unstructured{
+		"older": older, "newer": newer} {
+		Expect(os.MkdirAll(filepath.Join(dir, name), 0o755)).To(Succeed())
+		text, err := json.Marshal(map[string]any{
+			"apiVersion": "v1", "kind": "List", "items": withoutRack(objects)})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.WriteFile(filepath.Join(dir, name, "all.json"), text, 0o600)).To(Succeed())
+	}
+}
+
+// driverIs waits until the driver serves, and says whether all of it is of the release before.
+func driverIs(ctx context.Context, previous bool) {
+	GinkgoHelper()
+	poll := func(ready func(context.Context) error) {
+		GinkgoHelper()
+		Expect(poll(ctx, rolloutTimeout, ready)).To(Succeed())
+	}
+	poll(func(ctx context.Context) error {
+		return deploymentReady(ctx, driverNamespace, controllerName)
+	})
+	poll(func(ctx context.Context) error { return daemonSetReady(ctx, driverNamespace, nodeName) })
+	for _, worker := range workers {
+		Expect(registered(ctx, worker)).To(Succeed())
+	}
+	driver := installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "")
+	Expect(len(driver)).To(BeNumerically(">", len(workers)))
+	for _, p := range driver {
+		image := containerStatus(p, "oxide-plugin").Image
+		Expect(strings.HasSuffix(image, ":previous")).To(Equal(previous), "%s runs %s", p.Name, image)
+	}
+}
+
+// csiDriver is the UID of the driver's object. Its immutable fields change only in another object.
+func csiDriver(ctx context.Context) types.UID {
+	GinkgoHelper()
+	object, err := api.StorageV1().CSIDrivers().Get(ctx, driverName, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	return object.UID
+}
+
+// has reports whether the driver's namespace has a ConfigMap.
+func has(ctx context.Context, name string) bool {
+	GinkgoHelper()
+	list, err := api.CoreV1().ConfigMaps(driverNamespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	Expect(err).NotTo(HaveOccurred())
+	return len(list.Items) > 0
+}
