@@ -12,7 +12,7 @@ import (
 type settings struct {
 	nodeImage, kubernetes, crds, work, evidence, standIns string
 	archives                                              []string
-	// previous is the tree of the release before, which previousName names.
+	// previous is the tree of the release before, which previousName names; empty without one.
 	previous, previousName string
 	// reuse takes the cluster that an earlier run has kept, with what is installed on it.
 	offline, keep, reuse bool
@@ -31,7 +31,7 @@ func readSettings() (settings, error) {
 	set := settings{
 		nodeImage: get("E2E_NODE_IMAGE"), kubernetes: get("E2E_KUBERNETES"),
 		crds: get("E2E_CRDS"), work: get("E2E_WORK"), evidence: get("E2E_EVIDENCE"),
-		previous: get("E2E_PREVIOUS"), previousName: get("E2E_PREVIOUS_NAME"),
+		previous: os.Getenv("E2E_PREVIOUS"), previousName: os.Getenv("E2E_PREVIOUS_NAME"),
 		archives: strings.Split(get("E2E_ARCHIVES"), ":"),
 		standIns: os.Getenv("E2E_STANDINS"),
 		offline:  os.Getenv("E2E_OFFLINE") == "1", keep: os.Getenv("KEEP") == "1",

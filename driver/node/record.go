@@ -291,8 +291,8 @@ func replaceFile(path string, b []byte) error {
 // OpenState prepares the state directory, when a driver starts.
 func (n *Service) OpenState() error { return n.records().open() }
 
-// LockState tells an operator when another process of the driver has the state directory, too, as in
-// an update with surge. That is safe, because every call locks its disk, and meant to be short.
+// LockState tells an operator when another process of the driver has the state directory, too, as
+// in an update with surge. That is safe, because every call locks its disk, and meant to be short.
 func (n *Service) LockState() { n.records().alone() }
 
 // open creates the state directory, checks that it can be written, and removes what a driver

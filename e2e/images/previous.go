@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// Previous is the release before, from which the suite upgrades.
+// Previous is the release before, from which the suite upgrades. The zero Previous is none.
 type Previous struct {
 	// Name is what git describe calls it; Root has its tree.
 	Name, Root string
@@ -29,6 +29,9 @@ func FindPrevious(ctx context.Context, root, release string) (Previous, error) {
 
 // Unpack puts the tree of a release into the cache, unless it is there.
 func (b *Builder) Unpack(ctx context.Context, p *Previous) error {
+	if *p == (Previous{}) {
+		return nil
+	}
 	parent := filepath.Join(b.Cache, "previous")
 	p.Root = filepath.Join(parent, p.commit)
 	if _, err := os.Stat(p.Root); err == nil {

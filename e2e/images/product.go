@@ -47,6 +47,9 @@ func (b *Builder) Product(ctx context.Context, before Previous) (string, error) 
 		{"the driver", b.Root, revision, product},
 		{"the driver of " + before.Name, before.Root, before.Name, previous},
 	} {
+		if from.root == "" {
+			continue // there is no release before
+		}
 		bin := filepath.Join(from.root, "bin", "linux-"+architecture)
 		err = b.step("compiling "+from.what, func() error {
 			release := "-X github.com/oxidecomputer/oxide-csi-plugin/driver.Release=" + from.revision
