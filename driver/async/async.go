@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -97,6 +98,19 @@ func AfterDone(ctx context.Context, log *slog.Logger, work string, f func()) (st
 			return nil
 		})
 	})
+}
+
+// Linger returns a context that ends a while after ctx, and a function that ends it.
+func Linger(ctx context.Context, while time.Duration) (longer context.Context, end func()) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(while, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() {
+		stop()
+		cancel()
+	}
 }
 
 // Detach runs f in a goroutine that nobody waits for. f has to recover its own panics.

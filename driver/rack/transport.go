@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/flight"
 )
 
@@ -88,12 +89,7 @@ func patient(req *http.Request) (context.Context, func()) {
 	if req.Method == http.MethodGet || caller.Err() != nil {
 		return caller, func() {}
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
-	left := context.AfterFunc(caller, func() {
-		timer := time.AfterFunc(patience, cancel)
-		context.AfterFunc(ctx, func() { timer.Stop() })
-	})
-	return ctx, func() { left(); cancel() }
+	return async.Linger(caller, patience)
 }
 
 // endedBody ends the request's context when the body is closed.
