@@ -10,11 +10,13 @@ DURATION ?= 30m
 TIMEOUT ?= 30m
 # What `make e2e` runs: specs whose text matches FOCUS, or whose labels match LABEL, on that version
 # of Kubernetes. Without either it is all but the long ones. PREVIOUS is the tag or commit that it
-# upgrades from, if not e2e/run's own.
+# upgrades from, if not e2e/run's own. RELEASED is a folder of `make release`, to be installed by
+# Helm in the place of the tree's chart and images: FOCUS='install, upgrade and remove'.
 FOCUS      ?=
 LABEL      ?=
 KUBERNETES ?= v1.35.8
 PREVIOUS   ?=
+RELEASED   ?=
 # What `make mutants` changes, in how many places of each, which other packages' tests run, too, and
 # how long the tests of one change may take.
 PACKAGES ?= driver/volume driver/rack driver/controller
@@ -40,7 +42,7 @@ MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
 	-X main.Release=$(RELEASE)
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
-	$(if $(PREVIOUS),-previous '$(PREVIOUS)')
+	$(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -48,6 +49,7 @@ var _ = Describe("the documentation", func() {
 				for _, worker := range workers {
 					Expect(registered(ctx, worker)).To(Succeed())
 				}
+				expectRelease(ctx)
 				s.Beating(ctx, workers[0], s.Claim(ctx, Claim{Name: "by-helm"})).Delete(ctx)
 				s.DeleteClaim(ctx, "by-helm")
 				noVolumes(ctx)
@@ -57,14 +59,36 @@ var _ = Describe("the documentation", func() {
 	}, NodeTimeout(15*time.Minute))
 })
 
+// expectRelease demands that the driver's pods run the images of the release that is tested, if one
+// is.
+func expectRelease(ctx context.Context) {
+	GinkgoHelper()
+	if config.chart == "" {
+		return
+	}
+	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(config.chart),
+		"oxide-csi-driver-"), ".tgz")
+	pods := installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "")
+	Expect(len(pods)).To(BeNumerically(">", len(workers)))
+	for _, p := range pods {
+		Expect(containerStatus(p, "oxide-plugin").Image).To(HaveSuffix(":v"+version), p.Name)
+	}
+}
+
 // guestPatches are the patches of the overlay by which the nodes' driver looks at its guest of the
 // simulated rack. A chart of any release can be patched so; not each has values for it.
 var guestPatches = []string{"node-paths.yaml", "node-workers.yaml"}
 
-// helmForGuests has Helm apply what a chart makes with these patches.
+// helmForGuests has Helm apply what a chart makes with these patches. In the place of the tree's
+// chart it takes a release's, if one is tested.
 const helmForGuests = `#!/bin/sh
+for word do
+	shift
+	[ "$word" != deploy/chart ] || word='%[2]s'
+	set -- "$@" "$word"
+done
 case $1 in
-install | upgrade) exec '%s' "$@" --post-renderer patch-guests ;;
+install | upgrade) exec '%[1]s' "$@" --post-renderer patch-guests ;;
 esac
 exec '%[1]s' "$@"
 `
@@ -95,7 +119,8 @@ func newReader(ctx context.Context, variables ...string) reader {
 	helm, err := exec.CommandContext(ctx, "go", "tool", "-modfile=../tools/go.mod", "-n",
 		"helm").Output()
 	Expect(err).NotTo(HaveOccurred(), "build helm")
-	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm))), 0o755)
+	write("bin/helm", fmt.Sprintf(helmForGuests, strings.TrimSpace(string(helm)),
+		cmp.Or(config.chart, "deploy/chart")), 0o755)
 	guests := filepath.Join(dir, "guests")
 	Expect(os.Mkdir(guests, 0o755)).To(Succeed())
 	write("bin/patch-guests", fmt.Sprintf(patchGuests, guests), 0o755)

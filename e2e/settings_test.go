@@ -14,6 +14,8 @@ type settings struct {
 	archives                                              []string
 	// previous is the tree of the release before, which previousName names; empty without one.
 	previous, previousName string
+	// chart is a release's, empty for the tree's.
+	chart string
 	// reuse takes the cluster that an earlier run has kept, with what is installed on it.
 	offline, keep, reuse bool
 }
@@ -32,6 +34,7 @@ func readSettings() (settings, error) {
 		nodeImage: get("E2E_NODE_IMAGE"), kubernetes: get("E2E_KUBERNETES"),
 		crds: get("E2E_CRDS"), work: get("E2E_WORK"), evidence: get("E2E_EVIDENCE"),
 		previous: os.Getenv("E2E_PREVIOUS"), previousName: os.Getenv("E2E_PREVIOUS_NAME"),
+		chart:    os.Getenv("E2E_CHART"),
 		archives: strings.Split(get("E2E_ARCHIVES"), ":"),
 		standIns: os.Getenv("E2E_STANDINS"),
 		offline:  os.Getenv("E2E_OFFLINE") == "1", keep: os.Getenv("KEEP") == "1",

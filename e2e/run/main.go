@@ -65,6 +65,12 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
+	var install release
+	if o.release != "" {
+		if install, err = findRelease(o.release); err != nil {
+			return err
+		}
+	}
 	var before images.Previous
 	if !o.down {
 		before, err = images.FindPrevious(ctx, root, o.previous)
@@ -88,7 +94,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 	if err != nil {
 		return err
 	}
-	s := session{options: o, root: root, before: before, engine: docker, stdout: stdout}
+	s := session{options: o, root: root, before: before, install: install, engine: docker,
+		stdout: stdout}
 	err = s.buildAndTest(ctx)
 	if o.keep && docker.Own() {
 		fmt.Fprintf(stdout, "e2e: kept the engine: export DOCKER_HOST=%s; remove everything with "+

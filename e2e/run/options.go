@@ -21,6 +21,8 @@ type options struct {
 
 	// previous is the release that the suite upgrades from: a tag or a commit.
 	previous string
+	// release is a folder of make release, whose chart and images the pages' commands install.
+	release string
 	// keep leaves cluster and engine, and reuse takes a cluster that was kept.
 	keep, reuse bool
 	// cache is where what is built is kept.
@@ -54,6 +56,8 @@ func parse(args []string, getenv func(string) string, output io.Writer) (options
 		"version of the nodes (default "+published+", and "+images.Kubernetes+" with -offline)")
 	flags.StringVar(&o.previous, "previous", previousRelease,
 		"tag or commit of the release that the suite upgrades from, and goes back to")
+	flags.StringVar(&o.release, "release", "",
+		"`FOLDER` of make release, whose chart and images are installed by Helm; empty is this tree's")
 	flags.DurationVar(&o.timeout, "timeout", time.Hour, "how long the suite may take")
 	if err := flags.Parse(args); err != nil {
 		return o, err

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"sigs.k8s.io/kind/pkg/cluster"
@@ -21,10 +22,11 @@ import (
 // session is one run with an engine that answers.
 type session struct {
 	options
-	root   string
-	before images.Previous
-	engine *engine.Engine
-	stdout io.Writer
+	root    string
+	before  images.Previous
+	install release
+	engine  *engine.Engine
+	stdout  io.Writer
 }
 
 // buildAndTest builds the images and runs the suite with them.
@@ -61,7 +63,9 @@ func (s *session) buildAndTest(ctx context.Context) (err error) {
 	}
 	evidence := filepath.Join(s.cache, "evidence", time.Now().UTC().Format("20060102-150405"))
 	environment := []string{
-		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes, "E2E_ARCHIVES=" + product,
+		"E2E_NODE_IMAGE=" + node, "E2E_KUBERNETES=" + s.kubernetes,
+		"E2E_ARCHIVES=" + strings.Join(append([]string{product}, s.install.archives...), ":"),
+		"E2E_CHART=" + s.install.chart,
 		"E2E_CRDS=" + crds, "E2E_EVIDENCE=" + evidence, "E2E_WORK=" + work,
 		"E2E_PREVIOUS=" + s.before.Root, "E2E_PREVIOUS_NAME=" + s.before.Name,
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -81,9 +82,18 @@ func index(manifests ...ocispec.Descriptor) ocispec.Index {
 // digests is the file of what is pushed: image, tag, platform and digest, one line each.
 const digests = "DIGESTS"
 
+// containerdName is the annotation by which containerd and Docker name what they import.
+const containerdName = "io.containerd.image.name"
+
 // writeLayout writes an archive of a layout with one entry, and notes its digest.
 func (r *release) writeLayout(l layout, name, tag string, root ocispec.Descriptor) error {
-	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag}
+	// Whoever imports an archive into containerd by hand gets the name that the manifests have.
+	full, err := reference.ParseNormalizedNamed("oxidecomputer/" + name + ":" + tag)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	root.Annotations = map[string]string{ocispec.AnnotationRefName: tag,
+		containerdName: full.String()}
 	if _, err := l.file(ocispec.ImageIndexFile, index(root)); err != nil {
 		return err
 	}

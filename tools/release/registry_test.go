@@ -60,6 +60,10 @@ func rootOf(t *testing.T, files map[string][]byte, tag string) ocispec.Descripto
 	if len(entries) != 1 || entries[0].Annotations[ocispec.AnnotationRefName] != tag {
 		t.Fatalf("the layout lists %+v, want one entry with the tag %s", entries, tag)
 	}
+	full := entries[0].Annotations[containerdName]
+	if !strings.Contains(full, "/oxidecomputer/oxide-") || !strings.HasSuffix(full, ":"+tag) {
+		t.Errorf("containerd would call it %q", full)
+	}
 	return entries[0]
 }
 

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+)
+
+// release is a folder that make release has made.
+type release struct {
+	// chart is the Helm chart; archives are the images that it wants.
+	chart    string
+	archives []string
+}
+
+// findRelease looks at a folder for what an installation takes.
+func findRelease(dir string) (release, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return release{}, fmt.Errorf("find the release: %w", err)
+	}
+	charts, err := filepath.Glob(filepath.Join(dir, "oxide-csi-driver-*.tgz"))
+	if err != nil || len(charts) != 1 {
+		return release{}, fmt.Errorf("expected one chart oxide-csi-driver-VERSION.tgz in %s, and found "+
+			"%q: make the release with make release VERSION=…", dir, charts)
+	}
+	r := release{chart: charts[0]}
+	for _, image := range []string{"oxide-csi-plugin", "oxide-csi-plugin-node"} {
+		archives, err := filepath.Glob(filepath.Join(dir, image+".oci.tar"))
+		if err != nil || len(archives) != 1 {
+			return release{}, fmt.Errorf("expected the image %s.oci.tar in %s, and found none: make the "+
+				"release without IMAGES=", image, dir)
+		}
+		r.archives = append(r.archives, archives...)
+	}
+	return r, nil
+}
