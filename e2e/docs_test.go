@@ -71,7 +71,9 @@ func expectRelease(ctx context.Context) {
 	pods := installedPods(ctx, "app in ("+controllerName+","+nodeName+")", "")
 	Expect(len(pods)).To(BeNumerically(">", len(workers)))
 	for _, p := range pods {
-		Expect(containerStatus(p, "oxide-plugin").Image).To(HaveSuffix(":v"+version), p.Name)
+		image := containerStatus(p, "oxide-plugin").Image
+		Expect(image).To(HaveSuffix(":v"+version), p.Name)
+		By(p.Name + " runs " + image)
 	}
 }
 

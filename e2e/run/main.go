@@ -70,6 +70,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout 
 		if install, err = findRelease(o.release); err != nil {
 			return err
 		}
+		fmt.Fprintf(stdout, "e2e: Helm installs %s\n", install.chart)
 	}
 	var before images.Previous
 	if !o.down {
