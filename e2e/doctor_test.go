@@ -58,16 +58,9 @@ func copyProgram(ctx context.Context, path string) {
 	Expect(file.Close()).To(Succeed())
 }
 
-// diagnosis is what a doctor says as JSON.
-type diagnosis struct {
-	Chains []struct {
-		Links   []struct{ Link, State, What string }
-		Finding struct{ Link, Reason, Wrong string }
-	}
-}
-
-// first is the link and the reason of the first finding, and what it says; empty without one.
-func (d diagnosis) first() (link, reason, wrong string) {
+// firstFinding is the link and the reason of the first finding, and what it says; empty without
+// one.
+func firstFinding(d harness.Diagnosis) (link, reason, wrong string) {
 	for _, c := range d.Chains {
 		if c.Finding.Link != "" {
 			return c.Finding.Link, c.Finding.Reason, c.Finding.Wrong
@@ -76,21 +69,8 @@ func (d diagnosis) first() (link, reason, wrong string) {
 	return "", "", ""
 }
 
-// unseen are the links that could not be seen, and why.
-func (d diagnosis) unseen() []string {
-	var unseen []string
-	for _, c := range d.Chains {
-		for _, l := range c.Links {
-			if l.State == "unseen" {
-				unseen = append(unseen, l.Link+": "+l.What)
-			}
-		}
-	}
-	return unseen
-}
-
 // ask asks a question, such as pvc NAMESPACE/NAME.
-func (d doctor) ask(ctx context.Context, question []string) (said diagnosis, err error) {
+func (d doctor) ask(ctx context.Context, question []string) (said harness.Diagnosis, err error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(doctorDir, "oxide-csi-plugin"),
 		append([]string{"doctor", "--output=json"}, question...)...)
 	cmd.Env, cmd.Stderr = d.env, GinkgoWriter
@@ -107,16 +87,16 @@ func (d doctor) ask(ctx context.Context, question []string) (said diagnosis, err
 func (d doctor) finds(ctx context.Context, link, reason string, question ...string) {
 	GinkgoHelper()
 	diagnoses.asked++
-	var said diagnosis
+	var said harness.Diagnosis
 	Eventually(func(g Gomega) {
 		var err error
 		said, err = d.ask(ctx, question)
 		g.Expect(err).NotTo(HaveOccurred())
-		foundLink, foundReason, wrong := said.first()
+		foundLink, foundReason, wrong := firstFinding(said)
 		g.Expect([]string{foundLink, foundReason}).To(Equal([]string{link, reason}), wrong)
 	}).WithContext(ctx).Should(Succeed(), "the doctor asked about %v", question)
 	diagnoses.right++
-	diagnoses.unseen += len(said.unseen())
+	diagnoses.unseen += len(said.Unseen())
 }
 
 // findsNothing demands that nothing is broken, as far as can be seen, and returns what cannot.
@@ -125,10 +105,10 @@ func (d doctor) findsNothing(ctx context.Context, question ...string) (unseen []
 	diagnoses.asked++
 	said, err := d.ask(ctx, question)
 	Expect(err).NotTo(HaveOccurred())
-	link, reason, wrong := said.first()
+	link, reason, wrong := firstFinding(said)
 	Expect(link).To(BeEmpty(), "the doctor asked about %v finds %s: %s", question, reason, wrong)
 	diagnoses.right++
-	unseen = said.unseen()
+	unseen = said.Unseen()
 	diagnoses.unseen += len(unseen)
 	return unseen
 }

@@ -19,14 +19,7 @@ import (
 
 // doctored is what a doctor says as JSON, and how it ended.
 type doctored struct {
-	Chains []struct {
-		Links []struct {
-			Link, State, What string
-		}
-		Finding struct {
-			Link, Reason, Wrong, Next string
-		}
-	}
+	harness.Diagnosis
 	status int
 }
 

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 )
 
 // remember is an interceptor that keeps the last request: what an orchestrator had asked for.
@@ -33,18 +35,6 @@ type doctor struct {
 	situations map[string]bool
 	// guarded by mu
 	right, unseen int
-}
-
-// diagnosis is what this proof reads of a doctor's.
-type diagnosis struct {
-	Chains []struct {
-		Links []struct {
-			Link, State string
-		}
-		Finding struct {
-			Link, Reason, Wrong string
-		}
-	}
 }
 
 // ask asks a doctor about a call that has failed: what Kubernetes would show of it is given as
@@ -75,11 +65,7 @@ func (d *doctor) ask(ctx context.Context, env *environment, callError error) err
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.right++
-	for _, l := range said.Chains[0].Links {
-		if l.State == "unseen" {
-			d.unseen++
-		}
-	}
+	d.unseen += len(said.Unseen())
 	return nil
 }
 
@@ -114,7 +100,7 @@ func linkOf(request proto.Message, reason string) string {
 
 // doctor runs oxide-csi-plugin doctor.
 func (env *environment) doctor(ctx context.Context, objects []byte, question []string) (
-	said diagnosis, err error) {
+	said harness.Diagnosis, err error) {
 	file := filepath.Join(env.Rack.Dir, "objects.json")
 	if err := os.WriteFile(file, objects, 0o600); err != nil {
 		return said, err
