@@ -14,21 +14,9 @@ import (
 
 // The settings of the rack.
 
-func setHost(c *Config, value string) error {
-	expected := errors.New("has to be an address such as https://silo.sys.example.com")
-	address := value
-	if !strings.Contains(address, "://") {
-		address = "https://" + address
-	}
-	u, err := url.Parse(address)
-	switch {
-	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "":
-		return expected
-	case u.User != nil, u.RawQuery != "", u.Fragment != "", strings.Trim(u.Path, "/") != "":
-		return expected
-	}
-	c.Host = u.Scheme + "://" + u.Host
-	return nil
+func setHost(c *Config, value string) (err error) {
+	c.Host, err = rack.ParseHost(value)
+	return err
 }
 
 // rackWarnings returns warnings about valid but dangerous settings.

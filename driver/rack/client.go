@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
@@ -93,6 +95,20 @@ func certificates(path string) (*x509.CertPool, error) {
 		return nil, errors.New("holds no PEM certificate")
 	}
 	return pool, nil
+}
+
+// ParseHost parses a rack's address into scheme and host; without a scheme it is https.
+func ParseHost(address string) (string, error) {
+	if !strings.Contains(address, "://") {
+		address = "https://" + address
+	}
+	u, err := url.Parse(address)
+	switch {
+	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Hostname() == "",
+		u.User != nil, u.RawQuery != "", u.Fragment != "", strings.Trim(u.Path, "/") != "":
+		return "", errors.New("has to be an address such as https://silo.sys.example.com")
+	}
+	return u.Scheme + "://" + u.Host, nil
 }
 
 // ID parses an id for the Oxide client.

@@ -1,0 +1,171 @@
+package keeper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// What the keeper reads and changes in the cluster.
+
+// observe reads what every round needs.
+func (k *Keeper) observe(ctx context.Context) (*view, error) {
+	all := metav1.ListOptions{}
+	// The attachments first: a node that has been worked on since is one whose attachments have
+	// changed since, and the update of its record would conflict.
+	attachments, err := k.Kubernetes.StorageV1().VolumeAttachments().List(ctx, all)
+	if err != nil {
+		return nil, fmt.Errorf("list VolumeAttachments: %w", err)
+	}
+	csiNodes, err := k.Kubernetes.StorageV1().CSINodes().List(ctx, all)
+	if err != nil {
+		return nil, fmt.Errorf("list CSINodes: %w", err)
+	}
+	nodes, err := k.Kubernetes.CoreV1().Nodes().List(ctx, all)
+	if err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	v := newView(k.now(), nodes.Items, csiNodes.Items, attachments.Items)
+	k.Metrics.observe(v)
+	return v, nil
+}
+
+// pods reads and sorts the pods of a node.
+func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
+	volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return sorted{}, fmt.Errorf("list PersistentVolumes: %w", err)
+	}
+	claims := claimsOf(volumes.Items)
+	own, err := k.podsOn(ctx, n)
+	if err != nil {
+		return sorted{}, err
+	}
+	s := sortPods(own, claims)
+	waiting := waitingPods(own, claims, v.waiting(n))
+	for _, other := range v.Nodes {
+		if other == n || len(v.waiting(other)) == 0 {
+			continue
+		}
+		pods, err := k.podsOn(ctx, other)
+		if err != nil {
+			return s, err
+		}
+		waiting = append(waiting, waitingPods(pods, claims, v.waiting(other))...)
+	}
+	budgets, err := k.Kubernetes.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{})
+	if err != nil {
+		return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
+	}
+	s.budget = exhausted(budgets.Items, s.stay, waiting)
+	return s, nil
+}
+
+func (k *Keeper) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {
+	pods, err := k.Kubernetes.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String()})
+	if err != nil {
+		return nil, fmt.Errorf("list Pods: %w", err)
+	}
+	return pods.Items, nil
+}
+
+// write records an operation's step on its node, and says so.
+func (k *Keeper) write(ctx context.Context, n *node, said string) error {
+	setAnnotation(n.Node, RecordAnnotation, n.Record)
+	if err := k.update(ctx, n); err != nil {
+		return err
+	}
+	k.say(ctx, n.Node, n.Record, "ColdAttach"+string(n.Record.Step), said)
+	return nil
+}
+
+// update writes a node as it was read and changed. Somebody else's change in between is a conflict,
+// and the next round looks again.
+func (k *Keeper) update(ctx context.Context, n *node) error {
+	_, err := k.Kubernetes.CoreV1().Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("update the Node: %w", err)
+	}
+	return nil
+}
+
+// plan sets the text that says what is going to happen to a node; empty removes it.
+func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
+	if n.Annotations[PlanAnnotation] == text {
+		return nil
+	}
+	var value any
+	if text != "" {
+		value = text
+		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
+	}
+	patch, err := annotationPatch(PlanAnnotation, value)
+	if err != nil {
+		return err
+	}
+	updated, err := k.Kubernetes.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{})
+	if err != nil {
+		return fmt.Errorf("annotate the Node %s: %w", n.Name, err)
+	}
+	n.Node = updated
+	return nil
+}
+
+// wake makes the attacher try an attachment now, instead of at the end of its pause.
+func (k *Keeper) wake(ctx context.Context, a *attachment, r *record) error {
+	value := a.wakeup(r)
+	if a.Annotations[WokenAnnotation] == value {
+		return nil
+	}
+	patch, err := annotationPatch(WokenAnnotation, value)
+	if err != nil {
+		return err
+	}
+	_, err = k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
+	}
+	return nil
+}
+
+func annotationPatch(key string, value any) ([]byte, error) {
+	return json.Marshal(map[string]any{"metadata": map[string]any{
+		"annotations": map[string]any{key: value}}})
+}
+
+// evict asks for the eviction of pods, which a PodDisruptionBudget may refuse for now.
+func (k *Keeper) evict(ctx context.Context, pods []*corev1.Pod) error {
+	var errs []error
+	for _, p := range pods {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		err := k.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
+			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+			// Not a pod of the same name that has been made since.
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))},
+		})
+		switch {
+		case apierrors.IsTooManyRequests(err):
+			k.Metrics.eviction("refused")
+		case err == nil:
+			k.Metrics.eviction("accepted")
+			k.Log.InfoContext(ctx, "evicted", "pod", p.Namespace+"/"+p.Name, "node", p.Spec.NodeName)
+		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+			errs = append(errs, fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,106 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/robfig/cron/v3"
+)
+
+// Config is what an operator decides. Zero durations are not replaced; Defaults has the usual ones.
+type Config struct {
+	// The duties.
+	ColdAttach, StartupTaint, LeavingNodes bool
+	// DryRun says what a cold attach would do, and does nothing.
+	DryRun bool
+	// Fence lets LeavingNodes set the out-of-service taint.
+	Fence bool
+
+	// NodeName is the node that this keeper runs on, whose instance it never stops.
+	NodeName string
+
+	// Settle is how long nothing new may begin to wait on a node before the keeper begins; it begins
+	// anyway when something has waited five times as long.
+	Settle time.Duration
+	// MinInterval is the least time between the end of a node's operation and its next.
+	MinInterval time.Duration
+	// StatefulSetInterval is the least time between operations on two nodes with pods of the same
+	// StatefulSet.
+	StatefulSetInterval time.Duration
+	// Window is when operations may begin; nil means always.
+	Window *Window
+
+	// The longest time for each step, after which the operation is undone or goes on without it.
+	DrainTimeout, StopTimeout, AttachTimeout, StartTimeout, ReturnTimeout time.Duration
+
+	// Interval is how often the keeper looks when nothing tells it that something has changed.
+	Interval time.Duration
+}
+
+// Defaults returns a configuration without duties.
+func Defaults() Config {
+	return Config{
+		Settle: 30 * time.Second, MinInterval: 10 * time.Minute, StatefulSetInterval: 30 * time.Minute,
+		DrainTimeout: 5 * time.Minute, StopTimeout: 2 * time.Minute, AttachTimeout: 90 * time.Second,
+		StartTimeout: 5 * time.Minute, ReturnTimeout: 5 * time.Minute,
+		Interval: 10 * time.Second,
+	}
+}
+
+// Check returns why a configuration cannot be used, or nil.
+func (c *Config) Check() error {
+	for name, value := range map[string]time.Duration{
+		"drain-timeout": c.DrainTimeout, "stop-timeout": c.StopTimeout,
+		"attach-timeout": c.AttachTimeout, "start-timeout": c.StartTimeout,
+		"return-timeout": c.ReturnTimeout, "interval": c.Interval,
+	} {
+		if value <= 0 {
+			return fmt.Errorf("--%s is %s; it has to be positive", name, value)
+		}
+	}
+	for name, value := range map[string]time.Duration{"settle": c.Settle,
+		"min-interval": c.MinInterval, "stateful-set-interval": c.StatefulSetInterval} {
+		if value < 0 {
+			return fmt.Errorf("--%s is %s; it must not be negative", name, value)
+		}
+	}
+	if c.Fence && !c.LeavingNodes {
+		return errors.New("--fence is part of --leaving-nodes, which is off; set both")
+	}
+	if c.ColdAttach && c.NodeName == "" {
+		return errors.New("K8S_NODE_NAME (--node-name) is not set: the keeper has to know its own node, " +
+			"which it must not stop; set it with a fieldRef to spec.nodeName")
+	}
+	return nil
+}
+
+// Window is a repeated span of time.
+type Window struct {
+	begins cron.Schedule
+	length time.Duration
+	text   string
+}
+
+// ParseWindow parses a window that begins by a cron expression of five fields, such as "0 2 * * 6",
+// or "CRON_TZ=Europe/Zurich 0 2 * * 6"; without a zone it is UTC.
+func ParseWindow(expression string, length time.Duration) (*Window, error) {
+	begins, err := cron.ParseStandard(expression)
+	if err != nil {
+		return nil, errors.New("has to be a cron expression of five fields, such as 0 2 * * 6 for " +
+			"Saturdays at two, with CRON_TZ=Europe/Zurich before it for another zone than UTC")
+	}
+	if length <= 0 {
+		return nil, errors.New("has to have a positive --window-length")
+	}
+	return &Window{begins, length, expression}, nil
+}
+
+// open reports whether a time is in the window.
+func (w *Window) open(now time.Time) bool {
+	now = now.UTC()
+	return w == nil || !w.begins.Next(now.Add(-w.length)).After(now)
+}
+
+// String returns the window as people write it.
+func (w *Window) String() string { return fmt.Sprintf("%q for %s", w.text, w.length) }

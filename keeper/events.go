@@ -1,0 +1,69 @@
+package keeper
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// component is the source of the keeper's events, and its name elsewhere.
+const component = "oxide-node-keeper"
+
+// say logs what was done to a node, and makes an event of it.
+func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, said string) {
+	k.Log.InfoContext(ctx, said, "node", n.Name, "event", reason)
+	of := ""
+	if r != nil {
+		of = r.id()
+	}
+	// The kubelet's events name a Node as its UID, too, and kubectl describe looks for that.
+	k.event(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name,
+		UID: types.UID(n.Name)}, of, reason, said)
+}
+
+// sayToUsers makes events of what is going to happen, on the pods that stop with the node and on
+// the claims whose volumes wait.
+func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, said string) {
+	const reason = "ColdAttachPlanned"
+	said += " (node " + n.Name + ")"
+	for _, p := range pods.stay {
+		k.event(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace,
+			Name: p.Name, UID: p.UID}, "", reason, said)
+	}
+	for _, a := range v.waiting(n) {
+		for _, volume := range pods.claims {
+			if volume.Name == a.volume() {
+				k.event(ctx, *volume.Spec.ClaimRef, "", reason, said)
+			}
+		}
+	}
+}
+
+// event makes an event, once: its name is made of what it says. An event that cannot be made is no
+// reason to leave an instance stopped, so it is only logged.
+func (k *Keeper) event(ctx context.Context, about corev1.ObjectReference, of, reason, said string) {
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, about.UID, of, reason, said)
+	namespace := about.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	kind := corev1.EventTypeNormal
+	now := metav1.NewTime(k.now())
+	_, err := k.Kubernetes.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
+			Name: fmt.Sprintf("%s.%016x", about.Name, h.Sum64())},
+		InvolvedObject: about, Reason: reason, Message: said, Type: kind, Count: 1,
+		FirstTimestamp: now, LastTimestamp: now,
+		Source:              corev1.EventSource{Component: component, Host: k.Config.NodeName},
+		ReportingController: component,
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		k.Log.WarnContext(ctx, "no event made", "reason", reason, "about", about.Name, "error", err)
+	}
+}

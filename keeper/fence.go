@@ -1,0 +1,107 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+)
+
+// FencedAnnotation marks a node whose out-of-service taint is the keeper's; its value is the
+// instance.
+const FencedAnnotation = DriverName + "/fenced"
+
+// outOfService says that a node is off for certain, so that Kubernetes deletes its pods and detaches
+// their volumes without waiting for its kubelet.
+var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
+	Effect: corev1.TaintEffectNoExecute}
+
+// fence marks nodes whose instances the rack reports as stopped or destroyed, and takes the mark
+// from those whose instances run again.
+func (k *Keeper) fence(ctx context.Context, v *view) error {
+	var errs []error
+	for _, n := range v.Nodes {
+		if err := k.fenceNode(ctx, v, n); err != nil && !apierrors.IsConflict(err) {
+			errs = append(errs, fmt.Errorf("node %s, out-of-service taint: %w", n.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
+	ready, _ := n.ready()
+	fenced := n.Annotations[FencedAnnotation]
+	switch {
+	case fenced != "":
+		return k.unfence(ctx, n, fenced, ready)
+	// A node that the keeper itself has stopped comes back with its pods.
+	case ready, n.Instance == "", n.Record != nil, !k.Config.Fence, n.tainted(outOfService.Key):
+		return nil
+	}
+	off, why, err := k.off(ctx, v, n)
+	if err != nil || !off {
+		return err
+	}
+	n.Spec.Taints = append(n.Spec.Taints, outOfService)
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	n.Annotations[FencedAnnotation] = n.Instance
+	if err := k.update(ctx, n); err != nil {
+		return err
+	}
+	k.Metrics.fenced()
+	k.say(ctx, n.Node, nil, "Fenced", "the rack reports the instance "+n.Instance+" as "+why+
+		": its pods and volumes are given to other nodes")
+	return nil
+}
+
+// unfence takes the keeper's taint from a node whose instance runs again. A node that is ready runs,
+// whatever its instance is now.
+func (k *Keeper) unfence(ctx context.Context, n *node, instance string, ready bool) error {
+	if !ready {
+		state, err := k.instanceState(ctx, instance)
+		switch {
+		case csierr.IsNotFound(err):
+			return nil // it stays off; the taint goes with the Node
+		case err != nil:
+			return err
+		case state != oxide.InstanceStateRunning:
+			return nil
+		}
+	}
+	n.removeTaint(outOfService.Key)
+	delete(n.Annotations, FencedAnnotation)
+	if err := k.update(ctx, n); err != nil {
+		return err
+	}
+	k.say(ctx, n.Node, nil, "Unfenced", "the instance "+instance+" runs again")
+	return nil
+}
+
+// off asks the rack whether a node's instance can write no more: it is stopped, or destroyed. A
+// token that has lost its rights sees no instance at all, so an instance is destroyed only if the
+// rack shows another node's at the same time.
+func (k *Keeper) off(ctx context.Context, v *view, n *node) (off bool, why string, err error) {
+	state, err := k.instanceState(ctx, n.Instance)
+	if err == nil {
+		return state == oxide.InstanceStateStopped, string(state), nil
+	}
+	if !csierr.IsNotFound(err) {
+		return false, "", err
+	}
+	for _, other := range v.Nodes {
+		if other.Instance == "" || other.Instance == n.Instance {
+			continue
+		}
+		if _, err := k.instanceState(ctx, other.Instance); err == nil {
+			return true, "destroyed", nil
+		}
+	}
+	return false, "", err
+}

@@ -1,0 +1,52 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// Keeper looks after the nodes of one cluster.
+type Keeper struct {
+	Config     Config
+	Kubernetes kubernetes.Interface
+	Rack       *rack.Client
+	Log        *slog.Logger
+	Metrics    *Metrics
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// ErrStepAside reports that only nodes wait that this keeper runs on, so that another replica has
+// to lead.
+var ErrStepAside = errors.New("the node to be stopped is the one this keeper runs on")
+
+// Round looks once and does what is next. It returns when it wants to look again, at the latest.
+// An error is about something that the next round tries again, or ErrStepAside.
+func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
+	v, err := k.observe(ctx)
+	if err != nil {
+		return k.Config.Interval, err
+	}
+	var errs []error
+	if k.Config.StartupTaint {
+		errs = append(errs, k.removeStartupTaints(ctx, v))
+	}
+	if k.Config.LeavingNodes {
+		errs = append(errs, k.fence(ctx, v))
+	}
+	again, err := k.coldAttach(ctx, v)
+	return min(again, k.Config.Interval), errors.Join(append(errs, err)...)
+}
+
+func (k *Keeper) now() time.Time {
+	if k.Now != nil {
+		return k.Now()
+	}
+	return time.Now()
+}

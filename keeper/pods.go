@@ -1,0 +1,155 @@
+package keeper
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// sorted are the pods of a node by what happens to them when its instance is stopped.
+type sorted struct {
+	// evict: they have none of the driver's volumes, and run elsewhere meanwhile.
+	evict []*corev1.Pod
+	// stay: pods with the driver's volumes, running and waiting ones. Their disks stay attached, so
+	// they have to come back to this node; elsewhere each would make another instance stop.
+	stay []*corev1.Pod
+	// lost explains why a pod would not come back; empty if all would.
+	lost string
+	// budget explains which PodDisruptionBudget the pods that stay would break; empty if none.
+	budget string
+	claims map[claim]*corev1.PersistentVolume
+}
+
+// claim names a PersistentVolumeClaim.
+type claim struct{ namespace, name string }
+
+// claimsOf returns the claims that are bound to the driver's volumes.
+func claimsOf(volumes []corev1.PersistentVolume) map[claim]*corev1.PersistentVolume {
+	claims := map[claim]*corev1.PersistentVolume{}
+	for i := range volumes {
+		v := &volumes[i]
+		if v.Spec.CSI != nil && v.Spec.CSI.Driver == DriverName && v.Spec.ClaimRef != nil {
+			claims[claim{v.Spec.ClaimRef.Namespace, v.Spec.ClaimRef.Name}] = v
+		}
+	}
+	return claims
+}
+
+// sortPods sorts the pods of a node.
+func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sorted {
+	s := sorted{claims: claims}
+	for i := range pods {
+		p := &pods[i]
+		owner := metav1.GetControllerOf(p)
+		_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+		volumes := len(volumesOf(p, claims)) > 0
+		switch {
+		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		case mirror, owner != nil && owner.Kind == "DaemonSet":
+			// The kubelet starts them again with the node.
+		case volumes:
+			s.stay = append(s.stay, p)
+			if owner == nil && p.Spec.RestartPolicy == corev1.RestartPolicyNever {
+				s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has restartPolicy Never and "+
+					"no controller", p.Namespace, p.Name)
+			}
+		case owner == nil:
+			s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has no controller that makes "+
+				"another", p.Namespace, p.Name)
+		default:
+			s.evict = append(s.evict, p)
+		}
+	}
+	return s
+}
+
+// volumesOf returns which of the driver's volumes a pod has.
+func volumesOf(p *corev1.Pod, claims map[claim]*corev1.PersistentVolume) []*corev1.PersistentVolume {
+	var volumes []*corev1.PersistentVolume
+	for _, v := range p.Spec.Volumes {
+		name := ""
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			name = p.Name + "-" + v.Name // as Kubernetes names the claim of an ephemeral volume
+		}
+		if volume, ok := claims[claim{p.Namespace, name}]; ok {
+			volumes = append(volumes, volume)
+		}
+	}
+	return volumes
+}
+
+// statefulSets returns the StatefulSets of pods, as namespace/name.
+func statefulSets(pods []*corev1.Pod) []string {
+	var sets []string
+	for _, p := range pods {
+		if o := metav1.GetControllerOf(p); o != nil && o.Kind == "StatefulSet" {
+			sets = append(sets, p.Namespace+"/"+o.Name)
+		}
+	}
+	slices.Sort(sets)
+	return slices.Compact(sets)
+}
+
+// waitingPods returns the pods that have a volume which waits.
+func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
+	waiting []*attachment) []*corev1.Pod {
+	var found []*corev1.Pod
+	for i := range pods {
+		if slices.ContainsFunc(volumesOf(&pods[i], claims), func(v *corev1.PersistentVolume) bool {
+			return slices.ContainsFunc(waiting, func(a *attachment) bool { return a.volume() == v.Name })
+		}) {
+			found = append(found, &pods[i])
+		}
+	}
+	return found
+}
+
+// exhausted returns which budget a stop of the pods would break, or "". A pod that waits for its
+// volume counts as one that is not wanted yet: it is not healthy before the stop, and without the
+// stop it never will be.
+func exhausted(budgets []policyv1.PodDisruptionBudget, stop, waiting []*corev1.Pod) string {
+	for _, b := range budgets {
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err != nil {
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s has no valid selector", b.Namespace, b.Name)
+		}
+		covered := func(p *corev1.Pod) bool {
+			return p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
+		}
+		down, unborn := 0, 0
+		for _, p := range stop {
+			if covered(p) && healthy(p) {
+				down++
+			}
+		}
+		for _, p := range waiting {
+			if covered(p) && !healthy(p) {
+				unborn++
+			}
+		}
+		need := int(b.Status.DesiredHealthy)
+		if b.Spec.MaxUnavailable != nil {
+			need -= unborn
+		}
+		if left := int(b.Status.CurrentHealthy) - down; down > 0 && left < need {
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would leave %d",
+				b.Namespace, b.Name, need, left)
+		}
+	}
+	return ""
+}
+
+// healthy reports whether a budget counts the pod.
+func healthy(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions,
+		func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
+}

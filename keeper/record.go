@@ -1,0 +1,104 @@
+package keeper
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Names in the cluster.
+const (
+	DriverName = "csi.oxide.computer"
+
+	// ColdAttachLabel allows the keeper to stop a node's instance, if its value is Allowed.
+	ColdAttachLabel = DriverName + "/cold-attach"
+	Allowed         = "allowed"
+
+	// RecordAnnotation holds the operation in progress on a Node, a record in JSON.
+	RecordAnnotation = DriverName + "/cold-attach"
+	// LastAnnotation holds how the last operation on a Node ended, an outcome in JSON.
+	LastAnnotation = DriverName + "/cold-attach-last"
+	// PlanAnnotation says in words what the keeper would do to a Node, or why it does not.
+	PlanAnnotation = DriverName + "/cold-attach-plan"
+	// WokenAnnotation is on VolumeAttachments: the operation for which the attacher was woken.
+	WokenAnnotation = DriverName + "/woken"
+)
+
+// step is a step of an operation. The record names the step that is being taken, so whatever the
+// step does may have happened already, or not yet.
+type step string
+
+const (
+	// draining: the node is cordoned, and pods that would not come back to it are evicted.
+	draining step = "Draining"
+	// stopping: the instance is asked to stop.
+	stopping step = "Stopping"
+	// attaching: the instance is stopped, and the attacher works.
+	attaching step = "Attaching"
+	// starting: the instance is asked to start, until it runs.
+	starting step = "Starting"
+	// returning: the instance runs, and the node is expected to be ready.
+	returning step = "Returning"
+)
+
+// record is an operation in progress.
+type record struct {
+	Step    step      `json:"step"`
+	Since   time.Time `json:"since"`   // when the step was begun
+	Started time.Time `json:"started"` // when the operation was begun; it identifies it
+	// Instance is the node's instance on the rack. The node's driver is not registered all the time.
+	Instance string `json:"instance"`
+	// Cordoned reports whether the keeper cordoned the node, and so has to uncordon it.
+	Cordoned bool `json:"cordoned"`
+	// Waiting are the VolumeAttachments for which the operation was begun.
+	Waiting []string `json:"waiting,omitempty"`
+	// StatefulSets are those that have pods on the node that stop with it.
+	StatefulSets []string `json:"statefulSets,omitempty"`
+	// Heartbeat is the node's last heartbeat before its instance was started again.
+	Heartbeat time.Time `json:"heartbeat,omitzero"`
+	// Late reports whether the operation only starts an instance that a late request stopped.
+	Late bool `json:"late,omitempty"`
+	// Problem is why the operation ends without having done what it was for; empty so far.
+	Problem string `json:"problem,omitempty"`
+}
+
+// id names the operation in events and annotations.
+func (r *record) id() string { return r.Started.UTC().Format("20060102T150405.000000000Z") }
+
+// outcome is how the last operation on a node ended.
+type outcome struct {
+	Ended        time.Time `json:"ended"`
+	Instance     string    `json:"instance"`
+	StatefulSets []string  `json:"statefulSets,omitempty"`
+	// Stopped reports whether the operation got as far as to ask for the instance's stop.
+	Stopped bool   `json:"stopped"`
+	Late    bool   `json:"late,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// fromAnnotation decodes an annotation of a node; false if it has none.
+func fromAnnotation(n *corev1.Node, key string, into any) (bool, error) {
+	text, ok := n.Annotations[key]
+	if !ok {
+		return false, nil
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return true, fmt.Errorf("the annotation %s of the node %s is not what a keeper writes (%w); "+
+			"see that the node's instance runs, then remove the annotation", key, n.Name, err)
+	}
+	return true, nil
+}
+
+// setAnnotation encodes a value into an annotation.
+func setAnnotation(n *corev1.Node, key string, value any) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // records hold nothing that JSON cannot
+	}
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	n.Annotations[key] = string(text)
+}

@@ -1,0 +1,209 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// Run is the keeper's process until ctx ends: it stands for election, works while it leads, and
+// serves metrics.
+func Run(ctx context.Context, s Settings, log *slog.Logger) error {
+	config, err := kubernetesConfig(s.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.UserAgent = component
+	config.QPS, config.Burst = 20, 40
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("the Kubernetes client: %w", err)
+	}
+	s.Rack.UserAgent = component
+	racks, closeIdle, err := rack.New(s.Rack, &rack.Transport{Tokens: &rack.TokenSource{
+		Fixed: s.Token, Path: s.TokenFile, Log: log}})
+	if err != nil {
+		return err
+	}
+	defer closeIdle()
+	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log, Metrics: NewMetrics()}
+	p := &process{Keeper: k, settings: s}
+	stop, err := p.serve()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for ctx.Err() == nil {
+		if err := p.candidacy(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kubernetesConfig(path string) (*rest.Config, error) {
+	config, err := rest.InClusterConfig()
+	if path != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("how to reach Kubernetes: %w; run this in a pod whose service account's "+
+			"token is mounted, or set --kubeconfig", err)
+	}
+	return config, nil
+}
+
+// process is a keeper that stands for election.
+type process struct {
+	*Keeper
+	settings Settings
+	elector  atomic.Pointer[leaderelection.LeaderElector]
+}
+
+// candidacy stands for election once, and works while it leads.
+func (p *process) candidacy(ctx context.Context) error {
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("a name for the lease: %w", err)
+	}
+	lease := p.settings.LeaseDuration
+	var aside bool
+	candidacy, stepAside := context.WithCancel(ctx)
+	defer stepAside()
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Name: component, Namespace: p.settings.LeaseNamespace},
+			Client:     p.Kubernetes.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: name},
+		},
+		LeaseDuration: lease, RenewDeadline: lease * 2 / 3, RetryPeriod: lease * 2 / 15,
+		ReleaseOnCancel: true, Name: component,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				p.Log.InfoContext(ctx, "leading")
+				if aside = p.lead(ctx); aside {
+					stepAside()
+				}
+			},
+			OnStoppedLeading: func() { p.Log.Info("not leading") },
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("leader election: %w", err)
+	}
+	p.elector.Store(elector)
+	elector.Run(candidacy)
+	if aside {
+		// Long enough for another replica to notice that the lease is free.
+		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
+		pause(ctx, 2*lease)
+	}
+	return nil
+}
+
+// lead does rounds until ctx ends, and reports whether it steps aside.
+func (p *process) lead(ctx context.Context) (aside bool) {
+	changed := p.watch(ctx)
+	for ctx.Err() == nil {
+		again, err := p.round(ctx)
+		p.Metrics.round(err)
+		if errors.Is(err, ErrStepAside) {
+			return true
+		}
+		if err != nil && ctx.Err() == nil {
+			p.Log.ErrorContext(ctx, "round failed; the next one tries again", "error", err)
+		}
+		timer := time.NewTimer(again)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-changed:
+			// What changes together is looked at together.
+			pause(ctx, min(again, 200*time.Millisecond))
+		}
+		timer.Stop()
+	}
+	return false
+}
+
+// round is one round. It ends before the lease can have gone to another: a process that was frozen
+// finds its time over.
+func (p *process) round(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.settings.LeaseDuration*2/3)
+	defer cancel()
+	return p.Round(ctx)
+}
+
+// watch reports changes of VolumeAttachments.
+func (p *process) watch(ctx context.Context) <-chan struct{} {
+	changed := make(chan struct{}, 1)
+	async.Detach(func() {
+		for ctx.Err() == nil {
+			w, err := p.Kubernetes.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+			if err != nil {
+				pause(ctx, p.Config.Interval)
+				continue
+			}
+			for range w.ResultChan() {
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			}
+			pause(ctx, pace)
+		}
+	})
+	return changed
+}
+
+// pause waits, but not beyond ctx.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// serve serves metrics and health.
+func (p *process) serve() (stop func(), err error) {
+	if p.settings.HTTPEndpoint == "" {
+		return func() {}, nil
+	}
+	listener, err := net.Listen("tcp", p.settings.HTTPEndpoint)
+	if err != nil {
+		return nil, fmt.Errorf("--http-endpoint: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(p.Metrics.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if e := p.elector.Load(); e != nil {
+			if err := e.Check(p.settings.LeaseDuration); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+		}
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	async.Detach(func() { _ = server.Serve(listener) })
+	return func() { _ = server.Close() }, nil
+}

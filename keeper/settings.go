@@ -1,0 +1,156 @@
+package keeper
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+)
+
+// Settings are what the arguments and the environment of the program say.
+type Settings struct {
+	Config
+	Kubeconfig   string // empty: the pod's service account
+	HTTPEndpoint string // host:port of metrics and health; empty: none
+	// LeaseNamespace is where the replicas elect their leader.
+	LeaseNamespace string
+	// LeaseDuration is how long a leader that does not say so counts as one.
+	LeaseDuration time.Duration
+
+	Rack      rack.Options
+	Token     string
+	TokenFile string
+
+	LogLevel slog.Level
+	LogJSON  bool
+	Version  bool
+}
+
+// ParseSettings parses the arguments, and the variables of the rack and of the pod. --help writes its
+// text and returns flag.ErrHelp.
+func ParseSettings(args []string, getenv func(string) string, help io.Writer) (Settings, error) {
+	s := Settings{Config: Defaults(), LeaseDuration: 15 * time.Second}
+	var window string
+	var length time.Duration
+	logFormat := "text"
+	flags := flag.NewFlagSet(component, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	s.flags(flags)
+	flags.StringVar(&window, "window", "", "when operations may begin: a cron `expression` such as "+
+		"\"CRON_TZ=Europe/Zurich 0 2 * * 6\"; empty means always")
+	flags.DurationVar(&length, "window-length", time.Hour, "how long the window lasts")
+	flags.StringVar(&logFormat, "log-format", logFormat, "text or json")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		_, _ = fmt.Fprintln(help, about)
+		flags.SetOutput(help)
+		flags.PrintDefaults()
+		return s, err
+	case err != nil:
+		return s, fmt.Errorf("%w; see --help", err)
+	case s.Version:
+		return s, nil
+	case flags.NArg() > 0:
+		return s, fmt.Errorf("expected flags only, found %.40q; see --help", flags.Arg(0))
+	}
+	if window != "" {
+		var err error
+		if s.Window, err = ParseWindow(window, length); err != nil {
+			return s, fmt.Errorf("--window %w", err)
+		}
+	}
+	if s.LogJSON = logFormat == "json"; !s.LogJSON && logFormat != "text" {
+		return s, errors.New("--log-format has to be text or json")
+	}
+	if s.NodeName == "" {
+		s.NodeName = getenv("K8S_NODE_NAME")
+	}
+	if s.LeaseNamespace == "" {
+		s.LeaseNamespace = getenv("K8S_NAMESPACE")
+	}
+	return s, errors.Join(s.setRack(getenv), s.Check(), s.complete())
+}
+
+const about = `oxide-node-keeper looks after the nodes of a Kubernetes cluster on Oxide racks.
+
+  oxide-node-keeper [flags]       the keeper; the rack by OXIDE_HOST, OXIDE_TOKEN or OXIDE_TOKEN_FILE,
+                                  and OXIDE_CA_FILE, as the driver has them
+  oxide-node-keeper leave         wait in a node's pod until the node's volumes are detached
+  oxide-node-keeper move PV NODE  move a volume that stays with its node to another node
+
+Flags of the keeper:`
+
+// flags defines the flags whose values need no further parsing.
+func (s *Settings) flags(f *flag.FlagSet) {
+	c := &s.Config
+	f.BoolVar(&c.ColdAttach, "cold-attach", false, "stop and start instances whose nodes have the "+
+		"label "+ColdAttachLabel+"="+Allowed+", for volumes that wait for it")
+	f.BoolVar(&c.StartupTaint, "startup-taint", false, "remove the taint "+StartupTaint+" from nodes "+
+		"where the driver is registered")
+	f.BoolVar(&c.LeavingNodes, "leaving-nodes", false, "look after nodes that are gone")
+	f.BoolVar(&c.DryRun, "dry-run", false, "only say what --cold-attach would do")
+	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the rack "+
+		"reports as stopped or destroyed")
+	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
+	for name, d := range map[string]struct {
+		value *time.Duration
+		usage string
+	}{
+		"settle":       {&c.Settle, "how long nothing new begins to wait before a node is stopped"},
+		"min-interval": {&c.MinInterval, "the least time between two stops of a node"},
+		"stateful-set-interval": {&c.StatefulSetInterval, "the least time between stops of two nodes " +
+			"with pods of one StatefulSet"},
+		"drain-timeout":  {&c.DrainTimeout, "how long evictions may take"},
+		"stop-timeout":   {&c.StopTimeout, "how long an instance's stop may take"},
+		"attach-timeout": {&c.AttachTimeout, "how long the attacher may take while an instance is stopped"},
+		"start-timeout":  {&c.StartTimeout, "after which the keeper says that an instance does not start"},
+		"return-timeout": {&c.ReturnTimeout, "how long a node may take to be ready again"},
+		"interval":       {&c.Interval, "how often to look when nothing has changed"},
+		"leader-election-lease-duration": {&s.LeaseDuration, "how long a silent leader stays one; " +
+			"at least 3s"},
+	} {
+		f.DurationVar(d.value, name, *d.value, d.usage)
+	}
+	f.StringVar(&s.LeaseNamespace, "leader-election-namespace", "", "the `namespace` of the lease "+
+		"[$K8S_NAMESPACE]")
+	f.StringVar(&s.Kubeconfig, "kubeconfig", "", "a kubeconfig `file`, for a keeper outside a cluster")
+	f.StringVar(&s.HTTPEndpoint, "http-endpoint", "", "where to serve /metrics and /healthz: `host:port`")
+	f.TextVar(&s.LogLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	f.BoolVar(&s.Version, "version", false, "print the version and end")
+}
+
+// setRack reads the variables that name the rack.
+func (s *Settings) setRack(getenv func(string) string) (err error) {
+	get := func(name string) string { return strings.TrimSpace(getenv(name)) }
+	s.Rack.CAFile, s.TokenFile, s.Token = get("OXIDE_CA_FILE"), get("OXIDE_TOKEN_FILE"), get("OXIDE_TOKEN")
+	if s.Rack.Host, err = rack.ParseHost(get("OXIDE_HOST")); err != nil {
+		return fmt.Errorf("OXIDE_HOST %w", err)
+	}
+	if s.TokenFile != "" {
+		return nil
+	}
+	if err := rack.CheckToken(s.Token); err != nil {
+		return fmt.Errorf("OXIDE_TOKEN %w, and OXIDE_TOKEN_FILE is not set", err)
+	}
+	return nil
+}
+
+// complete reports what is missing.
+func (s *Settings) complete() error {
+	switch {
+	case !s.ColdAttach && !s.StartupTaint && !s.LeavingNodes:
+		return errors.New("no duty is set; set --cold-attach, --startup-taint or --leaving-nodes")
+	case s.LeaseNamespace == "":
+		return errors.New("K8S_NAMESPACE (--leader-election-namespace) is not set: the replicas need a " +
+			"namespace for their lease")
+	case s.LeaseDuration < 3*time.Second:
+		return fmt.Errorf("--leader-election-lease-duration is %s; it has to be 3s at least",
+			s.LeaseDuration)
+	}
+	return nil
+}

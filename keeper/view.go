@@ -1,0 +1,165 @@
+package keeper
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+)
+
+// view is what one round sees of the cluster.
+type view struct {
+	Now         time.Time
+	Nodes       []*node
+	Attachments []*attachment
+}
+
+// node is a Node with what belongs to it.
+type node struct {
+	*corev1.Node
+	// Instance is the node's instance, as its driver registered it; empty if it is not registered.
+	Instance string
+	Record   *record
+	Last     *outcome
+	// Unreadable is why its annotations cannot be read, or nil.
+	Unreadable error
+}
+
+// attachment is a VolumeAttachment of the driver.
+type attachment struct{ *storagev1.VolumeAttachment }
+
+// newView joins what the cluster has.
+func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
+	attachments []storagev1.VolumeAttachment) *view {
+	v := &view{Now: now}
+	for i := range nodes {
+		n := &node{Node: &nodes[i]}
+		n.Instance = registeredInstance(csiNodes, n.Node)
+		n.readAnnotations()
+		v.Nodes = append(v.Nodes, n)
+	}
+	for i := range attachments {
+		if attachments[i].Spec.Attacher == DriverName {
+			v.Attachments = append(v.Attachments, &attachment{&attachments[i]})
+		}
+	}
+	return v
+}
+
+func (n *node) readAnnotations() {
+	var r record
+	var last outcome
+	has, err := fromAnnotation(n.Node, RecordAnnotation, &r)
+	if has && err == nil {
+		n.Record = &r
+	}
+	n.Unreadable = err
+	if has, err = fromAnnotation(n.Node, LastAnnotation, &last); has && err == nil {
+		n.Last = &last
+	}
+}
+
+// registeredInstance returns the instance with which the driver is registered on a node: the entry
+// of its CSINode, if that belongs to this Node and not to an earlier one of the same name.
+func registeredInstance(all []storagev1.CSINode, n *corev1.Node) string {
+	for _, c := range all {
+		if c.Name != n.Name || !ownedBy(c, n) {
+			continue
+		}
+		for _, d := range c.Spec.Drivers {
+			if id, ok := volume.ParseID(d.NodeID); ok && d.Name == DriverName {
+				return id
+			}
+		}
+	}
+	return ""
+}
+
+func ownedBy(c storagev1.CSINode, n *corev1.Node) bool {
+	return slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == n.UID })
+}
+
+// of returns the attachments of a node.
+func (v *view) of(n *node) []*attachment {
+	return slices.DeleteFunc(slices.Clone(v.Attachments), func(a *attachment) bool {
+		return a.Spec.NodeName != n.Name
+	})
+}
+
+// waiting returns the attachments of a node that wait until its instance is stopped.
+func (v *view) waiting(n *node) []*attachment {
+	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
+}
+
+// failure returns the error of what is wanted of the attachment, and nil if there is none or if it
+// is as wanted.
+func (a *attachment) failure() *storagev1.VolumeError {
+	switch {
+	case a.DeletionTimestamp != nil:
+		return a.Status.DetachError
+	case !a.Status.Attached:
+		return a.Status.AttachError
+	}
+	return nil
+}
+
+// open reports whether the attacher still has something to do: to attach or to detach.
+func (a *attachment) open() bool { return a.DeletionTimestamp != nil || !a.Status.Attached }
+
+// waits reports whether the rack does what is wanted only while the instance is stopped.
+func (a *attachment) waits() bool {
+	failed := a.failure()
+	return failed != nil && strings.Contains(failed.Message, string(csierr.InstanceMustBeStopped)+":")
+}
+
+// wakeup is the value of WokenAnnotation that wakes the attacher in an operation. It changes with
+// the attacher's attempts, so it also tells whether there was one.
+func (a *attachment) wakeup(r *record) string {
+	value := r.id()
+	if failed := a.failure(); failed != nil {
+		value += " after the failure of " + failed.Time.UTC().Format(time.RFC3339)
+	}
+	return value
+}
+
+// settled reports whether nothing more is to be expected of the attacher in an operation: it is
+// done, or it was woken, has tried, and failed for a reason that a stopped instance does not mend.
+func (a *attachment) settled(r *record) bool {
+	woken := a.Annotations[WokenAnnotation]
+	return !a.open() || a.failure() != nil && !a.waits() && strings.HasPrefix(woken, r.id()) &&
+		woken != a.wakeup(r)
+}
+
+// since returns when the attachment was wanted, or no longer wanted.
+func (a *attachment) since() time.Time {
+	if a.DeletionTimestamp != nil {
+		return a.DeletionTimestamp.Time
+	}
+	return a.CreationTimestamp.Time
+}
+
+// volume returns the name of the PersistentVolume.
+func (a *attachment) volume() string {
+	if a.Spec.Source.PersistentVolumeName == nil {
+		return ""
+	}
+	return *a.Spec.Source.PersistentVolumeName
+}
+
+// ready returns whether the node is ready, and when its kubelet said so last.
+func (n *node) ready() (ready bool, heartbeat time.Time) {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue, c.LastHeartbeatTime.Time
+		}
+	}
+	return false, time.Time{}
+}
+
+func (n *node) allowed() bool { return n.Labels[ColdAttachLabel] == Allowed }
