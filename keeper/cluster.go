@@ -132,8 +132,8 @@ func (k *Keeper) wake(ctx context.Context, a *attachment, r *record) error {
 	if err != nil {
 		return err
 	}
-	_, err = k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{})
+	_, err = k.Kubernetes.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType,
+		patch, metav1.PatchOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("annotate the VolumeAttachment %s: %w", a.Name, err)
 	}

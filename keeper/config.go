@@ -69,7 +69,8 @@ func (c *Config) Check() error {
 		return errors.New("--fence is part of --leaving-nodes, which is off; set both")
 	}
 	if c.ColdAttach && c.NodeName == "" {
-		return errors.New("K8S_NODE_NAME (--node-name) is not set: the keeper has to know its own node, " +
+		return errors.New("K8S_NODE_NAME (--node-name) is not set: the keeper has to know its own " +
+			"node, " +
 			"which it must not stop; set it with a fieldRef to spec.nodeName")
 	}
 	return nil

@@ -9,10 +9,12 @@
 // there. See taint.go.
 //
 // Leaving nodes: a node whose instance the rack reports as stopped or destroyed gets the
-// out-of-service taint, so that Kubernetes moves its pods at once. See fence.go. The program that
-// waits in a node's pod until the node's volumes are detached is in package leave.
+// out-of-service taint, so that Kubernetes moves its pods at once. See fence.go. A Leaver in the
+// node's pod keeps the driver until the node's volumes are detached. See leave.go.
 //
-// The keeper has no memory. Each Round reads the cluster and the rack, decides, and does at most one
-// thing for a node; what it is about to do to a node is recorded on the Node first (record.go), so
-// that any keeper can continue what another one began.
+// For people there is a Mover, which moves a volume that stays with its node. See move.go.
+//
+// The keeper has no memory. Each Round reads the cluster and the rack, decides, and does at most
+// one thing for a node; what it is about to do to a node is recorded on the Node first (record.go),
+// so that any keeper can continue what another one began.
 package keeper

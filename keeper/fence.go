@@ -16,8 +16,8 @@ import (
 // instance.
 const FencedAnnotation = DriverName + "/fenced"
 
-// outOfService says that a node is off for certain, so that Kubernetes deletes its pods and detaches
-// their volumes without waiting for its kubelet.
+// outOfService says that a node is off for certain, so that Kubernetes deletes its pods and
+// detaches their volumes without waiting for its kubelet.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown",
 	Effect: corev1.TaintEffectNoExecute}
 
@@ -61,8 +61,8 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// unfence takes the keeper's taint from a node whose instance runs again. A node that is ready runs,
-// whatever its instance is now.
+// unfence takes the keeper's taint from a node whose instance runs again. A node that is ready
+// runs, whatever its instance is now.
 func (k *Keeper) unfence(ctx context.Context, n *node, instance string, ready bool) error {
 	if !ready {
 		state, err := k.instanceState(ctx, instance)

@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Release is set in release builds: -ldflags "-X …/keeper.Release=v1.2.3".
@@ -30,6 +34,14 @@ func Main(ctx context.Context, args []string, getenv func(string) string,
 
 func mainErr(ctx context.Context, args []string, getenv func(string) string,
 	stdout, stderr io.Writer) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "leave":
+			return mainLeave(ctx, args[1:], getenv, stdout, stderr)
+		case "move":
+			return mainMove(ctx, args[1:], stdout)
+		}
+	}
 	s, err := ParseSettings(args, getenv, stdout)
 	if err != nil {
 		return err
@@ -43,4 +55,83 @@ func mainErr(ctx context.Context, args []string, getenv func(string) string,
 		handler = slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})
 	}
 	return Run(ctx, s, slog.New(handler))
+}
+
+func mainLeave(ctx context.Context, args []string, getenv func(string) string,
+	stdout, stderr io.Writer) error {
+	l := Leaver{NodeName: getenv("K8S_NODE_NAME")}
+	flags := flag.NewFlagSet(component+" leave", flag.ContinueOnError)
+	flags.StringVar(&l.Socket, "socket", "/leaving/leave.sock", "the socket that the driver waits at")
+	flags.DurationVar(&l.Limit, "timeout", 100*time.Second, "how long to wait for the volumes")
+	kubeconfig := flags.String("kubeconfig", "", "a kubeconfig `file`, outside a cluster")
+	switch _, err := parse(flags, args, stdout, 0); {
+	case err != nil:
+		return err
+	case l.NodeName == "":
+		return errors.New("K8S_NODE_NAME is not set: set it with a fieldRef to spec.nodeName")
+	case l.Limit <= 0:
+		return fmt.Errorf("--timeout is %s; it has to be positive", l.Limit)
+	}
+	config, err := kubernetesConfig(*kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.UserAgent = component + "-leave"
+	if l.Kubernetes, err = kubernetes.NewForConfig(config); err != nil {
+		return fmt.Errorf("the Kubernetes client: %w", err)
+	}
+	l.Log = slog.New(slog.NewTextHandler(stderr, nil))
+	return l.Run(ctx)
+}
+
+func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
+	m := Mover{Out: stdout, Pace: pace}
+	flags := flag.NewFlagSet(component+" move", flag.ContinueOnError)
+	timeout := flags.Duration("timeout", 2*time.Minute, "how long to wait for Kubernetes")
+	kubeconfig := flags.String("kubeconfig", "", "a `file`; empty: $KUBECONFIG, ~/.kube/config, or "+
+		"the "+
+		"pod's service account")
+	operands, err := parse(flags, args, stdout, 2)
+	if err != nil {
+		return err
+	}
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = *kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	if err != nil {
+		return fmt.Errorf("how to reach Kubernetes: %w", err)
+	}
+	config.UserAgent = component + "-move"
+	if m.Kubernetes, err = kubernetes.NewForConfig(config); err != nil {
+		return fmt.Errorf("the Kubernetes client: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
+	defer cancel()
+	return m.Move(ctx, operands[0], operands[1])
+}
+
+// parse parses the arguments of a verb with so many operands, between which flags may stand.
+func parse(flags *flag.FlagSet, args []string, help io.Writer, want int) (operands []string,
+	err error) {
+	flags.SetOutput(io.Discard)
+	for more := true; more; {
+		switch err := flags.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			_, _ = fmt.Fprintln(help, about)
+			_, _ = fmt.Fprintf(help, "\nFlags of %s:\n", flags.Name())
+			flags.SetOutput(help)
+			flags.PrintDefaults()
+			return nil, err
+		case err != nil:
+			return nil, fmt.Errorf("%w; see --help", err)
+		}
+		if more = flags.NArg() > 0; more {
+			operands, args = append(operands, flags.Arg(0)), flags.Args()[1:]
+		}
+	}
+	if len(operands) != want {
+		return nil, fmt.Errorf("%s: expected %d arguments beside flags, found %d; see --help",
+			flags.Name(), want, len(operands))
+	}
+	return operands, nil
 }

@@ -68,7 +68,8 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 }
 
 // volumesOf returns which of the driver's volumes a pod has.
-func volumesOf(p *corev1.Pod, claims map[claim]*corev1.PersistentVolume) []*corev1.PersistentVolume {
+func volumesOf(p *corev1.Pod,
+	claims map[claim]*corev1.PersistentVolume) []*corev1.PersistentVolume {
 	var volumes []*corev1.PersistentVolume
 	for _, v := range p.Spec.Volumes {
 		name := ""
@@ -139,7 +140,8 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, stop, waiting []*corev1.P
 			need -= unborn
 		}
 		if left := int(b.Status.CurrentHealthy) - down; down > 0 && left < need {
-			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would leave %d",
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would "+
+				"leave %d",
 				b.Namespace, b.Name, need, left)
 		}
 	}

@@ -31,8 +31,8 @@ type Settings struct {
 	Version  bool
 }
 
-// ParseSettings parses the arguments, and the variables of the rack and of the pod. --help writes its
-// text and returns flag.ErrHelp.
+// ParseSettings parses the arguments, and the variables of the rack and of the pod. --help writes
+// its text and returns flag.ErrHelp.
 func ParseSettings(args []string, getenv func(string) string, help io.Writer) (Settings, error) {
 	s := Settings{Config: Defaults(), LeaseDuration: 15 * time.Second}
 	var window string
@@ -47,7 +47,7 @@ func ParseSettings(args []string, getenv func(string) string, help io.Writer) (S
 	flags.StringVar(&logFormat, "log-format", logFormat, "text or json")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		_, _ = fmt.Fprintln(help, about)
+		_, _ = fmt.Fprintln(help, about+"\n\nFlags of the keeper:")
 		flags.SetOutput(help)
 		flags.PrintDefaults()
 		return s, err
@@ -78,12 +78,10 @@ func ParseSettings(args []string, getenv func(string) string, help io.Writer) (S
 
 const about = `oxide-node-keeper looks after the nodes of a Kubernetes cluster on Oxide racks.
 
-  oxide-node-keeper [flags]       the keeper; the rack by OXIDE_HOST, OXIDE_TOKEN or OXIDE_TOKEN_FILE,
-                                  and OXIDE_CA_FILE, as the driver has them
+  oxide-node-keeper [flags]       the keeper; the rack by OXIDE_HOST, OXIDE_TOKEN or
+                                  OXIDE_TOKEN_FILE, and OXIDE_CA_FILE, as the driver has them
   oxide-node-keeper leave         wait in a node's pod until the node's volumes are detached
-  oxide-node-keeper move PV NODE  move a volume that stays with its node to another node
-
-Flags of the keeper:`
+  oxide-node-keeper move PV NODE  move a volume that stays with its node to another node`
 
 // flags defines the flags whose values need no further parsing.
 func (s *Settings) flags(f *flag.FlagSet) {
@@ -94,7 +92,8 @@ func (s *Settings) flags(f *flag.FlagSet) {
 		"where the driver is registered")
 	f.BoolVar(&c.LeavingNodes, "leaving-nodes", false, "look after nodes that are gone")
 	f.BoolVar(&c.DryRun, "dry-run", false, "only say what --cold-attach would do")
-	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the rack "+
+	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the "+
+		"rack "+
 		"reports as stopped or destroyed")
 	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
 	for name, d := range map[string]struct {
@@ -105,10 +104,12 @@ func (s *Settings) flags(f *flag.FlagSet) {
 		"min-interval": {&c.MinInterval, "the least time between two stops of a node"},
 		"stateful-set-interval": {&c.StatefulSetInterval, "the least time between stops of two nodes " +
 			"with pods of one StatefulSet"},
-		"drain-timeout":  {&c.DrainTimeout, "how long evictions may take"},
-		"stop-timeout":   {&c.StopTimeout, "how long an instance's stop may take"},
-		"attach-timeout": {&c.AttachTimeout, "how long the attacher may take while an instance is stopped"},
-		"start-timeout":  {&c.StartTimeout, "after which the keeper says that an instance does not start"},
+		"drain-timeout": {&c.DrainTimeout, "how long evictions may take"},
+		"stop-timeout":  {&c.StopTimeout, "how long an instance's stop may take"},
+		"attach-timeout": {&c.AttachTimeout, "how long the attacher may take while an instance is " +
+			"stopped"},
+		"start-timeout": {&c.StartTimeout, "after which the keeper says that an instance does not " +
+			"start"},
 		"return-timeout": {&c.ReturnTimeout, "how long a node may take to be ready again"},
 		"interval":       {&c.Interval, "how often to look when nothing has changed"},
 		"leader-election-lease-duration": {&s.LeaseDuration, "how long a silent leader stays one; " +
@@ -119,7 +120,8 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.StringVar(&s.LeaseNamespace, "leader-election-namespace", "", "the `namespace` of the lease "+
 		"[$K8S_NAMESPACE]")
 	f.StringVar(&s.Kubeconfig, "kubeconfig", "", "a kubeconfig `file`, for a keeper outside a cluster")
-	f.StringVar(&s.HTTPEndpoint, "http-endpoint", "", "where to serve /metrics and /healthz: `host:port`")
+	f.StringVar(&s.HTTPEndpoint, "http-endpoint", "", "where to serve /metrics and /healthz: "+
+		"`host:port`")
 	f.TextVar(&s.LogLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	f.BoolVar(&s.Version, "version", false, "print the version and end")
 }
@@ -127,7 +129,8 @@ func (s *Settings) flags(f *flag.FlagSet) {
 // setRack reads the variables that name the rack.
 func (s *Settings) setRack(getenv func(string) string) (err error) {
 	get := func(name string) string { return strings.TrimSpace(getenv(name)) }
-	s.Rack.CAFile, s.TokenFile, s.Token = get("OXIDE_CA_FILE"), get("OXIDE_TOKEN_FILE"), get("OXIDE_TOKEN")
+	s.Rack.CAFile, s.TokenFile, s.Token = get("OXIDE_CA_FILE"), get("OXIDE_TOKEN_FILE"),
+		get("OXIDE_TOKEN")
 	if s.Rack.Host, err = rack.ParseHost(get("OXIDE_HOST")); err != nil {
 		return fmt.Errorf("OXIDE_HOST %w", err)
 	}

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -40,7 +41,9 @@ func newView(now time.Time, nodes []corev1.Node, csiNodes []storagev1.CSINode,
 	v := &view{Now: now}
 	for i := range nodes {
 		n := &node{Node: &nodes[i]}
-		n.Instance = registeredInstance(csiNodes, n.Node)
+		for _, c := range csiNodes {
+			n.Instance = cmp.Or(n.Instance, registeredInstance(c, n.Node))
+		}
 		n.readAnnotations()
 		v.Nodes = append(v.Nodes, n)
 	}
@@ -67,22 +70,18 @@ func (n *node) readAnnotations() {
 
 // registeredInstance returns the instance with which the driver is registered on a node: the entry
 // of its CSINode, if that belongs to this Node and not to an earlier one of the same name.
-func registeredInstance(all []storagev1.CSINode, n *corev1.Node) string {
-	for _, c := range all {
-		if c.Name != n.Name || !ownedBy(c, n) {
-			continue
-		}
-		for _, d := range c.Spec.Drivers {
-			if id, ok := volume.ParseID(d.NodeID); ok && d.Name == DriverName {
-				return id
-			}
+func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
+	if c.Name != n.Name || !slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.UID == n.UID
+	}) {
+		return ""
+	}
+	for _, d := range c.Spec.Drivers {
+		if id, ok := volume.ParseID(d.NodeID); ok && d.Name == DriverName {
+			return id
 		}
 	}
 	return ""
-}
-
-func ownedBy(c storagev1.CSINode, n *corev1.Node) bool {
-	return slices.ContainsFunc(c.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == n.UID })
 }
 
 // of returns the attachments of a node.

@@ -1,0 +1,147 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
+)
+
+// Leaver is the program beside a node's driver that keeps it until the node's volumes are detached.
+// The driver must outlive the pods whose volumes it unmounts; it does not ask Kubernetes whether it
+// has. Its preStop hook connects to the Leaver's socket and waits for the end of the connection.
+type Leaver struct {
+	Kubernetes kubernetes.Interface
+	NodeName   string
+	Socket     string
+	Log        *slog.Logger
+	// Limit is how long to wait for the volumes at most; the pod's grace period should be longer.
+	Limit time.Duration
+}
+
+// leavingPace is how often the Leaver looks at the volumes of a node that goes.
+const leavingPace = time.Second
+
+// Run holds the connections of the driver until ctx ends, as it does when the pod is asked to end,
+// and then, if the node goes, until the node has no VolumeAttachments of the driver.
+func (l *Leaver) Run(ctx context.Context) error {
+	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the socket of an earlier process: %w", err)
+	}
+	listener, err := net.Listen("unix", l.Socket)
+	if err != nil {
+		return fmt.Errorf("the socket that the driver waits at: %w", err)
+	}
+	var held sync.Map
+	var accepting async.Group
+	accepting.Go(func() {
+		for {
+			connection, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			held.Store(connection, nil)
+		}
+	})
+	<-ctx.Done()
+	// The process has been asked to end; what is left to do has a limit of its own.
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.Limit)
+	defer cancel()
+	err = l.await(wait)
+	_ = listener.Close()
+	accepting.Wait()
+	held.Range(func(connection, _ any) bool {
+		_ = connection.(net.Conn).Close()
+		return true
+	})
+	return err
+}
+
+// await waits until the node has no volumes any more, if it goes.
+func (l *Leaver) await(ctx context.Context) error {
+	node, err := l.Kubernetes.CoreV1().Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the Node %s: %w", l.NodeName, err)
+	}
+	why := leaves(node)
+	if why == "" {
+		l.Log.Info("the node stays; the driver need not wait", "node", l.NodeName)
+		return nil
+	}
+	for said := -1; ; {
+		left, err := l.attachments(ctx)
+		switch {
+		case err == nil && left == 0:
+			l.Log.Info("every volume is detached", "node", l.NodeName)
+			return nil
+		case err == nil && left != said:
+			said = left
+			l.Log.Info("the driver waits until the node's volumes are detached", "node", l.NodeName,
+				"because", why, "left", left)
+		}
+		pause(ctx, leavingPace)
+		if ctx.Err() != nil {
+			return fmt.Errorf("the node %s goes, and %d of its volumes were not detached within %s (%v); "+
+				"see the VolumeAttachments, and give the node more time to shut down", l.NodeName,
+				max(said, 0), l.Limit, err)
+		}
+	}
+}
+
+func (l *Leaver) attachments(ctx context.Context) (int, error) {
+	list, err := l.Kubernetes.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("list VolumeAttachments: %w", err)
+	}
+	left := 0
+	for _, a := range list.Items {
+		if a.Spec.Attacher == DriverName && a.Spec.NodeName == l.NodeName {
+			left++
+		}
+	}
+	return left, nil
+}
+
+// leavingTaints are those by which programs say that they remove a node.
+var leavingTaints = []string{corev1.TaintNodeOutOfService, "ToBeDeletedByClusterAutoscaler",
+	"karpenter.sh/disrupted", "node.cloudprovider.kubernetes.io/shutdown"}
+
+// leaves returns why a node is about to go, or "": somebody drains it, somebody removes it, or its
+// kubelet shuts down. A node that the keeper stops keeps its volumes.
+func leaves(n *corev1.Node) string {
+	_, keeper := n.Annotations[RecordAnnotation]
+	switch {
+	case keeper:
+		return ""
+	case n.DeletionTimestamp != nil:
+		return "the Node is being deleted"
+	case n.Spec.Unschedulable:
+		return "the node is cordoned"
+	}
+	for _, t := range n.Spec.Taints {
+		for _, key := range leavingTaints {
+			if t.Key == key {
+				return "the node has the taint " + key
+			}
+		}
+	}
+	for _, c := range n.Status.Conditions {
+		// What the kubelet says during a graceful shutdown.
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue &&
+			strings.Contains(c.Message, "node is shutting down") {
+			return c.Message
+		}
+	}
+	return ""
+}
