@@ -66,7 +66,7 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 	if err != nil {
 		return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
 	}
-	s.budget = exhausted(budgets.Items, s.stay, waiting)
+	s.budget = exhausted(budgets.Items, s, waiting)
 	return s, nil
 }
 

@@ -180,15 +180,21 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return "waits: the node is not ready"
 	case !fresh:
 		return fmt.Sprintf("waits: the attacher has not tried for %s; see its log", staleAfter)
-	case n.Last != nil && v.Now.Sub(n.Last.Ended) < k.Config.MinInterval:
-		return fmt.Sprintf("waits: the last operation on this node was less than %s ago (--min-interval)",
-			k.Config.MinInterval)
+	case n.Last != nil && v.Now.Sub(n.Last.Ended) < k.pauseAfter(n.Last):
+		return fmt.Sprintf("waits: the last operation on this node was less than %s ago "+
+			"(--min-interval, twice as long after each failure)", k.pauseAfter(n.Last))
 	case !k.Config.Window.open(v.Now):
 		return fmt.Sprintf("waits for the maintenance window, %s", k.Config.Window)
 	case v.Now.Sub(v.newest(n)) < settle && v.Now.Sub(v.oldest(n)) < 5*settle:
 		return fmt.Sprintf("waits until nothing new has been asked for in %s (--settle)", settle)
 	}
 	return ""
+}
+
+// pauseAfter returns how long a node is left alone after an operation: longer after each that
+// failed, since a node that is cordoned for nothing again and again is of no use.
+func (k *Keeper) pauseAfter(last *outcome) time.Duration {
+	return k.Config.MinInterval << min(last.Failures, 4)
 }
 
 // begin records the operation and cordons the node, in one update.

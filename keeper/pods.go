@@ -112,10 +112,10 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 	return found
 }
 
-// exhausted returns which budget a stop of the pods would break, or "". A pod that waits for its
-// volume counts as one that is not wanted yet: it is not healthy before the stop, and without the
-// stop it never will be.
-func exhausted(budgets []policyv1.PodDisruptionBudget, stop, waiting []*corev1.Pod) string {
+// exhausted returns which budget allows no eviction, or would be broken by the stop of the pods
+// that stay; "" if none. A pod that waits for its volume counts as one that is not wanted yet: it
+// is not healthy before the stop, and without the stop it never will be.
+func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil {
@@ -125,7 +125,7 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, stop, waiting []*corev1.P
 			return p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
 		}
 		down, unborn := 0, 0
-		for _, p := range stop {
+		for _, p := range s.stay {
 			if covered(p) && healthy(p) {
 				down++
 			}
@@ -134,6 +134,9 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, stop, waiting []*corev1.P
 			if covered(p) && !healthy(p) {
 				unborn++
 			}
+		}
+		if b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(s.evict, covered) {
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
 		need := int(b.Status.DesiredHealthy)
 		if b.Spec.MaxUnavailable != nil {

@@ -74,6 +74,8 @@ type outcome struct {
 	StatefulSets []string  `json:"statefulSets,omitempty"`
 	// Stopped reports whether the operation got as far as to ask for the instance's stop.
 	Stopped bool   `json:"stopped"`
+	// Failures counts the operations in a row that had a problem.
+	Failures int `json:"failures,omitempty"`
 	Late    bool   `json:"late,omitempty"`
 	Problem string `json:"problem,omitempty"`
 }

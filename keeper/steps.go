@@ -66,9 +66,15 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	}
 	delete(n.Annotations, RecordAnnotation)
 	delete(n.Annotations, PlanAnnotation)
-	setAnnotation(n.Node, LastAnnotation, outcome{Ended: v.Now, Instance: r.Instance,
-		StatefulSets: r.StatefulSets, Stopped: r.Step != draining, Late: r.Late,
-		Problem: r.Problem})
+	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
+		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem}
+	if r.Problem != "" {
+		last.Failures = 1
+		if n.Last != nil {
+			last.Failures += n.Last.Failures
+		}
+	}
+	setAnnotation(n.Node, LastAnnotation, last)
 	if err := k.update(ctx, n); err != nil {
 		return err
 	}
@@ -144,9 +150,17 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
 	left := slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
+	pods, err := k.pods(ctx, v, n)
+	if err != nil {
+		return err
+	}
+	missing := v.unasked(pods)
 	switch {
-	case len(left) == 0:
+	case len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
+	case len(left) == 0 && n.overdue(v.Now, k.Config.AttachTimeout):
+		return k.restart(ctx, v, n, fmt.Sprintf("Kubernetes did not ask for the volume %s of a pod on "+
+			"this node within %s", missing[0], k.Config.AttachTimeout))
 	case n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("%d VolumeAttachments were not done within %s, such "+
 			"as %s; "+

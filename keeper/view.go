@@ -96,6 +96,24 @@ func (v *view) waiting(n *node) []*attachment {
 	return slices.DeleteFunc(v.of(n), func(a *attachment) bool { return !a.waits() })
 }
 
+// unasked returns the volumes of pods on a node that no VolumeAttachment asks for. A pod that was
+// made again on its node has none while the one of the pod before it is being deleted, and then
+// another.
+func (v *view) unasked(pods sorted) []string {
+	var missing []string
+	for _, p := range pods.stay {
+		for _, volume := range volumesOf(p, pods.claims) {
+			asked := slices.ContainsFunc(v.Attachments, func(a *attachment) bool {
+				return a.volume() == volume.Name
+			})
+			if !asked && p.DeletionTimestamp == nil {
+				missing = append(missing, volume.Name)
+			}
+		}
+	}
+	return missing
+}
+
 // failure returns the error of what is wanted of the attachment, and nil if there is none or if it
 // is as wanted.
 func (a *attachment) failure() *storagev1.VolumeError {
