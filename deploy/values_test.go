@@ -108,7 +108,7 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
-		"mkfsOptions and csi.storage.k8s.io/fstype"
+		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
 	const image = "imageId=0a1de000-0000-4000-8000-000000000001"
 	for _, c := range []struct{ set, want string }{
 		{"blocksize=512", "storage class oxide-disk has the parameter blocksize, " + names},
