@@ -44,6 +44,51 @@ func TestControllerAndNodesAreToldOneTopology(t *testing.T) { // D-72, D-74, E-2
 	}
 }
 
+func TestVolumesThatStayNeedNodesThatReportTheirInstance(t *testing.T) { // D-61
+	const stays = "storageClass.parameters.placement=instance"
+	for _, test := range []struct {
+		values    []string
+		immediate bool
+	}{
+		{[]string{"topologyInstance=true", stays}, false},
+		{[]string{"topologyInstance=true", "topology=rack=a"}, true},
+	} {
+		all := objects(t, with(test.values...)...)
+		controller, node := plugins(t, all)
+		for _, c := range []corev1.Container{controller, node} {
+			if got := variable(t, c, "OXIDE_TOPOLOGY_INSTANCE").Value; got != "true" {
+				t.Errorf("%q: OXIDE_TOPOLOGY_INSTANCE is %q", test.values, got)
+			}
+		}
+		role := find[rbacv1.ClusterRole](t, all, "ClusterRole", controllerName)
+		for resource, verb := range map[string]string{"nodes": "watch",
+			"persistentvolumeclaims": "update"} {
+			if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool {
+				return slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, verb)
+			}) {
+				t.Errorf("%q: the provisioner cannot %s %s", test.values, verb, resource)
+			}
+		}
+		args := provisionerArgs(t, all)
+		if !slices.Contains(args, "--strict-topology=true") ||
+			slices.Contains(args, "--immediate-topology=false") == test.immediate {
+			t.Errorf("%q: the provisioner has %q", test.values, args)
+		}
+	}
+	for _, plain := range []manifests{objects(t), objects(t, with("topology=rack=a")...)} {
+		args := provisionerArgs(t, plain)
+		if strings.Contains(strings.Join(args, " "), "-topology") {
+			t.Errorf("without topologyInstance the provisioner has %q", args)
+		}
+	}
+}
+
+func provisionerArgs(t *testing.T, all manifests) []string {
+	t.Helper()
+	d := find[appsv1.Deployment](t, all, "Deployment", controllerName)
+	return container(t, d.Spec.Template.Spec, "csi-provisioner").Args
+}
+
 func TestMetricsAreShownWhenAskedFor(t *testing.T) {
 	all := objects(t, with("metrics.enabled=true", "metrics.podMonitor=true")...)
 	controller, node := plugins(t, all)

@@ -39,6 +39,9 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 		{"snapshotter.workerThreads=0", "snapshotter.workerThreads is 0: at least one call"},
 		{"topology=rack", `topology is "rack": it has to be key=value pairs such as rack=a`},
 		{"topology=rack=a;rack=b", "topology names several locations: a node is in one"},
+		{"topology=rack=a\\,Instance=b", "topology has the key instance, with which nodes name"},
+		{"topology=rack=a,topologyAlso=instance=b", "topologyAlso has the key instance"},
+		{"topologyInstance=yes", "'/topologyInstance': got string, want boolean"},
 		{"topologyAlso=rack=b", "topologyAlso is given without topology"},
 		{"secret.create=true", "secret.host is empty: with secret.create the chart needs"},
 		{"secret.create=true,secret.existing=mine", "secret.create and secret.existing are both set"},
@@ -108,7 +111,7 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 	const class, fsType = "storageClass.parameters.", `csi\.storage\.k8s\.io/`
 	const names = "which the driver does not know; it knows blockSize, diskType, imageId, " +
-		"mkfsOptions and csi.storage.k8s.io/fstype"
+		"mkfsOptions, placement and csi.storage.k8s.io/fstype"
 	const image = "imageId=0a1de000-0000-4000-8000-000000000001"
 	for _, c := range []struct{ set, want string }{
 		{"blocksize=512", "storage class oxide-disk has the parameter blocksize, " + names},
@@ -125,6 +128,11 @@ func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 		{"diskType=local," + class + "blockSize=512", "has diskType local and blockSize 512: local " +
 			"disks have 4096"},
 		{"diskType=local," + class + image, "diskType local and imageId: local disks are created blank"},
+		{"placement=node", `class oxide-disk has placement "node": it is one of rack, instance`},
+		{"placement=instance", "class oxide-disk has placement instance, and topologyInstance is off: " +
+			"set it"},
+		{"placement=instance,topologyInstance=true,storageClass.volumeBindingMode=Immediate",
+			"placement instance and volumeBindingMode Immediate: it has to be WaitForFirstConsumer"},
 		{"mkfsOptions=-F", `has the mkfsOptions "-F", which is not allowed; allowed are bytesPerInode, ` +
 			"fsBlockSize, inodeSize, label, nodeSize, reflink, reservedPercent"},
 		{"mkfsOptions=inodeSize", "has the mkfsOptions inodeSize=: it has to be 256, 512, 1024 or 2048"},
@@ -152,7 +160,9 @@ func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 	for _, fine := range []string{
 		"diskType=local," + class + "blockSize=4096", "blockSize=512," + class + image,
 		`mkfsOptions=bytesPerInode=16384\,label=a`, "mkfsOptions=reservedPercent=0",
-		"mkfsOptions=reflink=false," + class + fsType + "fstype=xfs", "mkfsOptions=",
+		"mkfsOptions=reflink=false," + class + fsType + "fstype=xfs", "mkfsOptions=", "placement=rack",
+		"placement=rack,storageClass.volumeBindingMode=Immediate",
+		"placement=instance,topologyInstance=true",
 	} {
 		if _, complaints, err := helm(t, with(class+fine)...); err != nil {
 			t.Errorf("%s is refused: %v\n%s", fine, err, complaints)

@@ -58,6 +58,8 @@ type Config struct {
 	// Topology lists the locations from which the rack's disks can be reached, best first; a node is
 	// in one.
 	Topology []volume.Segments
+	// TopologyInstance makes every node report its instance, beside its location.
+	TopologyInstance bool
 
 	LogLevel       slog.Level
 	LogJSON        bool
@@ -97,6 +99,8 @@ var settings = []setting{
 	{"", "OXIDE_TOPOLOGY_RACK", "", "one key of the topology", setTopologyKey("rack")},
 	{"", "OXIDE_TOPOLOGY_REGION", "", "one key of the topology", setTopologyKey("region")},
 	{"", "OXIDE_TOPOLOGY_ZONE", "", "one key of the topology", setTopologyKey("zone")},
+	{"topology-instance", "OXIDE_TOPOLOGY_INSTANCE", "false", "true or false: whether nodes report " +
+		"their instance, for volumes with placement: instance", setTopologyInstance},
 	{"instance-id", node.InstanceIDKey, "", "the UUID of this node's instance; not needed on a rack " +
 		"(node)", text(func(c *Config) *string { return &c.InstanceID })},
 	{"instance-metadata-file", "OXIDE_INSTANCE_METADATA_FILE", "", "a file of KEY=VALUE lines with " +

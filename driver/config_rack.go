@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/url"
 	"regexp"
@@ -89,6 +90,29 @@ func setTopologyKey(name string) func(*Config, string) error {
 		return nil
 	}
 }
+
+func setTopologyInstance(c *Config, value string) error {
+	if value != "true" && value != "false" {
+		return errors.New("has to be true or false")
+	}
+	c.TopologyInstance = value == "true"
+	return nil
+}
+
+// nodeTopology returns where the node on the instance is.
+func (c *Config) nodeTopology(instance string) map[string]string {
+	segments := map[string]string{}
+	for _, location := range c.Topology {
+		maps.Copy(segments, location)
+	}
+	if c.TopologyInstance {
+		segments[volume.InstanceKey] = instance
+	}
+	return segments
+}
+
+// declaresTopology reports whether volumes are not everywhere.
+func (c *Config) declaresTopology() bool { return len(c.Topology) > 0 || c.TopologyInstance }
 
 func setMetricsAddress(c *Config, value string) error {
 	c.MetricsAddress = value

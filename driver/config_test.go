@@ -58,6 +58,10 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 			"OXIDE_TOPOLOGY_RACK": "tweety"}, nil, "OXIDE_TOPOLOGY_RACK"},
 		{"a node in two locations", map[string]string{"OXIDE_MODE": "node",
 			"OXIDE_TOPOLOGY": "rack=tweety;rack=b"}, nil, "OXIDE_TOPOLOGY"},
+		{"the instance among the operator's keys", set("OXIDE_TOPOLOGY", "rack=tweety,instance=b"), nil,
+			"OXIDE_TOPOLOGY"},
+		{"a switch that is neither", set("OXIDE_TOPOLOGY_INSTANCE", canary), nil,
+			"OXIDE_TOPOLOGY_INSTANCE"},
 		{"max disks no number", set("OXIDE_MAX_DISKS", canary), nil, "OXIDE_MAX_DISKS"},
 		{"max disks zero", set("OXIDE_MAX_DISKS", "0"), nil, "OXIDE_MAX_DISKS"},
 		{"a bad duration", set("OXIDE_DEVICE_TIMEOUT", canary), nil, "OXIDE_DEVICE_TIMEOUT"},
@@ -102,7 +106,8 @@ func TestConfigurationHasDefaults(t *testing.T) {
 	if c.Mode != ModeController || c.MaxDisks != 12 || c.SysfsRoot != "/sys" ||
 		c.DevRoot != "/dev" ||
 		c.DeviceTimeout != 30*time.Second || c.LogLevel != slog.LevelInfo || c.LogJSON ||
-		c.MetricsAddress != "" || c.Topology != nil || c.Host != "https://silo.sys.example.com" {
+		c.MetricsAddress != "" || c.Topology != nil || c.TopologyInstance || c.declaresTopology() ||
+		c.Host != "https://silo.sys.example.com" {
 		t.Errorf("got %+v", c)
 	}
 }
@@ -118,6 +123,29 @@ func TestAFlagWinsOverItsVariable(t *testing.T) {
 	if c.Mode != ModeNode || c.Endpoint != "unix:///other/x.sock" || c.MaxDisks != 8 ||
 		c.LogLevel != slog.LevelDebug || !c.LogJSON || !maps.Equal(c.Topology[0], want) {
 		t.Errorf("got %+v", c)
+	}
+}
+
+func TestNI3ANodeReportsItsInstanceIfItIsTold(t *testing.T) {
+	const rack, id = volume.TopologyPrefix + "rack", racktest.Instance
+	for _, test := range []struct {
+		args     []string
+		want     volume.Segments
+		declares bool // CAP-2
+	}{
+		{nil, volume.Segments{}, false},
+		{[]string{"--topology=rack=a"}, volume.Segments{rack: "a"}, true},
+		{[]string{"--topology-instance=true"}, volume.Segments{volume.InstanceKey: id}, true},
+		{[]string{"--topology-instance=false"}, volume.Segments{}, false},
+		{[]string{"--topology-instance=true", "--topology=rack=a"},
+			volume.Segments{rack: "a", volume.InstanceKey: id}, true},
+	} {
+		c, err := ParseConfig(append(test.args, "--mode=node"), goodEnv(nil), io.Discard)
+		if got := c.nodeTopology(id); err != nil || !maps.Equal(got, test.want) ||
+			c.declaresTopology() != test.declares {
+			t.Errorf("%q: the node is at %v, declared %v, %v; want %v, %v", test.args, got,
+				c.declaresTopology(), err, test.want, test.declares)
+		}
 	}
 }
 
@@ -217,7 +245,7 @@ func TestB37TheDocumentationListsEverySetting(t *testing.T) {
 	table, _, _ = strings.Cut(table, "\n\n")
 	var want []string
 	for _, s := range settings {
-		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") {
+		if strings.HasPrefix(s.env, "OXIDE_TOPOLOGY_") && s.flag == "" {
 			// The line of the topology names them.
 			short := strings.TrimPrefix(s.env, "OXIDE_TOPOLOGY")
 			if !strings.Contains(table, "`"+s.env+"`") && !strings.Contains(table, "`"+short+"`") {

@@ -157,11 +157,12 @@ func (p *plugin) close() {
 func (p *plugin) assemble() (*csiServer, error) {
 	c := p.config
 	server := &csiServer{
-		Identity: &identityService{Topology: len(c.Topology) > 0, Health: p.state, Waiting: p.waiting},
-		Log:      p.log,
-		metrics:  p.metrics,
-		hidden:   &p.hidden,
-		flight:   flightRecorders{controller: &flight.Recorder{Log: p.log, Observe: p.metrics.change}},
+		Identity: &identityService{Topology: c.declaresTopology(), Health: p.state,
+			Waiting: p.waiting},
+		Log:     p.log,
+		metrics: p.metrics,
+		hidden:  &p.hidden,
+		flight:  flightRecorders{controller: &flight.Recorder{Log: p.log, Observe: p.metrics.change}},
 	}
 	if c.Mode.controller() {
 		controller, err := p.controller()
@@ -192,7 +193,7 @@ func (p *plugin) assemble() (*csiServer, error) {
 // liveness returns the server for a supervisor that restarts what fails its Probe: it answers as
 // long as the process works, because no restart mends a token, a rack or a missing program.
 func (p *plugin) liveness() *csiServer {
-	return &csiServer{Identity: &identityService{Topology: len(p.config.Topology) > 0},
+	return &csiServer{Identity: &identityService{Topology: p.config.declaresTopology()},
 		Log: p.log.With("socket", "liveness"), metrics: p.metrics, hidden: &p.hidden}
 }
 
@@ -211,7 +212,7 @@ func (p *plugin) controller() (*controller.Service, error) {
 	p.closes = append(p.closes, closeIdle)
 	return &controller.Service{
 		Rack: client, ClusterID: c.ClusterID, Topology: c.Topology,
-		MaxDisks: c.MaxDisks, Log: p.log,
+		TopologyInstance: c.TopologyInstance, MaxDisks: c.MaxDisks, Log: p.log,
 	}, nil
 }
 
@@ -225,10 +226,7 @@ func (p *plugin) node() (*node.Service, error) {
 	}
 	node := &node.Service{
 		SysfsRoot: c.SysfsRoot, DevRoot: c.DevRoot, InstanceID: id, MaxDisks: c.MaxDisks,
-		DeviceTimeout: c.DeviceTimeout, StateDir: c.StateDir, Log: p.log,
-	}
-	if len(c.Topology) > 0 {
-		node.Topology = c.Topology[0]
+		DeviceTimeout: c.DeviceTimeout, StateDir: c.StateDir, Topology: c.nodeTopology(id), Log: p.log,
 	}
 	if err := node.OpenState(); err != nil {
 		return nil, fmt.Errorf("OXIDE_STATE_DIR (--state-dir): %w", err)

@@ -219,6 +219,8 @@ var _ = Describe("a misconfigured driver", func() {
 			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY_ZONE", harness.Canary + "/1", nil}),
 		wrong("B-27 a topology that is no list of pairs",
 			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY", harness.Canary, nil}),
+		wrong("B-26 a switch that is neither on nor off",
+			misconfiguration{nodeEnv, "OXIDE_TOPOLOGY_INSTANCE", harness.Canary, nil}, "true", "false"),
 	)
 
 	It("B-26 every variable is among these", func(ctx SpecContext) {
@@ -386,7 +388,8 @@ var _ = Describe("the driver's process", func() {
 			"instance-id": "OXIDE_INSTANCE_ID", "max-disks": "OXIDE_MAX_DISKS",
 			"instance-metadata-file": "OXIDE_INSTANCE_METADATA_FILE",
 			"log-level":              "OXIDE_LOG_LEVEL", "log-format": "OXIDE_LOG_FORMAT",
-			"topology": "OXIDE_TOPOLOGY", "device-timeout": "OXIDE_DEVICE_TIMEOUT",
+			"topology": "OXIDE_TOPOLOGY", "topology-instance": "OXIDE_TOPOLOGY_INSTANCE",
+			"device-timeout":  "OXIDE_DEVICE_TIMEOUT",
 			"metrics-address": "OXIDE_METRICS_ADDRESS",
 		} {
 			Expect(string(help)).To(ContainSubstring("-"+flag), "--help knows --%s", flag)

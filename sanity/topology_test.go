@@ -166,3 +166,68 @@ var _ = describeController("topology", fixtureOptions{plugin: harness.PluginOpti
 			Entry("CG-2 elsewhere", elsewhere, false),
 		)
 	})
+
+var _ = describeController("volumes that stay with their node", fixtureOptions{
+	plugin: harness.PluginOptions{Env: map[string]string{"OXIDE_TOPOLOGY_INSTANCE": "true"}}},
+	func(f *fixture) {
+		const key = "topology.csi.oxide.computer/instance"
+		// place is where the node in an instance says that it is.
+		place := func(ctx SpecContext, instance string) *csi.Topology {
+			GinkgoHelper()
+			node := startPlugin(ctx, f.rack, harness.PluginOptions{Mode: harness.ModeNode,
+				Instance: instance, Env: map[string]string{"OXIDE_TOPOLOGY_INSTANCE": "true"}})
+			resp, err := node.Node().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			return resp.GetAccessibleTopology()
+		}
+		// strict is what the provisioner requires of a node with --strict-topology.
+		strict := func(places ...*csi.Topology) *csi.TopologyRequirement {
+			return &csi.TopologyRequirement{Requisite: places, Preferred: places}
+		}
+
+		It("CAP-2 NI-3 a node says in which instance it is", func(ctx SpecContext) {
+			Expect(place(ctx, "a")).To(BeComparableTo(at(key, f.rack.Instance("a").ID), protoCmp))
+			resp, err := f.plugin.Identity().GetPluginCapabilities(ctx,
+				&csi.GetPluginCapabilitiesRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(resp.String()).To(ContainSubstring("VOLUME_ACCESSIBILITY_CONSTRAINTS"))
+		})
+
+		It("D-61 a volume is where the scheduler chose last, and its disk moves like any other",
+			func(ctx SpecContext) {
+				a, b := place(ctx, "a"), place(ctx, "b")
+				req := harness.CreateRequest(fresh("staying"))
+				req.Parameters = map[string]string{"placement": "instance"}
+				req.AccessibilityRequirements = strict(a)
+				first := f.created(ctx, req)
+				Expect(first.GetAccessibleTopology()).To(HaveExactElements(BeComparableTo(a, protoCmp)))
+				req.AccessibilityRequirements = strict(b)
+				again := f.created(ctx, req)
+				Expect(again.GetVolumeId()).To(Equal(first.GetVolumeId()))
+				Expect(again.GetAccessibleTopology()).To(HaveExactElements(BeComparableTo(b, protoCmp)))
+				for _, instance := range []string{"a", "b"} {
+					id := f.rack.Instance(instance).ID
+					_, err := f.ctl.ControllerPublishVolume(ctx, harness.PublishRequest(again, id))
+					Expect(err).NotTo(HaveOccurred())
+					_, err = f.ctl.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+						VolumeId: again.GetVolumeId(), NodeId: id})
+					Expect(err).NotTo(HaveOccurred())
+				}
+			})
+
+		It("CV-23 a volume of the rack is at no instance", func(ctx SpecContext) {
+			req := harness.CreateRequest(fresh("free"))
+			req.AccessibilityRequirements = strict(place(ctx, "a"))
+			Expect(f.created(ctx, req).GetAccessibleTopology()).To(BeEmpty())
+		})
+
+		It("CV-9 a volume that could stay with two nodes is refused", func(ctx SpecContext) {
+			req := harness.CreateRequest(fresh("torn"))
+			req.Parameters = map[string]string{"placement": "instance"}
+			req.AccessibilityRequirements = strict(place(ctx, "a"), place(ctx, "b"))
+			Expect(f.calls(ctx, func() {
+				_, err := f.ctl.CreateVolume(ctx, req)
+				expectRefusal(err, codes.InvalidArgument, "2 instances", "WaitForFirstConsumer")
+			})).To(BeEmpty())
+		})
+	})

@@ -51,24 +51,12 @@ func (c *Service) possible(req *csi.GetCapacityRequest) (bool, error) {
 			return false, nil
 		}
 	}
-	if p, err := volume.ParseParameters(req.GetParameters()); err != nil ||
-		p.Fits(req.GetVolumeCapabilities()) != nil {
+	p, err := volume.ParseParameters(req.GetParameters())
+	if err != nil || p.Fits(req.GetVolumeCapabilities()) != nil ||
+		p.Placement == volume.PlacementInstance && !c.TopologyInstance {
 		return false, nil //nolint:nilerr // no volume can satisfy it, so there is no capacity
 	}
-	wanted := req.GetAccessibleTopology()
-	if wanted == nil {
-		return true, nil
-	}
-	if len(c.Topology) == 0 {
-		return false, csierr.New(csierr.TopologyInvalid, "accessible_topology is set, but this plugin "+
-			"was started without a topology; set OXIDE_TOPOLOGY on controller and nodes")
-	}
-	for _, here := range c.Topology {
-		if here.Within(wanted.GetSegments()) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return volume.CanReach(req.GetAccessibleTopology(), c.Topology, c.TopologyInstance)
 }
 
 // available returns what is left, in whole GiB like the size of disks.

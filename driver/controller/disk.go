@@ -46,7 +46,7 @@ func (c *Service) await(ctx context.Context, disk *oxide.Disk,
 }
 
 // volume converts a disk to CSI. Everything comes from the disk, so that every call describes a
-// volume alike.
+// volume alike. Only CreateVolume names an instance, because no disk shows its placement.
 func (c *Service) volume(d *oxide.Disk) *csi.Volume {
 	v := &csi.Volume{
 		VolumeId:           d.Id,

@@ -294,10 +294,17 @@ func TestGetCapacity(t *testing.T) {
 			&csi.GetCapacityResponse{}},
 		{"CG-2 a parameter that is unknown", nil, &csi.GetCapacityRequest{
 			Parameters: map[string]string{"colour": "blue"}}, &csi.GetCapacityResponse{}},
+		{"CG-2 a placement that nodes do not report", nil, &csi.GetCapacityRequest{
+			Parameters: map[string]string{"placement": "instance"}}, &csi.GetCapacityResponse{}},
 		{"CG-2 another rack", nil, &csi.GetCapacityRequest{
 			AccessibleTopology: csitest.Topologies("rack=b")[0]}, &csi.GetCapacityResponse{}},
 		{"CG-2 this rack", []racktest.Exchange{left(5*volume.GiB, 0)}, &csi.GetCapacityRequest{
 			AccessibleTopology: csitest.Topologies("rack=a")[0]}, limits(5 * volume.GiB)},
+		{"CG-2 an instance of this rack", []racktest.Exchange{left(5*volume.GiB, 0)},
+			&csi.GetCapacityRequest{AccessibleTopology: instanceAt("rack=a,")[0]},
+			limits(5 * volume.GiB)},
+		{"CG-2 an instance of another rack", nil, &csi.GetCapacityRequest{
+			AccessibleTopology: instanceAt("rack=b,")[0]}, &csi.GetCapacityResponse{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := rackThat(t, test.lines...)
@@ -309,7 +316,18 @@ func TestGetCapacity(t *testing.T) {
 			csitest.SameMessage(t, answer, test.want)
 		})
 	}
-	_, err := rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
+	c := rackThat(t, left(5*volume.GiB, 0))
+	c.TopologyInstance = true
+	answer, err := c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+		Parameters: map[string]string{"placement": "instance"}, AccessibleTopology: instanceAt("")[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	csitest.SameMessage(t, answer, limits(5*volume.GiB)) // CG-2 an instance, without locations
+	_, err = c.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+		AccessibleTopology: instanceAt("rack=a,")[0]})
+	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
+	_, err = rackThat(t).GetCapacity(t.Context(), &csi.GetCapacityRequest{
 		AccessibleTopology: csitest.Topologies("rack=a")[0]})
 	csitest.Want(t, err, codes.InvalidArgument, csierr.TopologyInvalid) // CG-4
 	_, err = rackThat(t, racktest.Error(403, "Forbidden", "Forbidden").To(utilization)).GetCapacity(

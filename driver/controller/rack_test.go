@@ -4,6 +4,9 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
@@ -24,6 +27,11 @@ func controllerFor(t *testing.T, url string) *Service {
 	}
 	t.Cleanup(closeIdle)
 	return &Service{Rack: client, ClusterID: "blue", Log: slog.New(slog.DiscardHandler)}
+}
+
+// instanceAt is the topology of racktest.Instance at a location such as "rack=a,".
+func instanceAt(location string) []*csi.Topology {
+	return csitest.Topologies(location + "instance=" + racktest.Instance)
 }
 
 // rackA is the topology of a driver that was started with rack=a.

@@ -196,6 +196,9 @@ func TestBadRequestsNeverReachTheRack(t *testing.T) {
 		{"CV-8 topology that is not declared", func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: csitest.Topologies("rack=a")}
 		}, codes.InvalidArgument, csierr.TopologyInvalid},
+		{"CV-8 a placement that nodes do not report", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"placement": "instance"}
+		}, codes.InvalidArgument, csierr.TopologyInvalid},
 		{"CV-11 an empty range", func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = csitest.Range(0,
 				0)

@@ -20,8 +20,10 @@ type Service struct {
 	Rack      *rack.Client
 	ClusterID string            // part of the ownership tags of this cluster; may be empty
 	Topology  []volume.Segments // where the rack's disks can be reached from; empty means not declared
-	MaxDisks  int               // the rack's limit per instance; 0 means 12
-	Log       *slog.Logger
+	// TopologyInstance is whether nodes report their instance, as volumes that stay there need.
+	TopologyInstance bool
+	MaxDisks         int // the rack's limit per instance; 0 means 12
+	Log              *slog.Logger
 }
 
 func (c *Service) maxDisks() int {

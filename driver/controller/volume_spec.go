@@ -59,8 +59,12 @@ func (c *Service) volumeSpec(req *csi.CreateVolumeRequest) (volumeSpec, error) {
 		return spec, csierr.New(csierr.SourceIncompatible, "a snapshot cannot be restored into diskType "+
 			"local: local disks are created blank")
 	}
-	if spec.Topology, err = volume.ChooseTopology(req.GetAccessibilityRequirements(),
-		c.Topology); err != nil {
+	choose := volume.ChooseTopology
+	if spec.Parameters.Placement == volume.PlacementInstance {
+		choose = volume.ChooseInstance
+	}
+	if spec.Topology, err = choose(req.GetAccessibilityRequirements(), c.Topology,
+		c.TopologyInstance); err != nil {
 		return spec, err
 	}
 	spec.Range, err = volume.ParseCapacityRange(req.GetCapacityRange())

@@ -69,6 +69,44 @@ func TestABlankVolumeIsOneRequest(t *testing.T) {
 	}})
 }
 
+func TestD61AVolumeWithThePlacementInstanceIsAnOrdinaryDisk(t *testing.T) {
+	var bodies []string
+	post := created(postDisk, racktest.DiskOf("creating"))
+	post.Check = func(_ *testing.T, body []byte) { bodies = append(bodies, string(body)) }
+	again := taken.To(postDisk)
+	again.Check = post.Check
+	c := rackThat(t, post, again, racktest.OK(viewName, racktest.DiskOf("detached")), again,
+		racktest.OK(viewName, racktest.DiskOf("detached")))
+	c.Topology, c.TopologyInstance = rackA, true
+	elsewhere := csitest.Topologies("rack=a,instance=" + racktest.OtherInstance)
+	for _, test := range []struct {
+		placement string
+		at, want  []*csi.Topology
+	}{
+		{"instance", instanceAt("rack=a,"), instanceAt("rack=a,")},
+		{"instance", elsewhere, elsewhere}, // the scheduler chose anew
+		{"rack", elsewhere, csitest.Topologies("rack=a")},
+	} {
+		r := createRequest()
+		r.Parameters = map[string]string{"placement": test.placement}
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: test.at, Preferred: test.at}
+		answer, err := c.CreateVolume(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := answer.GetVolume()
+		csitest.SameMessage(t, &csi.Volume{AccessibleTopology: got.GetAccessibleTopology()},
+			&csi.Volume{AccessibleTopology: test.want})
+		if _, ok := got.GetVolumeContext()["placement"]; ok {
+			t.Errorf("the context is %v", got.GetVolumeContext())
+		}
+	}
+	if len(bodies) != 3 || bodies[0] != bodies[1] || bodies[1] != bodies[2] ||
+		strings.Contains(bodies[0], racktest.Instance) {
+		t.Errorf("the rack was asked for %q", bodies)
+	}
+}
+
 func TestCV18ARepeatedCreateFindsTheDisk(t *testing.T) {
 	for name, refusal := range map[string]racktest.Exchange{"OX-1 name taken": taken,
 		"quota full": full} {

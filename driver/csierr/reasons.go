@@ -28,8 +28,8 @@ const (
 	// SourceIncompatible: the snapshot is of another project, or the parameters contradict
 	// it.
 	SourceIncompatible Reason = "SourceIncompatible"
-	// TopologyInvalid: the accessibility requirements break CSI's rules, or the plugin was
-	// started without a topology.
+	// TopologyInvalid: the accessibility requirements break CSI's rules, the plugin was started
+	// without a topology, or a volume with placement instance is asked for without one instance.
 	TopologyInvalid Reason = "TopologyInvalid"
 	// TopologyUnreachable: this plugin's rack is in none of the requested locations.
 	TopologyUnreachable Reason = "TopologyUnreachable"

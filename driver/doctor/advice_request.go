@@ -68,8 +68,10 @@ var requestAdvices = map[csierr.Reason]advice{
 	csierr.TopologyInvalid: {
 		Link:     LinkClaim,
 		ByItself: repeated,
-		Do:       "Set the same topology on every controller and node, or none.",
-		Next:     "kubectl get csinodes -o yaml",
+		Do: "Set the same topology on every controller and node, or none. For placement: instance " +
+			"also set OXIDE_TOPOLOGY_INSTANCE on all of them (topologyInstance of the chart), and " +
+			"volumeBindingMode: WaitForFirstConsumer in a new StorageClass.",
+		Next: "kubectl get csinodes -o yaml",
 	},
 	csierr.TopologyUnreachable: {
 		Link:     LinkClaim,

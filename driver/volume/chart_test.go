@@ -17,6 +17,7 @@ type chartParameters struct {
 	DiskType       []DiskType
 	BlockSize      []int
 	LocalBlockSize int
+	Placement      []Placement
 	Filesystems    []string
 	MkfsOptions    map[string]struct {
 		Filesystems []string
@@ -41,6 +42,7 @@ func TestTheChartKnowsTheParametersOfTheDriver(t *testing.T) {
 		"disk types":       {[]DiskType{diskTypeDistributed, DiskTypeLocal}, chart.DiskType},
 		"block sizes":      {BlockSizes, chart.BlockSize},
 		"local block size": {localBlockSize, chart.LocalBlockSize},
+		"placements":       {placements, chart.Placement},
 		"filesystems":      {Filesystems, chart.Filesystems},
 		"mkfs options": {slices.Sorted(maps.Keys(mkfsRules)),
 			slices.Sorted(maps.Keys(chart.MkfsOptions))},

@@ -74,13 +74,14 @@ func FuzzParameters(f *testing.F) {
 		switch {
 		case !local && p.DiskType != diskTypeDistributed,
 			p.BlockSize != 0 && !slices.Contains(BlockSizes, p.BlockSize),
-			p.ImageID != "" && !isID,
+			p.ImageID != "" && !isID, !slices.Contains(placements, p.Placement),
 			local && (p.ImageID != "" || p.BlockSize != 0 && p.BlockSize != 4096):
 			t.Fatalf("%q are %+v", values, p)
 		}
 		values["csi.storage.k8s.io/pvc/name"] = "x"
 		again, err := ParseParameters(values)
 		if err != nil || again.DiskType != p.DiskType || again.BlockSize != p.BlockSize ||
+			again.Placement != p.Placement ||
 			again.ImageID != p.ImageID || again.MkfsOptions.String() != p.MkfsOptions.String() {
 			t.Fatalf("%q are %+v, then %+v, %v", values, p, again, err)
 		}

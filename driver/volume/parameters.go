@@ -18,6 +18,7 @@ const (
 	paramBlockSize   = CtxBlockSize
 	ParamImageID     = "imageId"
 	ParamMkfsOptions = CtxMkfsOptions
+	paramPlacement   = "placement"
 
 	// DefaultBlockSize is the default block size of a blank disk, which today's filesystems use.
 	DefaultBlockSize = 4096
@@ -26,7 +27,8 @@ const (
 )
 
 var (
-	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions}
+	parameterNames = []string{paramBlockSize, ParamDiskType, ParamImageID, ParamMkfsOptions,
+		paramPlacement}
 	// BlockSizes are the block sizes of disks, in bytes.
 	BlockSizes = []int{512, 2048, 4096}
 	// foreignKeys are the prefixes of keys that a CO adds to parameters and contexts for itself.
@@ -48,6 +50,7 @@ type Parameters struct {
 	BlockSize   int
 	ImageID     string
 	MkfsOptions MkfsOptions
+	Placement   Placement
 }
 
 // ForeignKey reports whether a key is one that a CO adds for itself.
@@ -59,7 +62,7 @@ func ForeignKey(key string) bool {
 
 // ParseParameters parses the parameters of a StorageClass.
 func ParseParameters(values map[string]string) (Parameters, error) {
-	p := Parameters{DiskType: diskTypeDistributed}
+	p := Parameters{DiskType: diskTypeDistributed, Placement: placementRack}
 	for key, value := range values {
 		var err error
 		switch key {
@@ -78,6 +81,11 @@ func ParseParameters(values map[string]string) (Parameters, error) {
 		case ParamMkfsOptions:
 			if p.MkfsOptions, err = ParseMkfsOptions(value); err != nil {
 				return p, csierr.New(csierr.MkfsOptions, "%s", err.Error())
+			}
+		case paramPlacement:
+			p.Placement = Placement(value)
+			if !slices.Contains(placements, p.Placement) {
+				err = fmt.Errorf("has to be rack or instance, not %.40q", value)
 			}
 		default:
 			if !ForeignKey(key) {

@@ -14,6 +14,7 @@ import (
 func TestCV6ParseParameters(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"blockSize": "512", "diskType": "distributed", "imageId": strings.ToUpper(someID),
+		"placement":                      "instance",
 		"mkfsOptions":                    "reservedPercent=0,bytesPerInode=16384",
 		"csi.storage.k8s.io/pvc/name":    "claim",
 		"csi.storage.k8s.io/anything":    "goes",
@@ -23,11 +24,13 @@ func TestCV6ParseParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.BlockSize != 512 || p.DiskType != diskTypeDistributed || p.ImageID != someID ||
+		p.Placement != PlacementInstance ||
 		p.MkfsOptions.String() != "bytesPerInode=16384,reservedPercent=0" {
 		t.Errorf("got %+v", p)
 	}
 	p, err = ParseParameters(nil)
-	if err != nil || p.DiskType != diskTypeDistributed || p.BlockSize != 0 {
+	if err != nil || p.DiskType != diskTypeDistributed || p.BlockSize != 0 ||
+		p.Placement != placementRack {
 		t.Errorf("without parameters: %+v, %v", p, err)
 	}
 	if _, err = ParseParameters(map[string]string{"diskType": "local",
@@ -49,6 +52,8 @@ func TestCV6BadParametersAreRefusedByName(t *testing.T) {
 		{"diskType", "", csierr.ParameterInvalid},
 		{"imageId", "ubuntu", csierr.ParameterInvalid},
 		{"mkfsOptions", "-F", csierr.MkfsOptions},
+		{"placement", "node", csierr.ParameterInvalid},
+		{"placement", "", csierr.ParameterInvalid},
 		{"colour", "blue", csierr.ParameterInvalid},
 	} {
 		_, err := ParseParameters(map[string]string{test.key: test.value})

@@ -53,6 +53,9 @@ func ParseTopology(text string) ([]Segments, error) {
 // Add adds a segment with the driver's prefix.
 func (s Segments) Add(name, value string) error {
 	switch {
+	case strings.EqualFold(TopologyPrefix+name, InstanceKey):
+		return errors.New("cannot have the key instance, with which nodes name their own instance if " +
+			"OXIDE_TOPOLOGY_INSTANCE (--topology-instance) is true; use another key")
 	case !topologyWord.MatchString(name) || !topologyWord.MatchString(value):
 		return errors.New("needs keys and values of at most 63 letters, digits, dots, hyphens and " +
 			"underscores, with a letter or digit at both ends")
@@ -99,25 +102,32 @@ func sameKeys(a, b Segments) bool {
 
 // ChooseTopology returns where a volume goes: of the locations that reach this rack's disks, the
 // first that the request prefers, else one that it allows. It returns none if the driver has no
-// topology.
-func ChooseTopology(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topology, error) {
+// locations. instances is whether nodes report their instance: then a request may name instances,
+// and gets the same answer.
+func ChooseTopology(req *csi.TopologyRequirement, ours []Segments, instances bool) (
+	[]*csi.Topology, error) {
 	if req == nil {
 		return AccessibleTopologies(ours, nil), nil
 	}
-	if len(ours) == 0 {
-		return nil, csierr.New(csierr.TopologyInvalid,
-			"accessibility_requirements are set, but this plugin was started without a topology; "+
-				"set OXIDE_TOPOLOGY on controller and nodes")
+	if len(ours) == 0 && !instances {
+		return nil, noTopology("accessibility_requirements are")
 	}
 	if err := checkTopologyRequirement(req); err != nil {
 		return nil, err
 	}
 	for _, wanted := range slices.Concat(req.GetPreferred(), req.GetRequisite()) {
+		location := Location(wanted.GetSegments())
+		if len(ours) == 0 && len(location) > 0 {
+			return nil, noTopology("accessibility_requirements are")
+		}
 		for _, here := range ours {
-			if here.Within(wanted.GetSegments()) {
+			if here.Within(location) {
 				return AccessibleTopologies(ours, here), nil
 			}
 		}
+	}
+	if len(ours) == 0 {
+		return nil, nil // only instances are asked for, each of which reaches the rack's disks
 	}
 	if len(req.GetRequisite()) == 0 {
 		return AccessibleTopologies(ours, nil), nil // a preference is not a requirement
@@ -125,6 +135,27 @@ func ChooseTopology(req *csi.TopologyRequirement, ours []Segments) ([]*csi.Topol
 	return nil, csierr.New(csierr.TopologyUnreachable, "none of the %d requisite topologies is "+
 		"where this rack's disks can be reached: %s",
 		len(req.GetRequisite()), ours)
+}
+
+// CanReach reports whether the wanted topology of GetCapacity is where the rack's disks can be
+// reached.
+func CanReach(wanted *csi.Topology, ours []Segments, instances bool) (bool, error) {
+	if wanted == nil {
+		return true, nil
+	}
+	location := Location(wanted.GetSegments())
+	if len(ours) == 0 {
+		if instances && len(location) == 0 {
+			return true, nil
+		}
+		return false, noTopology("accessible_topology is")
+	}
+	return slices.ContainsFunc(ours, func(here Segments) bool { return here.Within(location) }), nil
+}
+
+func noTopology(what string) error {
+	return csierr.New(csierr.TopologyInvalid, "%s set, but this plugin was started without a "+
+		"topology; set OXIDE_TOPOLOGY on controller and nodes", what)
 }
 
 // AccessibleTopologies returns a volume's topology: all locations that reach this rack's disks, the

@@ -30,7 +30,7 @@ func TestD17TheExampleOfTheRFD(t *testing.T) {
 		{"another region's Z3 is elsewhere", []string{"region=R2,zone=Z3"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ChooseTopology(wish, locations(t, test.ours...))
+			got, err := ChooseTopology(wish, locations(t, test.ours...), false)
 			if test.want == "" {
 				csitest.Want(t, err, codes.ResourceExhausted, csierr.TopologyUnreachable)
 				return
@@ -90,7 +90,7 @@ func TestTopologyRequirements(t *testing.T) {
 		{"no requirement", nil, ours, codes.OK, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := ChooseTopology(test.req, test.ours)
+			got, err := ChooseTopology(test.req, test.ours, false)
 			if test.code != codes.OK {
 				csitest.Want(t, err, test.code, test.reason)
 				return
@@ -100,14 +100,15 @@ func TestTopologyRequirements(t *testing.T) {
 			}
 		})
 	}
-	if got, err := ChooseTopology(nil, nil); got != nil || err != nil {
+	if got, err := ChooseTopology(nil, nil, false); got != nil || err != nil {
 		t.Errorf("without any topology: %v, %v", got, err)
 	}
 }
 
 func TestB27TopologySettings(t *testing.T) {
 	for _, bad := range []string{"rack", "rack=", "=a", "rack=a,rack=b", "rack=a,RACK=b", "rack=-a",
-		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=" + strings.Repeat("x", 64)} {
+		"rack=a;zone=b", "rack=a;", "a/b=c", "rack=a,instance=b", "Instance=b",
+		"rack=" + strings.Repeat("x", 64)} {
 		if got, err := ParseTopology(bad); err == nil {
 			t.Errorf("parseTopology(%q) = %v", bad, got)
 		}

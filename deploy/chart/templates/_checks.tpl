@@ -58,6 +58,9 @@ clusterId is {{ .Values.clusterId | quote }}: it has to be at most 63 letters, d
 {{- if and $value (not (regexMatch (printf "^%s(;%s)*$" $place $place) $value)) }}
 {{ $name }} is {{ $value | quote }}: it has to be key=value pairs such as rack=a,zone=b.
 {{- end }}
+{{- if regexMatch "(?i)(^|[,;])instance=" $value }}
+{{ $name }} has the key instance, with which nodes name their own instance if topologyInstance is set: use another key.
+{{- end }}
 {{- end }}
 {{- if contains ";" .Values.topology }}
 topology names several locations: a node is in one; further locations that reach the rack's disks belong into topologyAlso.

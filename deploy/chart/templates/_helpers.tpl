@@ -31,6 +31,24 @@ app.kubernetes.io/name: {{ .Values.nameOverride | default "oxide-csi-driver" }}
 {{- .Values.secret.existing | default "oxide-secret" -}}
 {{- end -}}
 
+{{- /* What the driver declares of its topology, as variables of controller and nodes: of (dict "root" $
+"topology" TEXT). */ -}}
+{{- define "oxide.topologyEnv" -}}
+{{- with .topology }}
+- name: OXIDE_TOPOLOGY
+  value: {{ . | quote }}
+{{- end }}
+{{- if .root.Values.topologyInstance }}
+- name: OXIDE_TOPOLOGY_INSTANCE
+  value: "true"
+{{- end }}
+{{- end -}}
+
+{{- /* "true" when the provisioner asks where nodes are; otherwise empty. */ -}}
+{{- define "oxide.topology" -}}
+{{- if or .Values.topology .Values.topologyInstance }}true{{ end -}}
+{{- end -}}
+
 {{- /* "true" when what needs the snapshot CRDs is to be installed. */ -}}
 {{- define "oxide.snapshots" -}}
 {{- if eq (toString .Values.snapshots.enabled) "auto" -}}

@@ -11,7 +11,7 @@ together, such as inodeSize and fsBlockSize, is left to the driver. */ -}}
 storage class {{ $class }} has the parameter {{ $key }}, which the driver does not know; it knows {{ join ", " $known.parameters }} and {{ $fsKey }}.
 {{- end }}
 {{- end }}
-{{- $lists := dict "diskType" $known.diskType "blockSize" $known.blockSize $fsKey $known.filesystems }}
+{{- $lists := dict "diskType" $known.diskType "placement" $known.placement "blockSize" $known.blockSize $fsKey $known.filesystems }}
 {{- range $key, $valid := $lists }}
 {{- $strings := list }}
 {{- range $valid }}
@@ -30,6 +30,14 @@ storage class {{ $class }} has diskType local and blockSize {{ $given.blockSize 
 {{- end }}
 {{- if $given.imageId }}
 storage class {{ $class }} has diskType local and imageId: local disks are created blank.
+{{- end }}
+{{- end }}
+{{- if eq (toString $given.placement) "instance" }}
+{{- if not .root.Values.topologyInstance }}
+storage class {{ $class }} has placement instance, and topologyInstance is off: set it, so that nodes report their instance.
+{{- end }}
+{{- if ne (.class.volumeBindingMode | default "WaitForFirstConsumer") "WaitForFirstConsumer" }}
+storage class {{ $class }} has placement instance and volumeBindingMode {{ .class.volumeBindingMode }}: it has to be WaitForFirstConsumer, so that the scheduler chooses the instance.
 {{- end }}
 {{- end }}
 {{- $options := toString ($given.mkfsOptions | default "") | trim }}

@@ -68,6 +68,14 @@
 {{- define "oxide.provisionerArgs" -}}
 - --extra-create-metadata=true
 - --default-fstype=ext4
+{{- if .Values.topologyInstance }}
+# CreateVolume gets the node that the scheduler chose, and no other.
+- --strict-topology=true
+{{- if not .Values.topology }}
+# Where only the instance is known, a volume that no pod waits for can be anywhere.
+- --immediate-topology=false
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "oxide.attacherArgs" -}}
