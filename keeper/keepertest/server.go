@@ -1,0 +1,210 @@
+// Package keepertest is an API server for the tests of the node keeper: it answers over HTTP, in
+// the test's process, as much of Kubernetes as the keeper and its actors ask. It has no scheduler,
+// no kubelet and no controller; the test is all of them.
+//
+// It differs from an API server in this: objects are hardly validated; unknown fields are refused;
+// metadata.generation does not rise; a write to a status changes nothing but the status; the events
+// of core/v1 and of events.k8s.io/v1 are separate; lists have one page; an update may leave out the
+// resourceVersion of any object. What it does not know it answers with 501, and the test fails.
+package keepertest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// T is a test: a *testing.T or a *rapid.T.
+type T interface {
+	Errorf(format string, args ...any)
+	Cleanup(func())
+}
+
+// Server is the API server. Its Go API (Put, Get, Edit, Delete, Remove, List) passes no interceptor
+// and leaves nothing in the log.
+type Server struct {
+	t      T
+	store  store
+	http   *httptest.Server
+	closed chan struct{}
+	mu     sync.Mutex
+	// guarded by mu
+	log       []Request
+	intercept func(Request) error
+	cuts      []func()
+}
+
+// Request is a request to the server, in the words of RBAC.
+type Request struct {
+	Client      string // its User-Agent
+	Verb        string // get, list, watch, create, update, patch, delete
+	Group       string
+	Resource    string // plural
+	Subresource string // status, eviction, or none
+	Namespace   string
+	Name        string // as in the path, or in the body of a create
+	Body        []byte
+	// Applied is false if the interceptor is called before the request is applied.
+	Applied bool
+	// Status is the status of the response, or 0 if there is none (yet). A watch has 0.
+	Status int
+}
+
+// String describes the request in one line.
+func (r Request) String() string {
+	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
+	name := strings.Trim(r.Namespace+"/"+r.Name, "/")
+	return fmt.Sprintf("%s: %s %s %s", r.Client, r.Verb, resource, name)
+}
+
+// ErrBreak is what an interceptor returns to break the connection.
+var ErrBreak = errors.New("the connection is broken")
+
+// Serve starts a server that runs until the test ends.
+func Serve(t T, now func() time.Time) *Server {
+	s := &Server{t: t, closed: make(chan struct{}), store: store{now: now,
+		objects: map[*resource]map[string]*stored{}, changed: make(chan struct{})}}
+	s.http = httptest.NewServer(s.handler())
+	t.Cleanup(func() {
+		close(s.closed)
+		s.http.Close() // waits for the requests
+		for _, cut := range s.cuts {
+			cut()
+		}
+	})
+	return s
+}
+
+// Intercept has f called for each request that changes something, before it is applied and again
+// after that, before the response. If f returns nil, the request goes on; if ErrBreak, the client
+// sees a broken connection; any other error is the response, by its apierrors.APIStatus. No lock is
+// held, so that f may use the server, and send requests, for which it is called as well.
+func (s *Server) Intercept(f func(Request) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.intercept = f
+}
+
+// Log returns the requests so far, in the order of their arrival.
+func (s *Server) Log() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.log)
+}
+
+// handler has a route for each verb of each resource, and one for everything else.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.serve(w, r, nil, strings.ToLower(r.Method))
+	})
+	for _, to := range resources {
+		for route, verb := range to.routes() {
+			mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
+				s.serve(w, r, to, verb)
+			})
+		}
+	}
+	return mux
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, verb string) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client went away
+	}
+	c := parse(r, to, verb, body)
+	s.mu.Lock()
+	entry := len(s.log)
+	s.log = append(s.log, c.Request)
+	s.mu.Unlock()
+	var answer []byte
+	switch {
+	case c.unknown != "":
+		err = s.notImplemented(c, c.unknown)
+	case c.Verb == "watch":
+		if err = s.watch(w, r, c); err == nil {
+			return
+		}
+	case c.Verb == "get":
+		answer, err = s.get(c)
+	case c.Verb == "list":
+		answer, err = s.list(c)
+	default:
+		answer, err = s.change(c)
+	}
+	if errors.Is(err, ErrBreak) {
+		panic(http.ErrAbortHandler)
+	}
+	code := codeOf(c, err)
+	if err != nil {
+		answer = encode(statusOf(err))
+	}
+	s.mu.Lock()
+	s.log[entry].Status = code
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(answer)
+}
+
+// change applies a request that changes something, between two calls of the interceptor.
+func (s *Server) change(c call) ([]byte, error) {
+	if err := s.ask(c.Request); err != nil {
+		return nil, err
+	}
+	answer, err := s.apply(c)
+	c.Applied, c.Status = true, codeOf(c, err)
+	if instead := s.ask(c.Request); instead != nil {
+		return nil, instead
+	}
+	return answer, err
+}
+
+// ask calls the interceptor.
+func (s *Server) ask(r Request) error {
+	s.mu.Lock()
+	intercept := s.intercept
+	s.mu.Unlock()
+	if intercept == nil {
+		return nil
+	}
+	return intercept(r)
+}
+
+// notImplemented fails the test.
+func (s *Server) notImplemented(c call, what string) error {
+	message := fmt.Sprintf("the server of package keepertest does not know %s (%s)", what, c.Request)
+	s.t.Errorf("%s", message)
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
+		Code: http.StatusNotImplemented, Reason: "NotImplemented", Message: message}}
+}
+
+func codeOf(c call, err error) int {
+	if err != nil {
+		return int(statusOf(err).Code)
+	}
+	if c.Verb == "create" {
+		return http.StatusCreated
+	}
+	return http.StatusOK
+}
+
+func statusOf(err error) metav1.Status {
+	var known apierrors.APIStatus
+	if !errors.As(err, &known) {
+		known = apierrors.NewInternalError(err)
+	}
+	status := known.Status()
+	status.Kind, status.APIVersion = "Status", "v1"
+	return status
+}

@@ -1,0 +1,181 @@
+package keepertest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+// store has the objects.
+type store struct {
+	now func() time.Time
+	mu  sync.Mutex
+	// guarded by mu
+	objects map[*resource]map[string]*stored
+	history []change      // its length is the present resourceVersion
+	changed chan struct{} // closed by the next change
+}
+
+// stored is an object and its JSON. It never changes.
+type stored struct {
+	object Object
+	json   []byte
+}
+
+func (s *stored) copy() Object { return s.object.DeepCopyObject().(Object) }
+
+// change is a change of an object. A new one has no before, a removed one no after.
+type change struct {
+	*resource
+	before, after *stored
+}
+
+func key(namespace, name string) string { return namespace + "/" + name }
+
+// find returns the error of an API server if there is no such object.
+func (s *store) find(r *resource, namespace, name string) (*stored, error) {
+	if found := s.objects[r][key(namespace, name)]; found != nil {
+		return found, nil
+	}
+	return nil, apierrors.NewNotFound(r.GroupResource(), name)
+}
+
+// all returns the objects of a namespace, or of all, sorted by namespace and name.
+func (s *store) all(r *resource, namespace string) []*stored {
+	var found []*stored
+	for _, key := range slices.Sorted(maps.Keys(s.objects[r])) {
+		object := s.objects[r][key]
+		if namespace == "" || object.object.GetNamespace() == namespace {
+			found = append(found, object)
+		}
+	}
+	return found
+}
+
+// create stores a new object.
+func (s *store) create(r *resource, object Object) (*stored, error) {
+	number := len(s.history) + 1
+	if object.GetName() == "" && object.GetGenerateName() != "" {
+		object.SetName(fmt.Sprintf("%s%05x", object.GetGenerateName(), number))
+	}
+	if object.GetName() == "" {
+		return nil, apierrors.NewBadRequest("name or generateName is required")
+	}
+	if _, err := s.find(r, object.GetNamespace(), object.GetName()); err == nil {
+		return nil, apierrors.NewAlreadyExists(r.GroupResource(), object.GetName())
+	}
+	object.SetUID(types.UID(fmt.Sprintf("%08x-0000-4000-8000-000000000000", number)))
+	object.SetCreationTimestamp(metav1.NewTime(s.now()))
+	object.SetDeletionTimestamp(nil)
+	object.SetDeletionGracePeriodSeconds(nil)
+	return s.write(r, nil, object), nil
+}
+
+// update replaces an object, unless it is another one or has changed since. It removes one that is
+// to be deleted and has lost its last finalizer.
+func (s *store) update(r *resource, old *stored, object Object) (*stored, error) {
+	if version := object.GetResourceVersion(); version != "" &&
+		version != old.object.GetResourceVersion() {
+		return nil, apierrors.NewConflict(r.GroupResource(), object.GetName(), errors.New("the "+
+			"object has been modified; please apply your changes to the latest version and try again"))
+	}
+	if uid := object.GetUID(); uid != "" && uid != old.object.GetUID() {
+		return nil, apierrors.NewConflict(r.GroupResource(), object.GetName(), fmt.Errorf(
+			"the object has the UID %s, not %s", old.object.GetUID(), uid))
+	}
+	object.SetUID(old.object.GetUID())
+	object.SetCreationTimestamp(old.object.GetCreationTimestamp())
+	object.SetDeletionTimestamp(old.object.GetDeletionTimestamp())
+	object.SetDeletionGracePeriodSeconds(old.object.GetDeletionGracePeriodSeconds())
+	return s.writeOrRemove(r, old, object), nil
+}
+
+// remove deletes an object, or marks it for deletion while it has finalizers or, of a pod, while
+// its kubelet is given time.
+func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
+	if want := o.Preconditions; want != nil {
+		if want.UID != nil && *want.UID != old.object.GetUID() ||
+			want.ResourceVersion != nil && *want.ResourceVersion != old.object.GetResourceVersion() {
+			return apierrors.NewConflict(r.GroupResource(), old.object.GetName(), fmt.Errorf(
+				"the precondition %s does not match UID %s and resourceVersion %s", want,
+				old.object.GetUID(), old.object.GetResourceVersion()))
+		}
+	}
+	object, grace := old.copy(), int64(0)
+	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName != "" &&
+		pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+		given := o.GracePeriodSeconds
+		if given == nil {
+			given = pod.Spec.TerminationGracePeriodSeconds
+		}
+		grace = ptr.Deref(given, corev1.DefaultTerminationGracePeriodSeconds)
+	}
+	// A second deletion can only shorten the time.
+	if left := object.GetDeletionGracePeriodSeconds(); left == nil || grace < *left {
+		object.SetDeletionTimestamp(&metav1.Time{
+			Time: s.now().Add(time.Duration(grace) * time.Second)})
+		object.SetDeletionGracePeriodSeconds(&grace)
+	}
+	s.writeOrRemove(r, old, object)
+	return nil
+}
+
+// writeOrRemove removes an object that is to be deleted and that nothing holds any more.
+func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
+	grace := object.GetDeletionGracePeriodSeconds()
+	if grace == nil || *grace > 0 || len(object.GetFinalizers()) > 0 {
+		return s.write(r, old, object)
+	}
+	delete(s.objects[r], key(object.GetNamespace(), object.GetName()))
+	s.record(change{resource: r, before: old})
+	return old
+}
+
+// write stores an object. As in an API server, a write that changes nothing is no change.
+func (s *store) write(r *resource, old *stored, object Object) *stored {
+	object.GetObjectKind().SetGroupVersionKind(r.kind())
+	if old != nil {
+		object.SetResourceVersion(old.object.GetResourceVersion())
+		if bytes.Equal(encode(object), old.json) {
+			return old
+		}
+	}
+	object.SetResourceVersion(strconv.Itoa(len(s.history) + 1))
+	written := &stored{r.new(), encode(object)}
+	if err := json.Unmarshal(written.json, written.object); err != nil {
+		panic(err)
+	}
+	if s.objects[r] == nil {
+		s.objects[r] = map[string]*stored{}
+	}
+	s.objects[r][key(object.GetNamespace(), object.GetName())] = written
+	s.record(change{resource: r, before: old, after: written})
+	return written
+}
+
+func encode(object any) []byte {
+	encoded, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	return encoded
+}
+
+// record wakes the watches.
+func (s *store) record(c change) {
+	s.history = append(s.history, c)
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
