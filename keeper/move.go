@@ -18,9 +18,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// InstanceKey is the topology key of a volume that stays with its node.
-const InstanceKey = volume.TopologyPrefix + "instance"
-
 // MovingAnnotation is on a claim while its PersistentVolume is replaced, and holds the one that
 // replaces it. A move that was interrupted continues from there.
 const MovingAnnotation = DriverName + "/moving"
@@ -88,10 +85,10 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 		return "", fmt.Errorf("read the CSINode %s: %w", name, err)
 	}
 	instance := registeredInstance(*csiNode, n)
-	if instance == "" || n.Labels[InstanceKey] != instance {
+	if instance == "" || n.Labels[volume.InstanceKey] != instance {
 		return "", fmt.Errorf("the driver is not registered on the node %s with the topology key %s; "+
 			"see that its pod runs there, and that the chart's placement of volumes on instances is on",
-			name, InstanceKey)
+			name, volume.InstanceKey)
 	}
 	return instance, nil
 }
@@ -113,7 +110,7 @@ func (m *Mover) find(ctx context.Context, name string) (*corev1.PersistentVolume
 	case onInstance(v, ""):
 		return nil, nil, fmt.Errorf("the PersistentVolume %s stays with no node: it has no affinity "+
 			"to %s, "+
-			"and goes where its pod goes", name, InstanceKey)
+			"and goes where its pod goes", name, volume.InstanceKey)
 	case v.Spec.ClaimRef == nil || v.Status.Phase != corev1.VolumeBound && v.DeletionTimestamp == nil:
 		return nil, nil, fmt.Errorf("the PersistentVolume %s is %s; only a bound one can be moved", name,
 			v.Status.Phase)
@@ -311,7 +308,7 @@ func instanceTerms(v *corev1.PersistentVolume) []*corev1.NodeSelectorRequirement
 	for t := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		expressions := v.Spec.NodeAffinity.Required.NodeSelectorTerms[t].MatchExpressions
 		for e := range expressions {
-			if expressions[e].Key == InstanceKey {
+			if expressions[e].Key == volume.InstanceKey {
 				found = append(found, &expressions[e])
 			}
 		}

@@ -73,11 +73,11 @@ type outcome struct {
 	Instance     string    `json:"instance"`
 	StatefulSets []string  `json:"statefulSets,omitempty"`
 	// Stopped reports whether the operation got as far as to ask for the instance's stop.
-	Stopped bool   `json:"stopped"`
+	Stopped bool `json:"stopped"`
 	// Failures counts the operations in a row that had a problem.
-	Failures int `json:"failures,omitempty"`
-	Late    bool   `json:"late,omitempty"`
-	Problem string `json:"problem,omitempty"`
+	Failures int    `json:"failures,omitempty"`
+	Late     bool   `json:"late,omitempty"`
+	Problem  string `json:"problem,omitempty"`
 }
 
 // fromAnnotation decodes an annotation of a node; false if it has none.

@@ -83,17 +83,26 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
+// forbidden returns why an operation must not go as far as the instance's stop any more, or "".
+func (k *Keeper) forbidden(n *node) string {
+	switch {
+	case !n.Spec.Unschedulable:
+		return "somebody uncordoned the node"
+	case !n.allowed():
+		return "somebody removed the label " + ColdAttachLabel
+	case !k.Config.ColdAttach, k.Config.DryRun:
+		return "the keeper was told to stop no instances any more"
+	}
+	return ""
+}
+
 // drain evicts what would not come back to the node.
 func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
-	case !n.Spec.Unschedulable:
-		return k.finish(ctx, v, n, "somebody uncordoned the node")
-	case !n.allowed():
-		return k.finish(ctx, v, n, "somebody removed the label "+ColdAttachLabel)
-	case !k.Config.ColdAttach, k.Config.DryRun:
-		return k.finish(ctx, v, n, "the keeper was told to stop no instances any more")
+	case k.forbidden(n) != "":
+		return k.finish(ctx, v, n, k.forbidden(n))
 	case len(v.waiting(n)) == 0:
 		return k.finish(ctx, v, n, "nothing waits any more")
 	}
@@ -139,6 +148,9 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 		return nil
 	case oxide.InstanceStateFailed:
 		return k.giveUp(ctx, v, n, starting, "the instance failed while it was being stopped")
+	}
+	if why := k.forbidden(n); why != "" {
+		return k.giveUp(ctx, v, n, starting, why)
 	}
 	return k.stopInstance(ctx, n.Record.Instance)
 }

@@ -1,0 +1,213 @@
+//go:build linux
+
+package model
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// The programs of the cluster that the keeper does not replace.
+
+// attacher tries every attachment once, as external-attacher does with the driver behind it.
+func (w *world) attacher() {
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		if a.DeletionTimestamp == nil && a.Status.Attached {
+			continue
+		}
+		path := oxide.DiskPath{Disk: oxide.NameOrId(w.disks[*a.Spec.Source.PersistentVolumeName])}
+		instance := oxide.NameOrId(w.rack.Instance(a.Spec.NodeName).ID)
+		var err error
+		if a.DeletionTimestamp == nil {
+			_, err = w.rack.Client.InstanceDiskAttach(w.ctx,
+				oxide.InstanceDiskAttachParams{Instance: instance, Body: &path})
+		} else {
+			_, err = w.rack.Client.InstanceDiskDetach(w.ctx,
+				oxide.InstanceDiskDetachParams{Instance: instance, Body: &path})
+		}
+		var failed *storagev1.VolumeError
+		if err != nil {
+			failed = &storagev1.VolumeError{Time: metav1.NewTime(w.clock), Message: explain(err)}
+		}
+		keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
+			switch {
+			case a.DeletionTimestamp != nil && err == nil:
+				a.Finalizers, a.Status.Attached = nil, false
+			case a.DeletionTimestamp != nil:
+				a.Status.DetachError = failed
+			default:
+				a.Status.Attached, a.Status.AttachError = err == nil, failed
+			}
+		})
+		if a.DeletionTimestamp != nil && err == nil {
+			keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", a.Name)
+		}
+	}
+}
+
+// explain says what the driver says of a refusal.
+func explain(err error) string {
+	var answer *oxide.HTTPError
+	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == 400 {
+		return "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: the instance is " +
+			"running and must be stopped"
+	}
+	return "rpc error: code = Unavailable desc = RackUnavailable: the rack does not answer"
+}
+
+// controllers ask for attachments and give up those of pods that are gone, make pods again, and
+// count what the budget allows.
+func (w *world) controllers() {
+	wanted := map[string]string{} // node by volume
+	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+		for _, v := range p.Spec.Volumes {
+			wanted[v.PersistentVolumeClaim.ClaimName] = p.Spec.NodeName
+		}
+		w.end(p)
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		volume := *a.Spec.Source.PersistentVolumeName
+		if wanted[volume] != a.Spec.NodeName && a.DeletionTimestamp == nil {
+			keepertest.Delete[*storagev1.VolumeAttachment](w.api, "", a.Name)
+		}
+		delete(wanted, volume)
+	}
+	for volume, node := range wanted {
+		keepertest.Put(w.api, &storagev1.VolumeAttachment{
+			ObjectMeta: metav1.ObjectMeta{Name: "csi-" + volume + "-" + node,
+				Finalizers: []string{"external-attacher/csi-oxide-computer"}},
+			Spec: storagev1.VolumeAttachmentSpec{Attacher: keeper.DriverName, NodeName: node,
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)}}})
+	}
+	w.budgets()
+}
+
+// end ends a pod that was asked to, where its kubelet works, and makes it again elsewhere.
+func (w *world) end(p *corev1.Pod) {
+	if p.DeletionTimestamp == nil || w.stuck || !w.alive(p.Spec.NodeName) {
+		return
+	}
+	keepertest.Remove[*corev1.Pod](w.api, "default", p.Name)
+	if len(p.OwnerReferences) == 0 || len(p.Spec.Volumes) > 0 {
+		return
+	}
+	for _, name := range names {
+		if !w.node(name).Spec.Unschedulable && name != p.Spec.NodeName {
+			w.pods++
+			again := p.DeepCopy()
+			again.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: p.Name + "x",
+				Labels: p.Labels, OwnerReferences: p.OwnerReferences}
+			again.Spec.NodeName = name
+			keepertest.Put(w.api, again)
+			return
+		}
+	}
+}
+
+// budgets count what the PodDisruptionBudgets allow: two pods of each kind may be away.
+func (w *world) budgets() {
+	for _, app := range []string{"db", "web"} {
+		expected, healthy := int32(0), int32(0)
+		for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+			if p.Labels["app"] != app {
+				continue
+			}
+			expected++
+			for _, c := range p.Status.Conditions {
+				if c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
+					healthy++
+				}
+			}
+		}
+		most := int32(2)
+		if w.noEviction {
+			most = 0
+		}
+		keepertest.Put(w.api, &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: app},
+			Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(most)),
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+			Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: expected, CurrentHealthy: healthy,
+				DesiredHealthy:     max(0, expected-most),
+				DisruptionsAllowed: max(0, healthy-max(0, expected-most))}})
+	}
+}
+
+// alive reports whether a kubelet works.
+func (w *world) alive(name string) bool {
+	return w.state(name) == oxide.InstanceStateRunning && !w.dead[name]
+}
+
+// kubelets report their nodes and pods; of those that do not, Kubernetes says that they are lost.
+func (w *world) kubelets() {
+	attached := map[string]bool{}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		attached[*a.Spec.Source.PersistentVolumeName+"@"+a.Spec.NodeName] = a.Status.Attached
+	}
+	for _, name := range names {
+		alive := w.alive(name)
+		keepertest.Edit(w.api, "", name, func(n *corev1.Node) {
+			now, status := metav1.NewTime(w.clock), corev1.ConditionTrue
+			if !alive {
+				now, status = heartbeat(n), corev1.ConditionUnknown
+			}
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status,
+				LastHeartbeatTime: now}}
+		})
+		for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+			if p.Spec.NodeName != name {
+				continue
+			}
+			ready := alive && !slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+				return !attached[v.PersistentVolumeClaim.ClaimName+"@"+name]
+			})
+			keepertest.Edit(w.api, "default", p.Name, func(p *corev1.Pod) {
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady,
+					Status: corev1.ConditionFalse}}
+				if ready {
+					p.Status.Conditions[0].Status = corev1.ConditionTrue
+				}
+			})
+		}
+	}
+}
+
+func heartbeat(n *corev1.Node) metav1.Time {
+	for _, c := range n.Status.Conditions {
+		return c.LastHeartbeatTime
+	}
+	return metav1.Time{}
+}
+
+// latest is how late the rack carries out what it was asked for. A keeper makes up for a stop that
+// comes within two minutes.
+const latest = time.Minute
+
+// pass lets time go by. What the rack does late it does before it is too late, and somebody leads
+// then.
+func (w *world) pass(d time.Duration) {
+	w.waited += d
+	if w.late && w.waited > latest {
+		w.waited = 0
+		w.say("the rack does what it was asked for")
+		if err := w.rack.Admin.RunDeferred(w.ctx); err != nil {
+			panic(err)
+		}
+		for range 3 {
+			w.turn()
+		}
+	}
+	w.clock = w.clock.Add(d)
+}

@@ -1,0 +1,6 @@
+// Package model holds the proof that the node keeper, killed and hindered in every way, ends with
+// every instance running and no node cordoned. Histories are drawn: two keepers, a cluster with
+// attacher, kubelets and controllers that the proof plays, and a simulated rack without hot-plug.
+// After each act, and at each change that a keeper makes, the proof looks whether a promise is
+// broken; in the end everything is mended, and everything has to come to rest.
+package model
