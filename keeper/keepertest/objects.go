@@ -64,8 +64,7 @@ func List[O Object](s *Server, namespace string) []O {
 // finalizers, and a pod that has a node until Remove. It returns false if there is none.
 func Delete[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
-		_, err := s.store.remove(r, old, metav1.DeleteOptions{})
-		return err
+		return s.store.remove(r, old, metav1.DeleteOptions{})
 	})
 }
 
@@ -73,8 +72,7 @@ func Delete[O Object](s *Server, namespace, name string) bool {
 // stays while it has finalizers.
 func Remove[O Object](s *Server, namespace, name string) bool {
 	return with[O](s, namespace, name, func(r *resource, old *stored) error {
-		_, err := s.store.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
-		return err
+		return s.store.remove(r, old, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 	})
 }
 

@@ -2,12 +2,9 @@ package keepertest
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,9 +31,6 @@ func (s *Server) list(c call) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if match := c.query.Get("resourceVersionMatch"); match == "Exact" {
-		return nil, s.notImplemented(c, "resourceVersionMatch=Exact")
-	}
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
 	var items [][]byte
@@ -47,7 +41,7 @@ func (s *Server) list(c call) ([]byte, error) {
 	}
 	return fmt.Appendf(nil,
 		`{"kind":"%sList","apiVersion":"%s","metadata":{"resourceVersion":"%d"},"items":[%s]}`,
-		c.object.Name(), c.GroupVersion(), s.store.version, bytes.Join(items, []byte(","))), nil
+		c.object.Name(), c.GroupVersion(), len(s.store.history), bytes.Join(items, []byte(","))), nil
 }
 
 // selection returns which objects a list or watch is about.
@@ -79,18 +73,12 @@ func selection(c call) (func(*stored) bool, error) {
 	}, nil
 }
 
-// watch streams changes until the client, its timeout or the server ends it. If it returns an
-// error, nothing is sent yet, and the error is the response.
+// watch streams changes until the client or the server ends it. If it returns an error, nothing is
+// sent yet, and the error is the response.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) error {
 	selected, err := selection(c)
 	if err != nil {
 		return err
-	}
-	ctx := r.Context()
-	if seconds, err := strconv.Atoi(c.query.Get("timeoutSeconds")); err == nil {
-		limited, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
-		defer cancel()
-		ctx = limited
 	}
 	lines, seen, err := s.initial(c, selected)
 	if err != nil {
@@ -98,43 +86,35 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, c call) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	for {
-		if _, err := w.Write(lines); err != nil {
-			return nil // the client went away
-		}
+		_, _ = w.Write(lines)
 		w.(http.Flusher).Flush()
-		for lines = nil; lines == nil; {
-			var changed <-chan struct{}
-			if lines, seen, changed, err = s.since(c, selected, seen); err != nil {
-				return nil // too late; the client hears why when it watches again
-			}
-			if lines != nil {
-				break
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-s.closed:
-				return nil
-			case <-changed:
-			}
+		var changed <-chan struct{}
+		if lines, seen, changed = s.since(c, selected, seen); lines != nil {
+			continue
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-s.closed:
+			return nil
+		case <-changed:
 		}
 	}
 }
 
 // initial returns the objects that a watch begins with if it has no resourceVersion to begin after,
 // or asks for them, and the version that the watch has seen.
-func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int64, error) {
+func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int, error) {
 	version, all := c.query.Get("resourceVersion"), c.query.Get("sendInitialEvents") == "true"
-	if version != "" && version != "0" && !all {
-		seen, err := strconv.ParseInt(version, 10, 64)
-		if err != nil {
-			return nil, 0, apierrors.NewBadRequest("invalid resourceVersion: " + err.Error())
-		}
-		_, _, _, err = s.since(c, selected, seen)
-		return nil, seen, err
-	}
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
+	if version != "" && version != "0" && !all {
+		seen, err := strconv.Atoi(version)
+		if err != nil || seen < 0 || seen > len(s.store.history) {
+			return nil, 0, apierrors.NewBadRequest("there is no resourceVersion " + version)
+		}
+		return nil, seen, nil
+	}
 	var lines []byte
 	for _, object := range s.store.all(c.resource, c.Namespace) {
 		if selected(object) {
@@ -144,25 +124,20 @@ func (s *Server) initial(c call, selected func(*stored) bool) ([]byte, int64, er
 	if all {
 		lines = appendLine(lines, watch.Bookmark, fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,`+
 			`"metadata":{"resourceVersion":"%d","annotations":{%q:"true"}}}`, c.object.Name(),
-			c.GroupVersion(), s.store.version, metav1.InitialEventsAnnotationKey))
+			c.GroupVersion(), len(s.store.history), metav1.InitialEventsAnnotationKey))
 	}
-	return lines, s.store.version, nil
+	return lines, len(s.store.history), nil
 }
 
 // since returns the changes after a version as lines of a watch, the version of the last one, and
 // what is closed by the next. An object that comes to be selected is added, for the watch; one that
 // is so no more is deleted.
-func (s *Server) since(c call, selected func(*stored) bool, seen int64) ([]byte, int64,
-	<-chan struct{}, error) {
+func (s *Server) since(c call, selected func(*stored) bool, seen int) ([]byte, int,
+	<-chan struct{}) {
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
-	if seen < s.store.forgotten {
-		return nil, 0, nil, apierrors.NewResourceExpired(fmt.Sprintf(
-			"too old resource version: %d (%d)", seen, s.store.forgotten))
-	}
 	var lines []byte
-	for ; seen < s.store.version; seen++ {
-		change := s.store.history[seen-s.store.forgotten]
+	for i, change := range s.store.history[seen:] {
 		if change.resource != c.resource {
 			continue
 		}
@@ -174,15 +149,11 @@ func (s *Server) since(c call, selected func(*stored) bool, seen int64) ([]byte,
 			lines = appendLine(lines, watch.Added, change.after.json)
 		case was:
 			last := change.before.copy()
-			last.SetResourceVersion(strconv.FormatInt(change.version, 10))
-			encoded, err := json.Marshal(last)
-			if err != nil {
-				return nil, 0, nil, err
-			}
-			lines = appendLine(lines, watch.Deleted, encoded)
+			last.SetResourceVersion(strconv.Itoa(seen + i + 1))
+			lines = appendLine(lines, watch.Deleted, encode(last))
 		}
 	}
-	return lines, seen, s.store.changed, nil
+	return lines, len(s.store.history), s.store.changed
 }
 
 func appendLine(lines []byte, kind watch.EventType, object []byte) []byte {

@@ -32,6 +32,8 @@ type resource struct {
 	object     reflect.Type // a struct, named as the kind
 }
 
+const cluster, namespaced = false, true
+
 var (
 	nodes   = has[corev1.Node](corev1.SchemeGroupVersion, "nodes", cluster)
 	pods    = has[corev1.Pod](corev1.SchemeGroupVersion, "pods", namespaced)
@@ -50,8 +52,6 @@ var resources = []*resource{nodes, pods, budgets,
 	has[coordinationv1.Lease](coordinationv1.SchemeGroupVersion, "leases", namespaced),
 	has[appsv1.StatefulSet](appsv1.SchemeGroupVersion, "statefulsets", namespaced),
 }
-
-const cluster, namespaced = false, true
 
 func has[S any](version schema.GroupVersion, plural string, namespaced bool) *resource {
 	return &resource{version.WithResource(plural), namespaced, reflect.TypeFor[S]()}
@@ -76,6 +76,27 @@ func resourceOf[O Object]() *resource {
 // statusField returns an object's field Status. It is invalid if the kind has none.
 func statusField(o Object) reflect.Value { return reflect.ValueOf(o).Elem().FieldByName("Status") }
 
+// routes returns the verb and subresource of each method and path of the resource.
+func (r *resource) routes() map[string]string {
+	// The core group's paths begin with /api instead of /apis/GROUP.
+	all := "/" + strings.TrimSuffix("apis/"+r.Group, "s/") + "/" + r.Version + "/"
+	in := all + r.Resource
+	if r.namespaced {
+		in = all + "namespaces/{namespace}/" + r.Resource
+	}
+	one := in + "/{name}"
+	routes := map[string]string{"GET " + all + r.Resource: "list", "GET " + in: "list",
+		"POST " + in: "create", "GET " + one: "get", "PUT " + one: "update",
+		"PATCH " + one: "patch", "DELETE " + one: "delete"}
+	if statusField(r.new()).IsValid() {
+		routes["PUT "+one+"/status"], routes["PATCH "+one+"/status"] = "update/status", "patch/status"
+	}
+	if r == pods {
+		routes["POST "+one+"/eviction"] = "create/eviction"
+	}
+	return routes
+}
+
 // call is a parsed request.
 type call struct {
 	Request
@@ -86,94 +107,34 @@ type call struct {
 }
 
 // parameters are those that the server follows or may ignore. A server need not split a list into
-// pages, and need not send bookmarks.
+// pages, end a watch in time or send bookmarks.
 var parameters = map[string]bool{"fieldSelector": true, "labelSelector": true, "watch": true,
 	"resourceVersion": true, "resourceVersionMatch": true, "sendInitialEvents": true, "limit": true,
 	"allowWatchBookmarks": true, "timeoutSeconds": true, "timeout": true, "fieldManager": true,
 	"fieldValidation": true}
 
-func parse(r *http.Request, body []byte) call {
-	c := call{Request: Request{Client: r.UserAgent(), Body: body}, query: r.URL.Query(),
-		content: r.Header.Get("Content-Type")}
-	version, rest := "", strings.Split(strings.Trim(r.URL.Path, "/"), "/")
-	switch {
-	case rest[0] == "api" && len(rest) > 2:
-		version, rest = rest[1], rest[2:]
-	case rest[0] == "apis" && len(rest) > 3:
-		c.Group, version, rest = rest[1], rest[2], rest[3:]
+// parse parses a request to a resource, or to none that the server has.
+func parse(r *http.Request, to *resource, verb string, body []byte) call {
+	c := call{resource: to, query: r.URL.Query(), content: r.Header.Get("Content-Type")}
+	c.Request = Request{Client: r.UserAgent(), Namespace: r.PathValue("namespace"),
+		Name: r.PathValue("name"), Body: body}
+	c.Verb, c.Subresource, _ = strings.Cut(verb, "/")
+	if to == nil {
+		c.Resource, c.unknown = r.URL.Path, "this path or method"
+		return c
 	}
-	if rest[0] == "namespaces" && len(rest) > 2 {
-		c.Namespace, rest = rest[1], rest[2:]
+	c.Group, c.Resource = to.Group, to.Resource
+	if watch := c.query.Get("watch"); c.Verb == "list" && (watch == "true" || watch == "1") {
+		c.Verb = "watch"
 	}
-	path := [4]string{} // and one too many
-	copy(path[:], rest)
-	c.Resource, c.Name, c.Subresource = path[0], path[1], path[2]
-	for _, known := range resources {
-		if known.GroupVersionResource == (schema.GroupVersionResource{Group: c.Group,
-			Version: version, Resource: c.Resource}) {
-			c.resource = known
-		}
+	var named metav1.PartialObjectMetadata
+	if c.Verb == "create" && c.Name == "" && json.Unmarshal(body, &named) == nil {
+		c.Name = named.Name
 	}
-	c.Verb = verb(r, c)
-	if c.Verb == "create" && c.Name == "" {
-		var named metav1.PartialObjectMetadata
-		if json.Unmarshal(body, &named) == nil {
-			c.Name = named.Name
-		}
-	}
-	switch {
-	case c.resource == nil || path[3] != "":
-		c.unknown = "the path " + r.URL.Path
-	case c.Verb == "":
-		c.unknown = r.Method + " of the path " + r.URL.Path
-	}
-	for name := range c.query {
-		if !parameters[name] {
-			c.unknown = "the parameter " + name
+	for name, values := range c.query {
+		if !parameters[name] || values[0] == string(metav1.ResourceVersionMatchExact) {
+			c.unknown = "the parameter " + name + "=" + values[0]
 		}
 	}
 	return c
-}
-
-// verb returns "" for a verb that the resource or subresource does not have.
-func verb(r *http.Request, c call) string {
-	if c.resource == nil {
-		return strings.ToLower(r.Method)
-	}
-	named := c.Name != ""
-	if (named || r.Method != http.MethodGet) && c.namespaced != (c.Namespace != "") {
-		return ""
-	}
-	form := c.Subresource
-	if !named {
-		form = "all"
-	}
-	if form == "status" {
-		if _, has := c.object.FieldByName("Status"); !has {
-			return ""
-		}
-	}
-	watching := c.query.Get("watch") == "true" || c.query.Get("watch") == "1"
-	switch form + " " + r.Method {
-	case "all GET":
-		if watching {
-			return "watch"
-		}
-		return "list"
-	case " GET":
-		return "get"
-	case "all POST":
-		return "create"
-	case "eviction POST":
-		if c.resource == pods {
-			return "create"
-		}
-	case " PUT", "status PUT":
-		return "update"
-	case " PATCH", "status PATCH":
-		return "patch"
-	case " DELETE":
-		return "delete"
-	}
-	return ""
 }

@@ -9,7 +9,6 @@
 package keepertest
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -74,7 +73,7 @@ var ErrBreak = errors.New("the connection is broken")
 func Serve(t T, now func() time.Time) *Server {
 	s := &Server{t: t, closed: make(chan struct{}), store: store{now: now,
 		objects: map[*resource]map[string]*stored{}, changed: make(chan struct{})}}
-	s.http = httptest.NewServer(http.HandlerFunc(s.serve))
+	s.http = httptest.NewServer(s.handler())
 	t.Cleanup(func() {
 		close(s.closed)
 		s.http.Close() // waits for the requests
@@ -102,44 +101,53 @@ func (s *Server) Log() []Request {
 	return slices.Clone(s.log)
 }
 
-// Compact forgets all changes so far, so that a watch from an older version is Expired.
-func (s *Server) Compact() {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	s.store.history, s.store.forgotten = nil, s.store.version
+// handler has a route for each verb of each resource, and one for everything else.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.serve(w, r, nil, strings.ToLower(r.Method))
+	})
+	for _, to := range resources {
+		for route, verb := range to.routes() {
+			mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
+				s.serve(w, r, to, verb)
+			})
+		}
+	}
+	return mux
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, verb string) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the client went away
 	}
-	c := parse(r, body)
+	c := parse(r, to, verb, body)
 	s.mu.Lock()
 	entry := len(s.log)
 	s.log = append(s.log, c.Request)
 	s.mu.Unlock()
 	var answer []byte
-	if c.unknown == "" && c.Verb == "watch" {
+	switch {
+	case c.unknown != "":
+		err = s.notImplemented(c, c.unknown)
+	case c.Verb == "watch":
 		if err = s.watch(w, r, c); err == nil {
 			return
 		}
-	} else {
-		answer, err = s.answer(c)
+	case c.Verb == "get":
+		answer, err = s.get(c)
+	case c.Verb == "list":
+		answer, err = s.list(c)
+	default:
+		answer, err = s.change(c)
 	}
 	if errors.Is(err, ErrBreak) {
 		panic(http.ErrAbortHandler)
 	}
-	code := http.StatusOK
-	if err == nil && c.Verb == "create" {
-		code = http.StatusCreated
-	}
+	code := codeOf(c, err)
 	if err != nil {
-		status := statusOf(err)
-		code = int(status.Code)
-		if answer, err = json.Marshal(status); err != nil {
-			panic(err)
-		}
+		answer = encode(statusOf(err))
 	}
 	s.mu.Lock()
 	s.log[entry].Status = code
@@ -149,27 +157,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(answer)
 }
 
-// answer answers any request but a watch.
-func (s *Server) answer(c call) ([]byte, error) {
-	if c.unknown != "" {
-		return nil, s.notImplemented(c, c.unknown)
-	}
-	switch c.Verb {
-	case "get":
-		return s.get(c)
-	case "list":
-		return s.list(c)
-	}
+// change applies a request that changes something, between two calls of the interceptor.
+func (s *Server) change(c call) ([]byte, error) {
 	if err := s.ask(c.Request); err != nil {
 		return nil, err
 	}
 	answer, err := s.apply(c)
-	c.Applied, c.Status = true, http.StatusOK
-	if err != nil {
-		c.Status = int(statusOf(err).Code)
-	}
-	if broken := s.ask(c.Request); broken != nil {
-		return nil, broken
+	c.Applied, c.Status = true, codeOf(c, err)
+	if instead := s.ask(c.Request); instead != nil {
+		return nil, instead
 	}
 	return answer, err
 }
@@ -191,6 +187,16 @@ func (s *Server) notImplemented(c call, what string) error {
 	s.t.Errorf("%s", message)
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
 		Code: http.StatusNotImplemented, Reason: "NotImplemented", Message: message}}
+}
+
+func codeOf(c call, err error) int {
+	if err != nil {
+		return int(statusOf(err).Code)
+	}
+	if c.Verb == "create" {
+		return http.StatusCreated
+	}
+	return http.StatusOK
 }
 
 func statusOf(err error) metav1.Status {

@@ -23,11 +23,9 @@ type store struct {
 	now func() time.Time
 	mu  sync.Mutex
 	// guarded by mu
-	version   int64 // of the last change
-	objects   map[*resource]map[string]*stored
-	history   []change
-	forgotten int64         // the version of the last change before history
-	changed   chan struct{} // closed by the next change
+	objects map[*resource]map[string]*stored
+	history []change      // its length is the present resourceVersion
+	changed chan struct{} // closed by the next change
 }
 
 // stored is an object and its JSON. It never changes.
@@ -40,7 +38,6 @@ func (s *stored) copy() Object { return s.object.DeepCopyObject().(Object) }
 
 // change is a change of an object. A new one has no before, a removed one no after.
 type change struct {
-	version int64
 	*resource
 	before, after *stored
 }
@@ -69,7 +66,7 @@ func (s *store) all(r *resource, namespace string) []*stored {
 
 // create stores a new object.
 func (s *store) create(r *resource, object Object) (*stored, error) {
-	number := s.version + 1
+	number := len(s.history) + 1
 	if object.GetName() == "" && object.GetGenerateName() != "" {
 		object.SetName(fmt.Sprintf("%s%05x", object.GetGenerateName(), number))
 	}
@@ -83,7 +80,7 @@ func (s *store) create(r *resource, object Object) (*stored, error) {
 	object.SetCreationTimestamp(metav1.NewTime(s.now()))
 	object.SetDeletionTimestamp(nil)
 	object.SetDeletionGracePeriodSeconds(nil)
-	return s.write(r, nil, object)
+	return s.write(r, nil, object), nil
 }
 
 // update replaces an object, unless it is another one or has changed since. It removes one that is
@@ -102,16 +99,16 @@ func (s *store) update(r *resource, old *stored, object Object) (*stored, error)
 	object.SetCreationTimestamp(old.object.GetCreationTimestamp())
 	object.SetDeletionTimestamp(old.object.GetDeletionTimestamp())
 	object.SetDeletionGracePeriodSeconds(old.object.GetDeletionGracePeriodSeconds())
-	return s.writeOrRemove(r, old, object)
+	return s.writeOrRemove(r, old, object), nil
 }
 
 // remove deletes an object, or marks it for deletion while it has finalizers or, of a pod, while
 // its kubelet is given time.
-func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) (*stored, error) {
+func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) error {
 	if want := o.Preconditions; want != nil {
 		if want.UID != nil && *want.UID != old.object.GetUID() ||
 			want.ResourceVersion != nil && *want.ResourceVersion != old.object.GetResourceVersion() {
-			return nil, apierrors.NewConflict(r.GroupResource(), old.object.GetName(), fmt.Errorf(
+			return apierrors.NewConflict(r.GroupResource(), old.object.GetName(), fmt.Errorf(
 				"the precondition %s does not match UID %s and resourceVersion %s", want,
 				old.object.GetUID(), old.object.GetResourceVersion()))
 		}
@@ -131,51 +128,53 @@ func (s *store) remove(r *resource, old *stored, o metav1.DeleteOptions) (*store
 			Time: s.now().Add(time.Duration(grace) * time.Second)})
 		object.SetDeletionGracePeriodSeconds(&grace)
 	}
-	return s.writeOrRemove(r, old, object)
+	s.writeOrRemove(r, old, object)
+	return nil
 }
 
 // writeOrRemove removes an object that is to be deleted and that nothing holds any more.
-func (s *store) writeOrRemove(r *resource, old *stored, object Object) (*stored, error) {
+func (s *store) writeOrRemove(r *resource, old *stored, object Object) *stored {
 	grace := object.GetDeletionGracePeriodSeconds()
 	if grace == nil || *grace > 0 || len(object.GetFinalizers()) > 0 {
 		return s.write(r, old, object)
 	}
 	delete(s.objects[r], key(object.GetNamespace(), object.GetName()))
 	s.record(change{resource: r, before: old})
-	return old, nil
+	return old
 }
 
-// write stores an object and takes it over. As in an API server, a write that changes nothing is no
-// change.
-func (s *store) write(r *resource, old *stored, object Object) (*stored, error) {
+// write stores an object. As in an API server, a write that changes nothing is no change.
+func (s *store) write(r *resource, old *stored, object Object) *stored {
 	object.GetObjectKind().SetGroupVersionKind(r.kind())
 	if old != nil {
 		object.SetResourceVersion(old.object.GetResourceVersion())
-		if encoded, err := json.Marshal(object); err != nil || bytes.Equal(encoded, old.json) {
-			return old, err
+		if bytes.Equal(encode(object), old.json) {
+			return old
 		}
 	}
-	object.SetResourceVersion(strconv.FormatInt(s.version+1, 10))
-	encoded, err := json.Marshal(object)
-	if err != nil {
-		return nil, err
-	}
-	written := &stored{r.new(), encoded}
-	if err := json.Unmarshal(encoded, written.object); err != nil {
-		return nil, err
+	object.SetResourceVersion(strconv.Itoa(len(s.history) + 1))
+	written := &stored{r.new(), encode(object)}
+	if err := json.Unmarshal(written.json, written.object); err != nil {
+		panic(err)
 	}
 	if s.objects[r] == nil {
 		s.objects[r] = map[string]*stored{}
 	}
 	s.objects[r][key(object.GetNamespace(), object.GetName())] = written
 	s.record(change{resource: r, before: old, after: written})
-	return written, nil
+	return written
 }
 
-// record gives a change its version and wakes the watches.
+func encode(object any) []byte {
+	encoded, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	return encoded
+}
+
+// record wakes the watches.
 func (s *store) record(c change) {
-	s.version++
-	c.version = s.version
 	s.history = append(s.history, c)
 	close(s.changed)
 	s.changed = make(chan struct{})

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
@@ -58,25 +57,6 @@ func TestAWatchSeesWhatIsAddedChangedAndDeleted(t *testing.T) {
 	for _, w := range []watch.Interface{all, later, onA} {
 		w.Stop()
 	}
-}
-
-func TestAWatchFromAForgottenVersionIsTooLate(t *testing.T) {
-	s := serve(t)
-	client, _ := clientset(t, s, "keeper")
-	Put(s, &corev1.Node{ObjectMeta: named("a")})
-	Put(s, &corev1.Node{ObjectMeta: named("b")})
-	s.Compact()
-	Put(s, &corev1.Node{ObjectMeta: named("c")})
-	nodes := client.CoreV1().Nodes()
-	_, err := nodes.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "1"})
-	if !apierrors.IsResourceExpired(err) {
-		t.Errorf("%v, want Expired", err)
-	}
-	w := must(nodes.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "2"}))(t)
-	if event := <-w.ResultChan(); event.Type != watch.Added {
-		t.Errorf("the last change is %v", event)
-	}
-	w.Stop()
 }
 
 func TestAnInformerFollowsTheServer(t *testing.T) {

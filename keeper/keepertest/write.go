@@ -102,8 +102,7 @@ func (s *Server) delete(c call, old *stored, options metav1.DeleteOptions) ([]by
 	if options.PropagationPolicy != nil || len(options.DryRun) > 0 {
 		return nil, s.notImplemented(c, "propagationPolicy and dryRun")
 	}
-	_, err := s.store.remove(c.resource, old, options)
-	return []byte(succeeded), err
+	return []byte(succeeded), s.store.remove(c.resource, old, options)
 }
 
 // patched returns the JSON of the patched object.
@@ -123,7 +122,7 @@ func (s *Server) patched(c call, old *stored) ([]byte, error) {
 		if err := decode(c.Body, &patch); err != nil {
 			return nil, err
 		}
-		return json.Marshal(merge(object, patch))
+		return encode(merge(object, patch)), nil
 	}
 	return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
 		Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
