@@ -12,7 +12,8 @@ import (
 
 // Client returns the configuration of a client whose User-Agent is the name, and a function that
 // cuts it off for good: its connections break, and none of its requests reaches the server any
-// more. So a test kills a keeper.
+// more. So a test kills a keeper. A request that has arrived is still applied, as of a keeper that
+// dies, perhaps after cut has returned; an interceptor decides that, and sees when it is applied.
 func (s *Server) Client(name string) (config *rest.Config, cut func()) {
 	l := &line{name: name}
 	// A client may have more requests at once than the default keeps connections for.

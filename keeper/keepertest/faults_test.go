@@ -66,10 +66,12 @@ func TestACutClientReachesTheServerNoMore(t *testing.T) {
 	s := serve(t)
 	client, cut := clientset(t, s, "keeper-1")
 	successor, _ := clientset(t, s, "keeper-2")
+	applied := make(chan struct{})
 	watch := must(client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{}))(t)
 	s.Intercept(func(r Request) error {
-		if r.Client == "keeper-1" {
-			cut()
+		cut()
+		if r.Applied {
+			close(applied)
 		}
 		return nil
 	})
@@ -85,6 +87,7 @@ func TestACutClientReachesTheServerNoMore(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the client keeper-1 is cut off") {
 		t.Errorf("a cut client: %v", err)
 	}
+	<-applied
 	nodes := must(successor.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	if len(nodes.Items) != 1 {
 		t.Errorf("the request that had arrived was not applied: %v", nodes.Items)
