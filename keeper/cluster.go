@@ -109,7 +109,9 @@ func (k *Keeper) plan(ctx context.Context, n *node, text string) error {
 		value = text
 		k.Log.InfoContext(ctx, "cold attach", "node", n.Name, "plan", text)
 	}
-	patch, err := annotationPatch(PlanAnnotation, value)
+	// With the version that was read: what is planned was decided on it.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"resourceVersion": n.ResourceVersion, "annotations": map[string]any{PlanAnnotation: value}}})
 	if err != nil {
 		return err
 	}

@@ -70,12 +70,15 @@ func explain(err error) string {
 // controllers ask for attachments and give up those of pods that are gone, make pods again, and
 // count what the budget allows.
 func (w *world) controllers() {
+	alive := w.alive()
 	wanted := map[string]string{} // node by volume
 	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 		for _, v := range p.Spec.Volumes {
 			wanted[v.PersistentVolumeClaim.ClaimName] = p.Spec.NodeName
 		}
-		w.end(p)
+		if alive[p.Spec.NodeName] {
+			w.end(p)
+		}
 	}
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		volume := *a.Spec.Source.PersistentVolumeName
@@ -94,9 +97,9 @@ func (w *world) controllers() {
 	w.budgets()
 }
 
-// end ends a pod that was asked to, where its kubelet works, and makes it again elsewhere.
+// end ends a pod that was asked to, and makes it again elsewhere.
 func (w *world) end(p *corev1.Pod) {
-	if p.DeletionTimestamp == nil || w.stuck || !w.alive(p.Spec.NodeName) {
+	if p.DeletionTimestamp == nil || w.stuck {
 		return
 	}
 	keepertest.Remove[*corev1.Pod](w.api, "default", p.Name)
@@ -145,9 +148,13 @@ func (w *world) budgets() {
 	}
 }
 
-// alive reports whether a kubelet works.
-func (w *world) alive(name string) bool {
-	return w.state(name) == oxide.InstanceStateRunning && !w.dead[name]
+// alive are the nodes whose kubelets work.
+func (w *world) alive() map[string]bool {
+	alive := map[string]bool{}
+	for name, state := range w.states() {
+		alive[name] = state == oxide.InstanceStateRunning && !w.dead[name]
+	}
+	return alive
 }
 
 // kubelets report their nodes and pods; of those that do not, Kubernetes says that they are lost.
@@ -156,8 +163,9 @@ func (w *world) kubelets() {
 	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
 		attached[*a.Spec.Source.PersistentVolumeName+"@"+a.Spec.NodeName] = a.Status.Attached
 	}
+	works := w.alive()
 	for _, name := range names {
-		alive := w.alive(name)
+		alive := works[name]
 		keepertest.Edit(w.api, "", name, func(n *corev1.Node) {
 			now, status := metav1.NewTime(w.clock), corev1.ConditionTrue
 			if !alive {

@@ -240,9 +240,10 @@ func (w *world) mend() {
 
 // unrest is what keeps the world from being at rest, or "".
 func (w *world) unrest() string {
+	states := w.states()
 	for _, name := range names {
 		n := w.node(name)
-		switch state := w.state(name); {
+		switch state := states[name]; {
 		case state != oxide.InstanceStateRunning:
 			return fmt.Sprintf("the instance of %s is %s", name, state)
 		case n.Annotations[keeper.RecordAnnotation] != "":
@@ -281,19 +282,14 @@ func (w *world) rest() error {
 // clear gives the rack back as it was: instances that run and have no disks.
 func (w *world) clear() error {
 	for _, name := range names {
-		id := oxide.NameOrId(w.rack.Instance(name).ID)
-		_, err := w.rack.Client.InstanceStop(w.ctx, oxide.InstanceStopParams{Instance: id})
-		if err == nil {
-			err = harness.Await(w.ctx, 10*time.Second, func() error {
-				if s := w.state(name); s != oxide.InstanceStateStopped {
-					return fmt.Errorf("the instance %s is %s", name, s)
-				}
-				return nil
-			})
-		}
+		_, err := w.rack.Client.InstanceStop(w.ctx,
+			oxide.InstanceStopParams{Instance: oxide.NameOrId(w.rack.Instance(name).ID)})
 		if err != nil {
 			return err
 		}
+	}
+	if err := w.await(oxide.InstanceStateStopped); err != nil {
+		return err
 	}
 	state, err := w.rack.Admin.State(w.ctx)
 	if err != nil {
@@ -320,10 +316,15 @@ func (w *world) clear() error {
 			return err
 		}
 	}
+	return w.await(oxide.InstanceStateRunning)
+}
+
+// await waits until all instances are in a state.
+func (w *world) await(want oxide.InstanceState) error {
 	return harness.Await(w.ctx, 10*time.Second, func() error {
-		for _, name := range names {
-			if s := w.state(name); s != oxide.InstanceStateRunning {
-				return fmt.Errorf("the instance %s is %s", name, s)
+		for name, s := range w.states() {
+			if s != want {
+				return fmt.Errorf("the instance %s is %s, not %s", name, s, want)
 			}
 		}
 		return nil

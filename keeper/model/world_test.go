@@ -200,18 +200,18 @@ func (w *world) breaks(format string, args ...any) {
 	w.broken = append(w.broken, fmt.Sprintf(format, args...))
 }
 
-// state is the state of an instance, as the rack's other side has it.
-func (w *world) state(name string) oxide.InstanceState {
-	state, err := w.rack.Admin.State(w.ctx)
+// states are the instances' states, by a request that no fault is about.
+func (w *world) states() map[string]oxide.InstanceState {
+	page, err := w.rack.Client.InstanceList(w.ctx,
+		oxide.InstanceListParams{Project: oxide.NameOrId(w.rack.Project)})
 	if err != nil {
 		panic(err)
 	}
-	for _, i := range state.Instances {
-		if i.Name == name {
-			return oxide.InstanceState(i.RunState)
-		}
+	states := map[string]oxide.InstanceState{}
+	for _, i := range page.Items {
+		states[string(i.Name)] = i.RunState
 	}
-	panic("no instance " + name)
+	return states
 }
 
 func (w *world) node(name string) *corev1.Node {
@@ -261,8 +261,8 @@ func (w *world) checkRackRequest(k *replica, r *http.Request) {
 	if n.Labels[keeper.ColdAttachLabel] != keeper.Allowed {
 		w.breaks("the instance of %s is stopped, and nobody allows it", name)
 	}
-	for _, other := range names {
-		if state := w.state(other); other != name && state != oxide.InstanceStateRunning {
+	for other, state := range w.states() {
+		if other != name && state != oxide.InstanceStateRunning {
 			w.breaks("the instance of %s is stopped while that of %s is %s", name, other, state)
 		}
 	}
