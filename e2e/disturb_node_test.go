@@ -9,7 +9,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/oxidecomputer/oxide.go/oxide"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,10 +63,9 @@ var _ = Describe("a node", func() {
 		last := keeper.Beats(ctx)
 
 		By("stopping the instance, and so its guest", func() {
-			DeferCleanup(func(ctx SpecContext) { powerOn(ctx, off) },
-				NodeTimeout(nodeLostTimeout))
-			docker(ctx, "kill", off)
+			guestsFollow(ctx)
 			stopInstance(ctx, off)
+			DeferCleanup(func(ctx SpecContext) { taint(ctx, off, false) })
 			taint(ctx, off, true)
 			doctor.finds(ctx, "instance", "", "node", off)
 		})
@@ -79,7 +77,9 @@ var _ = Describe("a node", func() {
 			Expect(keeper.Beats(ctx)).To(BeNumerically(">", last), "no write is lost")
 		})
 		By("starting the instance, and so its guest", func() {
-			powerOn(ctx, off)
+			startInstance(ctx, off)
+			servesSinceBoot(ctx, off)
+			taint(ctx, off, false)
 			serving(ctx)
 			// What the kubelet finds of its former pods it takes down, with the driver.
 			Eventually(func() (string, error) {
@@ -186,48 +186,4 @@ func taint(ctx context.Context, name string, off bool) {
 		_, err = api.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{})
 		return err
 	})).To(Succeed())
-}
-
-// stopInstance stops a worker's instance on the rack and waits until it is stopped.
-func stopInstance(ctx context.Context, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceStop(ctx,
-		oxide.InstanceStopParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-	Expect(err).NotTo(HaveOccurred())
-	instanceIs(ctx, worker, oxide.InstanceStateStopped)
-}
-
-func instanceIs(ctx context.Context, worker string, want oxide.InstanceState) {
-	GinkgoHelper()
-	Eventually(func() (oxide.InstanceState, error) {
-		i, err := theRack.InstanceView(ctx,
-			oxide.InstanceViewParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-		if err != nil {
-			return "", err
-		}
-		return i.RunState, nil
-	}).WithContext(ctx).Should(Equal(want), "the instance of %s", worker)
-}
-
-// powerOn starts a worker's instance, and so its guest, and waits until it is a node again. One
-// that is one already stays as it is.
-func powerOn(ctx context.Context, worker string) {
-	GinkgoHelper()
-	_, err := theRack.InstanceStart(ctx,
-		oxide.InstanceStartParams{Instance: oxide.NameOrId(instanceIDs[worker])})
-	Expect(err).NotTo(HaveOccurred())
-	instanceIs(ctx, worker, oxide.InstanceStateRunning)
-	docker(ctx, "start", worker)
-	Expect(machines[worker].prepare(ctx)).To(Succeed())
-	Eventually(func(g Gomega) {
-		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
-		g.Expect(err).NotTo(HaveOccurred())
-		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady {
-				g.Expect(c.Status).To(Equal(corev1.ConditionTrue), c.Message)
-			}
-		}
-	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(),
-		"%s should be ready again", worker)
-	taint(ctx, worker, false)
 }

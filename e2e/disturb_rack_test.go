@@ -10,6 +10,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
@@ -27,7 +28,7 @@ var _ = Describe("a rack", func() {
 		last := first.Beats(ctx)
 		disk := s.Bound(ctx, moving).Spec.CSI.VolumeHandle
 		since := lastRequest(ctx)
-		switchRack(ctx, map[string]any{"hotplug": false}, map[string]any{"hotplug": true})
+		withoutHotplug(ctx)
 		refused := s.Claim(ctx, Claim{})
 		waiting := s.Pod(ctx, Pod{Node: workers[0], Claims: []string{refused}})
 		waiting.Pending(ctx, mustBeStopped...)
@@ -215,17 +216,25 @@ func (f *fixture) volumeOf(ctx context.Context, claim string) string {
 
 // detachError is why a volume is not detached, as its VolumeAttachment reports.
 func detachError(ctx context.Context, volume string) (string, error) {
-	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-	if err != nil {
+	status, err := attachmentOf(ctx, volume)
+	if err != nil || status.DetachError == nil {
 		return "", err
 	}
+	return status.DetachError.Message, nil
+}
+
+// attachmentOf is what the VolumeAttachment of a volume reports; without one, it is zero.
+func attachmentOf(ctx context.Context, volume string) (storagev1.VolumeAttachmentStatus, error) {
+	list, err := api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return storagev1.VolumeAttachmentStatus{}, err
+	}
 	for _, a := range list.Items {
-		name := a.Spec.Source.PersistentVolumeName
-		if name != nil && *name == volume && a.Status.DetachError != nil {
-			return a.Status.DetachError.Message, nil
+		if name := a.Spec.Source.PersistentVolumeName; name != nil && *name == volume {
+			return a.Status, nil
 		}
 	}
-	return "", nil
+	return storagev1.VolumeAttachmentStatus{}, nil
 }
 
 // newSnapshots are the ids of the snapshots that the rack has more than before.

@@ -28,4 +28,9 @@
 //		reader := f.Pod(ctx, Pod{Claims: []string{claim}, Node: workers[1]})
 //		Expect(reader.Running(ctx).Sh(ctx, "cat /data/0/file")).To(Equal("kept"))
 //	})
+//
+// A container runs on when its instance is stopped. A spec that stops and starts instances, or lets
+// somebody else do it, begins with guestsFollow: then a stop halts the node, as on a rack, before
+// its disks go, and a start boots it. servesSinceBoot and RunningSinceBoot wait for what comes
+// back, for Kubernetes reports what ran before the halt until the node speaks again.
 package e2e

@@ -17,8 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 // What the manifests label the pods with.
@@ -53,6 +51,12 @@ func (f *fixture) Beating(ctx context.Context, node string, claims ...string) *p
 // container was never restarted, and returns the number of the last write.
 func (p *pod) Beats(ctx context.Context) int {
 	GinkgoHelper()
+	return p.beatsAfter(ctx, 0)
+}
+
+// beatsAfter is Beats for a pod whose container was restarted so many times.
+func (p *pod) beatsAfter(ctx context.Context, restarts int32) int {
+	GinkgoHelper()
 	before := p.beat(ctx)
 	var now int
 	Eventually(func() int {
@@ -62,7 +66,7 @@ func (p *pod) Beats(ctx context.Context) int {
 	Expect(p.Sh(ctx, "ls /tmp")).NotTo(ContainSubstring("broken"),
 		"no write of pod %s should have failed", p.name)
 	for _, c := range p.get(ctx).Status.ContainerStatuses {
-		Expect(c.RestartCount).To(BeZero(), "pod %s should not have been restarted", p.name)
+		Expect(c.RestartCount).To(Equal(restarts), "restarts of pod %s", p.name)
 	}
 	return now
 }
@@ -242,87 +246,6 @@ func serving(ctx context.Context) {
 		Expect(registered(ctx, worker)).To(Succeed())
 	}
 	rackServes(ctx)
-}
-
-func rackServes(ctx context.Context) {
-	GinkgoHelper()
-	Eventually(func() error {
-		_, err := theRack.Admin.State(ctx)
-		return err
-	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
-}
-
-// switchRack changes switches of the rack for the spec.
-func switchRack(ctx context.Context, to, back map[string]any) {
-	GinkgoHelper()
-	DeferCleanup(func(ctx SpecContext) {
-		rackServes(ctx)
-		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
-	}, NodeTimeout(2*restartTimeout))
-	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
-}
-
-// faults injects faults until the spec ends, and returns their ids.
-func faults(ctx context.Context, rules ...adminapi.Fault) []string {
-	GinkgoHelper()
-	DeferCleanup(func(ctx SpecContext) {
-		Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
-	}, NodeTimeout(restartTimeout))
-	ids := make([]string, len(rules))
-	for i, rule := range rules {
-		var err error
-		ids[i], err = theRack.Admin.AddFault(ctx, rule)
-		Expect(err).NotTo(HaveOccurred())
-	}
-	return ids
-}
-
-// requestsOf are the requests of an operation since an entry of the rack's log.
-func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
-	GinkgoHelper()
-	all, err := theRack.Admin.Requests(ctx, since)
-	Expect(err).NotTo(HaveOccurred())
-	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
-}
-
-// lastRequest is the number of the newest entry of the rack's log.
-func lastRequest(ctx context.Context) int {
-	GinkgoHelper()
-	all, err := theRack.Admin.Requests(ctx, 0)
-	Expect(err).NotTo(HaveOccurred())
-	if len(all) == 0 {
-		return 0
-	}
-	return all[len(all)-1].Seq
-}
-
-// newDisks are the ids of the disks that the rack has more than before.
-func newDisks(ctx context.Context, before adminapi.State) []string {
-	GinkgoHelper()
-	now, err := theRack.Admin.State(ctx)
-	Expect(err).NotTo(HaveOccurred())
-	old := map[string]bool{}
-	for _, d := range before.Disks {
-		old[d.ID] = true
-	}
-	ids := []string{}
-	for _, d := range now.Disks {
-		if !old[d.ID] {
-			ids = append(ids, d.ID)
-		}
-	}
-	return ids
-}
-
-// OneDiskEach reports whether the rack has exactly one disk more than before for each of the
-// claims.
-func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
-	GinkgoHelper()
-	handles := make([]string, len(claims))
-	for i, claim := range claims {
-		handles[i] = f.Bound(ctx, claim).Spec.CSI.VolumeHandle
-	}
-	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
 }
 
 // mountsOf are the mounts of volumes in a node, as its kernel lists them.

@@ -33,3 +33,8 @@ for neighbour in $(seq 2 30); do
 	test "$neighbour" = "$number" ||
 		ip route replace "10.244.$neighbour.0/24" via "$network.$neighbour"
 done
+
+# A pod may start before kube-proxy has made the way to the Services, whose range this is. Nobody on
+# the machine's network has these addresses, but its gateway may answer for them all the same, and a
+# program keeps the connection on which it was answered.
+iptables --append FORWARD --destination 10.96.0.0/16 --jump REJECT

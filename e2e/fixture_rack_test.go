@@ -1,0 +1,107 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"slices"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+func rackServes(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(func() error {
+		_, err := theRack.Admin.State(ctx)
+		return err
+	}).WithContext(ctx).WithTimeout(restartTimeout).Should(Succeed(), "the rack should serve")
+}
+
+// switchRack changes switches of the rack for the spec.
+func switchRack(ctx context.Context, to, back map[string]any) {
+	GinkgoHelper()
+	DeferCleanup(func(ctx SpecContext) {
+		rackServes(ctx)
+		Expect(theRack.Admin.Switch(ctx, back)).To(Succeed())
+	}, NodeTimeout(2*restartTimeout))
+	Expect(theRack.Admin.Switch(ctx, to)).To(Succeed())
+}
+
+// faults injects faults until the spec ends, and returns their ids.
+func faults(ctx context.Context, rules ...adminapi.Fault) []string {
+	GinkgoHelper()
+	ids := make([]string, len(rules))
+	DeferCleanup(func(ctx SpecContext) {
+		active, err := theRack.Admin.Faults(ctx)
+		Expect(err).NotTo(HaveOccurred())
+		for _, f := range active {
+			if slices.Contains(ids, f.ID) {
+				Expect(theRack.Admin.RemoveFault(ctx, f.ID)).To(Succeed())
+			}
+		}
+	}, NodeTimeout(restartTimeout))
+	for i, rule := range rules {
+		var err error
+		ids[i], err = theRack.Admin.AddFault(ctx, rule)
+		Expect(err).NotTo(HaveOccurred())
+	}
+	return ids
+}
+
+// withoutHotplug makes the rack, for the spec, one that attaches and detaches disks only at
+// instances that are stopped.
+func withoutHotplug(ctx context.Context) {
+	GinkgoHelper()
+	switchRack(ctx, map[string]any{"hotplug": false}, map[string]any{"hotplug": true})
+}
+
+// requestsOf are the requests of an operation since an entry of the rack's log.
+func requestsOf(ctx context.Context, operation string, since int) []adminapi.Request {
+	GinkgoHelper()
+	all, err := theRack.Admin.Requests(ctx, since)
+	Expect(err).NotTo(HaveOccurred())
+	return slices.DeleteFunc(all, func(r adminapi.Request) bool { return r.Operation != operation })
+}
+
+// lastRequest is the number of the newest entry of the rack's log.
+func lastRequest(ctx context.Context) int {
+	GinkgoHelper()
+	all, err := theRack.Admin.Requests(ctx, 0)
+	Expect(err).NotTo(HaveOccurred())
+	if len(all) == 0 {
+		return 0
+	}
+	return all[len(all)-1].Seq
+}
+
+// newDisks are the ids of the disks that the rack has more than before.
+func newDisks(ctx context.Context, before adminapi.State) []string {
+	GinkgoHelper()
+	now, err := theRack.Admin.State(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	old := map[string]bool{}
+	for _, d := range before.Disks {
+		old[d.ID] = true
+	}
+	ids := []string{}
+	for _, d := range now.Disks {
+		if !old[d.ID] {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
+}
+
+// OneDiskEach reports whether the rack has exactly one disk more than before for each of the
+// claims.
+func (f *fixture) OneDiskEach(ctx context.Context, before adminapi.State, claims ...string) {
+	GinkgoHelper()
+	handles := make([]string, len(claims))
+	for i, claim := range claims {
+		handles[i] = f.Bound(ctx, claim).Spec.CSI.VolumeHandle
+	}
+	Expect(newDisks(ctx, before)).To(ConsistOf(handles), "one disk for each of %v", claims)
+}
