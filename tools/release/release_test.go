@@ -25,7 +25,7 @@ const testVersion = "v9.8.7-rc.1"
 
 // programs are what a release has a binary of.
 var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
-	"oxide-simulator"}
+	"oxide-node-keeper", "oxide-simulator"}
 
 func TestARelease(t *testing.T) {
 	root := projectDir(t)
