@@ -146,7 +146,8 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 	}
 	digest := "sha256:" + strings.Repeat("a", 64)
 	values := []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
-		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image", "livenessProbe.image"}
+		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",
+		"livenessProbe.image"}
 	var tagged, digested, want []string
 	for _, v := range values {
 		name := strings.ToLower(v)

@@ -194,8 +194,9 @@ func TestANodeThatGoesKeepsItsDriver(t *testing.T) {
 	pod := pods(t, all)[nodeName].Spec
 	driver, leave := container(t, pod, pluginName), container(t, pod, "leave")
 	socket := variable(t, driver, "OXIDE_LEAVE_SOCKET").Value
-	if a, b := mountedAt(driver, filepath.Dir(socket)), mountedAt(leave, filepath.Dir(socket)); a == nil ||
-		b == nil || a.Name != b.Name || volume(t, pod, a.Name).EmptyDir == nil {
+	dir := filepath.Dir(socket)
+	if a, b := mountedAt(driver, dir), mountedAt(leave, dir); a == nil || b == nil ||
+		a.Name != b.Name || volume(t, pod, a.Name).EmptyDir == nil {
 		t.Errorf("%s is in %v of the driver and in %v of leave", socket, a, b)
 	}
 	locked(t, leave)
@@ -222,9 +223,11 @@ func TestANodeThatGoesKeepsItsDriver(t *testing.T) {
 }
 
 func TestWhatMakesANodeReadyToleratesTheStartupTaint(t *testing.T) {
-	taint := corev1.Taint{Key: "csi.oxide.computer/agent-not-ready", Effect: corev1.TaintEffectNoSchedule}
-	for _, set := range [][]string{nil, {"controller.tolerations[0].key=a", "node.tolerations[0].key=a",
-		"node.tolerations[0].operator=Exists", "nodeKeeper.tolerations[0].key=a"}} {
+	taint := corev1.Taint{Key: "csi.oxide.computer/agent-not-ready",
+		Effect: corev1.TaintEffectNoSchedule}
+	for _, set := range [][]string{nil, {"controller.tolerations[0].key=a",
+		"node.tolerations[0].key=a", "node.tolerations[0].operator=Exists",
+		"nodeKeeper.tolerations[0].key=a"}} {
 		all := objects(t, kept(set...)...)
 		every := maps.Clone(pods(t, all))
 		if len(every) != 3 {

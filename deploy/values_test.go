@@ -179,7 +179,8 @@ func TestWhatIsEmptyMayBeNull(t *testing.T) {
 	var none []string
 	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
 		"controller.affinity", "node.affinity",
-		"nodeKeeper.affinity", "nodeKeeper.tolerations", "nodeKeeper.extraEnv", "nodeKeeper.podLabels", "controller.extraEnv", "attacher.extraArgs",
+		"nodeKeeper.affinity", "nodeKeeper.tolerations", "nodeKeeper.extraEnv", "nodeKeeper.podLabels",
+		"controller.extraEnv", "attacher.extraArgs",
 		"metrics.podMonitorLabels", "controller.topologySpreadConstraints", "node.tolerations",
 		"storageClass.parameters", "extraStorageClasses", "controller.updateStrategy"} {
 		none = append(none, name+"=null")

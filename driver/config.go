@@ -115,8 +115,8 @@ var settings = []setting{
 		"has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
-	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: /path/name.sock " +
-		"(node)", setLeaveSocket},
+	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
+		"/path/name.sock (node)", setLeaveSocket},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
 		"unix:///path/name.sock or host:port", setMetricsAddress},
 	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +

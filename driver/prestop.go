@@ -20,10 +20,10 @@ type PrestopConfig struct {
 
 var prestopCommand = subcommand{
 	name: "prestop",
-	about: "oxide-csi-plugin prestop keeps the node's driver while its node goes: as a preStop hook, it " +
-		"waits until the\nprogram at OXIDE_LEAVE_SOCKET (oxide-node-keeper leave) closes the connection, " +
-		"because the node's volumes are\ndetached or because the node stays. If nobody serves there, it " +
-		"ends at once.\nExit status: 0, or 1 for an error or if --timeout has passed.",
+	about: "oxide-csi-plugin prestop keeps the node's driver while its node goes: as a preStop " +
+		"hook, it waits until the\nprogram at OXIDE_LEAVE_SOCKET (oxide-node-keeper leave) closes the " +
+		"connection, because the node's volumes are\ndetached or because the node stays. If nobody " +
+		"serves there, it ends at once.\nExit status: 0, or 1 for an error or if --timeout has passed.",
 	settings: []string{"OXIDE_LEAVE_SOCKET"},
 }
 
@@ -59,12 +59,13 @@ func Prestop(ctx context.Context, c PrestopConfig, out io.Writer) error {
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("the program at OXIDE_LEAVE_SOCKET has not closed the connection within %s; see "+
-			"its log, and the VolumeAttachments of this node", c.Timeout)
+		return fmt.Errorf("the program at OXIDE_LEAVE_SOCKET has not closed the connection within %s; "+
+			"see its log, and the VolumeAttachments of this node", c.Timeout)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		_, err = fmt.Fprintln(out, "no program serves at OXIDE_LEAVE_SOCKET, so the driver ends now:", err)
+		_, err = fmt.Fprintln(out, "no program serves at OXIDE_LEAVE_SOCKET, so the driver ends now:",
+			err)
 	}
 	return err
 }

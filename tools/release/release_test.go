@@ -218,7 +218,8 @@ func chartIsOf(t *testing.T, root, dir string) {
 	rendered := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "template", "x", name,
 		"--kube-version", "1.35.0", "--set", "instanceMetadata.enabled=true,nodeKeeper.enabled=true,snapshots.enabled=true")
 	if n := imagesAre(t, "the chart", []byte(rendered), true); n != 4 {
-		t.Errorf("the chart names %d images of ours, want controller, node, instance-metadata and node-keeper", n)
+		t.Errorf("the chart names %d images of ours, want controller, node, instance-metadata and "+
+			"node-keeper", n)
 	}
 }
 
