@@ -199,6 +199,11 @@ func TestANodeThatGoesKeepsItsDriver(t *testing.T) {
 		a.Name != b.Name || volume(t, pod, a.Name).EmptyDir == nil {
 		t.Errorf("%s is in %v of the driver and in %v of leave", socket, a, b)
 	}
+	// kubelet forgets the driver when the registrar ends, and unmounts nothing from then on.
+	registrar := container(t, corev1.PodSpec{Containers: pod.InitContainers}, "node-driver-registrar")
+	if p := registrar.RestartPolicy; p == nil || *p != corev1.ContainerRestartPolicyAlways {
+		t.Errorf("the registrar does not outlive the driver: %v", p)
+	}
 	locked(t, leave)
 	if leave.Image != keeperImage ||
 		variable(t, leave, "K8S_NODE_NAME").ValueFrom.FieldRef.FieldPath != "spec.nodeName" {

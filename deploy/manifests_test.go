@@ -60,7 +60,8 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 	}
 	handWritten := []string{"base/kustomization.yaml", "base/namespace.yaml",
 		"snapshots/kustomization.yaml", "node-keeper/kustomization.yaml",
-		"node-keeper/controller-tolerations.yaml", "node-keeper/node-leave.yaml"}
+		"node-keeper/controller-tolerations.yaml", "node-keeper/node-leave.yaml",
+		"node-keeper/node-registrar.yaml"}
 	for _, dir := range []string{"base", "snapshots", "node-keeper"} {
 		entries, err := os.ReadDir(filepath.Join("kustomize", dir))
 		if err != nil {

@@ -6,9 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
 
 // PrestopConfig is the configuration of a wait, which ParsePrestopConfig fills. Of Config it uses
@@ -54,7 +57,8 @@ func Prestop(ctx context.Context, c PrestopConfig, out io.Writer) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.LeaveSocket)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
-		defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+		log := slog.New(slog.NewTextHandler(out, nil))
+		defer async.AfterDone(ctx, log, "closing the connection", func() { _ = conn.Close() })()
 		_, err = io.Copy(io.Discard, conn)
 	}
 	switch {

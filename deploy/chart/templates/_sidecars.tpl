@@ -101,6 +101,17 @@ and port may be missing. */ -}}
 - --v={{ .Values.log.sidecars }}
 {{- end -}}
 
+{{- define "oxide.registrar" -}}
+{{- include "oxide.sidecar" (dict "root" . "name" "node-driver-registrar" "of" "registrar" "args" (include "oxide.registrarArgs" .) "mounts" (include "oxide.registrarMounts" .)) }}
+  # Restarted, it registers anew where its socket is gone.
+  livenessProbe:
+    httpGet:
+      path: /healthz
+      port: 9811
+    periodSeconds: 30
+    timeoutSeconds: 5
+{{- end -}}
+
 {{- define "oxide.registrarMounts" -}}
 - name: plugin-dir
   mountPath: /csi
