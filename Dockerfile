@@ -2,6 +2,7 @@
 #
 #   controller         the driver alone, without a user, a shell or a file beside it
 #   instance-metadata  what tells a node its instance where SMBIOS is hidden
+#   node-keeper        looks after the nodes of a Kubernetes cluster
 #   simulator          a rack for tests and trials
 #   node               the driver and the programs it runs
 #   conformance        tells whether a rack does what the driver needs (docs/conformance.md)
@@ -43,6 +44,14 @@ LABEL org.opencontainers.image.title="oxide-k8s-instance-metadata" \
 COPY bin/linux-${TARGETARCH}/oxide-instance-metadata /oxide-instance-metadata
 USER 65532:65532
 ENTRYPOINT ["/oxide-instance-metadata"]
+
+FROM empty AS node-keeper
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="oxide-node-keeper" \
+      org.opencontainers.image.description="Looks after the nodes of a Kubernetes cluster on Oxide racks"
+COPY bin/linux-${TARGETARCH}/oxide-node-keeper /oxide-node-keeper
+USER 65532:65532
+ENTRYPOINT ["/oxide-node-keeper"]
 
 # The simulator freezes filesystems before a snapshot, and a shell thaws them should it be killed.
 FROM ${BASE} AS simulator

@@ -40,7 +40,7 @@ VULNDB   =
 LINT     = GOLANGCI_LINT_CACHE=$(CURDIR)/.cache/golangci-lint $(GO) tool -modfile=tools/go.mod golangci-lint
 MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
-	-X main.Release=$(RELEASE)
+	-X $(MODULE)/keeper.Release=$(RELEASE) -X main.Release=$(RELEASE)
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
 	$(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
 

@@ -75,16 +75,17 @@ func TestControllerAndNodeHaveRightsOfTheirOwn(t *testing.T) { // D-54
 		"ClusterRoleBinding oxide-csi-controller":           controllerName,
 		"ClusterRoleBinding oxide-csi-controller-snapshots": controllerName,
 		"ClusterRoleBinding oxide-csi-node":                 nodeName,
+		"ClusterRoleBinding " + leaveRole:                   nodeName,
+		"ClusterRoleBinding " + keeperName:                  keeperName,
 		"RoleBinding oxide-csi-controller":                  controllerName,
+		"RoleBinding " + keeperName:                         keeperName,
 	}
 	if !maps.Equal(roles, want) {
 		t.Errorf("the bindings are %v, want %v", roles, want)
 	}
-	for kind, name := range map[string]string{"Deployment": controllerName, "DaemonSet": nodeName} {
-		o := all.kinds(kind)[0]
-		spec := o.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
-		if spec["serviceAccountName"] != name {
-			t.Errorf("the pods of %s run as %v, want %s", kind, spec["serviceAccountName"], name)
+	for name, pod := range pods(t, all) {
+		if pod.Spec.ServiceAccountName != name {
+			t.Errorf("the pods of %s run as %s", name, pod.Spec.ServiceAccountName)
 		}
 	}
 	node := find[rbacv1.ClusterRole](t, all, "ClusterRole", nodeName)
@@ -134,8 +135,8 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 		return slices.Compact(found)
 	}
 	ours := images()
-	if len(ours) != 8 {
-		t.Fatalf("there are the images %q, expected 8", ours)
+	if len(ours) != 9 {
+		t.Fatalf("there are the images %q, expected 9", ours)
 	}
 	for i, got := range images(with("imageRegistry=mirror.example.com/oxide/")...) {
 		name, ok := strings.CutPrefix(got, "mirror.example.com/oxide/")
@@ -144,8 +145,9 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 		}
 	}
 	digest := "sha256:" + strings.Repeat("a", 64)
-	values := []string{"image", "nodeImage", "instanceMetadata.image", "provisioner.image",
-		"attacher.image", "snapshotter.image", "registrar.image", "livenessProbe.image"}
+	values := []string{"image", "nodeImage", "instanceMetadata.image", "nodeKeeper.image",
+		"provisioner.image", "attacher.image", "snapshotter.image", "registrar.image",
+		"livenessProbe.image"}
 	var tagged, digested, want []string
 	for _, v := range values {
 		name := strings.ToLower(v)
@@ -162,15 +164,12 @@ func TestEveryImageCanComeFromAnywhere(t *testing.T) { // D-40
 			t.Errorf("with a digest an image is %s", got)
 		}
 	}
-	all := objects(t, with("imagePullSecrets[0].name=pull", "imagePullPolicy=Never")...)
-	for _, pod := range []corev1.PodSpec{
-		find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec,
-		find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template.Spec,
-	} {
-		if len(pod.ImagePullSecrets) != 1 || pod.ImagePullSecrets[0].Name != "pull" ||
-			pod.Containers[0].ImagePullPolicy != corev1.PullNever {
-			t.Errorf("%s pulls with %v, %s", pod.ServiceAccountName, pod.ImagePullSecrets,
-				pod.Containers[0].ImagePullPolicy)
+	all := objects(t, kept("imagePullSecrets[0].name=pull", "imagePullPolicy=Never")...)
+	for name, pod := range pods(t, all) {
+		if len(pod.Spec.ImagePullSecrets) != 1 || pod.Spec.ImagePullSecrets[0].Name != "pull" ||
+			pod.Spec.Containers[0].ImagePullPolicy != corev1.PullNever {
+			t.Errorf("%s pulls with %v, %s", name, pod.Spec.ImagePullSecrets,
+				pod.Spec.Containers[0].ImagePullPolicy)
 		}
 	}
 }

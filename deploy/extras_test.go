@@ -37,15 +37,27 @@ snapshotter: *sidecar
 registrar: *sidecar
 livenessProbe: *sidecar
 instanceMetadata: *sidecar
+nodeKeeper:
+  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+    {matchExpressions: [{key: pool, operator: In, values: [system]}]}]}}}
+  podLabels: {team: pods, tier: csi}
+  serviceAccountAnnotations: {role: it}
+  extraVolumes: [{name: extra, emptyDir: {}}]
+  extraArgs: *args
+  extraEnv: *env
+  extraVolumeMounts: *mounts
 `
 
-// pods are the pod templates of controller and node.
+// pods are the pod templates of controller, node, and the node keeper if there is one.
 func pods(t *testing.T, all manifests) map[string]corev1.PodTemplateSpec {
 	t.Helper()
-	return map[string]corev1.PodTemplateSpec{
-		controllerName: find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template,
-		nodeName:       find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template,
+	found := map[string]corev1.PodTemplateSpec{
+		nodeName: find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template,
 	}
+	for _, d := range all.kinds("Deployment") {
+		found[d.GetName()] = find[appsv1.Deployment](t, all, "Deployment", d.GetName()).Spec.Template
+	}
+	return found
 }
 
 // containers are all of a pod, of either sort.
@@ -60,8 +72,8 @@ func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
 		var names []string
 		for _, c := range containers(pod.Spec) {
 			names = append(names, c.Name)
-			if c.Name == "beside" || c.Name == "before" {
-				continue
+			if c.Name == "beside" || c.Name == "before" || c.Name == "leave" {
+				continue // leave takes nothing from users
 			}
 			ours++
 			mount := mountedAt(c, "/extra")
@@ -69,6 +81,9 @@ func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
 				mount == nil || mount.Name != "extra" {
 				t.Errorf("%s of %s lacks an argument, a variable or a mount: %v", c.Name, name, c)
 			}
+		}
+		if name == keeperName {
+			names = append(names, "beside", "before") // it takes no further containers
 		}
 		if !slices.Contains(names, "beside") || !slices.Contains(names, "before") {
 			t.Errorf("%s has the containers %q", name, names)
@@ -81,8 +96,8 @@ func TestEveryContainerTakesFurtherArgumentsVariablesAndMounts(t *testing.T) {
 			t.Errorf("the service account %s has the annotations %v", name, account.Annotations)
 		}
 	}
-	if ours != 9 {
-		t.Errorf("there are %d containers of the chart's own, want 9", ours)
+	if ours != 10 {
+		t.Errorf("there are %d containers of the chart's own, want 10", ours)
 	}
 	anti := pods(t, all)[controllerName].Spec.Affinity.PodAntiAffinity
 	if anti == nil || len(anti.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
@@ -125,8 +140,9 @@ func TestTheNamesOfTheObjectsCanBeOthers(t *testing.T) {
 			t.Errorf("pods have, or are selected by, the labels %v", labels)
 		}
 	}
+	k := find[appsv1.Deployment](t, all, "Deployment", "blue-csi-node-keeper")
 	accounts := []string{d.Spec.Template.Spec.ServiceAccountName,
-		n.Spec.Template.Spec.ServiceAccountName}
+		n.Spec.Template.Spec.ServiceAccountName, k.Spec.Template.Spec.ServiceAccountName}
 	for _, account := range accounts {
 		find[corev1.ServiceAccount](t, all, "ServiceAccount", account)
 	}
@@ -141,8 +157,8 @@ func TestTheNamesOfTheObjectsCanBeOthers(t *testing.T) {
 			}
 		}
 	}
-	if roles != 4 {
-		t.Errorf("there are %d bindings, want 4", roles)
+	if roles != 7 {
+		t.Errorf("there are %d bindings, want 7", roles)
 	}
 	known := []string{"csi.oxide.computer", "oxide-disk", "oxide-snapshot"}
 	for _, o := range all {
@@ -190,7 +206,8 @@ func TestEveryContainersResourcesCanBeSetOrLeftOut(t *testing.T) {
 	names := map[string]string{"controller": controllerName, "node": nodeName,
 		"provisioner": "csi-provisioner", "attacher": "csi-attacher", "snapshotter": "csi-snapshotter",
 		"registrar": "node-driver-registrar", "livenessProbe": "liveness-probe",
-		"instanceMetadata": "oxide-instance-metadata"}
+		"instanceMetadata": "oxide-instance-metadata", "nodeKeeper": "oxide-node-keeper",
+		"leave": "leave"}
 	schemas := kindSchemas(t)
 	for _, c := range []struct {
 		value string

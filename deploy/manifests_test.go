@@ -29,6 +29,15 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 			t.Errorf("%s is another one with snapshots; kustomize/snapshots could not make it so", name)
 		}
 	}
+	for name, text := range render(t, with("snapshots.enabled=false", "nodeKeeper.enabled=true")...) {
+		switch {
+		case plain[name] == "":
+			files["node-keeper/"+name] = text
+		case name != "controller.yaml" && name != "node.yaml" && plain[name] != text:
+			t.Errorf("%s is another one with a node keeper; kustomize/node-keeper does not make it so",
+				name)
+		}
+	}
 	for name, text := range plain {
 		files["base/"+name] = text
 	}
@@ -50,8 +59,10 @@ func TestThePlainManifestsAreTheChartRendered(t *testing.T) { // D-57
 		}
 	}
 	handWritten := []string{"base/kustomization.yaml", "base/namespace.yaml",
-		"snapshots/kustomization.yaml"}
-	for _, dir := range []string{"base", "snapshots"} {
+		"snapshots/kustomization.yaml", "node-keeper/kustomization.yaml",
+		"node-keeper/controller-tolerations.yaml", "node-keeper/node-leave.yaml",
+		"node-keeper/node-registrar.yaml"}
+	for _, dir := range []string{"base", "snapshots", "node-keeper"} {
 		entries, err := os.ReadDir(filepath.Join("kustomize", dir))
 		if err != nil {
 			t.Fatal(err)
@@ -109,6 +120,10 @@ func TestEveryComponentDoesWhatAValueOfTheChartDoes(t *testing.T) {
 	plain := build(t, "kustomize/base").byKey(t)
 	for component, values := range map[string][]string{
 		"own-ca":                 {"ownCA=true"},
+		"node-keeper":            {"nodeKeeper.enabled=true"},
+		"node-keeper, ../own-ca": {"nodeKeeper.enabled=true", "ownCA=true"},
+		"instance-metadata/file, ../node-keeper": {"instanceMetadata.enabled=true",
+			"nodeKeeper.enabled=true"},
 		"instance-metadata/file": {"instanceMetadata.enabled=true"},
 		"instance-metadata/env":  {"instanceMetadata.enabled=true", "instanceMetadata.via=env"},
 	} {

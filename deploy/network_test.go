@@ -60,6 +60,10 @@ func TestAPolicyLetsThroughWhatThePodsNeed(t *testing.T) {
 		{"a node", nodeName, "", []reach{{[]string{"*"}, []int{9810}}}, nil},
 		{"a node that reads its Node", nodeName, "instanceMetadata: {enabled: true}",
 			[]reach{{[]string{"*"}, []int{9810}}}, []reach{apiServer}},
+		{"a node that may go", nodeName, "nodeKeeper: {enabled: true}",
+			[]reach{{[]string{"*"}, []int{9810}}}, []reach{apiServer}},
+		{"the node keeper", keeperName, "nodeKeeper: {enabled: true}",
+			[]reach{{[]string{"*"}, []int{9815}}}, []reach{rack, apiServer, names}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			all := objects(t, append(values(t, policed), values(t, c.args)...)...)
@@ -92,8 +96,8 @@ func TestAPolicyLetsThroughWhatThePodsNeed(t *testing.T) {
 }
 
 func TestAPolicyWithoutMetricsLetsNothingIn(t *testing.T) {
-	all := objects(t, append(values(t, policed), with("metrics.enabled=false")...)...)
-	for _, name := range []string{controllerName, nodeName} {
+	all := objects(t, append(values(t, policed), kept("metrics.enabled=false")...)...)
+	for _, name := range []string{controllerName, nodeName, keeperName} {
 		policy := find[networkingv1.NetworkPolicy](t, all, "NetworkPolicy", name).Spec
 		if len(policy.Ingress) > 0 || !slices.Contains(policy.PolicyTypes,
 			networkingv1.PolicyTypeIngress) {

@@ -23,8 +23,8 @@ const (
 
 // everything is the chart with all that adds containers, variables and volumes.
 func everything() []string {
-	return with("snapshots.enabled=true", "instanceMetadata.enabled=true", "metrics.enabled=true",
-		"ownCA=true", "topology=rack=a")
+	return with("snapshots.enabled=true", "instanceMetadata.enabled=true", "nodeKeeper.enabled=true",
+		"metrics.enabled=true", "ownCA=true", "topology=rack=a")
 }
 
 // container is the container of that name, of either sort.
@@ -209,7 +209,8 @@ func TestOnlyWhoSpeaksToKubernetesHasAToken(t *testing.T) { // D-54, D-66
 		{find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec,
 			[]string{"csi-provisioner", "csi-attacher", "csi-snapshotter"}},
 		{find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template.Spec,
-			[]string{"oxide-instance-metadata"}},
+			[]string{"oxide-instance-metadata", "leave"}},
+		{pods(t, all)[keeperName].Spec, []string{"oxide-node-keeper"}},
 		{find[appsv1.DaemonSet](t, objects(t), "DaemonSet", nodeName).Spec.Template.Spec, nil},
 	} {
 		if pod.spec.AutomountServiceAccountToken == nil || *pod.spec.AutomountServiceAccountToken {
@@ -306,14 +307,14 @@ func TestKubeletLearnsThatADriverIsStuckAndThatItCannotWork(t *testing.T) { // D
 
 func TestEveryContainerAsksForWhatItNeeds(t *testing.T) { // B-34
 	all := objects(t, everything()...)
-	d := find[appsv1.Deployment](t, all, "Deployment", controllerName).Spec.Template.Spec
-	n := find[appsv1.DaemonSet](t, all, "DaemonSet", nodeName).Spec.Template.Spec
-	for _, c := range slices.Concat(d.Containers, n.InitContainers, n.Containers) {
-		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
-			t.Errorf("%s asks for %v", c.Name, c.Resources.Requests)
-		}
-		if c.ImagePullPolicy != corev1.PullIfNotPresent {
-			t.Errorf("%s has the pull policy %s", c.Name, c.ImagePullPolicy)
+	for _, pod := range pods(t, all) {
+		for _, c := range containers(pod.Spec) {
+			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+				t.Errorf("%s asks for %v", c.Name, c.Resources.Requests)
+			}
+			if c.ImagePullPolicy != corev1.PullIfNotPresent {
+				t.Errorf("%s has the pull policy %s", c.Name, c.ImagePullPolicy)
+			}
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestKubeconformAcceptsEveryForm(t *testing.T) { // D-43
 		"with all there is": with("snapshots.enabled=true", "metrics.enabled=true", "ownCA=true",
 			"metrics.dashboard.enabled=true",
 			"topology=rack=a", "topologyAlso=rack=b", "topologyInstance=true",
-			"instanceMetadata.enabled=true",
+			"instanceMetadata.enabled=true", "nodeKeeper.enabled=true",
 			"secret.create=true", "secret.host=https://a", "secret.token=t", "secret.project=p",
 			"secret.caBundle=c", "extraStorageClasses[0].name=xfs", "storageClass.default=true",
 			"extraStorageClasses[0].parameters.blockSize=512", "controller.antiAffinity=required",

@@ -66,6 +66,21 @@ func TestAWrongValueIsRefusedWithASentence(t *testing.T) {
 		{"nameOverride=-a", `nameOverride is "-a": it has to be the value of a label`},
 		{"controller.affinity.podAntiAffinity.a=b", "controller.affinity has a podAntiAffinity, and " +
 			"controller.antiAffinity is preferred: set it to none"},
+		{"nodeKeeper.enabled=true,nodeKeeper.replicas=0", "nodeKeeper.replicas is 0: at least one"},
+		{"nodeKeeper.enabled=true,nodeKeeper.coldAttach.enabled=false,nodeKeeper.startupTaint." +
+			"enabled=false,nodeKeeper.leavingNodes.enabled=false", "nodeKeeper.enabled is set and none of " +
+			"its duties is"},
+		{"nodeKeeper.leavingNodes.fence=true,nodeKeeper.leavingNodes.enabled=false",
+			"nodeKeeper.leavingNodes.fence is set and leavingNodes.enabled is not"},
+		{"nodeKeeper.leavingNodes.gracePeriodSeconds=60", "gracePeriodSeconds is 60: it has to be at " +
+			"least 120"},
+		{"nodeKeeper.affinity.podAntiAffinity.a=b", "nodeKeeper.affinity has a podAntiAffinity"},
+		{"nodeKeeper.coldAttach.settle=soon", `nodeKeeper.coldAttach.settle is "soon": it has to be a ` +
+			"duration such as 30s"},
+		{"nodeKeeper.coldAttach.drainTimeout=5", "'/nodeKeeper/coldAttach/drainTimeout': got number"},
+		{"nodeKeeper.podLabels.app=mine", "nodeKeeper.podLabels has app, by which the pods are found"},
+		{"nodeKeeper.image.digest=abc", `nodeKeeper.image.digest is "abc"`},
+		{"metrics.nodeKeeperPort=0", "metrics.nodeKeeperPort is 0: it has to be a port"},
 		{"controller.extraVolumes[0].emptyDir=a", "missing property 'name'"},
 		{"attacher.extraArgs[0]=1", "want string"},
 		{"networkPolicy.enabled=true", "networkPolicy.rack.cidrs is empty: the controller could not " +
@@ -173,12 +188,15 @@ func TestAParameterIsRefusedByItsNameAndItsValue(t *testing.T) {
 func TestWhatIsEmptyMayBeNull(t *testing.T) {
 	var none []string
 	for _, name := range []string{"commonLabels", "controller.podLabels", "node.podLabels",
-		"controller.affinity", "node.affinity", "controller.extraEnv", "attacher.extraArgs",
+		"controller.affinity", "node.affinity",
+		"nodeKeeper.affinity", "nodeKeeper.tolerations", "nodeKeeper.extraEnv", "nodeKeeper.podLabels",
+		"controller.extraEnv", "attacher.extraArgs",
 		"metrics.podMonitorLabels", "controller.topologySpreadConstraints", "node.tolerations",
 		"storageClass.parameters", "extraStorageClasses", "controller.updateStrategy"} {
 		none = append(none, name+"=null")
 	}
-	if _, complaints, err := helm(t, append(with("metrics.enabled=true", "metrics.podMonitor=true"),
+	if _, complaints, err := helm(t, append(with("metrics.enabled=true", "metrics.podMonitor=true",
+		"nodeKeeper.enabled=true"),
 		with(none...)...)...); err != nil {
 		t.Errorf("%q: %v\n%s", none, err, complaints)
 	}

@@ -65,6 +65,7 @@ type Config struct {
 	LogJSON        bool
 	MetricsAddress string // unix:///path or host:port; empty means none
 	PprofAddress   string // the same, on this machine only
+	LeaveSocket    string // an absolute path; used by the program prestop alone
 
 	PrintVersion bool
 }
@@ -118,6 +119,8 @@ var settings = []setting{
 		"has to outlive the process, not the machine (node)", setStateDir},
 	{"log-level", "OXIDE_LOG_LEVEL", "info", "debug, info, warn or error", setLogLevel},
 	{"log-format", "OXIDE_LOG_FORMAT", "text", "text or json", setLogFormat},
+	{"leave-socket", "OXIDE_LEAVE_SOCKET", "", "where oxide-csi-plugin prestop waits: " +
+		"/path/name.sock (node)", setLeaveSocket},
 	{"metrics-address", "OXIDE_METRICS_ADDRESS", "", "where to serve Prometheus metrics: " +
 		"unix:///path/name.sock or host:port", setMetricsAddress},
 	{"pprof-address", "OXIDE_PPROF_ADDRESS", "", "where to serve profiles of this process: " +
@@ -223,7 +226,8 @@ func printHelp(w io.Writer) {
 		"  oxide-csi-plugin audit    find and delete disks and snapshots that nobody uses\n"+
 		"  oxide-csi-plugin doctor   explain why a volume does not work\n"+
 		"  oxide-csi-plugin inspect  print what a node sees of its volumes\n"+
-		"  oxide-csi-plugin ready    say why the plugin at CSI_ENDPOINT cannot work, if it cannot")
+		"  oxide-csi-plugin ready    say why the plugin at CSI_ENDPOINT cannot work, if it cannot\n"+
+		"  oxide-csi-plugin prestop  keep a node's driver until its node has no volumes any more")
 }
 
 var errNoEndpoint = errors.New("CSI_ENDPOINT (--endpoint) is not set: it has to be " +

@@ -76,6 +76,7 @@ func TestB26MisconfigurationNamesTheVariableAndNeverItsValue(t *testing.T) {
 			"OXIDE_LIVENESS_ENDPOINT"},
 		{"a second socket beside CSI's", nil, []string{"--endpoint=unix:///csi/csi.sock",
 			"--liveness-endpoint=unix:///csi/liveness.sock"}, "OXIDE_LIVENESS_ENDPOINT"},
+		{"a bad leave socket", set("OXIDE_LEAVE_SOCKET", canary), nil, "OXIDE_LEAVE_SOCKET"},
 		{"a bad metrics address", set("OXIDE_METRICS_ADDRESS", canary), nil,
 			"OXIDE_METRICS_ADDRESS"},
 		{"an unknown flag", nil, []string{"--token=" + canary}, "-token"},
@@ -233,7 +234,7 @@ func TestB26RunFailsFastOnMisconfiguration(t *testing.T) {
 // The defaults in the table of docs/configuration.md for settings that have none in the program.
 var spokenDefaults = map[string]string{
 	"OXIDE_CA_FILE": "the system's", "OXIDE_INSTANCE_ID": "SMBIOS", "OXIDE_METRICS_ADDRESS": "none",
-	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none",
+	"OXIDE_PPROF_ADDRESS": "none", "OXIDE_LIVENESS_ENDPOINT": "none", "OXIDE_LEAVE_SOCKET": "none",
 }
 
 func TestB37TheDocumentationListsEverySetting(t *testing.T) {

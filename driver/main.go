@@ -63,6 +63,14 @@ var subcommands = map[string]func(ctx context.Context, args []string, getenv fun
 		}
 		return 0, Ready(ctx, config)
 	},
+	prestopCommand.name: func(ctx context.Context, args []string, getenv func(string) string,
+		stdout, _ io.Writer) (int, error) {
+		config, err := ParsePrestopConfig(args, getenv, stdout)
+		if err != nil {
+			return 0, err
+		}
+		return 0, Prestop(ctx, config, stdout)
+	},
 }
 
 func mainErr(ctx context.Context, args []string, getenv func(string) string,

@@ -209,6 +209,8 @@ var _ = Describe("a misconfigured driver", func() {
 			misconfiguration{nodeEnv, "OXIDE_METRICS_ADDRESS", harness.Canary, nil}),
 		wrong("B-26 a liveness endpoint that is none",
 			misconfiguration{nodeEnv, "OXIDE_LIVENESS_ENDPOINT", harness.Canary, nil}),
+		wrong("B-26 a leave socket that is not absolute",
+			misconfiguration{nodeEnv, "OXIDE_LEAVE_SOCKET", "leave-" + harness.Canary, nil}),
 		wrong("B-26 an address for profiles that other machines reach",
 			misconfiguration{nodeEnv, "OXIDE_PPROF_ADDRESS", "0.0.0.0:0", nil}, "localhost"),
 		wrong("D-73 a rack whose name is no topology value",

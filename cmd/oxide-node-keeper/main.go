@@ -8,6 +8,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	// The certificates to trust in an image with only this binary, which has no system certificates.
+	_ "golang.org/x/crypto/x509roots/fallback"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
 )
 

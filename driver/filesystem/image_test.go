@@ -183,7 +183,7 @@ func wantNoShell(t *testing.T, root string) {
 func TestControllerImageIsOneBinaryWithoutRoot(t *testing.T) {
 	b, err := os.ReadFile("../../Dockerfile")
 	csitest.Must(t, err)
-	for _, target := range []string{"controller", "instance-metadata"} {
+	for _, target := range []string{"controller", "instance-metadata", "node-keeper"} {
 		_, stage, found := strings.Cut(string(b), "\nFROM empty AS "+target+"\n")
 		stage, _, _ = strings.Cut(stage, "\nFROM ")
 		copies := regexp.MustCompile(`(?m)^(COPY|ADD|RUN) .*$`).FindAllString(stage, -1)

@@ -15,6 +15,7 @@ var product = []target{
 	{"controller", "oxidecomputer/oxide-csi-plugin:" + Tag},
 	{"node", "oxidecomputer/oxide-csi-plugin-node:" + Tag},
 	{"instance-metadata", "oxidecomputer/oxide-k8s-instance-metadata:" + Tag},
+	{"node-keeper", "oxidecomputer/oxide-node-keeper:" + Tag},
 	{"simulator", "oxidecomputer/oxide-simulator:" + Tag},
 }
 

@@ -66,7 +66,9 @@ func TestTheDashboardIsValidAndShowsWhatExists(t *testing.T) {
 		}
 	}
 	for _, metric := range metricRows(t) {
-		if name := metric[1]; name != "oxide_csi_rack_api_info" && !strings.Contains(shown, name) {
+		// The dashboard is the driver's; most clusters have no node keeper.
+		if name := metric[1]; strings.HasPrefix(name, "oxide_csi_") &&
+			name != "oxide_csi_rack_api_info" && !strings.Contains(shown, name) {
 			t.Errorf("no panel shows %s", name)
 		}
 	}

@@ -61,6 +61,12 @@ var quiet = []fault{
 		target("new").of("oxide_csi_build_info", "version", "v2"): fmt.Sprintf("_x39 1x%d",
 			samples-40),
 	}},
+	{name: "single problems of the node keeper", differ: series{
+		keeper.problems("Starting"):  fmt.Sprintf("_x39 1x%d", samples-41),
+		keeper.problems("Draining"):  eachMinute,
+		keeper.operations("problem"): once,
+		keeper.operations("done"):    counts(12),
+	}},
 	{name: "another program that is down", differ: series{
 		`up{job="another",instance="another:80"}`: always0,
 	}},
@@ -157,4 +163,11 @@ var processFaults = []fault{
 			leader.of("up"):  always0,
 			standby.of("up"): always0,
 		}},
+}
+
+var keeperFaults = []fault{
+	{name: "an instance does not start", want: []string{"OxideCSIInstanceNotStarted"},
+		differ: series{keeper.problems("Starting"): "_x39 " + fiveMinutely}},
+	{name: "no drain succeeds", want: []string{"OxideCSIColdAttachFailing"},
+		differ: series{keeper.operations("problem"): counts(20)}},
 }

@@ -19,6 +19,7 @@ type target string
 const (
 	leader, standby target = "controller-1", "controller-2"
 	nodeA, nodeB    target = "node-a", "node-b"
+	keeper          target = "node-keeper"
 )
 
 // of names a series of the target: the metric, then names and values of labels.
@@ -42,6 +43,15 @@ func (p target) done(method string) string {
 	return p.of("oxide_csi_calls_total", "method", method, "code", "OK", "reason", "")
 }
 
+// problems and operations name the counters of the node keeper.
+func (p target) problems(step string) string {
+	return p.of("oxide_node_keeper_problems_total", "step", step)
+}
+
+func (p target) operations(result string) string {
+	return p.of("oxide_node_keeper_operations_total", "result", result)
+}
+
 // Values of series.
 var (
 	always0, always1 = always(0), always(1)
@@ -50,8 +60,10 @@ var (
 	// slowly is what kubelet's repetitions count, which are two minutes apart at last.
 	slowly = counts(2)
 	// restarted is a value of a container that is there for 2 of 7 minutes, and up is its target.
-	restarted0   = strings.Repeat("0 0 stale _x4 ", samples/7+1)
-	restartedUp  = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
+	restarted0  = strings.Repeat("0 0 stale _x4 ", samples/7+1)
+	restartedUp = strings.Repeat("1 1 0 0 0 0 0 ", samples/7+1)
+	// fiveMinutely is a counter that begins with 1 and grows by one each five minutes, to 10.
+	fiveMinutely = "1x4 2x4 3x4 4x4 5x4 6x4 7x4 8x4 9x4 10x4"
 	endsAt40     = fmt.Sprintf("1x39 stale _x%d", samples-41)
 	beginsAt40   = fmt.Sprintf("_x39 0 1x%d", samples-41)
 	brieflyInUse = fmt.Sprintf("0 1 0 2 0 0 1 0x%d", samples-8)
@@ -120,7 +132,8 @@ type fault struct {
 
 func TestEachAlertFiresInItsFaultAndInNoOther(t *testing.T) {
 	wanted := map[string]bool{}
-	for _, f := range slices.Concat(quiet, rackFaults, volumeFaults, processFaults) {
+	for _, f := range slices.Concat(quiet, rackFaults, volumeFaults, processFaults,
+		keeperFaults) {
 		t.Run(f.name, func(t *testing.T) {
 			all := healthy()
 			for _, p := range f.missing {

@@ -18,19 +18,19 @@ import (
 // targetLabels are what Prometheus adds to every series; the last two are the operator's.
 var targetLabels = []string{"job", "instance", "namespace", "pod"}
 
-// metricRows are name, type and labels of the driver's metrics in docs/metrics.md.
+// metricRows are name, type and labels of our metrics in docs/metrics.md.
 func metricRows(t *testing.T) [][]string {
 	t.Helper()
-	row := regexp.MustCompile("(?m)^\\| `(oxide_csi_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")
+	row := regexp.MustCompile("(?m)^\\| `(oxide_(?:csi|node_keeper)_\\w+)` \\| (\\w+) \\| (.*?) ?\\| ")
 	rows := row.FindAllStringSubmatch(read(t, "docs/metrics.md"), -1)
-	if len(rows) < 12 {
+	if len(rows) < 20 {
 		t.Fatalf("found %d metrics; is this the right page?", len(rows))
 	}
 	return rows
 }
 
-// known returns the labels of each series that an expression may name: the driver's metrics, of
-// which a test of the driver holds the page complete, Prometheus' own, and what the rules record.
+// known returns the labels of each series that an expression may name: our metrics, of which
+// tests of the programs hold the page complete, Prometheus' own, and what the rules record.
 func known(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{"up": targetLabels,
@@ -63,7 +63,9 @@ func values(t *testing.T) map[string][]string {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		results = append(results, code.String())
 	}
-	return map[string][]string{"method": methods, "reason": reasons(t), "code": results}
+	return map[string][]string{"method": methods, "reason": reasons(t), "code": results,
+		"step":   {"Draining", "Stopping", "Attaching", "Starting", "Returning"},
+		"result": {"done", "problem", "ok", "error"}}
 }
 
 // problems says what an expression names that does not exist.

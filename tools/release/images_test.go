@@ -41,6 +41,7 @@ func TestImages(t *testing.T) {
 	for _, want := range []struct{ image, program, user, packages string }{
 		{"oxide-csi-plugin", "oxide-csi-plugin", "65532:65532", ""},
 		{"oxide-k8s-instance-metadata", "oxide-instance-metadata", "65532:65532", ""},
+		{"oxide-node-keeper", "oxide-node-keeper", "65532:65532", ""},
 		{"oxide-csi-plugin-node", "oxide-csi-plugin", "", "btrfs-progs e2fsprogs util-linux xfsprogs"},
 		{"oxide-simulator", "oxide-simulator", "", "mount util-linux"},
 		{"oxide-conformance", "oxide-conformance", "", "btrfs-progs e2fsprogs openssh-client xfsprogs"},

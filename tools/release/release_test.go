@@ -25,7 +25,7 @@ const testVersion = "v9.8.7-rc.1"
 
 // programs are what a release has a binary of.
 var programs = []string{"oxide-conformance", "oxide-csi-plugin", "oxide-instance-metadata",
-	"oxide-simulator"}
+	"oxide-node-keeper", "oxide-simulator"}
 
 func TestARelease(t *testing.T) {
 	root := projectDir(t)
@@ -216,9 +216,10 @@ func chartIsOf(t *testing.T, root, dir string) {
 		t.Errorf("Chart.yaml says %+v, want %s and %s", chart, testVersion, license)
 	}
 	rendered := output(t, root, "go", "tool", "-modfile=tools/go.mod", "helm", "template", "x", name,
-		"--kube-version", "1.35.0", "--set", "instanceMetadata.enabled=true,snapshots.enabled=true")
-	if n := imagesAre(t, "the chart", []byte(rendered), true); n != 3 {
-		t.Errorf("the chart names %d images of ours, want controller, node and instance-metadata", n)
+		"--kube-version", "1.35.0", "--set", "instanceMetadata.enabled=true,nodeKeeper.enabled=true,snapshots.enabled=true")
+	if n := imagesAre(t, "the chart", []byte(rendered), true); n != 4 {
+		t.Errorf("the chart names %d images of ours, want controller, node, instance-metadata and "+
+			"node-keeper", n)
 	}
 }
 

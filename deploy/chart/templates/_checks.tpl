@@ -7,6 +7,7 @@ _parameters.tpl. Each problem is a line. */ -}}
 {{- template "oxide.problems.driver" . }}
 {{- template "oxide.problems.names" . }}
 {{- template "oxide.problems.pods" . }}
+{{- template "oxide.problems.nodeKeeper" . }}
 {{- template "oxide.problems.classes" . }}
 {{- template "oxide.problems.images" . }}
 {{- template "oxide.problems.network" . }}
@@ -115,7 +116,7 @@ fullnameOverride is {{ .Values.fullnameOverride | quote }}: it has to be at most
 {{- if and .Values.nameOverride (not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?$" .Values.nameOverride)) }}
 nameOverride is {{ .Values.nameOverride | quote }}: it has to be the value of a label, at most 63 letters, digits, dots, hyphens and underscores, with a letter or digit at both ends.
 {{- end }}
-{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels "metrics.prometheusRule.labels" .Values.metrics.prometheusRule.labels "metrics.dashboard.labels" .Values.metrics.dashboard.labels }}
+{{- $labels := dict "commonLabels" .Values.commonLabels "controller.podLabels" .Values.controller.podLabels "node.podLabels" .Values.node.podLabels "nodeKeeper.podLabels" .Values.nodeKeeper.podLabels "metrics.podMonitorLabels" .Values.metrics.podMonitorLabels "metrics.prometheusRule.labels" .Values.metrics.prometheusRule.labels "metrics.dashboard.labels" .Values.metrics.dashboard.labels }}
 {{- range $name, $given := $labels }}
 {{- range $label := list "app" "app.kubernetes.io/name" }}
 {{- if hasKey ($given | default dict) $label }}
@@ -196,7 +197,7 @@ snapshots.class.name is {{ .Values.snapshots.class.name | quote }}: a name has l
 imageRegistry is {{ .Values.imageRegistry | quote }}: it has to be a registry without a scheme, such as registry.example.com/mirror.
 {{- end }}
 {{- $images := dict "image" .Values.image "nodeImage" .Values.nodeImage }}
-{{- range $name := list "instanceMetadata" "provisioner" "attacher" "snapshotter" "registrar" "livenessProbe" }}
+{{- range $name := list "instanceMetadata" "nodeKeeper" "provisioner" "attacher" "snapshotter" "registrar" "livenessProbe" }}
 {{- $_ := set $images (printf "%s.image" $name) (index $.Values $name).image }}
 {{- end }}
 {{- if .Values.audit.enabled }}

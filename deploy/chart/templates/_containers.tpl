@@ -16,11 +16,11 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* The labels of a pod, of (dict "root" $ "pod" "controller", "node" or "audit"). */ -}}
+{{- /* The labels of a pod, of (dict "root" $ "pod" NAME "of" KEY). KEY has its values; without it NAME has. */ -}}
 {{- define "oxide.podLabels" -}}
 app: oxide-csi-{{ .pod }}
 {{ include "oxide.selector" .root }}
-{{- with mergeOverwrite dict (.root.Values.commonLabels | default dict) ((index .root.Values .pod).podLabels | default dict) }}
+{{- with mergeOverwrite dict (.root.Values.commonLabels | default dict) ((index .root.Values (.of | default .pod)).podLabels | default dict) }}
 {{ toYaml . }}
 {{- end -}}
 {{- end -}}
@@ -48,8 +48,36 @@ resources:
   value: {{ .Values.log.format }}
 {{- end -}}
 
-{{- /* The variables that name the rack, for who calls it: controller and audit. */ -}}
-{{- define "oxide.rackEnv" -}}
+{{- /* The annotations of a pod that calls the rack, of (dict "root" $ "of" KEY). */ -}}
+{{- define "oxide.rackPodAnnotations" -}}
+{{- with (index .root.Values .of).podAnnotations }}
+{{- toYaml . }}
+{{ end }}
+{{- if .root.Values.secret.create -}}
+# The driver reads these once, so the pods are replaced when they change; not for a new token.
+csi.oxide.computer/settings: {{ list .root.Values.secret.host .root.Values.secret.project .root.Values.secret.caBundle | toJson | sha256sum }}
+{{- end }}
+{{- end -}}
+
+{{- /* What a pod tolerates, of (dict "root" $ "of" KEY). While nodes join with the startup taint, what
+lets them take pods has to run there. */ -}}
+{{- define "oxide.tolerations" -}}
+{{- $all := (index .root.Values .of).tolerations | default list }}
+{{- $every := false }}
+{{- range $all }}
+{{- $every = or $every (and (eq (.operator | default "") "Exists") (empty .key) (empty .effect)) }}
+{{- end }}
+{{- $keeper := .root.Values.nodeKeeper }}
+{{- if and $keeper.enabled $keeper.startupTaint.enabled (not $every) }}
+{{- $all = append $all (dict "key" "csi.oxide.computer/agent-not-ready" "operator" "Exists") }}
+{{- end }}
+{{- with $all }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The variables with which the rack is called. */ -}}
+{{- define "oxide.rackLogin" -}}
 # A key that is missing keeps the container from starting, with an event that names it.
 - name: OXIDE_HOST
   valueFrom:
@@ -65,6 +93,18 @@ resources:
 # token needs no restart.
 - name: OXIDE_TOKEN_FILE
   value: /etc/oxide/token
+{{- end -}}
+
+{{- define "oxide.rackCA" -}}
+{{- if .Values.ownCA -}}
+- name: OXIDE_CA_FILE
+  value: /etc/oxide/ca.crt
+{{- end -}}
+{{- end -}}
+
+{{- /* The variables that name the rack and the cluster's part of it: of controller and audit. */ -}}
+{{- define "oxide.rackEnv" -}}
+{{ include "oxide.rackLogin" . }}
 - name: OXIDE_PROJECT
   valueFrom:
     secretKeyRef:
@@ -87,9 +127,8 @@ resources:
       optional: true
       {{- end }}
   {{- end }}
-{{- if .Values.ownCA }}
-- name: OXIDE_CA_FILE
-  value: /etc/oxide/ca.crt
+{{- with include "oxide.rackCA" . }}
+{{ . }}
 {{- end }}
 {{- end -}}
 

@@ -15,6 +15,21 @@ ingress: []
 {{- end -}}
 {{- end -}}
 
+{{- /* What a pod may call that calls the rack and Kubernetes. */ -}}
+{{- define "oxide.callsOut" -}}
+egress:
+  # The rack.
+  {{- include "oxide.egress" .Values.networkPolicy.rack | nindent 2 }}
+  # Kubernetes' API server.
+  {{- include "oxide.egress" .Values.networkPolicy.apiServer | nindent 2 }}
+  # A name service, wherever the cluster has it.
+  - ports:
+      - port: 53
+        protocol: UDP
+      - port: 53
+        protocol: TCP
+{{- end -}}
+
 {{- /* What pods may call, of (dict "cidrs" <list> "port" <number>). */ -}}
 {{- define "oxide.egress" -}}
 - to:

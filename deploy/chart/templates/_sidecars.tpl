@@ -1,7 +1,8 @@
 {{- /* A container without power over its machine, of (dict "root" $ "name" NAME "of" KEY "args" TEXT "env" TEXT
-"mounts" TEXT). KEY names its values and its resources; env and args may be missing. */ -}}
+"mounts" TEXT "values" VALUES "port" NAME). KEY names its values, its resources and its port; env, args, values
+and port may be missing. */ -}}
 {{- define "oxide.sidecar" -}}
-{{- $values := index .root.Values .of -}}
+{{- $values := .values | default (index .root.Values .of) -}}
 - name: {{ .name }}
   image: {{ include "oxide.image" (dict "root" .root "image" $values.image) }}
   imagePullPolicy: {{ .root.Values.imagePullPolicy }}
@@ -26,7 +27,7 @@
   {{- $port := index .root.Values.metrics (printf "%sPort" .of) }}
   {{- if and $port .root.Values.metrics.enabled }}
   ports:
-    - name: {{ .of }}
+    - name: {{ .port | default .of }}
       containerPort: {{ $port }}
   {{- end }}
   volumeMounts:
@@ -106,6 +107,17 @@
 - --kubelet-registration-path={{ .Values.node.kubeletDir }}/plugins/csi.oxide.computer/csi.sock
 - --http-endpoint=:9811
 - --v={{ .Values.log.sidecars }}
+{{- end -}}
+
+{{- define "oxide.registrar" -}}
+{{- include "oxide.sidecar" (dict "root" . "name" "node-driver-registrar" "of" "registrar" "args" (include "oxide.registrarArgs" .) "mounts" (include "oxide.registrarMounts" .)) }}
+  # Restarted, it registers anew where its socket is gone.
+  livenessProbe:
+    httpGet:
+      path: /healthz
+      port: 9811
+    periodSeconds: 30
+    timeoutSeconds: 5
 {{- end -}}
 
 {{- define "oxide.registrarMounts" -}}

@@ -1,0 +1,104 @@
+{{- define "oxide.keeperArgs" -}}
+{{- $k := .Values.nodeKeeper -}}
+{{- with $k.coldAttach }}
+{{- if .enabled -}}
+- --cold-attach
+{{- if .dryRun }}
+- --dry-run
+{{- end }}
+- --settle={{ .settle }}
+- --min-interval={{ .minInterval }}
+- --stateful-set-interval={{ .statefulSetInterval }}
+{{- if .window }}
+- {{ printf "--window=%s" .window | quote }}
+- --window-length={{ .windowLength }}
+{{- end }}
+- --drain-timeout={{ .drainTimeout }}
+{{ end }}
+{{- end }}
+{{- if $k.startupTaint.enabled -}}
+- --startup-taint
+{{ end }}
+{{- if $k.leavingNodes.enabled -}}
+- --leaving-nodes
+{{ if $k.leavingNodes.fence -}}
+- --fence
+{{ end }}
+{{- end -}}
+- --http-endpoint=:{{ .Values.metrics.nodeKeeperPort }}
+- --log-level={{ .Values.log.level }}
+- --log-format={{ .Values.log.format }}
+{{- end -}}
+
+{{- define "oxide.keeperEnv" -}}
+- name: K8S_NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: K8S_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+{{ include "oxide.rackLogin" . }}
+{{- with include "oxide.rackCA" . }}
+{{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "oxide.keeperMounts" -}}
+- name: rack-access
+  mountPath: /etc/oxide
+  readOnly: true
+{{ include "oxide.kubeApiMount" . }}
+{{- end -}}
+
+{{- /* "true" if a node's driver stays until the node's volumes are detached. */ -}}
+{{- define "oxide.leave" -}}
+{{- and .Values.nodeKeeper.enabled .Values.nodeKeeper.leavingNodes.enabled -}}
+{{- end -}}
+
+{{- /* The container of the node's pod that knows whether the node goes. It ends 60 seconds before the
+grace period does, and the driver's hook a little later, should it be stuck. */ -}}
+{{- define "oxide.leaveContainer" -}}
+{{- $args := printf "- leave\n- --timeout=%ds" (sub .Values.nodeKeeper.leavingNodes.gracePeriodSeconds 60) }}
+{{- $mounts := printf "- name: leaving\n  mountPath: /leaving\n%s" (include "oxide.kubeApiMount" . | replace "kube-api-access" "leave-api-access") }}
+{{- include "oxide.sidecar" (dict "root" . "name" "leave" "of" "leave" "values" (dict "image" .Values.nodeKeeper.image) "args" $args "env" (include "oxide.metadataEnv" .) "mounts" $mounts) }}
+{{- end -}}
+
+{{- define "oxide.leaveVolumes" -}}
+# The socket between the driver's hook and the container leave, which has a token of its own.
+- name: leaving
+  emptyDir: {}
+{{ include "oxide.kubeApiAccess" . | replace "kube-api-access" "leave-api-access" }}
+{{- end -}}
+
+{{- define "oxide.problems.nodeKeeper" -}}
+{{- $k := .Values.nodeKeeper }}
+{{- if $k.enabled }}
+{{- if lt (int $k.replicas) 1 }}
+nodeKeeper.replicas is {{ $k.replicas }}: at least one keeper has to run, and two if it may stop every node.
+{{- end }}
+{{- if not (or $k.coldAttach.enabled $k.startupTaint.enabled $k.leavingNodes.enabled) }}
+nodeKeeper.enabled is set and none of its duties is: set nodeKeeper.coldAttach.enabled, startupTaint.enabled or leavingNodes.enabled.
+{{- end }}
+{{- end }}
+{{- if and $k.leavingNodes.fence (not $k.leavingNodes.enabled) }}
+nodeKeeper.leavingNodes.fence is set and leavingNodes.enabled is not: fencing is part of that duty.
+{{- end }}
+{{- if lt (int $k.leavingNodes.gracePeriodSeconds) 120 }}
+nodeKeeper.leavingNodes.gracePeriodSeconds is {{ $k.leavingNodes.gracePeriodSeconds }}: it has to be at least 120, of which the last 60 let a mkfs or repair finish.
+{{- end }}
+{{- if ($k.affinity | default dict).podAntiAffinity }}
+nodeKeeper.affinity has a podAntiAffinity: the keeper has its own, one for each node; leave yours out.
+{{- end }}
+{{- range $name := list "settle" "minInterval" "statefulSetInterval" "windowLength" "drainTimeout" }}
+{{- $value := index $k.coldAttach $name }}
+{{- if not (regexMatch "^([0-9]+(\\.[0-9]+)?(ms|s|m|h))+$" $value) }}
+nodeKeeper.coldAttach.{{ $name }} is {{ $value | quote }}: it has to be a duration such as 30s or 2m.
+{{- end }}
+{{- end }}
+{{- $port := int .Values.metrics.nodeKeeperPort }}
+{{- if or (lt $port 1) (gt $port 65535) }}
+metrics.nodeKeeperPort is {{ $port }}: it has to be a port from 1 to 65535.
+{{- end }}
+{{- end -}}
