@@ -103,7 +103,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
 	case k.forbidden(n) != "":
 		return k.finish(ctx, v, n, k.forbidden(n))
-	case len(v.waiting(n)) == 0:
+	case !v.wanted(n):
 		return k.finish(ctx, v, n, "nothing waits any more")
 	}
 	pods, err := k.pods(ctx, v, n)
@@ -149,7 +149,11 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	case oxide.InstanceStateFailed:
 		return k.giveUp(ctx, v, n, starting, "the instance failed while it was being stopped")
 	}
-	if why := k.forbidden(n); why != "" {
+	why := k.forbidden(n)
+	if why == "" && !v.wanted(n) {
+		why = "nothing waits any more"
+	}
+	if why != "" {
 		return k.giveUp(ctx, v, n, starting, why)
 	}
 	return k.stopInstance(ctx, n.Record.Instance)
