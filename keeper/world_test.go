@@ -289,6 +289,24 @@ func (w *world) seen() []string {
 	return seen
 }
 
+// metric is the value of one of the keeper's metrics, with the label's value: of a histogram, the
+// number of samples.
+func (w *world) metric(name, label string) float64 {
+	w.t.Helper()
+	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
+		if family.GetName() != "oxide_node_keeper_"+name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == label {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+					float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return 0
+}
+
 // testRack answers for instances, and does at once what it is asked for, unless it is lame.
 type testRack struct {
 	w  *world
