@@ -3,6 +3,7 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,13 +29,14 @@ const staleAfter = 10 * time.Minute
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
+	var errs []error
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
-			return pace, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err)
+			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
 	if len(busy) > 0 || !k.Config.ColdAttach {
-		return pace, nil
+		return pace, errors.Join(errs...)
 	}
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err

@@ -198,6 +198,7 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 // shown for as long as a start may take.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
+	_, heartbeat := n.ready()
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
@@ -210,9 +211,9 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 			"asked for; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
 		return err
-	case n.Record.Heartbeat.IsZero():
+	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
 		// No kubelet runs there now, so the next heartbeat is that of the node that has come back.
-		_, n.Record.Heartbeat = n.ready()
+		n.Record.Heartbeat = heartbeat
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
