@@ -159,6 +159,11 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 			}
 		}
 	}
+	// Last: where anything else is in the way, another replica cannot do more. And anyone may say
+	// what would be done.
+	if n.Name == k.Config.NodeName && !k.Config.DryRun {
+		return runsHere, pods, nil
+	}
 	return "", pods, nil
 }
 
@@ -174,8 +179,6 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return "waits: " + n.Unreadable.Error()
 	case n.Instance == "":
 		return "waits: the driver is not registered on this node"
-	case n.Name == k.Config.NodeName:
-		return runsHere
 	case n.Spec.Unschedulable:
 		return "waits: somebody cordoned this node"
 	case !ready:
