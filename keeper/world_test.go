@@ -165,8 +165,9 @@ func podOf(node, name, kind string, volumes ...string) *corev1.Pod {
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
 	if kind != "" {
+		owner, _, _ := strings.Cut(name, "-")
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind,
-			Name: strings.TrimRight(name, "-0123456789"), UID: "owner", Controller: ptr.To(true)}}
+			Name: owner, UID: "owner", Controller: ptr.To(true)}}
 	}
 	for _, v := range volumes {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: v,
@@ -248,12 +249,26 @@ func (w *world) steps(want ...step) {
 
 // stopped brings an operation on the node "a" to its step Attaching, a minute after a volume began
 // to wait there.
-func (w *world) stopped() {
+func (w *world) stopped() { w.stoppedButFor(func() {}) }
+
+// stoppedButFor does something when the node is drained.
+func (w *world) stoppedButFor(drained func()) {
 	w.t.Helper()
 	w.wait("a", "data")
 	w.pass(time.Minute)
-	w.steps(draining, stopping, stopping, attaching)
+	w.steps(draining)
+	if pods := keepertest.List[*corev1.Pod](w.api, ""); len(pods) > 1 {
+		w.steps(draining)
+	}
+	drained()
+	w.steps(stopping, stopping, attaching)
 	w.lose("a")
+}
+
+// heartbeatLater is the kubelet's word that the node is back.
+func (w *world) heartbeatLater(name string) {
+	w.pass(time.Second)
+	w.heartbeat(name)
 }
 
 // events are the events' objects, reasons and messages.
@@ -321,6 +336,13 @@ func (r *testRack) set(node, state string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.states[instanceOf(node)] = state
+}
+
+// mend lets the rack do again what it is asked for.
+func (r *testRack) mend() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail, r.lame = map[string]int{}, false
 }
 
 func (r *testRack) state(node string) string {
