@@ -38,6 +38,7 @@ type world struct {
 	t    *testing.T
 	api  *keepertest.Server
 	rack *testRack
+	cut  func() // cuts the keeper off from the cluster
 	// clock is the keeper's, and the API server's.
 	clock time.Time
 	mu    sync.Mutex
@@ -63,7 +64,9 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	t.Cleanup(server.Close)
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
-	w.Keeper = &Keeper{Config: c, Kubernetes: w.client("keeper"), Log: slog.New(slog.DiscardHandler),
+	var client kubernetes.Interface
+	client, w.cut = w.client("keeper")
+	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
 		Metrics: NewMetrics(), Now: func() time.Time { return w.clock }}
 	var closeIdle func()
 	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
@@ -75,10 +78,11 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	return w
 }
 
-func (w *world) client(name string) kubernetes.Interface {
+// client is a client of the cluster, and what cuts it off.
+func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
-	config, _ := w.api.Client(name)
-	return try(kubernetes.NewForConfig(config))(w.t)
+	config, cut := w.api.Client(name)
+	return try(kubernetes.NewForConfig(config))(w.t), cut
 }
 
 func (w *world) addNode(name string) {
