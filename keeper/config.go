@@ -4,8 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	// For the zone of a window in an image with only this binary, which has no file of zones.
-	_ "time/tzdata"
+	_ "time/tzdata" // for the zone of a window; the image has no file of zones
 
 	"github.com/robfig/cron/v3"
 )
