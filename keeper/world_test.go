@@ -38,7 +38,9 @@ type world struct {
 	t    *testing.T
 	api  *keepertest.Server
 	rack *testRack
-	cut  func() // cuts the keeper off from the cluster
+	// rackURL is the rack's address.
+	rackURL string
+	cut     func() // cuts the keeper off from the cluster
 	// clock is the keeper's, and the API server's.
 	clock time.Time
 	mu    sync.Mutex
@@ -62,6 +64,7 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	w.rack = &testRack{w: w, states: map[string]string{}, fail: map[string]int{}}
 	server := httptest.NewServer(w.rack)
 	t.Cleanup(server.Close)
+	w.rackURL = server.URL
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
 	var client kubernetes.Interface
