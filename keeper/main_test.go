@@ -84,15 +84,19 @@ func (w *world) run(met func() bool, env func(string) string, args ...string) (i
 }
 
 func TestTheProgramLooksAfterTheNodesUntilItIsAskedToEnd(t *testing.T) {
-	for _, format := range []string{"text", "json"} {
+	for format, line := range map[string]string{"text": "time=", "json": "{"} {
 		w := newWorld(t, "a")
 		w.wait("a", "data")
 		status, wrote := w.run(func() bool { return w.plan("a") != "" },
 			env("OXIDE_HOST", w.rackURL), "--cold-attach", "--kubeconfig="+w.kubeconfig(),
 			"--http-endpoint=127.0.0.1:0", "--log-format="+format)
-		if status != 0 || !strings.Contains(wrote, map[string]string{"text": "msg=leading",
-			"json": `"msg":"leading"`}[format]) {
+		if status != 0 || !strings.Contains(wrote, "acquired lease") {
 			t.Errorf("the status is %d; it wrote\n%s", status, wrote)
+		}
+		for wrote := range strings.Lines(wrote) {
+			if !strings.HasPrefix(wrote, line) {
+				t.Errorf("a line is not %s: %s", format, wrote)
+			}
 		}
 		if leader := w.leader(); leader != "" {
 			t.Errorf("the lease is still that of %s", leader)
