@@ -41,9 +41,9 @@ type world struct {
 	// rackURL is the rack's address.
 	rackURL string
 	cut     func() // cuts the keeper off from the cluster
-	// clock is the keeper's, and the API server's.
+	mu      sync.Mutex
+	// guarded by mu where requests may be under way: the keeper's clock, and the API server's
 	clock time.Time
-	mu    sync.Mutex
 	// guarded by mu: what was changed in the cluster and on the rack, each with the step that the
 	// record of the node "a" named at that time
 	effects []string
@@ -54,7 +54,7 @@ type world struct {
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := &world{t: t, clock: begin}
-	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
+	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.Request) error {
 		if r.Resource != "events" && r.Applied {
 			w.note(strings.TrimPrefix(r.String(), "keeper: "))
@@ -70,7 +70,7 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	var client kubernetes.Interface
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
-		Metrics: NewMetrics(), Now: func() time.Time { return w.clock }}
+		Metrics: NewMetrics(), Now: w.now}
 	var closeIdle func()
 	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
 		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
@@ -86,6 +86,12 @@ func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
 	return try(kubernetes.NewForConfig(config))(w.t), cut
+}
+
+func (w *world) now() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.clock
 }
 
 func (w *world) addNode(name string) {
@@ -217,7 +223,9 @@ func (w *world) attach(volume, failed string) {
 
 // pass lets time go by, with heartbeats and vain attempts to attach.
 func (w *world) pass(d time.Duration) {
+	w.mu.Lock()
 	w.clock = w.clock.Add(d)
+	w.mu.Unlock()
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
 		if (&node{Node: n}).isReady() {
 			w.heartbeat(n.Name)
