@@ -241,6 +241,8 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 			lost := map[string]bool{}
 			w.api.Intercept(func(r keepertest.Request) error {
 				key := w.step("a") + r.Name
+				w.mu.Lock()
+				defer w.mu.Unlock()
 				if r.Resource != c.resource || r.Applied != c.applied || lost[key] {
 					return nil
 				}
@@ -258,6 +260,8 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 				t.Errorf("the operation ended with %+v", last)
 			}
 			said := w.events()
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if once := slices.Compact(slices.Clone(said)); len(once) != len(said) ||
 				len(said) < c.events || (len(lost) > 4) != (c.resource != "") {
 				t.Errorf("%d were lost; the events are\n%s", len(lost), strings.Join(said, "\n"))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,10 +23,12 @@ import (
 // moving is a world with a volume that stays with the node "a", and its pod there.
 type moving struct {
 	*world
-	mover *Mover
-	out   bytes.Buffer
-	old   *corev1.PersistentVolume // as it was
-	// lose is asked for each change that the Mover makes whether its connection breaks.
+	mover  *Mover
+	out    bytes.Buffer
+	old    *corev1.PersistentVolume // as it was
+	losing sync.Mutex
+	// guarded by losing: lose is asked for each change that the Mover makes whether its connection
+	// breaks
 	lose func(r keepertest.Request) bool
 }
 
@@ -33,7 +36,7 @@ var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-
 
 func newMoving(t *testing.T) *moving {
 	t.Helper()
-	m := &moving{world: newWorld(t, "a", "b"), lose: func(keepertest.Request) bool { return false }}
+	m := &moving{world: newWorld(t, "a", "b")}
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
 	claim := keepertest.Put(m.api, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
@@ -68,7 +71,9 @@ func (m *moving) intercept(r keepertest.Request) error {
 	if r.Applied {
 		m.bind()
 	}
-	if m.lose(r) {
+	m.losing.Lock()
+	defer m.losing.Unlock()
+	if m.lose != nil && m.lose(r) {
 		return keepertest.ErrBreak
 	}
 	return nil
@@ -88,6 +93,12 @@ func (m *moving) bind() {
 			v.Status.Phase = corev1.VolumeBound
 		})
 	}
+}
+
+func (m *moving) loses(lose func(keepertest.Request) bool) {
+	m.losing.Lock()
+	defer m.losing.Unlock()
+	m.lose = lose
 }
 
 func (m *moving) move(to string) error {
@@ -219,14 +230,14 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
-	m.lose = func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.Request) bool {
 		if r.Applied == applied {
 			n++
 		}
 		return r.Applied == applied && n == at
-	}
+	})
 	err := m.move(to)
-	m.lose = func(keepertest.Request) bool { return false }
+	m.loses(nil)
 	if (err != nil) != (n >= at) {
 		m.t.Errorf("interrupted at %d of %d: %v", at, n, err)
 	}
@@ -296,7 +307,7 @@ func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
 	m := newMoving(t)
 	other := m.old.DeepCopy()
 	other.Finalizers = nil
-	m.lose = func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.Request) bool {
 		if r.Resource == "persistentvolumes" && r.Verb == "patch" && !r.Applied {
 			keepertest.Edit(m.api, "", "pv-1", func(v *corev1.PersistentVolume) {
 				v.Finalizers, v.Spec.PersistentVolumeReclaimPolicy = nil, corev1.PersistentVolumeReclaimRetain
@@ -305,7 +316,7 @@ func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
 			other = keepertest.Put(m.api, other)
 		}
 		return false
-	}
+	})
 	if err := m.move("b"); err == nil {
 		t.Error("there is no error")
 	}

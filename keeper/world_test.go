@@ -38,10 +38,12 @@ type world struct {
 	t    *testing.T
 	api  *keepertest.Server
 	rack *testRack
-	cut  func() // cuts the keeper off from the cluster
-	// clock is the keeper's, and the API server's.
+	// rackURL is the rack's address.
+	rackURL string
+	cut     func() // cuts the keeper off from the cluster
+	mu      sync.Mutex
+	// guarded by mu where requests may be under way: the keeper's clock, and the API server's
 	clock time.Time
-	mu    sync.Mutex
 	// guarded by mu: what was changed in the cluster and on the rack, each with the step that the
 	// record of the node "a" named at that time
 	effects []string
@@ -52,7 +54,7 @@ type world struct {
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := &world{t: t, clock: begin}
-	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
+	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.Request) error {
 		if r.Resource != "events" && r.Applied {
 			w.note(strings.TrimPrefix(r.String(), "keeper: "))
@@ -62,12 +64,13 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	w.rack = &testRack{w: w, states: map[string]string{}, fail: map[string]int{}}
 	server := httptest.NewServer(w.rack)
 	t.Cleanup(server.Close)
+	w.rackURL = server.URL
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
 	var client kubernetes.Interface
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
-		Metrics: NewMetrics(), Now: func() time.Time { return w.clock }}
+		Metrics: NewMetrics(), Now: w.now}
 	var closeIdle func()
 	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
 		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
@@ -83,6 +86,12 @@ func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
 	return try(kubernetes.NewForConfig(config))(w.t), cut
+}
+
+func (w *world) now() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.clock
 }
 
 func (w *world) addNode(name string) {
@@ -214,7 +223,9 @@ func (w *world) attach(volume, failed string) {
 
 // pass lets time go by, with heartbeats and vain attempts to attach.
 func (w *world) pass(d time.Duration) {
+	w.mu.Lock()
 	w.clock = w.clock.Add(d)
+	w.mu.Unlock()
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
 		if (&node{Node: n}).isReady() {
 			w.heartbeat(n.Name)
