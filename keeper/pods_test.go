@@ -62,7 +62,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"bare, with a volume, never restarted", changed(podOf("a", "one", "", "data"), never),
 			"restartPolicy Never"},
 		{"of a Job, with a volume, never restarted", changed(podOf("a", "job-1", "Job", "data"), never),
-			"stay"},
+			"restartPolicy Never"},
 		{"owned by what controls it not", changed(podOf("a", "one", "ConfigMap"), func(p *corev1.Pod) {
 			p.OwnerReferences[0].Controller = nil
 		}), "no controller that makes another"},

@@ -68,7 +68,10 @@ func TestD61ASecondReplicaContinuesWhatTheFirstBegan(t *testing.T) {
 	cut()
 	w.await("the second leads", func() bool { return w.leader() == "second" })
 	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
-	w.await("the instance is stopped", func() bool { return w.step("a") == string(attaching) })
+	w.await("the instance is stopped", func() bool {
+		w.retry()
+		return w.step("a") == string(attaching)
+	})
 	for _, r := range w.api.Log() {
 		if r.Client == "second" && r.Verb == "update" && r.Resource == "nodes" {
 			return
@@ -90,7 +93,10 @@ func TestD61AReplicaStepsAsideForTheOneThatMayStopItsNode(t *testing.T) {
 		t.Errorf("the step is %s, the plan %q", w.step("a"), w.plan("a"))
 	}
 	w.replica("second")
-	w.await("the instance is stopped", func() bool { return w.step("a") == string(attaching) })
+	w.await("the instance is stopped", func() bool {
+		w.retry()
+		return w.step("a") == string(attaching)
+	})
 	if w.rack.state("a") != "stopped" {
 		t.Errorf("the instance is %s", w.rack.state("a"))
 	}

@@ -249,6 +249,24 @@ func (w *world) round() {
 	if _, err := w.Round(w.t.Context()); err != nil {
 		w.t.Fatalf("round: %v", err)
 	}
+	w.retry()
+}
+
+// retry is what the attacher does when it is woken while the node "a" is drained: it fails again.
+func (w *world) retry() {
+	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); !ok ||
+		!strings.Contains(n.Annotations[RecordAnnotation], string(draining)) {
+		return
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		woken := a.Annotations[WokenAnnotation]
+		if failed := a.Status.AttachError; failed != nil && woken != "" &&
+			strings.HasSuffix(woken, failed.Time.UTC().Format(time.RFC3339)) {
+			keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
+				a.Status.AttachError.Time = metav1.NewTime(failed.Time.Add(time.Second))
+			})
+		}
+	}
 }
 
 // steps are rounds, after each of which the node "a" has to have come to a step.
@@ -276,7 +294,7 @@ func (w *world) stoppedButFor(drained func()) {
 		w.steps(draining)
 	}
 	drained()
-	w.steps(stopping, stopping, attaching)
+	w.steps(draining, stopping, stopping, attaching) // first the attacher tries again
 	w.lose("a")
 }
 
