@@ -60,7 +60,8 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 			continue
 		case err != nil:
 			// An operation in progress must not wait for this.
-			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name, "error", err)
+			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name,
+				"error", err)
 			continue
 		case instance.RunState != oxide.InstanceStateStopped &&
 			instance.RunState != oxide.InstanceStateStopping,
@@ -204,8 +205,8 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 // controlPlane is the label of nodes without which there may be no Kubernetes to read records from.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// doubtful returns why the instance of a node must not be stopped at all: the cluster may need it, or
-// it may be another node's. A kubelet can write most of what its own Node and CSINode say.
+// doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
+// or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
 func (k *Keeper) doubtful(v *view, n *node) string {
 	_, control := n.Labels[controlPlane]
 	provider, provided := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
@@ -246,7 +247,8 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)
 	}
 	n.Spec.Unschedulable = true
-	return k.write(ctx, n, fmt.Sprintf("cordoned; %d pods are evicted, then the instance %s is stopped",
+	return k.write(ctx, n, fmt.Sprintf("cordoned; %d pods are evicted, then the instance %s is "+
+		"stopped",
 		len(pods.evict), n.Instance))
 }
 

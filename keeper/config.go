@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	_ "time/tzdata" // for the zone of a window; the image has no file of zones
+
+	// For the zone of a window in an image with only this binary, which has no file of zones.
+	_ "time/tzdata"
 
 	"github.com/robfig/cron/v3"
 )

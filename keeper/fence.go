@@ -41,7 +41,7 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 		return k.unfence(ctx, n, fenced)
 	// A node that the keeper itself has stopped, or may have, comes back with its pods. One whose
 	// kubelet reports is not off, whatever the driver there was registered with.
-	case !n.silent(), n.Instance == "", n.Record != nil, n.Unreadable != nil, !k.Config.Fence,
+	case !n.silent(), n.Instance == "", n.working(), !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
 	}

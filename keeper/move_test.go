@@ -115,7 +115,8 @@ func (m *moving) belongs(to string) {
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
 	// Those are the server's.
-	want.UID, want.ResourceVersion, want.CreationTimestamp = v.UID, v.ResourceVersion, v.CreationTimestamp
+	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
+	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
 		m.t.Errorf("the volume differs from what it was (-):\n%s", diff)
 	}
@@ -175,7 +176,7 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"another driver's", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "other.example.com"
 		}), "is not one of the driver"},
-		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of the"},
+		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of"},
 		{"of the rack", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
 			"stays with no node"},
 		{"of the rack, with an affinity", edit(func(v *corev1.PersistentVolume) {

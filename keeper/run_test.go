@@ -137,7 +137,8 @@ func TestMetricsAndHealthAreServed(t *testing.T) {
 	t.Cleanup(server.Close)
 	for path, want := range map[string]string{"/healthz": "ok",
 		"/metrics": `oxide_node_keeper_rounds_total{result="error"} 1`} {
-		response := try(http.Get(server.URL + path))(t)
+		response, err := http.Get(server.URL + path)
+		csitest.Must(t, err)
 		text := string(try(io.ReadAll(response.Body))(t))
 		_ = response.Body.Close()
 		if response.StatusCode != http.StatusOK || !strings.Contains(text, want) {

@@ -260,7 +260,8 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins anew, so that people hear of it again.
 		return k.giveUp(ctx, v, n, starting, fmt.Sprintf("the instance does not run %s after its "+
-			"start was asked for; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
+			"start was asked for; the keeper goes on trying: see the instance on the rack",
+			k.Config.StartTimeout))
 	case err != nil:
 		return err
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():

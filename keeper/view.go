@@ -73,6 +73,9 @@ func (n *node) readAnnotations() {
 	}
 }
 
+// working reports whether an operation is in progress on the node, or may be.
+func (n *node) working() bool { return n.Record != nil || n.Unreadable != nil }
+
 // registeredInstance returns the instance with which the driver is registered on a node: the entry
 // of its CSINode, if that belongs to this Node and not to an earlier one of the same name.
 func registeredInstance(c storagev1.CSINode, n *corev1.Node) string {
