@@ -39,6 +39,7 @@ func newMoving(t *testing.T) *moving {
 	m := &moving{world: newWorld(t, "a", "b")}
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
+	keepertest.Put(m.api, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: DriverName}})
 	claim := keepertest.Put(m.api, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "shop", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
 		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}})
@@ -121,8 +122,9 @@ func (m *moving) belongs(to string) {
 		m.t.Errorf("the volume differs from what it was (-):\n%s", diff)
 	}
 	c, _ := keepertest.Get[*corev1.PersistentVolumeClaim](m.api, "shop", "data")
-	if len(c.Annotations) > 0 || c.Status.Phase != corev1.ClaimBound {
-		m.t.Errorf("the claim is %s, with %v", c.Status.Phase, c.Annotations)
+	d, _ := keepertest.Get[*storagev1.CSIDriver](m.api, "", DriverName)
+	if len(d.Annotations) > 0 || c.Status.Phase != corev1.ClaimBound {
+		m.t.Errorf("the claim is %s, and the driver has %v", c.Status.Phase, d.Annotations)
 	}
 }
 
@@ -172,7 +174,7 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"there is no such volume", func(m *moving) {
 			edit(func(v *corev1.PersistentVolume) { v.Finalizers = nil })(m)
 			keepertest.Remove[*corev1.PersistentVolume](m.api, "", "pv-1")
-		}, "there is no PersistentVolume pv-1, and no claim"},
+		}, "read the PersistentVolume pv-1"},
 		{"another driver's", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "other.example.com"
 		}), "is not one of the driver"},
@@ -205,8 +207,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 			m.edit("b", func(n *corev1.Node) { n.Labels = nil })
 		}, "placement of volumes on instances"},
 		{"the annotation is somebody's", func(m *moving) {
-			keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
-				c.Annotations = map[string]string{MovingAnnotation: "soon"}
+			keepertest.Edit(m.api, "", DriverName, func(d *storagev1.CSIDriver) {
+				d.Annotations = map[string]string{movingKey("pv-1"): "soon"}
 			})
 		}, "is not what a move writes"},
 	} {
