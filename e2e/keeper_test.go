@@ -32,6 +32,8 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 		scaled(ctx, "kept", 6)
 		Expect(stopsSince(ctx, since)).To(BeEmpty())
 	}, NodeTimeout(keeperTimeout))
+	It("D-61 moves a volume that stays with its node to the other node, with its data",
+		movesWhatStays, NodeTimeout(2*keeperTimeout))
 })
 
 // attachesToMany lets pods come to a rack without hot-plug, on whose nodes some run already.
