@@ -34,6 +34,12 @@ var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	}, NodeTimeout(keeperTimeout))
 	It("D-61 moves a volume that stays with its node to the other node, with its data",
 		movesWhatStays, NodeTimeout(2*keeperTimeout))
+	It("D-38 D-61 gives the volumes of a node whose instance is stopped to the other node",
+		fences, NodeTimeout(2*nodeLostTimeout))
+	It("D-38 keeps the driver on a node that goes until its volumes are detached, and no longer on "+
+		"one that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("CP-9 frees a new node when the driver is registered there, and not before", freesNewNodes,
+		NodeTimeout(2*time.Minute))
 })
 
 // attachesToMany lets pods come to a rack without hot-plug, on whose nodes some run already.
