@@ -49,7 +49,9 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 .PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
-PROOFS   = corpus crash faults model concurrency fuzz
+PROOFS   = corpus crash faults model concurrency fuzz keeper
+# Where a proof lies.
+PROOF    = $(if $(filter keeper,$(1)),./keeper/model,./sanity/$(1))
 # The programs that the suite and the proofs start, built once for all packages.
 PROGRAMS = .cache/under-test
 FIGURES  = .cache/figures
@@ -84,19 +86,19 @@ test: under-test ## every test: sanity, the proofs in their short form, and each
 
 proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make crash runs one
 	@rm -f $(FIGURES)
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(PROOFS:%=./sanity/%)
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(foreach p,$(PROOFS),$(call PROOF,$p))
 	@cat $(FIGURES)
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity/$@
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v $(call PROOF,$@)
 
 soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2h SEED=7 (the fault matrix runs whole, however short)
 	@rm -f $(FIGURES)
-	@for proof in $(PROOFS); do \
+	@for proof in $(foreach p,$(PROOFS),$(call PROOF,$p)); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
 		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(PROOFS)) \
-			$(GO) test $(RACE) -count=1 -timeout=0 -v ./sanity/$$proof || exit 1; \
+			$(GO) test $(RACE) -count=1 -timeout=0 -v $$proof || exit 1; \
 	done
 	@cat $(FIGURES)
 

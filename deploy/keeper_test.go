@@ -122,9 +122,12 @@ func TestTheKeeperKnowsItsArguments(t *testing.T) {
 		"../cmd/oxide-node-keeper"); err != nil {
 		t.Fatalf("%v\n%s%s", err, out, complaints)
 	}
-	cmd := exec.CommandContext(t.Context(), program, append(slices.Clone(c.Args), "--version")...)
-	if out, complaints, err := finish(t, cmd, nil); err != nil || strings.TrimSpace(out) == "" {
-		t.Errorf("the program refuses its arguments (%v): %s%s", err, out, complaints)
+	for _, args := range [][]string{append(slices.Clone(c.Args), "--version"),
+		{"leave", "--timeout=240s", "--help"}} {
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		if out, complaints, err := finish(t, cmd, nil); err != nil || strings.TrimSpace(out) == "" {
+			t.Errorf("the program refuses the arguments %q (%v): %s%s", args, err, out, complaints)
+		}
 	}
 }
 

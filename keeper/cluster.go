@@ -92,10 +92,11 @@ func (k *Keeper) write(ctx context.Context, n *node, said string) error {
 // update writes a node as it was read and changed. Somebody else's change in between is a conflict,
 // and the next round looks again.
 func (k *Keeper) update(ctx context.Context, n *node) error {
-	_, err := k.Kubernetes.CoreV1().Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
+	updated, err := k.Kubernetes.CoreV1().Nodes().Update(ctx, n.Node, metav1.UpdateOptions{})
 	if err != nil {
 		return fmt.Errorf("update the Node: %w", err)
 	}
+	n.Node = updated
 	return nil
 }
 

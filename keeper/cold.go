@@ -3,6 +3,7 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,13 +29,14 @@ const staleAfter = 10 * time.Minute
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
+	var errs []error
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
-			return pace, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err)
+			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
 	if len(busy) > 0 || !k.Config.ColdAttach {
-		return pace, nil
+		return pace, errors.Join(errs...)
 	}
 	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
 		return pace, err
@@ -157,6 +159,11 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 			}
 		}
 	}
+	// Last: where anything else is in the way, another replica cannot do more. And anyone may say
+	// what would be done.
+	if n.Name == k.Config.NodeName && !k.Config.DryRun {
+		return runsHere, pods, nil
+	}
 	return "", pods, nil
 }
 
@@ -172,8 +179,6 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return "waits: " + n.Unreadable.Error()
 	case n.Instance == "":
 		return "waits: the driver is not registered on this node"
-	case n.Name == k.Config.NodeName:
-		return runsHere
 	case n.Spec.Unschedulable:
 		return "waits: somebody cordoned this node"
 	case !ready:

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	// For the zone of a window in an image with only this binary, which has no file of zones.
+	_ "time/tzdata"
 
 	"github.com/robfig/cron/v3"
 )
@@ -83,15 +85,20 @@ type Window struct {
 	text   string
 }
 
+// fiveFields takes no "@every 1h", which names no time of a day.
+var fiveFields = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow)
+
 // ParseWindow parses a window that begins by a cron expression of five fields, such as "0 2 * * 6",
 // or "CRON_TZ=Europe/Zurich 0 2 * * 6"; without a zone it is UTC.
 func ParseWindow(expression string, length time.Duration) (*Window, error) {
-	begins, err := cron.ParseStandard(expression)
-	if err != nil {
+	begins, err := fiveFields.Parse(expression)
+	switch {
+	case err != nil:
 		return nil, errors.New("has to be a cron expression of five fields, such as 0 2 * * 6 for " +
 			"Saturdays at two, with CRON_TZ=Europe/Zurich before it for another zone than UTC")
-	}
-	if length <= 0 {
+	case begins.Next(time.Now()).IsZero():
+		return nil, errors.New("has to be a time that comes within five years")
+	case length <= 0:
 		return nil, errors.New("has to have a positive --window-length")
 	}
 	return &Window{begins, length, expression}, nil
@@ -99,8 +106,12 @@ func ParseWindow(expression string, length time.Duration) (*Window, error) {
 
 // open reports whether a time is in the window.
 func (w *Window) open(now time.Time) bool {
+	if w == nil {
+		return true
+	}
 	now = now.UTC()
-	return w == nil || !w.begins.Next(now.Add(-w.length)).After(now)
+	next := w.begins.Next(now.Add(-w.length))
+	return !next.IsZero() && !next.After(now) // it is zero if it does not come within five years
 }
 
 // String returns the window as people write it.

@@ -19,7 +19,7 @@ func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, sai
 	k.Log.InfoContext(ctx, said, "node", n.Name, "event", reason)
 	of := ""
 	if r != nil {
-		of = r.id()
+		of = r.id() + r.Since.String() // a step that begins anew is said again
 	}
 	// The kubelet's events name a Node as its UID, too, and kubectl describe looks for that.
 	k.event(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name,

@@ -39,8 +39,9 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	switch {
 	case fenced != "":
 		return k.unfence(ctx, n, fenced, ready)
-	// A node that the keeper itself has stopped comes back with its pods.
-	case ready, n.Instance == "", n.Record != nil, !k.Config.Fence, n.tainted(outOfService.Key):
+	// A node that the keeper itself has stopped, or may have, comes back with its pods.
+	case ready, n.Instance == "", n.Record != nil, n.Unreadable != nil, !k.Config.Fence,
+		n.tainted(outOfService.Key):
 		return nil
 	}
 	off, why, err := k.off(ctx, v, n)

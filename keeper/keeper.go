@@ -34,6 +34,9 @@ func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 		return k.Config.Interval, err
 	}
 	var errs []error
+	for _, n := range v.Nodes {
+		errs = append(errs, n.Unreadable)
+	}
 	if k.Config.StartupTaint {
 		errs = append(errs, k.removeStartupTaints(ctx, v))
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -68,20 +69,15 @@ func (l *Leaver) Run(ctx context.Context) error {
 	return err
 }
 
-// await waits until the node has no volumes any more, if it goes.
+// await waits until the node has no volumes any more, if it goes. What cannot be read now is read
+// again.
 func (l *Leaver) await(ctx context.Context) error {
-	node, err := l.Kubernetes.CoreV1().Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("read the Node %s: %w", l.NodeName, err)
-	}
-	why := leaves(node)
-	if why == "" {
-		l.Log.Info("the node stays; the driver need not wait", "node", l.NodeName)
-		return nil
-	}
 	for said := -1; ; {
-		left, err := l.attachments(ctx)
+		why, left, err := l.look(ctx)
 		switch {
+		case err == nil && why == "":
+			l.Log.Info("the node stays; the driver need not wait", "node", l.NodeName)
+			return nil
 		case err == nil && left == 0:
 			l.Log.Info("every volume is detached", "node", l.NodeName)
 			return nil
@@ -91,12 +87,33 @@ func (l *Leaver) await(ctx context.Context) error {
 				"because", why, "left", left)
 		}
 		pause(ctx, leavingPace)
-		if ctx.Err() != nil {
-			return fmt.Errorf("the node %s goes, and %d of its volumes were not detached within %s (%v); "+
-				"see the VolumeAttachments, and give the node more time to shut down", l.NodeName,
-				max(said, 0), l.Limit, err)
+		switch {
+		case ctx.Err() == nil:
+		case said < 0:
+			return fmt.Errorf("whether the node %s goes could not be read within %s: %w", l.NodeName,
+				l.Limit, err)
+		default:
+			return fmt.Errorf("the node %s goes, and %d of its volumes were not detached within %s; see "+
+				"the VolumeAttachments, and give the node more time to shut down", l.NodeName, said, l.Limit)
 		}
 	}
+}
+
+// look returns why the node goes, or "", and how many of its volumes are left.
+func (l *Leaver) look(ctx context.Context) (why string, left int, err error) {
+	node, err := l.Kubernetes.CoreV1().Nodes().Get(ctx, l.NodeName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		why = "there is no such Node any more"
+	case err != nil:
+		return "", 0, fmt.Errorf("read the Node %s: %w", l.NodeName, err)
+	default:
+		why = leaves(node)
+	}
+	if why != "" {
+		left, err = l.attachments(ctx)
+	}
+	return why, left, err
 }
 
 func (l *Leaver) attachments(ctx context.Context) (int, error) {

@@ -49,6 +49,12 @@ func NewMetrics() *Metrics {
 	}
 	m.Registry.MustRegister(m.waits, m.working, m.operations, m.problems, m.steps, m.evictions,
 		m.fences, m.rounds)
+	// From zero on, so that the first of a kind is an increase.
+	for _, s := range []step{draining, stopping, attaching, starting, returning} {
+		m.problems.WithLabelValues(string(s))
+	}
+	m.operations.WithLabelValues("done")
+	m.operations.WithLabelValues("problem")
 	return m
 }
 

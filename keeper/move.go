@@ -47,7 +47,7 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	if err != nil {
 		return err
 	}
-	if old != nil && !onInstance(old, instance) {
+	if old != nil && !replaces(old, replacement, instance) {
 		if err := m.remove(ctx, old); err != nil {
 			return err
 		}
@@ -70,6 +70,13 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 		"without hot-plug the instances of both nodes have to be stopped for that, which the node "+
 		"keeper does where it may; see kubectl get volumeattachments", to)
 	return nil
+}
+
+// replaces reports whether a volume is the replacement already. One that an interrupted move has
+// retained or deleted is not, even if it moves back to the node that it belongs to.
+func replaces(v, replacement *corev1.PersistentVolume, instance string) bool {
+	return v.DeletionTimestamp == nil && onInstance(v, instance) &&
+		v.Spec.PersistentVolumeReclaimPolicy == replacement.Spec.PersistentVolumeReclaimPolicy
 }
 
 func (m *Mover) say(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
@@ -189,14 +196,15 @@ func (m *Mover) annotate(ctx context.Context, claim *corev1.PersistentVolumeClai
 // is retained.
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
-	retain := []byte(`{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
-	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, retain, metav1.PatchOptions{})
+	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,
+		`{"metadata":{"uid":%q},"spec":{"persistentVolumeReclaimPolicy":%q}}`, v.UID,
+		corev1.PersistentVolumeReclaimRetain), metav1.PatchOptions{})
 	if err != nil {
-		return fmt.Errorf("retain the PersistentVolume %s: %w", v.Name, err)
+		return fmt.Errorf("retain the PersistentVolume %s: %w; repeat the command", v.Name, err)
 	}
-	if now.UID != v.UID ||
-		now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-		return fmt.Errorf("the PersistentVolume %s has changed meanwhile; repeat the command", v.Name)
+	if now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		return fmt.Errorf("the PersistentVolume %s is still to be deleted with its disk, though the "+
+			"reclaim policy Retain was accepted; nothing has been removed", v.Name)
 	}
 	err = volumes.Delete(ctx, v.Name, metav1.DeleteOptions{
 		Preconditions: metav1.NewUIDPreconditions(string(v.UID))})

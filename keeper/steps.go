@@ -41,16 +41,28 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 
 // to records the next step.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said string) error {
-	k.Metrics.step(n.Record.Step, v.Now.Sub(n.Record.Since))
+	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
 	n.Record.Step, n.Record.Since = next, v.Now
-	return k.write(ctx, n, said)
+	if err := k.write(ctx, n, said); err != nil {
+		return err
+	}
+	k.Metrics.step(was, took)
+	return nil
 }
 
 // giveUp goes on to the end of an operation that has not reached its aim.
 func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, next step, problem string) error {
-	k.Metrics.problem(n.Record.Step)
+	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
-	return k.to(ctx, v, n, next, problem)
+	return k.failed(was, k.to(ctx, v, n, next, problem))
+}
+
+// failed counts a step that did not reach its aim, when that is recorded.
+func (k *Keeper) failed(s step, err error) error {
+	if err == nil {
+		k.Metrics.problem(s)
+	}
+	return err
 }
 
 // finish ends an operation: it removes the record and the cordon in one update.
@@ -78,6 +90,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	if err := k.update(ctx, n); err != nil {
 		return err
 	}
+	k.Metrics.step(r.Step, v.Now.Sub(r.Since))
 	k.Metrics.operation(r.Problem)
 	k.say(ctx, n.Node, r, "ColdAttachEnded", said)
 	return nil
@@ -103,7 +116,7 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
 	case k.forbidden(n) != "":
 		return k.finish(ctx, v, n, k.forbidden(n))
-	case len(v.waiting(n)) == 0:
+	case !v.wanted(n):
 		return k.finish(ctx, v, n, "nothing waits any more")
 	}
 	pods, err := k.pods(ctx, v, n)
@@ -117,14 +130,13 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 		n.Record.StatefulSets = statefulSets(pods.stay)
 		return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
 	case n.overdue(v.Now, k.Config.DrainTimeout):
-		k.Metrics.problem(draining)
-		if len(pods.evict) == 0 {
-			return k.finish(ctx, v, n, pods.budget)
+		problem := pods.budget
+		if len(pods.evict) > 0 {
+			problem = fmt.Sprintf("%d pods were still there after %s, such as %s/%s; see its "+
+				"PodDisruptionBudget and its finalizers", len(pods.evict), k.Config.DrainTimeout,
+				pods.evict[0].Namespace, pods.evict[0].Name)
 		}
-		return k.finish(ctx, v, n, fmt.Sprintf("%d pods were still there after %s, such as %s/%s; see "+
-			"its "+
-			"PodDisruptionBudget and its finalizers", len(pods.evict), k.Config.DrainTimeout,
-			pods.evict[0].Namespace, pods.evict[0].Name))
+		return k.failed(draining, k.finish(ctx, v, n, problem))
 	}
 	return k.evict(ctx, pods.evict)
 }
@@ -149,7 +161,11 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	case oxide.InstanceStateFailed:
 		return k.giveUp(ctx, v, n, starting, "the instance failed while it was being stopped")
 	}
-	if why := k.forbidden(n); why != "" {
+	why := k.forbidden(n)
+	if why == "" && !v.wanted(n) {
+		why = "nothing waits any more"
+	}
+	if why != "" {
 		return k.giveUp(ctx, v, n, starting, why)
 	}
 	return k.stopInstance(ctx, n.Record.Instance)
@@ -198,6 +214,7 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 // shown for as long as a start may take.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
+	_, heartbeat := n.ready()
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
@@ -210,9 +227,9 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 			"asked for; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
 	case err != nil:
 		return err
-	case n.Record.Heartbeat.IsZero():
+	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():
 		// No kubelet runs there now, so the next heartbeat is that of the node that has come back.
-		_, n.Record.Heartbeat = n.ready()
+		n.Record.Heartbeat = heartbeat
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)
 	case state == oxide.InstanceStateStopped || state == oxide.InstanceStateFailed:
@@ -231,10 +248,8 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 	case err == nil && ready && !heartbeat.Equal(n.Record.Heartbeat):
 		return k.finish(ctx, v, n, "")
 	case n.overdue(v.Now, k.Config.ReturnTimeout):
-		k.Metrics.problem(returning)
-		return k.finish(ctx, v, n, fmt.Sprintf("the node was not ready %s after its instance ran; see "+
-			"its "+
-			"kubelet", k.Config.ReturnTimeout))
+		return k.failed(returning, k.finish(ctx, v, n, fmt.Sprintf("the node was not ready %s after "+
+			"its instance ran; see its kubelet", k.Config.ReturnTimeout)))
 	}
 	return err
 }

@@ -114,6 +114,14 @@ func (v *view) unasked(pods sorted) []string {
 	return missing
 }
 
+// wanted reports whether something that an operation was begun for is still to be done. Whether the
+// attacher's last attempt failed for another reason does not matter.
+func (v *view) wanted(n *node) bool {
+	return slices.ContainsFunc(v.of(n), func(a *attachment) bool {
+		return a.waits() || a.open() && slices.Contains(n.Record.Waiting, a.Name)
+	})
+}
+
 // failure returns the error of what is wanted of the attachment, and nil if there is none or if it
 // is as wanted.
 func (a *attachment) failure() *storagev1.VolumeError {

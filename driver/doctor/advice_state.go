@@ -39,8 +39,9 @@ var stateAdvices = map[csierr.Reason]advice{
 		Link: LinkInstance,
 		ByItself: "The orchestrator repeats the call, which succeeds while the instance is " +
 			"stopped. The driver never stops an instance.",
-		Do: "Drain and stop the instance, or wait for a release of the rack with hot-plug, " +
-			"which will not help local disks.",
+		Do: "Stop the instance until the volume is attached or detached, or let the node keeper " +
+			"do that (docs/howto/node-keeper.md). A rack with hot-plug needs neither, except for " +
+			"local disks.",
 		Next: showNodePods,
 	},
 	csierr.InstanceState: {

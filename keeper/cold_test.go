@@ -1,0 +1,267 @@
+package keeper
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
+	ended := func(name string, o outcome) func(*world) {
+		return func(w *world) {
+			o.Instance = instanceOf(name)
+			w.edit(name, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		given func(*world)
+		want  string // a part of the plan; "" if nothing is in the way
+	}{
+		{"nothing", func(*world) {}, ""},
+		{"not registered", func(w *world) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
+			"the driver is not registered on this node"},
+		{"the keeper's own node", func(w *world) { w.Config.NodeName = "a" }, "the keeper runs here"},
+		{"cordoned", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true }) },
+			"somebody cordoned this node"},
+		{"not ready", func(w *world) { w.lose("a") }, "the node is not ready"},
+		{"the attacher does not try", func(w *world) { w.clock = w.clock.Add(staleAfter) },
+			"the attacher has not tried for 10m0s"},
+		{"outside the window", func(w *world) { w.Config.Window = try(ParseWindow("0 2 * * *", 1))(w.t) },
+			`waits for the maintenance window, "0 2 * * *"`},
+		{"within the window", func(w *world) {
+			w.Config.Window = try(ParseWindow("0 12 * * *", time.Hour))(w.t)
+		}, ""},
+		{"something new is asked for", func(w *world) { w.wait("a", "new") }, "nothing new has been asked"},
+		{"something new, and something old", func(w *world) {
+			w.pass(2 * time.Minute)
+			w.wait("a", "new")
+		}, ""},
+		{"just worked on", ended("a", outcome{Ended: begin}), "less than 10m0s ago"},
+		{"worked on before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute)}), ""},
+		{"failed before", ended("a", outcome{Ended: begin.Add(-9 * time.Minute), Failures: 1}),
+			"less than 20m0s ago"},
+		{"a pod that would be lost", func(w *world) { w.pod("a", "one", "") },
+			"no controller that makes another; move it away, or remove the label"},
+		{"a budget", func(w *world) {
+			w.pod("a", "web-1", "ReplicaSet")
+			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
+		}, "the PodDisruptionBudget shop/shop allows no eviction"},
+		{"a budget that a pod on another node waits for", func(w *world) {
+			w.pod("a", "db-ready", "StatefulSet", "data")
+			w.wait("b", "other")
+			w.edit("b", func(n *corev1.Node) { n.Labels = nil })
+			b := budget(policyv1.PodDisruptionBudgetSpec{}, 3, 1, 0)
+			b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0))
+			keepertest.Put(w.api, &b)
+		}, "wants 1 healthy pods, and a stop would leave 0"},
+		{"its StatefulSet was stopped elsewhere", ended("b", outcome{Ended: begin, Stopped: true,
+			StatefulSets: []string{"shop/db"}}), "the StatefulSet shop/db has pods here, and had some on " +
+			"the node b"},
+		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{Stopped: true,
+			Ended: begin.Add(-29 * time.Minute), StatefulSets: []string{"shop/db"}}), ""},
+		{"its StatefulSet was spared elsewhere", ended("b", outcome{Ended: begin,
+			StatefulSets: []string{"shop/db"}}), ""},
+		{"another StatefulSet was stopped elsewhere", ended("b", outcome{Ended: begin, Stopped: true,
+			StatefulSets: []string{"shop/cache"}}), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.wait("a", "data")
+			w.pass(time.Minute)
+			c.given(w)
+			_, err := w.Round(t.Context())
+			if err != nil && !errors.Is(err, ErrStepAside) {
+				t.Fatal(err)
+			}
+			if began := w.step("a") == string(draining); began != (c.want == "") ||
+				!strings.Contains(w.plan("a"), c.want) {
+				t.Errorf("began: %v; the plan is %q, want %q", began, w.plan("a"), c.want)
+			}
+			if aside := errors.Is(err, ErrStepAside); aside != (c.name == "the keeper's own node") {
+				t.Errorf("the keeper steps aside: %v", aside)
+			}
+		})
+	}
+}
+
+func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
+	k := &Keeper{Config: Config{MinInterval: time.Minute}}
+	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 16, 5: 16, 100: 16} {
+		if got := k.pauseAfter(&outcome{Failures: failures}); got != want*time.Minute {
+			t.Errorf("after %d failures, the pause is %s", failures, got)
+		}
+	}
+}
+
+func TestD61ANodeWithoutTheLabelHasNoPlanAndIsLeftAlone(t *testing.T) {
+	w := newWorld(t, "a")
+	w.wait("a", "data")
+	w.round()
+	if w.plan("a") == "" {
+		t.Error("there is no plan for a node that waits")
+	}
+	w.pass(time.Minute)
+	w.edit("a", func(n *corev1.Node) { n.Labels[ColdAttachLabel] = "yes" })
+	w.seen()
+	w.round()
+	w.round()
+	if diff := cmp.Diff([]string{"patch nodes a"}, w.seen()); diff != "" || w.plan("a") != "" {
+		t.Errorf("the plan is %q; done:\n%s", w.plan("a"), diff)
+	}
+}
+
+func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.Config.NodeName = "a"
+	w.wait("a", "data")
+	w.pass(time.Second) // --settle is not over
+	w.round()
+	w.pass(time.Minute)
+	w.wait("b", "other")
+	w.pass(time.Minute)
+	w.Config.StatefulSetInterval = 0
+	// Another node can be stopped.
+	w.round()
+	if w.step("b") != string(draining) {
+		t.Errorf("the plans are %q and %q", w.plan("a"), w.plan("b"))
+	}
+	keepertest.Delete[*corev1.Node](w.api, "", "b")
+	if _, err := w.Round(t.Context()); !errors.Is(err, ErrStepAside) {
+		t.Errorf("the error is %v", err)
+	}
+	w.Config.DryRun = true
+	w.round()
+	if !strings.HasPrefix(w.plan("a"), "would stop") {
+		t.Errorf("the plan is %q", w.plan("a"))
+	}
+}
+
+func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.Config.DryRun = true
+	w.wait("a", "data")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.pass(time.Minute)
+	w.seen()
+	for range 3 {
+		w.round()
+	}
+	if diff := cmp.Diff([]string{"patch nodes a"}, w.seen()); diff != "" {
+		t.Errorf("done:\n%s", diff)
+	}
+	what := "would stop the instance " + instanceOf("a") + " for 1 volumes that wait (data); 1 pods " +
+		"are evicted, 1 stay and stop with it"
+	if got := w.plan("a"); got != what {
+		t.Errorf("the plan is %q", got)
+	}
+	if diff := cmp.Diff([]string{"Node a: ColdAttachPlanned: " + what,
+		"PersistentVolumeClaim data: ColdAttachPlanned: the node keeper " + what + " (node a)",
+		"Pod db-data: ColdAttachPlanned: the node keeper " + what + " (node a)"}, w.events()); diff != "" {
+		t.Errorf("the events:\n%s", diff)
+	}
+	e := keepertest.List[*corev1.Event](w.api, "default")[0]
+	if e.InvolvedObject.UID != "a" || e.Source.Component != component || e.Type != "Normal" {
+		t.Errorf("the Node's event is %+v", e)
+	}
+	w.Config.DryRun = false
+	w.steps(draining)
+}
+
+func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {
+	named := func(name string) *attachment {
+		return va(func(a *storagev1.VolumeAttachment) { a.Spec.Source.PersistentVolumeName = &name })
+	}
+	inline := va(func(a *storagev1.VolumeAttachment) { a.Spec.Source.PersistentVolumeName = nil })
+	for want, all := range map[string][]*attachment{"": {inline}, "a, b, c": {named("b"), named("c"),
+		named("a")}, "a, b, c, …": {named("d"), named("b"), named("c"), named("a")}} {
+		if got := volumesText(all); got != want {
+			t.Errorf("the text is %q, want %q", got, want)
+		}
+	}
+}
+
+func TestD61TheNodeThatWaitsLongestIsFirst(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.Config.StatefulSetInterval = 0
+	for _, name := range []string{"c", "a", "b"} {
+		w.wait(name, "of-"+name)
+		w.pass(time.Second)
+	}
+	w.pass(time.Minute)
+	w.round()
+	w.round()
+	if w.step("c") == "" || w.step("a") != "" || w.step("b") != "" {
+		t.Errorf("the steps are %q, %q, %q", w.step("a"), w.step("b"), w.step("c"))
+	}
+}
+
+func TestEventsThatCannotBeMadeKeepNothingFromBeingDone(t *testing.T) {
+	w := newWorld(t, "a")
+	w.api.Intercept(func(r keepertest.Request) error {
+		if r.Resource == "events" {
+			return errBroken
+		}
+		return nil
+	})
+	w.stopped()
+	if events := w.events(); w.rack.state("a") != "stopped" || len(events) > 0 {
+		t.Errorf("the instance is %s; the events are %v", w.rack.state("a"), events)
+	}
+}
+
+// Whatever is lost on the way, the next round goes on, and no event is there twice.
+func TestNoEventIsMadeTwice(t *testing.T) {
+	for _, c := range []struct {
+		name, resource string
+		applied        bool // what is lost is the response
+		events         int  // at least
+	}{
+		{"nothing", "", false, 9},
+		{"updates of the node", "nodes", false, 9},
+		{"responses to updates of the node", "nodes", true, 0},
+		{"events", "events", false, 0},
+		{"responses to events", "events", true, 9},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.wait("a", "data")
+			w.pass(time.Minute)
+			lost := map[string]bool{}
+			w.api.Intercept(func(r keepertest.Request) error {
+				key := w.step("a") + r.Name
+				if r.Resource != c.resource || r.Applied != c.applied || lost[key] {
+					return nil
+				}
+				lost[key] = true
+				return keepertest.ErrBreak
+			})
+			for range 20 {
+				_, _ = w.Round(t.Context())
+				w.pass(time.Second)
+				if w.step("a") == string(attaching) {
+					w.attach("data", "")
+				}
+			}
+			if last := w.last("a"); last.Problem != "" || w.step("a") != "" {
+				t.Errorf("the operation ended with %+v", last)
+			}
+			said := w.events()
+			if once := slices.Compact(slices.Clone(said)); len(once) != len(said) ||
+				len(said) < c.events || (len(lost) > 4) != (c.resource != "") {
+				t.Errorf("%d were lost; the events are\n%s", len(lost), strings.Join(said, "\n"))
+			}
+		})
+	}
+}

@@ -1,0 +1,186 @@
+package keeper
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// lost is a world whose node "a" is not ready any more.
+func lost(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, "a", "b")
+	w.lose("a")
+	return w
+}
+
+func (w *world) fenced(name string) bool {
+	n := w.node(name)
+	tainted := (&node{Node: n}).tainted(corev1.TaintNodeOutOfService)
+	if (n.Annotations[FencedAnnotation] != "") != tainted {
+		w.t.Errorf("the taints of %s are %v, and its annotations %v", name, n.Spec.Taints, n.Annotations)
+	}
+	return tainted
+}
+
+func TestANodeIsFencedOnlyIfItsInstanceIsOffForCertain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given func(*world)
+		want  bool
+	}{
+		{"stopped", func(w *world) { w.rack.set("a", "stopped") }, true},
+		{"destroyed, and another is shown", func(w *world) { w.rack.set("a", "") }, true},
+		{"destroyed, in words", func(w *world) { w.rack.set("a", "destroyed") }, true},
+		{"none is shown", func(w *world) { w.rack.set("a", ""); w.rack.set("b", "") }, false},
+		{"destroyed, and no other node is registered", func(w *world) {
+			w.rack.set("a", "")
+			keepertest.Delete[*corev1.Node](w.api, "", "b")
+		}, false},
+		{"running", func(*world) {}, false},
+		{"failed", func(w *world) { w.rack.set("a", "failed") }, false},
+		{"stopping", func(w *world) { w.rack.set("a", "stopping") }, false},
+		{"starting", func(w *world) { w.rack.set("a", "starting") }, false},
+		{"rebooting", func(w *world) { w.rack.set("a", "rebooting") }, false},
+		{"stopped, but the node is ready", func(w *world) {
+			w.rack.set("a", "stopped")
+			w.heartbeat("a")
+		}, false},
+		{"stopped by the keeper", func(w *world) {
+			w.rack.set("a", "stopped")
+			w.rack.lame = true
+			w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: starting}) })
+		}, false},
+		{"without --fence", func(w *world) {
+			w.rack.set("a", "stopped")
+			w.Config.Fence = false
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := lost(t)
+			c.given(w)
+			_, _ = w.Round(t.Context())
+			_, _ = w.Round(t.Context())
+			if got := w.fenced("a"); got != c.want {
+				t.Errorf("fenced: %v", got)
+			}
+			if got := w.metric("fences_total", ""); got != map[bool]float64{true: 1}[c.want] {
+				t.Errorf("the metric has %v fences", got)
+			}
+		})
+	}
+}
+
+func TestARackThatDoesNotAnswerFencesNothing(t *testing.T) {
+	w := lost(t)
+	w.rack.set("a", "stopped")
+	w.rack.fail["view a"] = 503
+	if _, err := w.Round(t.Context()); err == nil || w.fenced("a") {
+		t.Errorf("fenced: %v; the error is %v", w.fenced("a"), err)
+	}
+}
+
+func TestANodeWhoseRecordCannotBeReadIsNotFenced(t *testing.T) {
+	w := lost(t)
+	w.rack.set("a", "stopped")
+	w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
+	// The error says so in every round, and nothing else is left undone for it.
+	_, err := w.Round(t.Context())
+	if w.fenced("a") || err == nil || !strings.Contains(err.Error(), "then remove the annotation") {
+		t.Errorf("the node is fenced: %v; the error is %v", w.fenced("a"), err)
+	}
+}
+
+func TestTheFenceGoesWhenTheNodeIsBack(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given func(*world)
+		want  bool // that it stays
+	}{
+		{"the instance runs", func(w *world) { w.rack.set("a", "running") }, false},
+		{"the node is ready", func(w *world) { w.heartbeat("a") }, false},
+		{"also without --fence", func(w *world) {
+			w.rack.set("a", "running")
+			w.Config.Fence = false
+		}, false},
+		{"the instance starts", func(w *world) { w.rack.set("a", "starting") }, true},
+		{"the instance is destroyed", func(w *world) { w.rack.set("a", "") }, true},
+		{"the instance is still stopped", func(*world) {}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := lost(t)
+			w.rack.set("a", "stopped")
+			w.edit("a", func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "mine", Effect: corev1.TaintEffectNoSchedule}}
+			})
+			if w.round(); !w.fenced("a") {
+				t.Fatal("not fenced")
+			}
+			c.given(w)
+			w.round()
+			if got := w.fenced("a"); got != c.want {
+				t.Errorf("fenced: %v", got)
+			}
+			if taints := w.node("a").Spec.Taints; taints[0].Key != "mine" {
+				t.Errorf("the taints are %v", taints)
+			}
+		})
+	}
+}
+
+func TestATaintThatAPersonSetIsLeftAlone(t *testing.T) {
+	w := lost(t)
+	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{outOfService} })
+	for _, state := range []string{"stopped", "running"} {
+		w.rack.set("a", state)
+		w.round()
+	}
+	w.heartbeat("a")
+	w.round()
+	if seen := w.seen(); len(seen) > 0 {
+		t.Errorf("the keeper did %v", seen)
+	}
+}
+
+func TestTheStartupTaintGoesWhenTheDriverIsRegisteredOnThisVeryNode(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	taint := corev1.Taint{Key: StartupTaint, Effect: corev1.TaintEffectNoSchedule}
+	other := corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule}
+	for _, name := range []string{"a", "b"} {
+		w.edit(name, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{taint, other} })
+	}
+	// The Node b is made again, and its CSINode is still that of the first.
+	again := w.node("b")
+	keepertest.Delete[*corev1.Node](w.api, "", "b")
+	keepertest.Put(w.api, again)
+	w.round()
+	for name, want := range map[string]int{"a": 1, "b": 2} {
+		if taints := w.node(name).Spec.Taints; len(taints) != want || taints[want-1] != other {
+			t.Errorf("the taints of %s are %v", name, taints)
+		}
+	}
+	keepertest.Put(w.api, csiNode(w.node("b")))
+	w.Config.StartupTaint = false
+	w.round()
+	if taints := w.node("b").Spec.Taints; len(taints) != 2 {
+		t.Errorf("without --startup-taint, the taints are %v", taints)
+	}
+	w.Config.StartupTaint = true
+	w.round()
+	if taints := w.node("b").Spec.Taints; len(taints) != 1 {
+		t.Errorf("the taints of the registered node are %v", taints)
+	}
+}
+
+// A round writes a node more than once without a conflict with itself.
+func TestANodeThatJoinsIsWorkedOnInTheRoundThatTakesItsTaint(t *testing.T) {
+	w := newWorld(t, "a")
+	w.wait("a", "data")
+	w.pass(31 * time.Second)
+	w.edit("a", func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: StartupTaint}} })
+	w.steps(draining)
+}

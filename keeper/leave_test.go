@@ -1,0 +1,185 @@
+package keeper
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+func TestANodeLeavesIfSomebodySaysSo(t *testing.T) {
+	taint := func(key string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "mine"}, {Key: key}} }
+	}
+	condition := func(status corev1.ConditionStatus, message string) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeDiskPressure, Message: message},
+				{Type: corev1.NodeReady, Status: status, Message: message}}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*corev1.Node)
+		want   string // a part
+	}{
+		{"nobody", func(*corev1.Node) {}, ""},
+		{"a person cordons it", func(n *corev1.Node) { n.Spec.Unschedulable = true }, "cordoned"},
+		{"a person deletes it", func(n *corev1.Node) { n.DeletionTimestamp = ptr.To(metav1.Now()) },
+			"being deleted"},
+		{"the keeper stops it", func(n *corev1.Node) {
+			n.Spec.Unschedulable = true
+			setAnnotation(n, RecordAnnotation, record{Step: stopping})
+		}, ""},
+		{"the keeper fences it", taint("node.kubernetes.io/out-of-service"), "out-of-service"},
+		{"the cluster autoscaler removes it", taint("ToBeDeletedByClusterAutoscaler"), "Autoscaler"},
+		{"Karpenter removes it", taint("karpenter.sh/disrupted"), "karpenter"},
+		{"the cloud's controller finds it shut down", taint("node.cloudprovider.kubernetes.io/shutdown"),
+			"shutdown"},
+		{"it has a taint of another kind", taint("node.kubernetes.io/not-ready"), ""},
+		{"its kubelet shuts down", condition(corev1.ConditionFalse, "node is shutting down"),
+			"node is shutting down"},
+		{"it is not ready", condition(corev1.ConditionFalse, "PLEG is not healthy"), ""},
+		{"it was about to shut down", condition(corev1.ConditionTrue, "node is shutting down"), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := &corev1.Node{}
+			c.change(n)
+			if got := leaves(n); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+				t.Errorf("the node leaves because %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// leaving is a Leaver that runs on the node "a", with a driver that waits for the end of its
+// connection.
+type leaving struct {
+	*world
+	leaver *Leaver
+	asked  func() // to end
+	result chan error
+	ended  chan struct{} // the driver's connection
+	over   atomic.Bool
+}
+
+func leave(t *testing.T, limit time.Duration) *leaving {
+	t.Helper()
+	l := &leaving{world: newWorld(t, "a"), result: make(chan error, 1), ended: make(chan struct{})}
+	l.wait("a", "data")
+	l.leaver = &Leaver{Kubernetes: l.Kubernetes, NodeName: "a", Limit: limit,
+		Socket: filepath.Join(t.TempDir(), "leave.sock"), Log: slog.New(slog.DiscardHandler)}
+	// An earlier process was killed, and its socket is still there.
+	stale := try(net.ListenUnix("unix", &net.UnixAddr{Name: l.leaver.Socket, Net: "unix"}))(t)
+	stale.SetUnlinkOnClose(false)
+	csitest.Must(t, stale.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	l.asked = cancel
+	go func() { l.result <- l.leaver.Run(ctx) }()
+	csitest.Await(t, "the driver connects", func() bool {
+		connection, err := net.Dial("unix", l.leaver.Socket)
+		if err != nil {
+			return false
+		}
+		go func() {
+			_, _ = connection.Read(make([]byte, 1))
+			_ = connection.Close()
+			l.over.Store(true)
+			close(l.ended)
+		}()
+		return true
+	})
+	return l
+}
+
+// end awaits the end of the Leaver, and of the driver's connection.
+func (l *leaving) end() error {
+	err := <-l.result
+	<-l.ended
+	if _, there := os.Stat(l.leaver.Socket); there == nil {
+		l.t.Error("the socket is left")
+	}
+	return err
+}
+
+func (l *leaving) drained() {
+	l.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+}
+
+func TestTheDriverIsKeptUntilTheVolumesOfANodeThatGoesAreDetached(t *testing.T) {
+	l := leave(t, time.Minute)
+	// Others' volumes do not matter.
+	for name, change := range map[string]func(*storagev1.VolumeAttachment){
+		"other": func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" },
+		"b":     func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "b" }} {
+		keepertest.Put(l.api, va(change, func(a *storagev1.VolumeAttachment) { a.Name = name }).VolumeAttachment)
+	}
+	l.drained()
+	l.asked()
+	looks := func() (n int) {
+		for _, r := range l.api.Log() {
+			if r.Resource == "volumeattachments" && r.Verb == "list" {
+				n++
+			}
+		}
+		return n
+	}
+	csitest.Await(t, "the Leaver looks twice", func() bool { return looks() > 1 })
+	if l.over.Load() {
+		t.Error("the driver ends while a volume is attached")
+	}
+	keepertest.Remove[*storagev1.VolumeAttachment](l.api, "", "va-data")
+	if err := l.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheDriverOfANodeThatStaysEndsAtOnce(t *testing.T) {
+	l := leave(t, time.Minute)
+	l.asked()
+	if err := l.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
+	l := leave(t, 50*time.Millisecond)
+	l.drained()
+	l.asked()
+	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes were not detached") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestTheDriverIsKeptAlsoIfTheNodeIsDeleted(t *testing.T) {
+	l := leave(t, 50*time.Millisecond)
+	keepertest.Remove[*corev1.Node](l.api, "", "a")
+	l.asked()
+	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes were not detached") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestTheDriverIsKeptWhileKubernetesDoesNotAnswer(t *testing.T) {
+	l := leave(t, 50*time.Millisecond)
+	l.cut()
+	begun := time.Now()
+	l.asked()
+	if err := l.end(); err == nil || !strings.Contains(err.Error(), "could not be read within 50ms") ||
+		time.Since(begun) < l.leaver.Limit {
+		t.Errorf("after %s, the error is %v", time.Since(begun), err)
+	}
+}

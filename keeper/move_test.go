@@ -1,0 +1,316 @@
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// moving is a world with a volume that stays with the node "a", and its pod there.
+type moving struct {
+	*world
+	mover *Mover
+	out   bytes.Buffer
+	old   *corev1.PersistentVolume // as it was
+	// lose is asked for each change that the Mover makes whether its connection breaks.
+	lose func(r keepertest.Request) bool
+}
+
+var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-oxide-computer"}
+
+func newMoving(t *testing.T) *moving {
+	t.Helper()
+	m := &moving{world: newWorld(t, "a", "b"), lose: func(keepertest.Request) bool { return false }}
+	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
+	m.api.Intercept(m.intercept)
+	claim := keepertest.Put(m.api, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}})
+	v := pv("data")
+	v.Name, v.Labels, v.Annotations = "pv-1", map[string]string{"team": "shop"},
+		map[string]string{"pv.kubernetes.io/provisioned-by": DriverName}
+	v.Finalizers = finalizers
+	v.Spec.ClaimRef.UID = claim.UID
+	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimDelete
+	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "rack", Operator: corev1.NodeSelectorOpIn, Values: []string{"r1"}},
+			{Key: volume.InstanceKey, Operator: corev1.NodeSelectorOpIn,
+				Values: []string{instanceOf("a")}}}}}}}
+	v.Status.Phase = corev1.VolumeBound
+	m.old = keepertest.Put(m.api, v)
+	m.pod("a", "db-0", "StatefulSet", "data")
+	m.pod("a", "web-0", "StatefulSet", "logs")
+	return m
+}
+
+// intercept plays the controller of volumes, and watches that no disk is deleted: the provisioner
+// deletes that of a volume which goes and is not retained.
+func (m *moving) intercept(r keepertest.Request) error {
+	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
+	gone := r.Verb == "delete" && !r.Applied || there && v.DeletionTimestamp != nil
+	if gone && there && v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+		m.t.Errorf("%s: the volume's disk is deleted", r)
+	}
+	if r.Applied {
+		m.bind()
+	}
+	if m.lose(r) {
+		return keepertest.ErrBreak
+	}
+	return nil
+}
+
+// bind is what the controller of volumes says of the claim and its volume.
+func (m *moving) bind() {
+	v, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
+	keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
+		c.Status.Phase = corev1.ClaimLost
+		if there && v.Spec.ClaimRef.UID == c.UID {
+			c.Status.Phase = corev1.ClaimBound
+		}
+	})
+	if there {
+		keepertest.Edit(m.api, "", "pv-1", func(v *corev1.PersistentVolume) {
+			v.Status.Phase = corev1.VolumeBound
+		})
+	}
+}
+
+func (m *moving) move(to string) error {
+	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
+	defer cancel()
+	return m.mover.Move(ctx, "pv-1", to)
+}
+
+// belongs checks that the volume belongs to a node now, and is otherwise as it was.
+func (m *moving) belongs(to string) {
+	m.t.Helper()
+	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
+	want := m.old.DeepCopy()
+	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
+		[]string{instanceOf(to)}
+	// Those are the server's.
+	want.UID, want.ResourceVersion, want.CreationTimestamp = v.UID, v.ResourceVersion, v.CreationTimestamp
+	if diff := cmp.Diff(want, v); diff != "" {
+		m.t.Errorf("the volume differs from what it was (-):\n%s", diff)
+	}
+	c, _ := keepertest.Get[*corev1.PersistentVolumeClaim](m.api, "shop", "data")
+	if len(c.Annotations) > 0 || c.Status.Phase != corev1.ClaimBound {
+		m.t.Errorf("the claim is %s, with %v", c.Status.Phase, c.Annotations)
+	}
+}
+
+// evicted reports whether a pod is asked to go.
+func (m *moving) evicted(name string) bool {
+	p, ok := keepertest.Get[*corev1.Pod](m.api, "shop", name)
+	return !ok || p.DeletionTimestamp != nil
+}
+
+func TestAVolumeIsMovedToAnotherNode(t *testing.T) {
+	m := newMoving(t)
+	if err := m.move("b"); err != nil {
+		t.Fatal(err)
+	}
+	m.belongs("b")
+	if v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1"); v.UID == m.old.UID {
+		t.Error("the volume was not replaced")
+	}
+	if !m.evicted("db-0") || m.evicted("web-0") {
+		t.Error("it is not the pod of the volume alone that has to go")
+	}
+	for _, want := range []string{"pv-1 is replaced", "shop/db-0 is evicted from the node a"} {
+		if !strings.Contains(m.out.String(), want) {
+			t.Errorf("the text has no %q:\n%s", want, m.out.String())
+		}
+	}
+	// Once more, nothing is left to do.
+	v, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
+	if err := m.move("b"); err != nil {
+		t.Fatal(err)
+	}
+	if again, _ := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1"); again.UID != v.UID {
+		t.Error("a volume that belongs to the node is replaced")
+	}
+	m.belongs("b")
+}
+
+func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
+	edit := func(change func(*corev1.PersistentVolume)) func(*moving) {
+		return func(m *moving) { keepertest.Edit(m.api, "", "pv-1", change) }
+	}
+	for _, c := range []struct {
+		name  string
+		given func(*moving)
+		want  string
+	}{
+		{"there is no such volume", func(m *moving) {
+			edit(func(v *corev1.PersistentVolume) { v.Finalizers = nil })(m)
+			keepertest.Remove[*corev1.PersistentVolume](m.api, "", "pv-1")
+		}, "there is no PersistentVolume pv-1, and no claim"},
+		{"another driver's", edit(func(v *corev1.PersistentVolume) {
+			v.Spec.CSI.Driver = "other.example.com"
+		}), "is not one of the driver"},
+		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of the"},
+		{"of the rack", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
+			"stays with no node"},
+		{"of the rack, with an affinity", edit(func(v *corev1.PersistentVolume) {
+			terms := v.Spec.NodeAffinity.Required.NodeSelectorTerms
+			terms[0].MatchExpressions = terms[0].MatchExpressions[:1]
+		}), "stays with no node"},
+		{"released", edit(func(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }),
+			"is Released; only a bound one can be moved"},
+		{"bound to nothing", edit(func(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }),
+			"only a bound one"},
+		{"bound to an earlier claim", edit(func(v *corev1.PersistentVolume) {
+			v.Spec.ClaimRef.UID = "earlier"
+		}), "an earlier claim of the name shop/data"},
+		{"the claim is gone", func(m *moving) {
+			keepertest.Remove[*corev1.PersistentVolumeClaim](m.api, "shop", "data")
+		}, "read the claim shop/data"},
+		{"the node is unknown", func(m *moving) { keepertest.Remove[*corev1.Node](m.api, "", "b") },
+			"read the Node b"},
+		{"the node has no CSINode", func(m *moving) {
+			keepertest.Remove[*storagev1.CSINode](m.api, "", "b")
+		}, "read the CSINode b"},
+		{"the driver is not registered there", func(m *moving) {
+			keepertest.Edit(m.api, "", "b", func(c *storagev1.CSINode) { c.Spec.Drivers = nil })
+		}, "the driver is not registered on the node b"},
+		{"the node has no topology of instances", func(m *moving) {
+			m.edit("b", func(n *corev1.Node) { n.Labels = nil })
+		}, "placement of volumes on instances"},
+		{"the annotation is somebody's", func(m *moving) {
+			keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
+				c.Annotations = map[string]string{MovingAnnotation: "soon"}
+			})
+		}, "is not what a move writes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMoving(t)
+			c.given(m)
+			before := len(m.api.Log())
+			if err := m.move("b"); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error is %v, want %q", err, c.want)
+			}
+			for _, r := range m.api.Log()[before:] {
+				if r.Verb != "get" && r.Verb != "list" {
+					t.Errorf("the Mover changes something: %s", r)
+				}
+			}
+		})
+	}
+}
+
+// interrupted lets the connection break at a change of the Mover's, counted from 1, before or after
+// it is applied. It reports whether there were so many.
+func (m *moving) interrupted(to string, at int, applied bool) bool {
+	m.t.Helper()
+	n := 0
+	m.lose = func(r keepertest.Request) bool {
+		if r.Applied == applied {
+			n++
+		}
+		return r.Applied == applied && n == at
+	}
+	err := m.move(to)
+	m.lose = func(keepertest.Request) bool { return false }
+	if (err != nil) != (n >= at) {
+		m.t.Errorf("interrupted at %d of %d: %v", at, n, err)
+	}
+	return err != nil
+}
+
+func TestAMoveThatIsInterruptedAnywhereContinues(t *testing.T) {
+	for _, applied := range []bool{false, true} {
+		for _, to := range []string{"b", "a"} { // the same once more, or back again
+			at := 1
+			for more := true; more; at++ {
+				t.Run(fmt.Sprintf("at change %d, applied %v, then to %s", at, applied, to), func(t *testing.T) {
+					m := newMoving(t)
+					more = m.interrupted("b", at, applied)
+					if err := m.move(to); err != nil {
+						t.Fatal(err)
+					}
+					m.belongs(to)
+					if to == "b" && !m.evicted("db-0") {
+						t.Error("the pod is not evicted")
+					}
+				})
+			}
+			if at < 7 {
+				t.Errorf("a move has %d changes only", at-1)
+			}
+		}
+	}
+}
+
+func TestAMoveWaitsForKubernetesNoLongerThanItMay(t *testing.T) {
+	m := newMoving(t)
+	m.api.Intercept(func(r keepertest.Request) error {
+		if r.Applied && r.Verb == "create" {
+			return nil // nobody binds the volume
+		}
+		return m.intercept(r)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := m.mover.Move(ctx, "pv-1", "b"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the error is %v", err)
+	}
+	m.bind()
+	if err := m.move("b"); err != nil {
+		t.Fatal(err)
+	}
+	m.belongs("b")
+}
+
+func TestAMoveSaysWhichPodMayNotGoNow(t *testing.T) {
+	m := newMoving(t)
+	b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
+	keepertest.Put(m.api, &b)
+	if err := m.move("b"); err == nil ||
+		!strings.Contains(err.Error(), "shop/db-0 may not be evicted from a now") {
+		t.Errorf("the error is %v", err)
+	}
+	b.Status.DisruptionsAllowed = 1
+	keepertest.Put(m.api, &b)
+	if err := m.move("b"); err != nil || !m.evicted("db-0") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
+	m := newMoving(t)
+	other := m.old.DeepCopy()
+	other.Finalizers = nil
+	m.lose = func(r keepertest.Request) bool {
+		if r.Resource == "persistentvolumes" && r.Verb == "patch" && !r.Applied {
+			keepertest.Edit(m.api, "", "pv-1", func(v *corev1.PersistentVolume) {
+				v.Finalizers, v.Spec.PersistentVolumeReclaimPolicy = nil, corev1.PersistentVolumeReclaimRetain
+			})
+			keepertest.Remove[*corev1.PersistentVolume](m.api, "", "pv-1")
+			other = keepertest.Put(m.api, other)
+		}
+		return false
+	}
+	if err := m.move("b"); err == nil {
+		t.Error("there is no error")
+	}
+	now, there := keepertest.Get[*corev1.PersistentVolume](m.api, "", "pv-1")
+	if diff := cmp.Diff(other, now); !there || diff != "" {
+		t.Errorf("the other volume was changed:\n%s", diff)
+	}
+}

@@ -1,0 +1,178 @@
+package keeper
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+// changed is a pod with something changed.
+func changed(p *corev1.Pod, change func(*corev1.Pod)) *corev1.Pod {
+	change(p)
+	return p
+}
+
+func phase(phase corev1.PodPhase) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Phase = phase }
+}
+
+func never(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }
+
+func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
+	foreign := pv("foreign")
+	foreign.Spec.CSI.Driver = "other.example.com"
+	unbound := pv("unbound")
+	unbound.Spec.ClaimRef = nil
+	claims := claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("db-0-scratch"), *foreign, *unbound,
+		{ObjectMeta: metav1.ObjectMeta{Name: "nfs"}}})
+	ephemeral := func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
+			Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+	}
+	for _, c := range []struct {
+		name string
+		pod  *corev1.Pod
+		want string // "evict", "stay", "", or a part of what is lost
+	}{
+		{"without a volume", podOf("a", "web-1", "ReplicaSet"), "evict"},
+		{"with a volume", podOf("a", "db-0", "StatefulSet", "data"), "stay"},
+		{"with an ephemeral volume", changed(podOf("a", "db-0", "StatefulSet"), ephemeral), "stay"},
+		{"with another pod's ephemeral volume", changed(podOf("a", "db-1", "StatefulSet"), ephemeral),
+			"evict"},
+		{"with another driver's volume", podOf("a", "web-1", "ReplicaSet", "foreign"), "evict"},
+		{"with a volume that is bound to no claim", podOf("a", "web-1", "ReplicaSet", "unbound"), "evict"},
+		{"with a claim of that name in another namespace",
+			changed(podOf("a", "web-1", "ReplicaSet", "data"), func(p *corev1.Pod) { p.Namespace = "other" }),
+			"evict"},
+		{"of a DaemonSet", podOf("a", "log-1", "DaemonSet"), ""},
+		{"of a DaemonSet, with a volume", podOf("a", "log-1", "DaemonSet", "data"), ""},
+		{"a mirror pod", changed(podOf("a", "etcd", "Node"), func(p *corev1.Pod) {
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		}), ""},
+		{"that succeeded", changed(podOf("a", "one", ""), phase(corev1.PodSucceeded)), ""},
+		{"that failed", changed(podOf("a", "one", "", "data"), phase(corev1.PodFailed)), ""},
+		{"bare", podOf("a", "one", ""), "no controller that makes another"},
+		{"bare, with a volume", podOf("a", "one", "", "data"), "stay"},
+		{"bare, with a volume, never restarted", changed(podOf("a", "one", "", "data"), never),
+			"restartPolicy Never"},
+		{"of a Job, with a volume, never restarted", changed(podOf("a", "job-1", "Job", "data"), never),
+			"stay"},
+		{"owned by what controls it not", changed(podOf("a", "one", "ConfigMap"), func(p *corev1.Pod) {
+			p.OwnerReferences[0].Controller = nil
+		}), "no controller that makes another"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := sortPods([]corev1.Pod{*c.pod}, claims)
+			got := s.lost
+			switch {
+			case got != "":
+			case len(s.evict) == 1:
+				got = "evict"
+			case len(s.stay) == 1:
+				got = "stay"
+			}
+			if got != c.want && (s.lost == "" || c.want == "" || !strings.Contains(got, c.want)) {
+				t.Errorf("the pod is sorted as %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestTheStatefulSetsOfPodsAreNamedOnce(t *testing.T) {
+	got := statefulSets([]*corev1.Pod{podOf("a", "web-1", "ReplicaSet"), podOf("a", "db-1", "StatefulSet"),
+		podOf("a", "db-0", "StatefulSet"), podOf("a", "cache-0", "StatefulSet"), podOf("a", "one", "")})
+	if diff := cmp.Diff([]string{"shop/cache", "shop/db"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// budget is a PodDisruptionBudget of the pods of app "shop", with the numbers that its controller
+// has counted. Percentages are counted there, too.
+func budget(spec policyv1.PodDisruptionBudgetSpec, desired, healthy, allowed int32,
+) policyv1.PodDisruptionBudget {
+	spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
+	return policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"},
+		Spec: spec, Status: policyv1.PodDisruptionBudgetStatus{DesiredHealthy: desired,
+			CurrentHealthy: healthy, DisruptionsAllowed: allowed}}
+}
+
+func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
+	least := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2))}
+	half := policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromString("50%"))}
+	most := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(1))}
+	third := policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromString("34%"))}
+	db := func(name string) *corev1.Pod { return podOf("a", name, "StatefulSet", "data") }
+	unhealthy := func(p *corev1.Pod) *corev1.Pod {
+		return changed(p, func(p *corev1.Pod) { p.Status.Conditions = nil })
+	}
+	web := podOf("a", "web-1", "ReplicaSet")
+	many := func(pods ...*corev1.Pod) []*corev1.Pod { return pods }
+	everywhere := func(b policyv1.PodDisruptionBudget, change func(*policyv1.PodDisruptionBudget),
+	) policyv1.PodDisruptionBudget {
+		change(&b)
+		return b
+	}
+	for _, c := range []struct {
+		name                 string
+		budget               policyv1.PodDisruptionBudget
+		evict, stay, waiting []*corev1.Pod
+		want                 string // a part, or "" for no hindrance
+	}{
+		{name: "enough are left", budget: budget(least, 2, 3, 1), stay: many(db("db-0"))},
+		{name: "too few are left", budget: budget(least, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
+			want: "wants 2 healthy pods, and a stop would leave 1"},
+		{name: "half is enough", budget: budget(half, 2, 4, 2), stay: many(db("db-0"), db("db-1"))},
+		{name: "half is not left", budget: budget(half, 2, 3, 1), stay: many(db("db-0"), db("db-1")),
+			want: "would leave 1"},
+		{name: "one may be away", budget: budget(most, 2, 3, 1), stay: many(db("db-0"))},
+		{name: "one is away already", budget: budget(most, 2, 2, 0), stay: many(db("db-0")),
+			want: "wants 2 healthy pods, and a stop would leave 1"},
+		{name: "the one that is away waits for its volume", budget: budget(most, 2, 2, 0),
+			stay: many(db("db-0"), unhealthy(db("db-2"))), waiting: many(unhealthy(db("db-2")))},
+		{name: "of a third, one waits on another node", budget: budget(third, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2")))},
+		{name: "one waits, but so many have to be there", budget: budget(least, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(unhealthy(db("db-2"))), want: "would leave 1"},
+		{name: "a healthy pod waits for another volume", budget: budget(most, 2, 2, 0),
+			stay: many(db("db-0")), waiting: many(db("db-1")), want: "would leave 1"},
+		{name: "no healthy pod is stopped", budget: budget(least, 2, 0, 0),
+			stay: many(unhealthy(db("db-0")))},
+		{name: "an eviction is allowed", budget: budget(least, 2, 3, 1), evict: many(web)},
+		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
+			want: "shop/shop allows no eviction"},
+		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
+			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Namespace = "other"
+			})},
+		{name: "of other pods", evict: many(web), stay: many(db("db-0")),
+			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector.MatchLabels["app"] = "other"
+			})},
+		{name: "of no pods", evict: many(web), stay: many(db("db-0")),
+			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector = nil
+			})},
+		{name: "of every pod", evict: many(web), want: "allows no eviction",
+			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector = &metav1.LabelSelector{}
+			})},
+		{name: "with a selector that is none", want: "no valid selector",
+			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
+				b.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Operator: "x"}}
+			})},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := exhausted([]policyv1.PodDisruptionBudget{c.budget}, sorted{evict: c.evict, stay: c.stay},
+				c.waiting)
+			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+				t.Errorf("the budget hinders by %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,108 @@
+package keeper
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"log/slog"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+)
+
+// complete is an environment with which any duty starts.
+var complete = map[string]string{"OXIDE_HOST": "https://rack.example.com",
+	"OXIDE_TOKEN": racktest.Token, "K8S_NODE_NAME": "z", "K8S_NAMESPACE": "oxide"}
+
+// env is the complete environment with some variables changed.
+func env(changed ...string) func(string) string {
+	set := maps.Clone(complete)
+	for i := 0; i < len(changed); i += 2 {
+		set[changed[i]] = changed[i+1]
+	}
+	return func(name string) string { return set[name] }
+}
+
+func TestSettingsAreReadFromTheArgumentsAndTheEnvironment(t *testing.T) {
+	args := []string{"--cold-attach", "--settle=1s", "--window=0 2 * * 6", "--window-length=2h",
+		"--log-format=json", "--log-level=warn", "--leader-election-lease-duration=30s"}
+	s := try(ParseSettings(args, env("OXIDE_TOKEN", "", "OXIDE_TOKEN_FILE", "/token ",
+		"OXIDE_CA_FILE", "/ca.pem"), nil))(t)
+	if !s.ColdAttach || s.Fence || s.DryRun || s.Settle != time.Second ||
+		s.MinInterval != 10*time.Minute || s.Window.String() != `"0 2 * * 6" for 2h0m0s` ||
+		s.NodeName != "z" || s.LeaseNamespace != "oxide" || s.LeaseDuration != 30*time.Second ||
+		!s.LogJSON || s.LogLevel != slog.LevelWarn || s.TokenFile != "/token" ||
+		s.Rack.CAFile != "/ca.pem" || s.Rack.Host != "https://rack.example.com" {
+		t.Errorf("the settings are %+v", s)
+	}
+	s = try(ParseSettings([]string{"--startup-taint", "--node-name=y",
+		"--leader-election-namespace=there"}, env(), nil))(t)
+	if s.NodeName != "y" || s.LeaseNamespace != "there" || s.Window != nil || s.Token == "" {
+		t.Errorf("the settings are %+v", s)
+	}
+}
+
+func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		args string // after --cold-attach, separated by "|"
+		env  []string
+		want string
+	}{
+		{"--drain-timeout=0s", nil, "--drain-timeout is 0s; it has to be positive"},
+		{"--stop-timeout=-1s", nil, "--stop-timeout is -1s"},
+		{"--attach-timeout=0s", nil, "--attach-timeout"},
+		{"--start-timeout=0s", nil, "--start-timeout"},
+		{"--return-timeout=0s", nil, "--return-timeout"},
+		{"--interval=0s", nil, "--interval"},
+		{"--settle=-1s", nil, "--settle is -1s; it must not be negative"},
+		{"--min-interval=-1s", nil, "--min-interval"},
+		{"--stateful-set-interval=-1s", nil, "--stateful-set-interval"},
+		{"--fence", nil, "--fence is part of --leaving-nodes"},
+		{"", []string{"K8S_NODE_NAME", ""}, "K8S_NODE_NAME"},
+		{"", []string{"K8S_NAMESPACE", ""}, "K8S_NAMESPACE"},
+		{"--leader-election-lease-duration=2s", nil, "has to be 3s at least"},
+		{"--cold-attach=false", nil, "no duty is set"},
+		{"--cold-attach=false|--dry-run", nil, "no duty is set"},
+		{"--window=every night", nil, "--window has to be a cron expression of five fields"},
+		{"--window=@every 1h", nil, "--window has to be a cron expression of five fields"},
+		{"--window=CRON_TZ=Moon/Tycho 0 2 * * 6", nil, "--window has to be a cron expression"},
+		{"--window=0 2 30 2 *", nil, "--window has to be a time that comes"},
+		{"--window=0 2 * * 6|--window-length=0s", nil, "--window has to have a positive --window-length"},
+		{"--log-format=xml", nil, "--log-format has to be text or json"},
+		{"--log-level=loud", nil, "flag -log-level"},
+		{"--settle=soon", nil, "see --help"},
+		{"now", nil, `expected flags only, found "now"`},
+		{"", []string{"OXIDE_HOST", ""}, "OXIDE_HOST has to be an address"},
+		{"", []string{"OXIDE_TOKEN", ""}, "OXIDE_TOKEN_FILE is not set"},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			args := []string{"--cold-attach"}
+			if c.args != "" {
+				args = append(args, strings.Split(c.args, "|")...)
+			}
+			_, err := ParseSettings(args, env(c.env...), nil)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error of %q is %v", args, err)
+			}
+			if err != nil && strings.Contains(err.Error(), racktest.Token) {
+				t.Error("the error shows the token")
+			}
+		})
+	}
+}
+
+func TestHelpNamesTheVerbsAndEndsTheParsing(t *testing.T) {
+	var help bytes.Buffer
+	_, err := ParseSettings([]string{"--help"}, env(), &help)
+	if !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("the error is %v", err)
+	}
+	for _, want := range []string{"leave", "move PV NODE", "-cold-attach", "(default 30s)"} {
+		if !strings.Contains(help.String(), want) {
+			t.Errorf("the help has no %q:\n%s", want, help.String())
+		}
+	}
+}

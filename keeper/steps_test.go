@@ -1,0 +1,448 @@
+package keeper
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.stoppedButFor(func() { keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") })
+	if n := w.node("a"); !n.Spec.Unschedulable {
+		t.Error("the node takes pods while its instance is stopped")
+	}
+	w.steps(attaching, attaching) // the attacher is woken, once
+	if working, waits := w.metric("nodes_in_progress", ""), w.metric("waiting_attachments", ""); working !=
+		1 || waits != 1 {
+		t.Errorf("the metrics have %v in progress, and %v that wait", working, waits)
+	}
+	w.attach("data", "")
+	w.steps(starting, starting, starting) // with the last heartbeat, and the request
+	w.steps(returning, returning)
+	w.pass(time.Second)
+	w.heartbeat("a")
+	w.steps("", "")
+	want := []string{
+		"patch nodes a", // the plan
+		"Draining: update nodes a",
+		"Draining: create pods/eviction shop/web-1",
+		"Stopping: update nodes a",
+		"Stopping: stop a",
+		"Attaching: update nodes a",
+		"Attaching: patch volumeattachments va-data",
+		"Starting: update nodes a",
+		"Starting: update nodes a", // the heartbeat
+		"Starting: start a",
+		"Returning: update nodes a",
+		"update nodes a",
+	}
+	if diff := cmp.Diff(want, w.seen()); diff != "" {
+		t.Errorf("done (+), expected (-):\n%s", diff)
+	}
+	n := w.node("a")
+	if last := w.last("a"); n.Spec.Unschedulable || w.plan("a") != "" || !last.Stopped ||
+		last.Problem != "" || last.Failures != 0 || last.Instance != instanceOf("a") ||
+		cmp.Diff([]string{"shop/db"}, last.StatefulSets) != "" || !last.Ended.Equal(w.clock) {
+		t.Errorf("the node is left as %v, unschedulable %v", n.Annotations, n.Spec.Unschedulable)
+	}
+	for _, s := range []step{draining, stopping, attaching, starting, returning} {
+		if got := w.metric("step_seconds", string(s)); got != 1 {
+			t.Errorf("the metric counts %v steps %s", got, s)
+		}
+	}
+	if w.metric("operations_total", "done") != 1 || w.metric("evictions_total", "accepted") != 1 {
+		t.Error("the metrics have no operation done, or no eviction")
+	}
+	for _, reason := range []string{"Planned", "Draining", "Stopping", "Attaching", "Starting",
+		"Returning", "Ended"} {
+		if !strings.Contains(strings.Join(w.events(), "\n"), "Node a: ColdAttach"+reason+": ") {
+			t.Errorf("there is no event %s:\n%s", reason, strings.Join(w.events(), "\n"))
+		}
+	}
+}
+
+// what is expected in the end of an operation.
+type ending struct {
+	problem string // a part
+	stopped bool
+}
+
+// ends checks how the operation on the node "a" has ended, and that it has left nothing.
+func (w *world) ends(want ending) {
+	w.t.Helper()
+	last, n := w.last("a"), w.node("a")
+	if !strings.Contains(last.Problem, want.problem) || (last.Problem == "") != (want.problem == "") ||
+		last.Stopped != want.stopped || n.Spec.Unschedulable || w.step("a") != "" ||
+		w.rack.state("a") != "running" || (last.Failures > 0) != (want.problem != "") {
+		w.t.Errorf("it ended with %+v, want %+v; the instance is %s; unschedulable: %v", last, want,
+			w.rack.state("a"), n.Spec.Unschedulable)
+	}
+}
+
+func TestD61ADrainEndsWithoutAStopIfSomethingComesUp(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		given   func(*world)
+		problem string
+	}{
+		{"somebody uncordons the node",
+			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
+			"somebody uncordoned the node"},
+		{"somebody takes the label", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			"somebody removed the label"},
+		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }, "told to stop no instances"},
+		{"a dry run begins", func(w *world) { w.Config.DryRun = true }, "told to stop no instances"},
+		{"the keeper moves here", func(w *world) { w.Config.NodeName = "a" }, "runs on this node itself"},
+		{"nothing waits any more", func(w *world) { w.attach("data", "") }, "nothing waits any more"},
+		{"a pod comes that would be lost", func(w *world) { w.pod("a", "one", "") }, "shop/one would not"},
+		{"a budget is exhausted", func(w *world) {
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
+			w.pod("a", "db-ready", "StatefulSet", "data")
+			b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
+			keepertest.Put(w.api, &b)
+			w.steps(draining) // it may change
+			w.pass(6 * time.Minute)
+		}, "wants 1 healthy pods"},
+		{"an eviction takes too long", func(w *world) {
+			w.steps(draining)
+			w.pass(6 * time.Minute)
+		}, "1 pods were still there after 5m0s, such as shop/web-1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.pod("a", "web-1", "ReplicaSet")
+			w.wait("a", "data")
+			w.pass(time.Minute)
+			w.steps(draining)
+			c.given(w)
+			w.seen()
+			w.steps("")
+			w.ends(ending{problem: c.problem})
+			if seen := w.seen(); len(seen) != 1 {
+				t.Errorf("the keeper did more than the node's update: %v", seen)
+			}
+			late := strings.Contains(c.name, "too long") || strings.Contains(c.name, "exhausted")
+			if got := w.metric("problems_total", string(draining)); (got == 1) != late ||
+				w.metric("operations_total", "problem") != 1 {
+				t.Errorf("the metric has %v problems of this step", got)
+			}
+		})
+	}
+}
+
+func TestARefusedEvictionIsAskedForAgain(t *testing.T) {
+	w := newWorld(t, "a")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.steps(draining)
+	b := budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)
+	keepertest.Put(w.api, &b)
+	w.steps(draining, draining)
+	b.Status.DisruptionsAllowed = 1
+	keepertest.Put(w.api, &b)
+	w.steps(draining, draining) // the second time the pod is being deleted
+	if refused, accepted := w.metric("evictions_total", "refused"),
+		w.metric("evictions_total", "accepted"); refused != 2 || accepted != 1 {
+		t.Errorf("%v evictions were refused, %v accepted", refused, accepted)
+	}
+	// The pod's controller has made another one of the name, on which nobody has decided.
+	again := podOf("a", "web-1", "ReplicaSet")
+	w.api.Intercept(func(r keepertest.Request) error {
+		if r.Subresource == "eviction" && !r.Applied {
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
+			keepertest.Put(w.api, again)
+		}
+		return nil
+	})
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
+	keepertest.Put(w.api, again)
+	w.steps(draining)
+	if p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "web-1"); p.DeletionTimestamp != nil {
+		t.Error("a pod is evicted that the keeper has not seen")
+	}
+}
+
+func TestD61AStopEndsWithTheInstanceRunningIfSomethingComesUp(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		given   func(*world)
+		problem string
+		asked   bool // whether the rack was asked for the stop at all
+	}{
+		{"somebody uncordons the node",
+			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) },
+			"somebody uncordoned the node", false},
+		{"somebody takes the label", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) },
+			"somebody removed the label", false},
+		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }, "told to stop no instances",
+			false},
+		{"the keeper moves here", func(w *world) { w.Config.NodeName = "a" }, "runs on this node itself",
+			false},
+		{"the instance failed", func(w *world) { w.rack.set("a", "failed") }, "failed while", false},
+		{"the stop takes too long", func(w *world) {
+			w.rack.lame = true
+			w.steps(stopping)
+			w.rack.set("a", "stopping")
+			w.steps(stopping)
+			w.pass(3 * time.Minute)
+		}, "not stopped within 2m0s", true},
+		{"the rack refuses the stop", func(w *world) {
+			w.rack.fail["stop a"] = 503
+			_, _ = w.Round(w.t.Context())
+			w.pass(3 * time.Minute)
+		}, "not stopped within 2m0s", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.wait("a", "data")
+			w.pass(time.Minute)
+			w.steps(draining, stopping)
+			c.given(w)
+			w.steps(starting)
+			w.rack.mend()
+			w.lose("a")
+			for range 5 {
+				if _, err := w.Round(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if w.rack.state("a") == "stopping" {
+					w.rack.set("a", "stopped")
+				}
+			}
+			w.heartbeatLater("a")
+			w.steps("")
+			w.ends(ending{c.problem, true})
+			asked := strings.Contains(strings.Join(w.seen(), ";"), "Stopping: stop a")
+			if asked != c.asked || w.metric("problems_total", string(stopping)) != 1 {
+				t.Errorf("the rack was asked for the stop: %v; the metric has %v problems", asked,
+					w.metric("problems_total", string(stopping)))
+			}
+		})
+	}
+}
+
+func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
+	const busy = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+	for _, c := range []struct {
+		name    string
+		given   func(*world)
+		problem string
+	}{
+		{"it has attached the volume", func(w *world) { w.attach("data", "") }, ""},
+		{"the volume is not wanted any more",
+			func(w *world) {
+				keepertest.Remove[*storagev1.VolumeAttachment](w.api, "", "va-data")
+				keepertest.Remove[*corev1.Pod](w.api, "shop", "db-data")
+			}, ""},
+		{"it fails for another reason", func(w *world) {
+			w.steps(attaching)
+			w.pass(time.Second)
+			w.attach("data", busy)
+		}, ""},
+		{"it does nothing", func(w *world) {
+			w.steps(attaching)
+			w.pass(2 * time.Minute)
+		}, "1 VolumeAttachments were not done within 1m30s, such as va-data"},
+		{"Kubernetes does not ask for another volume of a pod", func(w *world) {
+			w.attach("data", "")
+			keepertest.Put(w.api, pv("log"))
+			w.pod("a", "db-2", "StatefulSet", "log")
+			w.steps(attaching)
+			w.pass(2 * time.Minute)
+		}, "did not ask for the volume log"},
+		{"somebody starts the instance", func(w *world) { w.rack.set("a", "running") },
+			"somebody started the instance; it is running"},
+		{"the rack does not answer, and the attacher is done", func(w *world) {
+			w.rack.fail["view a"] = 503
+			w.attach("data", "")
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.stopped()
+			c.given(w)
+			w.steps(starting)
+			if got := w.metric("problems_total", string(attaching)); (got == 1) != (c.problem != "") {
+				t.Errorf("the metric has %v problems", got)
+			}
+			w.rack.mend()
+			for w.step("a") == string(starting) {
+				w.round()
+			}
+			w.heartbeatLater("a")
+			w.steps("")
+			w.ends(ending{c.problem, true})
+		})
+	}
+}
+
+func TestD61AStartThatIsRefusedIsTriedUntilTheInstanceRuns(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting)
+	w.rack.fail["start a"] = 503
+	for range 3 { // times --start-timeout
+		for range 3 {
+			_, _ = w.Round(t.Context())
+		}
+		w.pass(6 * time.Minute)
+		w.steps(starting) // anew
+	}
+	if got := w.metric("problems_total", string(starting)); got != 3 {
+		t.Errorf("the metric has %v problems", got)
+	}
+	if said := strings.Count(strings.Join(w.events(), "\n"), "the keeper goes on trying"); said != 3 {
+		t.Errorf("people are told %d times", said)
+	}
+	w.rack.mend()
+	w.steps(starting, returning)
+	w.heartbeatLater("a")
+	w.steps("")
+	w.ends(ending{"does not run 5m0s after its start", true})
+}
+
+func TestD61AnInstanceIsStartedWhereverTheOperationStands(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		given func(*world)
+	}{
+		{"the node has no heartbeat", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Status.Conditions = nil })
+		}},
+		{"the label is gone", func(w *world) { w.edit("a", func(n *corev1.Node) { n.Labels = nil }) }},
+		{"the node is uncordoned",
+			func(w *world) { w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false }) }},
+		{"the driver is not registered",
+			func(w *world) { keepertest.Remove[*storagev1.CSINode](w.api, "", "a") }},
+		{"the duty is taken", func(w *world) { w.Config.ColdAttach = false }},
+		{"a dry run begins", func(w *world) { w.Config.DryRun = true }},
+		{"the keeper runs there", func(w *world) { w.Config.NodeName = "a" }},
+		{"the instance failed", func(w *world) { w.rack.set("a", "failed") }},
+		{"another node has a record that nobody knows", func(w *world) {
+			w.addNode("A")
+			w.edit("A", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: "Moving"}) })
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.stopped()
+			c.given(w)
+			w.attach("data", "")
+			for range 6 {
+				_, _ = w.Round(t.Context())
+			}
+			w.heartbeatLater("a")
+			_, _ = w.Round(t.Context())
+			if w.rack.state("a") != "running" || w.step("a") != "" || w.node("a").Spec.Unschedulable {
+				t.Errorf("the instance is %s, the step %s", w.rack.state("a"), w.step("a"))
+			}
+		})
+	}
+}
+
+func TestAnInstanceThatTheRackNoLongerShowsIsGivenUpInTheEnd(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting)
+	w.rack.set("a", "")
+	if _, err := w.Round(t.Context()); err == nil || w.step("a") != string(starting) {
+		t.Errorf("the error is %v, the step %s", err, w.step("a"))
+	}
+	w.pass(6 * time.Minute)
+	w.steps("")
+	if last := w.last("a"); !strings.Contains(last.Problem, "no longer shows the instance") {
+		t.Errorf("it ended with %+v", last)
+	}
+}
+
+func TestANodeThatDoesNotReturnIsLeftToPeople(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting, starting, starting, returning, returning)
+	// The rack takes it down once more.
+	w.rack.set("a", "stopped")
+	w.steps(starting, starting, returning)
+	w.pass(6 * time.Minute)
+	w.steps("")
+	w.ends(ending{"the instance ran, and then was stopped", true})
+	if w.metric("problems_total", string(returning)) != 2 {
+		t.Errorf("the metric has %v problems", w.metric("problems_total", string(returning)))
+	}
+}
+
+// The condition of the node before its stop says that it is ready, for as long as nobody notices.
+func TestANodeHasReturnedOnlyWithANewHeartbeat(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	w.edit("a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
+	w.attach("data", "")
+	w.steps(starting, starting, starting, returning, returning, returning)
+	w.heartbeatLater("a")
+	w.steps("")
+	w.ends(ending{stopped: true})
+}
+
+func TestAStepThatNobodyKnowsIsReported(t *testing.T) {
+	w := newWorld(t, "a")
+	w.edit("a", func(n *corev1.Node) { setAnnotation(n, RecordAnnotation, record{Step: "Moving"}) })
+	w.seen()
+	_, err := w.Round(t.Context())
+	if err == nil || !strings.Contains(err.Error(), `the step "Moving"`) || len(w.seen()) > 0 {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestD61AStopThatComesLateIsMadeUpForOnce(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting, starting, starting, returning)
+	w.heartbeatLater("a")
+	w.steps("")
+	w.rack.set("a", "stopped") // by the request that was late
+	w.lose("a")
+	w.Config.Fence = false
+	w.steps(starting, starting, starting, returning)
+	if n := w.node("a"); n.Spec.Unschedulable {
+		t.Error("the node that only starts is cordoned")
+	}
+	w.heartbeatLater("a")
+	w.steps("")
+	w.ends(ending{"a stop that was on its way may have come late", true})
+	w.seen()
+	w.rack.set("a", "stopped") // by somebody
+	w.steps("", "")
+	if seen := w.seen(); len(seen) > 0 {
+		t.Errorf("the keeper undoes what somebody wants: %v", seen)
+	}
+}
+
+func TestAStopThatComesTooLateOrWithoutAnOperationIsSomebodys(t *testing.T) {
+	for name, o := range map[string]outcome{"too late": {Stopped: true, Ended: begin.Add(-3 * time.Minute)},
+		"without a stop": {Ended: begin}, "once before": {Stopped: true, Ended: begin, Late: true}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			o.Instance = instanceOf("a")
+			w.edit("a", func(n *corev1.Node) { setAnnotation(n, LastAnnotation, o) })
+			w.rack.set("a", "stopped")
+			w.seen()
+			w.steps("")
+			if seen := w.seen(); len(seen) > 0 {
+				t.Errorf("the keeper does %v", seen)
+			}
+		})
+	}
+}

@@ -1,0 +1,185 @@
+package keeper
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// va is an attachment of the volume "data" on the node "a".
+func va(change ...func(*storagev1.VolumeAttachment)) *attachment {
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-data",
+		CreationTimestamp: metav1.NewTime(begin)}, Spec: storagev1.VolumeAttachmentSpec{
+		Attacher: DriverName, NodeName: "a",
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("data")}}}
+	for _, c := range change {
+		c(a)
+	}
+	return &attachment{a}
+}
+
+// failure is an attempt that failed so many seconds after the beginning.
+func failure(message string, after int) *storagev1.VolumeError {
+	return &storagev1.VolumeError{Message: message,
+		Time: metav1.NewTime(begin.Add(time.Duration(after) * time.Second))}
+}
+
+func attachFailed(message string, after int) func(*storagev1.VolumeAttachment) {
+	return func(a *storagev1.VolumeAttachment) { a.Status.AttachError = failure(message, after) }
+}
+
+func attached(a *storagev1.VolumeAttachment) { a.Status.Attached = true }
+
+func deleted(a *storagev1.VolumeAttachment) {
+	a.DeletionTimestamp = ptr.To(metav1.NewTime(begin.Add(time.Hour)))
+}
+
+func detaching(message string) func(*storagev1.VolumeAttachment) {
+	return func(a *storagev1.VolumeAttachment) { a.Status.DetachError = failure(message, 0) }
+}
+
+func woken(value string) func(*storagev1.VolumeAttachment) {
+	return func(a *storagev1.VolumeAttachment) {
+		a.Annotations = map[string]string{WokenAnnotation: value}
+	}
+}
+
+func TestWhatIsExpectedOfTheAttacher(t *testing.T) {
+	r := &record{Started: begin}
+	earlier := &record{Started: begin.Add(-time.Hour)}
+	const busy = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+	first := va(attachFailed(busy, 0)).wakeup(r)
+	for _, c := range []struct {
+		name                 string
+		a                    *attachment
+		waits, open, settled bool
+	}{
+		{"asked for", va(), false, true, false},
+		{"attached", va(attached), false, false, true},
+		{"attached, after a failure", va(attached, attachFailed(mustStop, 0)), false, false, true},
+		{"waits for a stop", va(attachFailed(mustStop, 0)), true, true, false},
+		{"waits for a stop after it was woken", va(attachFailed(mustStop, 1), woken(first)), true, true,
+			false},
+		{"the reason is only quoted", va(attachFailed("see InstanceMustBeStopped", 0)), false, true, false},
+		{"another failure, not woken", va(attachFailed(busy, 0)), false, true, false},
+		{"another failure, woken, not tried", va(attachFailed(busy, 0), woken(first)), false, true, false},
+		{"another failure, woken and tried", va(attachFailed(busy, 1), woken(first)), false, true, true},
+		{"woken in an earlier operation", va(attachFailed(busy, 1),
+			woken(va(attachFailed(busy, 0)).wakeup(earlier))), false, true, false},
+		{"woken before its first attempt", va(attachFailed(busy, 1), woken(va().wakeup(r))), false, true,
+			true},
+		{"to be detached", va(deleted, attached), false, true, false},
+		{"the detach waits for a stop", va(deleted, attached, detaching(mustStop)), true, true, false},
+		{"the attach waited before it was given up", va(deleted, attachFailed(mustStop, 0)), false, true,
+			false},
+		{"a detach failed before", va(attached, detaching(mustStop)), false, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.a.waits() != c.waits || c.a.open() != c.open || c.a.settled(r) != c.settled {
+				t.Errorf("waits: %v, open: %v, settled: %v", c.a.waits(), c.a.open(), c.a.settled(r))
+			}
+		})
+	}
+}
+
+func TestAnAttachmentIsWantedSinceItsCreationOrDeletion(t *testing.T) {
+	if got := va().since(); !got.Equal(begin) {
+		t.Errorf("wanted since %s", got)
+	}
+	if got := va(deleted).since(); !got.Equal(begin.Add(time.Hour)) {
+		t.Errorf("not wanted since %s", got)
+	}
+}
+
+func TestAnInstanceIsThatOfTheNodeThatIsThereNow(t *testing.T) {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "now"}}
+	for _, c := range []struct {
+		name   string
+		change func(*storagev1.CSINode)
+		want   string
+	}{
+		{"registered", func(*storagev1.CSINode) {}, instanceOf("a")},
+		{"of an earlier node of the name", func(c *storagev1.CSINode) { c.OwnerReferences[0].UID = "then" },
+			""},
+		{"of nobody", func(c *storagev1.CSINode) { c.OwnerReferences = nil }, ""},
+		{"of another node", func(c *storagev1.CSINode) { c.Name = "b" }, ""},
+		{"another driver alone", func(c *storagev1.CSINode) { c.Spec.Drivers = c.Spec.Drivers[:1] }, ""},
+		{"no instance's ID", func(c *storagev1.CSINode) { c.Spec.Drivers[1].NodeID = "a" }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			registered := csiNode(n)
+			c.change(registered)
+			other := csiNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "now"}})
+			v := newView(begin, []corev1.Node{*n}, []storagev1.CSINode{*other, *registered}, nil)
+			if got := v.Nodes[0].Instance; got != c.want {
+				t.Errorf("the instance is %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestAViewHasTheAttachmentsOfTheDriverAlone(t *testing.T) {
+	other := va(func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" })
+	v := newView(begin, nil, nil, []storagev1.VolumeAttachment{*va().VolumeAttachment,
+		*other.VolumeAttachment})
+	if len(v.Attachments) != 1 || v.Attachments[0].Spec.Attacher != DriverName {
+		t.Errorf("the attachments are %v", v.Attachments)
+	}
+	elsewhere := &node{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}}
+	if got := v.of(elsewhere); len(got) > 0 {
+		t.Errorf("the attachments of another node are %v", got)
+	}
+}
+
+func TestVolumesOfPodsThatNobodyAsksToAttach(t *testing.T) {
+	gone := podOf("a", "gone", "StatefulSet", "old")
+	gone.DeletionTimestamp = ptr.To(metav1.NewTime(begin))
+	pods := sortPods([]corev1.Pod{*podOf("a", "db-0", "StatefulSet", "data", "log"),
+		*podOf("a", "web-1", "ReplicaSet"), *gone},
+		claimsOf([]corev1.PersistentVolume{*pv("data"), *pv("log"), *pv("old")}))
+	v := &view{Attachments: []*attachment{va(deleted)}}
+	if diff := cmp.Diff([]string{"log"}, v.unasked(pods)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAnnotationsThatAreReadAndThatAreNot(t *testing.T) {
+	r := record{Step: attaching, Since: begin.Add(time.Second), Started: begin,
+		Instance: instanceOf("a"), Cordoned: true, Waiting: []string{"va"},
+		StatefulSets: []string{"shop/db"}, Heartbeat: begin, Problem: "a problem"}
+	o := outcome{Ended: begin, Instance: instanceOf("a"), Stopped: true, Failures: 2, Problem: "one"}
+	n := &node{Node: &corev1.Node{}}
+	n.readAnnotations()
+	if n.Record != nil || n.Last != nil || n.Unreadable != nil {
+		t.Errorf("a node without annotations has %v, %v, %v", n.Record, n.Last, n.Unreadable)
+	}
+	setAnnotation(n.Node, RecordAnnotation, r)
+	setAnnotation(n.Node, LastAnnotation, o)
+	n.readAnnotations()
+	if diff := cmp.Diff(&r, n.Record) + cmp.Diff(&o, n.Last); diff != "" || n.Unreadable != nil {
+		t.Errorf("read: %v\n%s", n.Unreadable, diff)
+	}
+	for _, text := range []string{"", "{", `{"since":"today","ended":"today"}`, `["Stopping"]`} {
+		n := &node{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			RecordAnnotation: text, LastAnnotation: text}}}}
+		if n.readAnnotations(); n.Record != nil || n.Unreadable == nil || n.Last != nil {
+			t.Errorf("of %q, the record is %v, the last %v, and the error %v", text, n.Record, n.Last,
+				n.Unreadable)
+		}
+	}
+}
+
+func TestAStepIsOverdueAfterItsTime(t *testing.T) {
+	n := &node{Record: &record{Since: begin}}
+	for after, want := range map[time.Duration]bool{0: false, time.Minute: false,
+		time.Minute + 1: true, -time.Minute: false} {
+		if got := n.overdue(begin.Add(after), time.Minute); got != want {
+			t.Errorf("overdue after %s: %v", after, got)
+		}
+	}
+}

@@ -1,0 +1,422 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// begin is when the stories begin.
+var begin = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
+
+// mustStop is what the driver says where an instance has to be stopped first.
+const mustStop = "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: it is running"
+
+// world is a cluster and a rack with a keeper. Nodes have names of one letter, and their instances
+// IDs that end with its code.
+type world struct {
+	*Keeper
+	t    *testing.T
+	api  *keepertest.Server
+	rack *testRack
+	cut  func() // cuts the keeper off from the cluster
+	// clock is the keeper's, and the API server's.
+	clock time.Time
+	mu    sync.Mutex
+	// guarded by mu: what was changed in the cluster and on the rack, each with the step that the
+	// record of the node "a" named at that time
+	effects []string
+}
+
+// newWorld makes a cluster of nodes that are ready, registered and labeled, and whose instances
+// run. The keeper runs on the node "z", which is not one of them unless it is named.
+func newWorld(t *testing.T, nodes ...string) *world {
+	t.Helper()
+	w := &world{t: t, clock: begin}
+	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
+	w.api.Intercept(func(r keepertest.Request) error {
+		if r.Resource != "events" && r.Applied {
+			w.note(strings.TrimPrefix(r.String(), "keeper: "))
+		}
+		return nil
+	})
+	w.rack = &testRack{w: w, states: map[string]string{}, fail: map[string]int{}}
+	server := httptest.NewServer(w.rack)
+	t.Cleanup(server.Close)
+	c := Defaults()
+	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
+	var client kubernetes.Interface
+	client, w.cut = w.client("keeper")
+	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
+		Metrics: NewMetrics(), Now: func() time.Time { return w.clock }}
+	var closeIdle func()
+	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
+		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
+	t.Cleanup(closeIdle)
+	for _, name := range nodes {
+		w.addNode(name)
+	}
+	return w
+}
+
+// client is a client of the cluster, and what cuts it off.
+func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
+	w.t.Helper()
+	config, cut := w.api.Client(name)
+	return try(kubernetes.NewForConfig(config))(w.t), cut
+}
+
+func (w *world) addNode(name string) {
+	n := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{ColdAttachLabel: Allowed, volume.InstanceKey: instanceOf(name)}}})
+	keepertest.Put(w.api, csiNode(n))
+	w.rack.set(name, "running")
+	w.heartbeat(name)
+}
+
+// csiNode registers the driver on a node.
+func csiNode(n *corev1.Node) *storagev1.CSINode {
+	return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n.Name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name,
+			UID: n.UID}}},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+			{Name: "other.example.com", NodeID: "other"},
+			{Name: DriverName, NodeID: instanceOf(n.Name)}}}}
+}
+
+func instanceOf(node string) string { return racktest.Numbered(int(node[0])) }
+
+// heartbeat is the kubelet's word that the node is ready.
+func (w *world) heartbeat(name string) { w.condition(name, corev1.ConditionTrue, w.clock) }
+
+// lose is Kubernetes's word that the kubelet says nothing any more.
+func (w *world) lose(name string) {
+	_, last := (&node{Node: w.node(name)}).ready()
+	w.condition(name, corev1.ConditionUnknown, last)
+}
+
+func (w *world) condition(name string, status corev1.ConditionStatus, at time.Time) {
+	w.edit(name, func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status,
+			LastHeartbeatTime: metav1.NewTime(at)}}
+	})
+}
+
+func (w *world) edit(name string, change func(*corev1.Node)) {
+	w.t.Helper()
+	if !keepertest.Edit(w.api, "", name, change) {
+		w.t.Fatalf("there is no node %s", name)
+	}
+}
+
+func (w *world) node(name string) *corev1.Node {
+	w.t.Helper()
+	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
+	if !ok {
+		w.t.Fatalf("there is no node %s", name)
+	}
+	return n
+}
+
+// step is the step that a node's record names, or "".
+func (w *world) step(name string) string {
+	n := &node{Node: w.node(name)}
+	if n.readAnnotations(); n.Record == nil {
+		return ""
+	}
+	return string(n.Record.Step)
+}
+
+// last is how the last operation on a node ended.
+func (w *world) last(name string) outcome {
+	w.t.Helper()
+	n := &node{Node: w.node(name)}
+	if n.readAnnotations(); n.Last == nil {
+		w.t.Fatalf("no operation on the node %s has ended: %v", name, n.Annotations)
+	}
+	return *n.Last
+}
+
+func (w *world) plan(name string) string { return w.node(name).Annotations[PlanAnnotation] }
+
+// pod makes a pod that is ready: with an owner of the kind, unless that is empty, and volumes.
+func (w *world) pod(node, name, kind string, volumes ...string) {
+	keepertest.Put(w.api, podOf(node, name, kind, volumes...))
+}
+
+func podOf(node, name, kind string, volumes ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+		Labels: map[string]string{"app": "shop"}}, Spec: corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}
+	if kind != "" {
+		owner, _, _ := strings.Cut(name, "-")
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind,
+			Name: owner, UID: "owner", Controller: ptr.To(true)}}
+	}
+	for _, v := range volumes {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: v,
+			VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v}}})
+	}
+	return p
+}
+
+// pv is a volume that is bound to the claim of the same name.
+func pv(name string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+				Driver: DriverName, VolumeHandle: racktest.Disk}},
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+				Namespace: "shop", Name: name, UID: types.UID("claim-" + name)}}}
+}
+
+// wait lets a volume wait on a node, as the attacher says, with a pod of a StatefulSet.
+func (w *world) wait(node, volume string) {
+	keepertest.Put(w.api, pv(volume))
+	w.pod(node, "db-"+volume, "StatefulSet", volume)
+	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
+	keepertest.Put(w.api, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-" + volume},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: DriverName, NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)}}})
+	w.attach(volume, mustStop)
+}
+
+// attach is what the attacher says of its attempt; "" means that it has attached the volume.
+func (w *world) attach(volume, failed string) {
+	keepertest.Edit(w.api, "", "va-"+volume, func(a *storagev1.VolumeAttachment) {
+		a.Status = storagev1.VolumeAttachmentStatus{Attached: failed == ""}
+		if failed != "" {
+			a.Status.AttachError = &storagev1.VolumeError{Time: metav1.NewTime(w.clock), Message: failed}
+		}
+	})
+}
+
+// pass lets time go by, with heartbeats and vain attempts to attach.
+func (w *world) pass(d time.Duration) {
+	w.clock = w.clock.Add(d)
+	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
+		if (&node{Node: n}).isReady() {
+			w.heartbeat(n.Name)
+		}
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		if a.Status.AttachError != nil {
+			w.attach(*a.Spec.Source.PersistentVolumeName, a.Status.AttachError.Message)
+		}
+	}
+}
+
+func (n *node) isReady() bool {
+	ready, _ := n.ready()
+	return ready
+}
+
+// round is a round without error.
+func (w *world) round() {
+	w.t.Helper()
+	if _, err := w.Round(w.t.Context()); err != nil {
+		w.t.Fatalf("round: %v", err)
+	}
+}
+
+// steps are rounds, after each of which the node "a" has to have come to a step.
+func (w *world) steps(want ...step) {
+	w.t.Helper()
+	for _, s := range want {
+		w.round()
+		if got := w.step("a"); got != string(s) {
+			w.t.Fatalf("the step is %q, want %q; last: %v", got, s, w.node("a").Annotations)
+		}
+	}
+}
+
+// stopped brings an operation on the node "a" to its step Attaching, a minute after a volume began
+// to wait there.
+func (w *world) stopped() { w.stoppedButFor(func() {}) }
+
+// stoppedButFor does something when the node is drained.
+func (w *world) stoppedButFor(drained func()) {
+	w.t.Helper()
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.steps(draining)
+	if pods := keepertest.List[*corev1.Pod](w.api, ""); len(pods) > 1 {
+		w.steps(draining)
+	}
+	drained()
+	w.steps(stopping, stopping, attaching)
+	w.lose("a")
+}
+
+// heartbeatLater is the kubelet's word that the node is back.
+func (w *world) heartbeatLater(name string) {
+	w.pass(time.Second)
+	w.heartbeat(name)
+}
+
+// events are the events' objects, reasons and messages.
+func (w *world) events() []string {
+	var found []string
+	for _, e := range keepertest.List[*corev1.Event](w.api, "") {
+		found = append(found, fmt.Sprintf("%s %s: %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name,
+			e.Reason, e.Message))
+	}
+	slices.Sort(found)
+	return found
+}
+
+func (w *world) note(effect string) {
+	step := ""
+	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); ok {
+		read := &node{Node: n}
+		if read.readAnnotations(); read.Record != nil {
+			step = string(read.Record.Step) + ": "
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.effects = append(w.effects, step+effect)
+}
+
+// seen returns the effects since the last call.
+func (w *world) seen() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	seen := w.effects
+	w.effects = nil
+	return seen
+}
+
+// metric is the value of one of the keeper's metrics, with the label's value: of a histogram, the
+// number of samples.
+func (w *world) metric(name, label string) float64 {
+	w.t.Helper()
+	for _, family := range try(w.Metrics.Registry.Gather())(w.t) {
+		if family.GetName() != "oxide_node_keeper_"+name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if len(m.GetLabel()) == 0 || m.GetLabel()[0].GetValue() == label {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() +
+					float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return 0
+}
+
+// testRack answers for instances, and does at once what it is asked for, unless it is lame.
+type testRack struct {
+	w  *world
+	mu sync.Mutex
+	// guarded by mu
+	states map[string]string // of an instance, by its ID
+	fail   map[string]int    // by "view a", "stop a", "start a": the status to answer with
+	lame   bool
+}
+
+func (r *testRack) set(node, state string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.states[instanceOf(node)] = state
+}
+
+// mend lets the rack do again what it is asked for.
+func (r *testRack) mend() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail, r.lame = map[string]int{}, false
+}
+
+func (r *testRack) state(node string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.states[instanceOf(node)]
+}
+
+// ServeHTTP answers instance_view, instance_stop and instance_start.
+func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
+	if !changes {
+		verb = "view"
+	}
+	operation := verb
+	for letter := 'a'; letter <= 'z'; letter++ {
+		if instanceOf(string(letter)) == id {
+			operation += " " + string(letter)
+		}
+	}
+	if changes {
+		r.w.note(operation)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	answer := r.fail[operation]
+	switch {
+	case answer != 0:
+	case r.states[id] == "":
+		answer = http.StatusNotFound
+	default:
+		answer = http.StatusOK
+		if changes {
+			answer = http.StatusAccepted
+		}
+		if changes && !r.lame {
+			r.states[id] = map[string]string{"stop": "stopped", "start": "running"}[verb]
+		}
+	}
+	body := racktest.InstanceOf(r.states[id], racktest.With("id", id))
+	switch answer {
+	case http.StatusNotFound:
+		body = racktest.NotFound.Body
+	case http.StatusServiceUnavailable:
+		body = racktest.Error(answer, "ServiceUnavailable", "try again").Body
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(answer)
+	_, _ = w.Write([]byte(body))
+}
+
+// try ends the test on an error: try(f())(t).
+func try[V any](v V, err error) func(*testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func try2[V, U any](v V, u U, err error) func(*testing.T) (V, U) {
+	return func(t *testing.T) (V, U) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v, u
+	}
+}
+
+var errBroken = errors.New("broken")
