@@ -47,7 +47,7 @@ func attachesToMany(ctx SpecContext) {
 	const all = 20
 	var kept []*pod
 	sums := map[*pod]string{}
-	for _, worker := range []string{workers[0], workers[1], workers[0], workers[1]} {
+	for _, worker := range workers {
 		p := s.Beating(ctx, worker, s.Claim(ctx, Claim{}))
 		kept, sums[p] = append(kept, p), p.Fill(ctx)
 	}
@@ -84,30 +84,37 @@ func survivesItsLeader(ctx SpecContext) {
 	}
 	withoutHotplug(ctx)
 	since := lastRequest(ctx)
+	stopped := workers[0]
+	if leader(ctx).Spec.NodeName == stopped {
+		stopped = workers[1]
+	}
+	onlyOn(ctx, stopped)
 	scale(ctx, "kept", 6)
-	stopped := inStep(ctx, "Stopping", "Attaching")
+	for i := 3; i < 6; i++ {
+		(&pod{s: s, name: fmt.Sprintf("kept-%d", i)}).Pending(ctx, mustBeStopped...)
+	}
+	for _, worker := range workers {
+		cordon(ctx, worker, false)
+	}
+	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
 	dies := leader(ctx)
+	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
 	// Frozen, it does not hear that it is to end, and keeps its lease until that is over.
 	_, err := machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
 		processOf(ctx, dies, "oxide-node-keeper"))
 	Expect(err).NotTo(HaveOccurred())
 	now := int64(0)
 	removePod(ctx, dies, metav1.DeleteOptions{GracePeriodSeconds: &now})
-	Expect(stopped).NotTo(Equal(dies.Spec.NodeName), "no keeper stops its own node")
 
 	s.allReady(ctx, 6)
 	coldAttached(ctx)
-	stops := stopsSince(ctx, since)
-	Expect(stops).To(HaveKey(stopped))
-	for worker := range stops {
-		Expect(stops[worker]).To(Equal(1), worker)
-		var last struct{ Problem string }
-		Expect(onNode(ctx, worker, lastStop, &last)).To(Succeed())
-		Expect(last.Problem).To(BeEmpty(), worker)
-	}
+	Expect(stopsSince(ctx, since)).To(Equal(map[string]int{stopped: 1}))
+	var last struct{ Problem string }
+	Expect(onNode(ctx, stopped, lastStop, &last)).To(Succeed())
+	Expect(last.Problem).To(BeEmpty())
 	for _, p := range kept {
 		Expect(p.Sum(ctx)).To(Equal(sums[p]))
-		if stops[p.Node(ctx)] > 0 {
+		if p.Node(ctx) == stopped {
 			p.RunningSinceBoot(ctx)
 			Expect(p.lostBeats(ctx)).To(BeZero(), "writes of %s", p.name)
 		}
