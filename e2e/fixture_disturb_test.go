@@ -26,15 +26,15 @@ const (
 	ofSimulator  = "app=" + simulatorName
 )
 
-// beating writes a number to the first volume again and again, durably, and counts up from the
-// last one there. What fails once leaves a file.
+// beating writes a number to the first volume again and again, durably, and then to its log. It
+// counts up from the last one there. What fails once leaves a file.
 const beating = `
 (
 	n=$(cat /data/0/beat 2>/dev/null || echo 0)
 	while :; do
 		n=$((n+1))
 		{ echo $n | dd of=/data/0/next conv=fsync && mv /data/0/next /data/0/beat; } \
-			2>/dev/null || touch /tmp/broken
+			2>/dev/null && echo wrote $n || touch /tmp/broken
 		sleep 0.2
 	done
 ) &`
@@ -114,6 +114,12 @@ func (p *pod) beat(ctx context.Context) int {
 // they do.
 func (f *fixture) Keepers(ctx context.Context, name string, replicas int32) []*pod {
 	GinkgoHelper()
+	return f.keepersOf(ctx, diskClass, name, replicas)
+}
+
+// keepersOf is Keepers with volumes of a class.
+func (f *fixture) keepersOf(ctx context.Context, class, name string, replicas int32) []*pod {
+	GinkgoHelper()
 	template := f.podObject(ctx, &Pod{Script: beating}).Spec
 	template.Containers[0].VolumeMounts = []corev1.VolumeMount{
 		{Name: "data", MountPath: "/data/0"}}
@@ -126,7 +132,7 @@ func (f *fixture) Keepers(ctx context.Context, name string, replicas int32) []*p
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template},
 			VolumeClaimTemplates: []corev1.PersistentVolumeClaim{
-				*(&Claim{Name: "data"}).object()},
+				*(&Claim{Name: "data", Class: class}).object()},
 		},
 	}, metav1.CreateOptions{})
 	Expect(err).NotTo(HaveOccurred())

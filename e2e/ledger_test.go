@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -45,7 +46,8 @@ var clusterKinds = []schema.GroupVersionKind{
 }
 
 // takeLedger counts what there is: the rack's disks, snapshots and attachments, this machine's loop
-// devices, the mounts, directories, devices and records of every worker, the cluster's volumes.
+// devices, the mounts, directories, devices and records of every worker, the cluster's volumes, and
+// what is the matter with its nodes.
 func takeLedger(ctx context.Context) (harness.Ledger, error) {
 	ledger := harness.Ledger{}
 	state, err := theRack.Admin.State(ctx)
@@ -82,7 +84,32 @@ func takeLedger(ctx context.Context) (harness.Ledger, error) {
 			ledger[kind.Kind+" "+o.GetName()]++
 		}
 	}
+	if err := addNodes(ctx, ledger); err != nil {
+		return nil, err
+	}
 	return ledger, addWorkers(ctx, ledger)
+}
+
+// addNodes counts what keeps pods off a Node, and what the node keeper has in progress there.
+func addNodes(ctx context.Context, ledger harness.Ledger) error {
+	list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, n := range list.Items {
+		for _, t := range n.Spec.Taints {
+			ledger[n.Name+": taint "+t.ToString()]++
+		}
+		for _, key := range []string{stopRecord, fencedByUs} {
+			if value, ok := n.Annotations[key]; ok {
+				ledger[n.Name+": annotation "+key+"="+value]++
+			}
+		}
+		if n.Spec.Unschedulable {
+			ledger[n.Name+": cordoned"]++
+		}
+	}
+	return nil
 }
 
 func addWorkers(ctx context.Context, ledger harness.Ledger) error {

@@ -24,7 +24,7 @@ func findRelease(dir string) (release, error) {
 			"%q: make the release with make release VERSION=…", dir, charts)
 	}
 	r := release{chart: charts[0]}
-	for _, image := range []string{"oxide-csi-plugin", "oxide-csi-plugin-node"} {
+	for _, image := range []string{"oxide-csi-plugin", "oxide-csi-plugin-node", "oxide-node-keeper"} {
 		archives, err := filepath.Glob(filepath.Join(dir, image+".oci.tar"))
 		if err != nil || len(archives) != 1 {
 			return release{}, fmt.Errorf("expected the image %s.oci.tar in %s, and found none: make the "+

@@ -14,7 +14,8 @@ func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
 		{"oxide-csi-plugin-linux-amd64", "oxide-csi-driver-VERSION.tgz"},
 		{"oxide-csi-driver-1.2.3.tgz", "oxide-csi-plugin.oci.tar"},
 		{"oxide-csi-plugin.oci.tar", "oxide-csi-plugin-node.oci.tar"},
-		{"oxide-csi-plugin-node.oci.tar", ""},
+		{"oxide-csi-plugin-node.oci.tar", "oxide-node-keeper.oci.tar"},
+		{"oxide-node-keeper.oci.tar", ""},
 		{"oxide-csi-driver-1.2.4.tgz", "one chart"},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, step.made), nil, 0o600); err != nil {
@@ -28,7 +29,8 @@ func TestAReleaseHasOneChartAndTheImagesThatItWants(t *testing.T) {
 			continue
 		}
 		want := []string{filepath.Join(dir, "oxide-csi-plugin.oci.tar"),
-			filepath.Join(dir, "oxide-csi-plugin-node.oci.tar")}
+			filepath.Join(dir, "oxide-csi-plugin-node.oci.tar"),
+			filepath.Join(dir, "oxide-node-keeper.oci.tar")}
 		if err != nil || r.chart != filepath.Join(dir, "oxide-csi-driver-1.2.3.tgz") ||
 			!slices.Equal(r.archives, want) {
 			t.Errorf("found %+v, %v", r, err)

@@ -1,0 +1,240 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/deploy"
+)
+
+// The node keeper, as its manifests name it, and what it writes on Nodes.
+const (
+	keeperName   = "oxide-csi-node-keeper"
+	ofKeeper     = "app=" + keeperName
+	keeperLease  = "oxide-node-keeper"
+	mayStop      = driverName + "/cold-attach" // the label
+	stopRecord   = driverName + "/cold-attach" // the annotation
+	lastStop     = driverName + "/cold-attach-last"
+	fencedByUs   = driverName + "/fenced"
+	startupTaint = driverName + "/agent-not-ready"
+	instanceKey  = "topology." + driverName + "/instance"
+)
+
+// keeping is a kustomization of what the suite installs and the node keeper, with all of its duties
+// and for nodes that report their instances, as the chart's topologyInstance makes them. The keeper
+// waits less than by default. Both nodes' drivers are replaced at once, to save time.
+const keeping = `
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../e2e]
+components: [../node-keeper]
+patches:
+  - target: {kind: Deployment, name: oxide-csi-node-keeper}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --settle=5s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --min-interval=3s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --stateful-set-interval=3s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --interval=2s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-,
+         value: --leader-election-lease-duration=9s}
+      - {op: add, path: /spec/template/spec/containers/0/args/-, value: --fence}
+  - target: {kind: Deployment, name: oxide-csi-controller}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env/-,
+         value: {name: OXIDE_TOPOLOGY_INSTANCE, value: "true"}}
+      - {op: test, path: /spec/template/spec/containers/1/name, value: csi-provisioner}
+      - {op: add, path: /spec/template/spec/containers/1/args/-, value: --strict-topology=true}
+      - {op: add, path: /spec/template/spec/containers/1/args/-, value: --immediate-topology=false}
+  - target: {kind: ClusterRole, name: oxide-csi-controller}
+    patch: |
+      - {op: add, path: /rules/-,
+         value: {apiGroups: [""], resources: [persistentvolumeclaims], verbs: [update]}}
+      - {op: add, path: /rules/-,
+         value: {apiGroups: [""], resources: [nodes], verbs: [list, watch]}}
+  - target: {kind: DaemonSet, name: oxide-csi-node}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env/-,
+         value: {name: OXIDE_TOPOLOGY_INSTANCE, value: "true"}}
+      - {op: replace, path: /spec/updateStrategy/rollingUpdate/maxUnavailable, value: 100%}
+`
+
+// installKeeper installs the node keeper beside what the suite has installed, and lets it stop both
+// workers. In the end it is removed.
+func installKeeper(ctx context.Context) {
+	GinkgoHelper()
+	memory, err := manifests(deploy.Files)
+	Expect(err).NotTo(HaveOccurred())
+	const dir = "kustomize/keeping"
+	Expect(memory.WriteFile("/"+dir+"/kustomization.yaml", []byte(keeping))).To(Succeed())
+	objects, err := kustomizedIn(memory, dir)
+	Expect(err).NotTo(HaveOccurred())
+	before := installed
+	DeferCleanup(func(ctx SpecContext) {
+		Expect(removeAll(ctx, slices.DeleteFunc(slices.Clone(objects),
+			func(o *unstructured.Unstructured) bool { return among(before, o) }))).To(Succeed())
+		removeLeases(ctx, driverNamespace, keeperLease)
+		for _, worker := range workers {
+			patchNode(ctx, worker, fmt.Sprintf(
+				`{"metadata":{"labels":{%q:null,%q:null},"annotations":{%q:null}}}`, mayStop,
+				instanceKey, lastStop))
+		}
+		install(ctx)
+	}, NodeTimeout(2*rolloutTimeout))
+	Expect(applyAll(ctx, objects)).To(Succeed())
+	Expect(rolledOut(ctx, objects)).To(Succeed())
+	for _, worker := range workers {
+		Expect(registered(ctx, worker)).To(Succeed())
+		patchNode(ctx, worker, fmt.Sprintf(`{"metadata":{"labels":{%q:"allowed"}}}`, mayStop))
+	}
+}
+
+// among reports whether one of the objects is the one.
+func among(all []*unstructured.Unstructured, one *unstructured.Unstructured) bool {
+	return slices.ContainsFunc(all, func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == one.GetKind() && o.GetName() == one.GetName() &&
+			o.GetNamespace() == one.GetNamespace()
+	})
+}
+
+// coldAttached waits until the keeper has nothing to do on the workers: all are nodes, and take
+// pods.
+func coldAttached(ctx context.Context) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		for _, worker := range workers {
+			n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(n.Annotations).NotTo(HaveKey(stopRecord), worker)
+			g.Expect(n.Spec.Unschedulable).To(BeFalse(), worker)
+		}
+	}).WithContext(ctx).WithTimeout(nodeLostTimeout).Should(Succeed(),
+		"the keeper should have nothing to do")
+	for _, worker := range workers {
+		servesSinceBoot(ctx, worker)
+	}
+}
+
+// stopsSince counts how often each worker's instance was stopped since an entry of the rack's log.
+// A stop that is asked for again before there was a start is the same one.
+func stopsSince(ctx context.Context, since int) map[string]int {
+	GinkgoHelper()
+	all, err := theRack.Admin.Requests(ctx, since)
+	Expect(err).NotTo(HaveOccurred())
+	stops, stopped := map[string]int{}, map[string]bool{}
+	for worker, id := range instanceIDs {
+		for _, r := range all {
+			switch {
+			case !strings.Contains(r.Path, id):
+			case r.Operation == "instance_start":
+				stopped[worker] = false
+			case r.Operation == "instance_stop" && !stopped[worker]:
+				stops[worker]++
+				stopped[worker] = true
+			}
+		}
+	}
+	return stops
+}
+
+// leader waits until a keeper leads, and returns its pod.
+func leader(ctx context.Context) corev1.Pod {
+	GinkgoHelper()
+	var leads corev1.Pod
+	Eventually(func(g Gomega) {
+		lease, err := api.CoordinationV1().Leases(driverNamespace).Get(ctx, keeperLease,
+			metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
+		all := installedPods(ctx, ofKeeper, "")
+		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == *lease.Spec.HolderIdentity })
+		g.Expect(i).NotTo(Equal(-1), "the holder is %s", *lease.Spec.HolderIdentity)
+		leads = all[i]
+	}).WithContext(ctx).Should(Succeed(), "a keeper should lead")
+	return leads
+}
+
+// inStep waits until an operation is in one of the steps, and returns on which worker.
+func inStep(ctx context.Context, steps ...string) string {
+	GinkgoHelper()
+	var found string
+	Eventually(func(g Gomega) {
+		for _, worker := range workers {
+			var r struct{ Step string }
+			g.Expect(onNode(ctx, worker, stopRecord, &r)).To(Succeed())
+			if slices.Contains(steps, r.Step) {
+				found = worker
+			}
+		}
+		g.Expect(found).NotTo(BeEmpty())
+	}).WithContext(ctx).WithPolling(100*time.Millisecond).Should(Succeed(),
+		"an operation should be in one of the steps %v", steps)
+	return found
+}
+
+// onNode decodes an annotation of a Node. One that it does not have changes nothing.
+func onNode(ctx context.Context, name, annotation string, into any) error {
+	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil || n.Annotations[annotation] == "" {
+		return err
+	}
+	return json.Unmarshal([]byte(n.Annotations[annotation]), into)
+}
+
+// tellMemory prints the most that the keepers have ever used.
+func tellMemory(ctx context.Context) {
+	GinkgoHelper()
+	leads := leader(ctx)
+	peaks := map[bool]int{}
+	for _, p := range installedPods(ctx, ofKeeper, "") {
+		text, err := machines[p.Spec.NodeName].run(ctx, fmt.Sprintf(
+			"awk '/^VmHWM/{print $2}' /proc/%s/status", processOf(ctx, p, "oxide-node-keeper")))
+		Expect(err).NotTo(HaveOccurred())
+		kib, err := strconv.Atoi(strings.TrimSpace(text))
+		Expect(err).NotTo(HaveOccurred())
+		// Three quarters of it are pages of the program.
+		Expect(kib>>10).To(BeNumerically("<=", 48), "MiB of %s, as it requests", p.Name)
+		peaks[p.Name == leads.Name] = kib >> 10
+	}
+	fmt.Printf("FIGURE keeper-rss peak_mib=%d standby_peak_mib=%d\n", peaks[true], peaks[false])
+}
+
+// lostBeats counts the writes that a pod reported as done in the life of its container before the
+// last one and that were not on its volume when the last one began.
+func (p *pod) lostBeats(ctx context.Context) int {
+	GinkgoHelper()
+	before, now := p.logged(ctx, true), p.logged(ctx, false)
+	return max(0, before[len(before)-1]-(now[0]-1))
+}
+
+// logged are the numbers that a life of the pod's container has reported.
+func (p *pod) logged(ctx context.Context, previous bool) []int {
+	GinkgoHelper()
+	text, err := api.CoreV1().Pods(p.s.ns).GetLogs(p.name, &corev1.PodLogOptions{
+		Container: "main", Previous: previous}).DoRaw(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	var numbers []int
+	for line := range strings.Lines(string(text)) {
+		var n int
+		_, err := fmt.Sscanf(line, "wrote %d\n", &n)
+		Expect(err).NotTo(HaveOccurred(), "%s says %q", p.name, line)
+		numbers = append(numbers, n)
+	}
+	Expect(numbers).NotTo(BeEmpty(), "what %s has written", p.name)
+	return numbers
+}
+
+// keeperTimeout is for everything that the keeper does on both nodes, one after the other.
+const keeperTimeout = 5 * time.Minute

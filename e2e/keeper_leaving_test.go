@@ -1,0 +1,212 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+var _ = Describe("a node that is lost", Label("long"), func() {
+	It("D-38 has its volumes taken away after minutes, and only from pods that somebody deletes by "+
+		"force", func(ctx SpecContext) {
+		guestsFollow(ctx)
+		off := workers[1]
+		lost := s.replaced(ctx, off)
+		began := time.Now()
+		stopInstance(ctx, off)
+		Eventually(func() *metav1.Time { return lost.get(ctx).DeletionTimestamp }).WithContext(ctx).
+			WithTimeout(nodeLostTimeout).ShouldNot(BeNil(), "Kubernetes should notice")
+		now := int64(0)
+		Expect(api.CoreV1().Pods(s.ns).Delete(ctx, lost.name,
+			metav1.DeleteOptions{GracePeriodSeconds: &now})).To(Succeed())
+		s.elsewhere(ctx, off, 10*time.Minute)
+		fmt.Printf("FIGURE node-loss without_s=%.0f\n", time.Since(began).Seconds())
+	}, NodeTimeout(15*time.Minute))
+})
+
+// fences loses the node on which the keeper that leads runs.
+func fences(ctx SpecContext) {
+	off := leader(ctx).Spec.NodeName
+	s.replaced(ctx, off)
+	began := time.Now()
+	stopInstance(ctx, off)
+	s.elsewhere(ctx, off, nodeLostTimeout)
+	fmt.Printf("FIGURE node-loss with_s=%.0f\n", time.Since(began).Seconds())
+	n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(n.Annotations).To(HaveKeyWithValue(fencedByUs, instanceIDs[off]))
+	Expect(n.Spec.Taints).To(ContainElement(HaveField("Key", outOfService.Key)))
+
+	startInstance(ctx, off)
+	servesSinceBoot(ctx, off)
+	Eventually(func(g Gomega) {
+		n, err := api.CoreV1().Nodes().Get(ctx, off, metav1.GetOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(n.Annotations).NotTo(HaveKey(fencedByUs))
+		g.Expect(n.Spec.Taints).To(BeEmpty())
+	}).WithContext(ctx).Should(Succeed(), "%s should be free again", off)
+	s.Beating(ctx, off, s.Claim(ctx, Claim{}))
+}
+
+// replaced makes a Deployment of one pod with a volume, which Kubernetes replaces soon if its node
+// is silent, and waits until it runs on the worker.
+func (f *fixture) replaced(ctx context.Context, worker string) *pod {
+	GinkgoHelper()
+	claim := f.Claim(ctx, Claim{})
+	template := f.podObject(ctx, &Pod{Claims: []string{claim}, Script: beating}).Spec
+	soon := int64(1)
+	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+		template.Tolerations = append(template.Tolerations, corev1.Toleration{Key: key,
+			Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &soon})
+	}
+	onlyOn(ctx, worker)
+	one, labels := int32(1), map[string]string{"app": "replaced"}
+	_, err := api.AppsV1().Deployments(f.ns).Create(ctx, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "replaced"},
+		Spec: appsv1.DeploymentSpec{Replicas: &one,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: template}},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	f.allReady(ctx, 1)
+	list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	Expect(list.Items).To(HaveLen(1))
+	Expect(list.Items[0].Spec.NodeName).To(Equal(worker))
+	p := &pod{s: f, name: list.Items[0].Name}
+	p.Beats(ctx)
+	for _, worker := range workers {
+		cordon(ctx, worker, false)
+	}
+	return p
+}
+
+// elsewhere waits until a pod of the spec runs on another node than the worker, with what was
+// written before.
+func (f *fixture) elsewhere(ctx context.Context, worker string, limit time.Duration) {
+	GinkgoHelper()
+	var runs *pod
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool {
+			return p.Spec.NodeName != worker && p.Status.Phase == corev1.PodRunning
+		})
+		g.Expect(i).NotTo(Equal(-1))
+		runs = &pod{s: f, name: list.Items[i].Name}
+	}).WithContext(ctx).WithTimeout(limit).Should(Succeed(), "a pod should run elsewhere")
+	Expect(runs.logged(ctx, false)[0]).To(BeNumerically(">", 1), "it goes on where another ended")
+}
+
+// keepsTheDriver makes a node's driver and its pods with volumes end in the same moment.
+func keepsTheDriver(ctx SpecContext) {
+	stays, goes := workers[0], workers[1]
+	s.Beating(ctx, stays, s.Claim(ctx, Claim{}))
+	onlyOn(ctx, goes)
+	kept := s.Keepers(ctx, "kept", 3)
+	cordon(ctx, stays, false)
+	attachments, err := api.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	defer attachments.Stop()
+	drivers, err := api.CoreV1().Pods(driverNamespace).Watch(ctx,
+		metav1.ListOptions{LabelSelector: ofNode})
+	Expect(err).NotTo(HaveOccurred())
+	defer drivers.Stop()
+
+	By("draining the node", func() {
+		cordon(ctx, goes, true)
+		going := installedPod(ctx, ofNode, goes)
+		Expect(api.CoreV1().Pods(driverNamespace).Delete(ctx, going.Name,
+			metav1.DeleteOptions{})).To(Succeed())
+		for _, p := range kept {
+			Expect(api.PolicyV1().Evictions(s.ns).Evict(ctx, &policyv1.Eviction{
+				ObjectMeta: metav1.ObjectMeta{Namespace: s.ns, Name: p.name}})).To(Succeed())
+		}
+		driverGone := deleted(ctx, drivers, func(o metav1.Object) bool { return o.GetUID() == going.UID })
+		for range kept {
+			Expect(deleted(ctx, attachments, func(o metav1.Object) bool {
+				a, ok := o.(*storagev1.VolumeAttachment)
+				return ok && a.Spec.NodeName == goes
+			})).To(BeNumerically("<", driverGone), "a volume is detached while its driver is there")
+		}
+		for _, p := range kept {
+			p.Present(ctx).Running(ctx)
+			Expect(p.Node(ctx)).To(Equal(stays))
+		}
+		cordon(ctx, goes, false)
+	})
+	By("replacing the driver of a node that stays", func() {
+		serving(ctx)
+		replaced := installedPod(ctx, ofNode, stays)
+		began := time.Now()
+		removePod(ctx, replaced, metav1.DeleteOptions{})
+		took := time.Since(began)
+		Expect(took).To(BeNumerically("<", 15*time.Second), "%d volumes stay attached",
+			len(kept)+1)
+		fmt.Printf("FIGURE driver-replaced seconds=%.1f\n", took.Seconds())
+		serving(ctx)
+	})
+}
+
+// deleted waits until a watch reports that one of the objects is gone, and returns the resource
+// version of that. They are numbers that grow over all kinds in one etcd.
+func deleted(ctx context.Context, w watch.Interface, one func(metav1.Object) bool) int {
+	GinkgoHelper()
+	limit := time.After(nodeLostTimeout)
+	for {
+		select {
+		case event := <-w.ResultChan():
+			o, ok := event.Object.(metav1.Object)
+			Expect(ok).To(BeTrue(), "watching gave %v", event)
+			if event.Type == watch.Deleted && one(o) {
+				version, err := strconv.Atoi(o.GetResourceVersion())
+				Expect(err).NotTo(HaveOccurred())
+				return version
+			}
+		case <-limit:
+			Fail("nothing was deleted within " + nodeLostTimeout.String())
+		}
+	}
+}
+
+// freesNewNodes makes a worker look like one that has just joined.
+func freesNewNodes(ctx SpecContext) {
+	worker := workers[0]
+	patch := func(operations string) error {
+		_, err := api.StorageV1().CSINodes().Patch(ctx, worker, types.MergePatchType,
+			[]byte(operations), metav1.PatchOptions{})
+		return err
+	}
+	tainted := func() (bool, error) {
+		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
+		return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == startupTaint
+		}), err
+	}
+	Expect(patch(`{"spec":{"drivers":[]}}`)).To(Succeed())
+	_, err := api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, startupTaint),
+		metav1.PatchOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	Consistently(tainted).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
+		"the driver is not registered")
+	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})
+	Eventually(tainted).WithContext(ctx).Should(BeFalse(), "the driver should be registered")
+	Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
+	serving(ctx)
+}

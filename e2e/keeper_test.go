@@ -1,0 +1,140 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
+	BeforeAll(func(ctx SpecContext) {
+		// Where both controllers are on the node, nothing is attached while it is off.
+		spreadControllers(ctx)
+		guestsFollow(ctx)
+		installKeeper(ctx)
+	}, NodeTimeout(2*rolloutTimeout))
+
+	It("D-61 stops each of two nodes once for twenty pods with volumes, and no write is lost",
+		attachesToMany, NodeTimeout(2*keeperTimeout))
+	It("D-61 ends what its leader has begun on a node when that one dies, while a StatefulSet grows",
+		survivesItsLeader, NodeTimeout(2*keeperTimeout))
+	It("D-61 stops nothing on a rack with hot-plug", func(ctx SpecContext) {
+		s.Keepers(ctx, "kept", 3)
+		since := lastRequest(ctx)
+		scale(ctx, "kept", 6)
+		scaled(ctx, "kept", 6)
+		Expect(stopsSince(ctx, since)).To(BeEmpty())
+	}, NodeTimeout(keeperTimeout))
+	It("D-61 moves a volume that stays with its node to the other node, with its data",
+		movesWhatStays, NodeTimeout(2*keeperTimeout))
+	It("D-38 D-61 gives the volumes of a node whose instance is stopped to the other node",
+		fences, NodeTimeout(2*nodeLostTimeout))
+	It("D-38 keeps the driver on a node that goes until its volumes are detached, and no longer on "+
+		"one that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
+	It("CP-9 frees a new node when the driver is registered there, and not before", freesNewNodes,
+		NodeTimeout(2*time.Minute))
+})
+
+// attachesToMany lets pods come to a rack without hot-plug, on whose nodes some run already.
+func attachesToMany(ctx SpecContext) {
+	const all = 20
+	var kept []*pod
+	sums := map[*pod]string{}
+	for _, worker := range workers {
+		p := s.Beating(ctx, worker, s.Claim(ctx, Claim{}))
+		kept, sums[p] = append(kept, p), p.Fill(ctx)
+	}
+	withoutHotplug(ctx)
+	since, began := lastRequest(ctx), time.Now()
+	for range all - len(kept) {
+		s.Pod(ctx, Pod{Claims: []string{s.Claim(ctx, Claim{})}, Script: "echo written > /data/0/file"})
+	}
+	s.allReady(ctx, all)
+	took := time.Since(began)
+	coldAttached(ctx)
+
+	lost, restarted := 0, 0
+	for _, p := range kept {
+		p.RunningSinceBoot(ctx)
+		restarted += int(p.get(ctx).Status.ContainerStatuses[0].RestartCount)
+		lost += p.lostBeats(ctx)
+		Expect(p.Sum(ctx)).To(Equal(sums[p]))
+	}
+	stops := stopsSince(ctx, since)
+	fmt.Printf("FIGURE cold-attach pods=%d nodes=%d stops=%d lost=%d seconds=%.0f restarts=%d\n", all,
+		len(workers), stops[workers[0]]+stops[workers[1]], lost, took.Seconds(), restarted)
+	Expect(stops).To(Equal(map[string]int{workers[0]: 1, workers[1]: 1}))
+	Expect(lost).To(BeZero(), "writes that were durable and are not there")
+	tellMemory(ctx)
+}
+
+// survivesItsLeader ends the keeper that leads, without a farewell, while an instance is stopped.
+func survivesItsLeader(ctx SpecContext) {
+	kept := s.Keepers(ctx, "kept", 3)
+	sums := map[*pod]string{}
+	for _, p := range kept {
+		sums[p] = p.Fill(ctx)
+	}
+	withoutHotplug(ctx)
+	since := lastRequest(ctx)
+	stopped := workers[0]
+	if leader(ctx).Spec.NodeName == stopped {
+		stopped = workers[1]
+	}
+	onlyOn(ctx, stopped)
+	scale(ctx, "kept", 6)
+	for i := 3; i < 6; i++ {
+		(&pod{s: s, name: fmt.Sprintf("kept-%d", i)}).Pending(ctx, mustBeStopped...)
+	}
+	for _, worker := range workers {
+		cordon(ctx, worker, false)
+	}
+	Expect(inStep(ctx, "Stopping", "Attaching")).To(Equal(stopped))
+	dies := leader(ctx)
+	Expect(dies.Spec.NodeName).NotTo(Equal(stopped), "no keeper stops its own node")
+	// Frozen, it does not hear that it is to end, and keeps its lease until that is over.
+	_, err := machines[dies.Spec.NodeName].run(ctx, "kill -STOP "+
+		processOf(ctx, dies, "oxide-node-keeper"))
+	Expect(err).NotTo(HaveOccurred())
+	now := int64(0)
+	removePod(ctx, dies, metav1.DeleteOptions{GracePeriodSeconds: &now})
+
+	s.allReady(ctx, 6)
+	coldAttached(ctx)
+	Expect(stopsSince(ctx, since)).To(Equal(map[string]int{stopped: 1}))
+	var last struct{ Problem string }
+	Expect(onNode(ctx, stopped, lastStop, &last)).To(Succeed())
+	Expect(last.Problem).To(BeEmpty())
+	for _, p := range kept {
+		Expect(p.Sum(ctx)).To(Equal(sums[p]))
+		if p.Node(ctx) == stopped {
+			p.RunningSinceBoot(ctx)
+			Expect(p.lostBeats(ctx)).To(BeZero(), "writes of %s", p.name)
+		}
+	}
+}
+
+// allReady waits until so many pods of the spec are ready.
+func (f *fixture) allReady(ctx context.Context, want int) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		list, err := api.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{})
+		g.Expect(err).NotTo(HaveOccurred())
+		ready := 0
+		for _, p := range list.Items {
+			for _, c := range p.Status.Conditions {
+				if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+					ready++
+				}
+			}
+		}
+		g.Expect(ready).To(Equal(want))
+	}).WithContext(ctx).WithTimeout(keeperTimeout).Should(Succeed(), "%d pods should be ready", want)
+}
