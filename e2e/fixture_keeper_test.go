@@ -159,7 +159,9 @@ func leader(ctx context.Context) corev1.Pod {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
 		all := installedPods(ctx, ofKeeper, "")
-		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == *lease.Spec.HolderIdentity })
+		i := slices.IndexFunc(all, func(p corev1.Pod) bool {
+			return p.Name == *lease.Spec.HolderIdentity
+		})
 		g.Expect(i).NotTo(Equal(-1), "the holder is %s", *lease.Spec.HolderIdentity)
 		leads = all[i]
 	}).WithContext(ctx).Should(Succeed(), "a keeper should lead")
