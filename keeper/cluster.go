@@ -38,35 +38,47 @@ func (k *Keeper) observe(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// pods reads and sorts the pods of a node.
-func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
-	volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return sorted{}, fmt.Errorf("list PersistentVolumes: %w", err)
+// sorted reads and sorts the pods of a node, and returns all of them.
+func (k *Keeper) sorted(ctx context.Context, v *view, n *node) (sorted, []corev1.Pod, error) {
+	if v.claims == nil {
+		volumes, err := k.Kubernetes.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return sorted{}, nil, fmt.Errorf("list PersistentVolumes: %w", err)
+		}
+		v.claims = claimsOf(volumes.Items)
 	}
-	claims := claimsOf(volumes.Items)
 	own, err := k.podsOn(ctx, n)
+	return sortPods(own, v.claims), own, err
+}
+
+// pods reads and sorts the pods of a node, and looks what budgets say of a stop.
+func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
+	s, own, err := k.sorted(ctx, v, n)
 	if err != nil {
-		return sorted{}, err
+		return s, err
 	}
-	s := sortPods(own, claims)
-	waiting := waitingPods(own, claims, v.waiting(n))
+	if v.budgets == nil {
+		budgets, err := k.Kubernetes.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
+			metav1.ListOptions{})
+		if err != nil {
+			return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
+		}
+		v.budgets = append([]policyv1.PodDisruptionBudget{}, budgets.Items...)
+	}
+	waiting := waitingPods(own, v.claims, v.waiting(n))
+	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
-		if other == n || len(v.waiting(other)) == 0 {
+		// Only what a budget is about costs a look at other nodes.
+		if s.budget == "" || other == n || len(v.waiting(other)) == 0 {
 			continue
 		}
 		pods, err := k.podsOn(ctx, other)
 		if err != nil {
 			return s, err
 		}
-		waiting = append(waiting, waitingPods(pods, claims, v.waiting(other))...)
+		waiting = append(waiting, waitingPods(pods, v.claims, v.waiting(other))...)
+		s.budget = exhausted(v.budgets, s, waiting)
 	}
-	budgets, err := k.Kubernetes.PolicyV1().PodDisruptionBudgets(metav1.NamespaceAll).List(ctx,
-		metav1.ListOptions{})
-	if err != nil {
-		return s, fmt.Errorf("list PodDisruptionBudgets: %w", err)
-	}
-	s.budget = exhausted(budgets.Items, s, waiting)
 	return s, nil
 }
 

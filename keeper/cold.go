@@ -27,6 +27,9 @@ const staleAfter = 10 * time.Minute
 
 // coldAttach continues what is in progress; if nothing is, it looks for a node to work on.
 func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error) {
+	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
+		return pace, err
+	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
 	var errs []error
@@ -38,31 +41,37 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	if len(busy) > 0 || !k.Config.ColdAttach {
 		return pace, errors.Join(errs...)
 	}
-	if restarted, err := k.restartLateStopped(ctx, v); restarted || err != nil {
-		return pace, err
-	}
 	return k.consider(ctx, v)
 }
 
-// restartLateStopped starts an instance that stopped right after the keeper had started it.
+// restartLateStopped starts an instance that stopped right after the keeper had started it. Nobody
+// may have led for a while since, so it asks about a node that is not ready later, too.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
-		if n.Last == nil || !n.Last.Stopped || n.Last.Late || v.Now.Sub(n.Last.Ended) > lateStop {
+		if n.Record != nil || n.Unreadable != nil || n.Last == nil || !n.Last.Stopped || n.Last.Late {
 			continue
 		}
-		state, err := k.instanceState(ctx, n.Last.Instance)
+		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
+			continue
+		}
+		instance, err := k.Rack.Instance(ctx, oxide.NameOrId(n.Last.Instance))
 		switch {
 		case csierr.IsNotFound(err):
 			continue
 		case err != nil:
-			return false, err
-		case state != oxide.InstanceStateStopped && state != oxide.InstanceStateStopping:
+			// An operation in progress must not wait for this.
+			k.Log.WarnContext(ctx, "not known whether an instance stopped late", "node", n.Name,
+				"error", err)
+			continue
+		case instance.RunState != oxide.InstanceStateStopped &&
+			instance.RunState != oxide.InstanceStateStopping,
+			instance.TimeRunStateUpdated != nil &&
+				instance.TimeRunStateUpdated.Sub(n.Last.Ended) > lateStop:
 			continue
 		}
 		n.Record = &record{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
 			StatefulSets: n.Last.StatefulSets, Late: true, Problem: "the instance stopped after it had " +
-				"been started " +
-				"again; a stop that was on its way may have come late"}
+				"been started again; a stop that was on its way may have come late"}
 		return true, k.write(ctx, n, n.Record.Problem)
 	}
 	return false, nil
@@ -77,11 +86,10 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 		return cmp.Or(v.oldest(a).Compare(v.oldest(b)), strings.Compare(a.Name, b.Name))
 	})
 	aside := false
+	var errs []error // what is wrong with one node hides no other
 	for _, n := range v.Nodes {
 		if planned := slices.Contains(candidates, n) && n.allowed(); !planned {
-			if err := k.plan(ctx, n, ""); err != nil {
-				return pace, err
-			}
+			errs = append(errs, k.plan(ctx, n, ""))
 		}
 	}
 	for _, n := range candidates {
@@ -89,28 +97,24 @@ func (k *Keeper) consider(ctx context.Context, v *view) (time.Duration, error) {
 			continue
 		}
 		why, pods, err := k.hindrance(ctx, v, n)
-		if err != nil {
-			return pace, err
-		}
 		aside = aside || why == runsHere
-		if why != "" {
-			if err := k.plan(ctx, n, why); err != nil {
-				return pace, err
+		switch {
+		case err != nil:
+		case why != "":
+			err = k.plan(ctx, n, why)
+		case k.Config.DryRun:
+			err = k.announce(ctx, v, n, pods, "would stop")
+		default:
+			if err = k.begin(ctx, v, n, pods); err == nil {
+				return pace, errors.Join(errs...)
 			}
-			continue
 		}
-		if k.Config.DryRun {
-			if err := k.announce(ctx, v, n, pods, "would stop"); err != nil {
-				return pace, err
-			}
-			continue
-		}
-		return pace, k.begin(ctx, v, n, pods)
+		errs = append(errs, err)
 	}
-	if aside {
-		return pace, ErrStepAside
+	if err := errors.Join(errs...); err != nil || !aside {
+		return k.Config.Interval, err
 	}
-	return k.Config.Interval, nil
+	return pace, ErrStepAside
 }
 
 // oldest returns since when the first attachment of a node waits.
@@ -147,8 +151,8 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	}
 	sets := statefulSets(pods.stay)
 	for _, other := range v.Nodes {
-		if other == n || other.Last == nil || !other.Last.Stopped ||
-			v.Now.Sub(other.Last.Ended) >= k.Config.StatefulSetInterval {
+		if other == n || other.Last == nil ||
+			v.Now.Sub(other.Last.StoppedAt) >= k.Config.StatefulSetInterval {
 			continue
 		}
 		for _, set := range sets {
@@ -179,6 +183,8 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 		return "waits: " + n.Unreadable.Error()
 	case n.Instance == "":
 		return "waits: the driver is not registered on this node"
+	case k.doubtful(v, n) != "":
+		return "waits: " + k.doubtful(v, n)
 	case n.Spec.Unschedulable:
 		return "waits: somebody cordoned this node"
 	case !ready:
@@ -196,10 +202,38 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 	return ""
 }
 
+// controlPlane is the label of nodes without which there may be no Kubernetes to read records from.
+const controlPlane = "node-role.kubernetes.io/control-plane"
+
+// doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
+// or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
+func (k *Keeper) doubtful(v *view, n *node) string {
+	_, control := n.Labels[controlPlane]
+	provider, provided := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
+	switch {
+	case control:
+		return "the keeper stops no node of the control plane"
+	case provided && provider != n.Instance:
+		return fmt.Sprintf("its spec.providerID names the instance %.40s, and its driver is registered "+
+			"with %s", provider, n.Instance)
+	}
+	for _, other := range v.Nodes {
+		ready, _ := other.ready()
+		switch {
+		case other == n:
+		case other.Instance == n.Instance:
+			return fmt.Sprintf("the node %s says that it is the same instance", other.Name)
+		case !ready && other.allowed():
+			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
+		}
+	}
+	return ""
+}
+
 // pauseAfter returns how long a node is left alone after an operation: longer after each that
 // failed, since a node that is cordoned for nothing again and again is of no use.
 func (k *Keeper) pauseAfter(last *outcome) time.Duration {
-	return k.Config.MinInterval << min(last.Failures, 4)
+	return k.Config.MinInterval << max(0, min(last.Failures, 4))
 }
 
 // begin records the operation and cordons the node, in one update.
@@ -222,8 +256,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.waiting(n)
 	text := fmt.Sprintf("%s the instance %s for %d volumes that wait (%s); %d pods are evicted, %d "+
-		"stay "+
-		"and stop with it", verb, n.Instance, len(waiting), volumesText(waiting), len(pods.evict),
+		"stay and stop with it", verb, n.Instance, len(waiting), volumesText(waiting), len(pods.evict),
 		len(pods.stay))
 	if n.Annotations[PlanAnnotation] == text {
 		return nil

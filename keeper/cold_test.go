@@ -30,6 +30,9 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 		want  string // a part of the plan; "" if nothing is in the way
 	}{
 		{"nothing", func(*world) {}, ""},
+		{"a record that cannot be read", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Annotations = map[string]string{RecordAnnotation: "{"} })
+		}, "is not what a keeper writes"},
 		{"not registered", func(w *world) { keepertest.Delete[*storagev1.CSINode](w.api, "", "a") },
 			"the driver is not registered on this node"},
 		{"the keeper's own node", func(w *world) { w.Config.NodeName = "a" }, "the keeper runs here"},
@@ -43,7 +46,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 		{"within the window", func(w *world) {
 			w.Config.Window = try(ParseWindow("0 12 * * *", time.Hour))(w.t)
 		}, ""},
-		{"something new is asked for", func(w *world) { w.wait("a", "new") }, "nothing new has been asked"},
+		{"something new is asked for", func(w *world) { w.wait("a", "new") }, "nothing new has been"},
 		{"something new, and something old", func(w *world) {
 			w.pass(2 * time.Minute)
 			w.wait("a", "new")
@@ -66,14 +69,14 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0))
 			keepertest.Put(w.api, &b)
 		}, "wants 1 healthy pods, and a stop would leave 0"},
-		{"its StatefulSet was stopped elsewhere", ended("b", outcome{Ended: begin, Stopped: true,
+		{"its StatefulSet was stopped elsewhere", ended("b", outcome{StoppedAt: begin,
 			StatefulSets: []string{"shop/db"}}), "the StatefulSet shop/db has pods here, and had some on " +
 			"the node b"},
-		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{Stopped: true,
-			Ended: begin.Add(-29 * time.Minute), StatefulSets: []string{"shop/db"}}), ""},
+		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{
+			StoppedAt: begin.Add(-29 * time.Minute), StatefulSets: []string{"shop/db"}}), ""},
 		{"its StatefulSet was spared elsewhere", ended("b", outcome{Ended: begin,
 			StatefulSets: []string{"shop/db"}}), ""},
-		{"another StatefulSet was stopped elsewhere", ended("b", outcome{Ended: begin, Stopped: true,
+		{"another StatefulSet was stopped elsewhere", ended("b", outcome{StoppedAt: begin,
 			StatefulSets: []string{"shop/cache"}}), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,7 +85,7 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			w.pass(time.Minute)
 			c.given(w)
 			_, err := w.Round(t.Context())
-			if err != nil && !errors.Is(err, ErrStepAside) {
+			if err != nil && !errors.Is(err, ErrStepAside) && !strings.Contains(err.Error(), c.want) {
 				t.Fatal(err)
 			}
 			if began := w.step("a") == string(draining); began != (c.want == "") ||
@@ -168,7 +171,8 @@ func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"Node a: ColdAttachPlanned: " + what,
 		"PersistentVolumeClaim data: ColdAttachPlanned: the node keeper " + what + " (node a)",
-		"Pod db-data: ColdAttachPlanned: the node keeper " + what + " (node a)"}, w.events()); diff != "" {
+		"Pod db-data: ColdAttachPlanned: the node keeper " + what + " (node a)"}, w.events()); diff !=
+		"" {
 		t.Errorf("the events:\n%s", diff)
 	}
 	e := keepertest.List[*corev1.Event](w.api, "default")[0]
@@ -241,6 +245,8 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 			lost := map[string]bool{}
 			w.api.Intercept(func(r keepertest.Request) error {
 				key := w.step("a") + r.Name
+				w.mu.Lock()
+				defer w.mu.Unlock()
 				if r.Resource != c.resource || r.Applied != c.applied || lost[key] {
 					return nil
 				}
@@ -258,6 +264,8 @@ func TestNoEventIsMadeTwice(t *testing.T) {
 				t.Errorf("the operation ended with %+v", last)
 			}
 			said := w.events()
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if once := slices.Compact(slices.Clone(said)); len(once) != len(said) ||
 				len(said) < c.events || (len(lost) > 4) != (c.resource != "") {
 				t.Errorf("%d were lost; the events are\n%s", len(lost), strings.Join(said, "\n"))

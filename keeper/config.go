@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
 	// For the zone of a window in an image with only this binary, which has no file of zones.
 	_ "time/tzdata"
 

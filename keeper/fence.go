@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
 	corev1 "k8s.io/api/core/v1"
@@ -34,13 +35,13 @@ func (k *Keeper) fence(ctx context.Context, v *view) error {
 }
 
 func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
-	ready, _ := n.ready()
 	fenced := n.Annotations[FencedAnnotation]
 	switch {
 	case fenced != "":
-		return k.unfence(ctx, n, fenced, ready)
-	// A node that the keeper itself has stopped, or may have, comes back with its pods.
-	case ready, n.Instance == "", n.Record != nil, n.Unreadable != nil, !k.Config.Fence,
+		return k.unfence(ctx, n, fenced)
+	// A node that the keeper itself has stopped, or may have, comes back with its pods. One whose
+	// kubelet reports is not off, whatever the driver there was registered with.
+	case !n.silent(), n.Instance == "", n.working(), !k.Config.Fence,
 		n.tainted(outOfService.Key):
 		return nil
 	}
@@ -62,10 +63,18 @@ func (k *Keeper) fenceNode(ctx context.Context, v *view, n *node) error {
 	return nil
 }
 
-// unfence takes the keeper's taint from a node whose instance runs again. A node that is ready
-// runs, whatever its instance is now.
-func (k *Keeper) unfence(ctx context.Context, n *node, instance string, ready bool) error {
-	if !ready {
+// silent reports whether Kubernetes hears nothing of a node's kubelet.
+func (n *node) silent() bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
+	})
+}
+
+// unfence takes the keeper's taint from a node whose instance runs again. One whose kubelet reports
+// runs, whatever its instance is now. A taint that somebody took away may since be somebody's.
+func (k *Keeper) unfence(ctx context.Context, n *node, instance string) error {
+	ours := slices.Contains(n.Spec.Taints, outOfService)
+	if n.silent() && ours {
 		state, err := k.instanceState(ctx, instance)
 		switch {
 		case csierr.IsNotFound(err):
@@ -76,7 +85,9 @@ func (k *Keeper) unfence(ctx context.Context, n *node, instance string, ready bo
 			return nil
 		}
 	}
-	n.removeTaint(outOfService.Key)
+	if ours {
+		n.removeTaint(outOfService.Key)
+	}
 	delete(n.Annotations, FencedAnnotation)
 	if err := k.update(ctx, n); err != nil {
 		return err
@@ -96,13 +107,25 @@ func (k *Keeper) off(ctx context.Context, v *view, n *node) (off bool, why strin
 	if !csierr.IsNotFound(err) {
 		return false, "", err
 	}
-	for _, other := range v.Nodes {
-		if other.Instance == "" || other.Instance == n.Instance {
-			continue
-		}
-		if _, err := k.instanceState(ctx, other.Instance); err == nil {
-			return true, "destroyed", nil
-		}
+	if k.seesOthers(ctx, v, n.Instance) {
+		return true, "destroyed", nil
 	}
 	return false, "", err
+}
+
+// seesOthers reports whether the rack shows another node's instance.
+func (k *Keeper) seesOthers(ctx context.Context, v *view, instance string) bool {
+	asked := 0
+	for _, n := range v.Nodes {
+		if n.Instance == "" || n.Instance == instance {
+			continue
+		}
+		if _, err := k.instanceState(ctx, n.Instance); err == nil {
+			return true
+		}
+		if asked++; asked == 5 {
+			break // a token that sees none of them sees none
+		}
+	}
+	return false
 }

@@ -37,14 +37,14 @@ func (k *Keeper) Round(ctx context.Context) (time.Duration, error) {
 	for _, n := range v.Nodes {
 		errs = append(errs, n.Unreadable)
 	}
+	// First what an instance may be stopped for, whatever else there is to do.
+	again, err := k.coldAttach(ctx, v)
+	errs = append(errs, err)
 	if k.Config.StartupTaint {
 		errs = append(errs, k.removeStartupTaints(ctx, v))
 	}
-	if k.Config.LeavingNodes {
-		errs = append(errs, k.fence(ctx, v))
-	}
-	again, err := k.coldAttach(ctx, v)
-	return min(again, k.Config.Interval), errors.Join(append(errs, err)...)
+	errs = append(errs, k.fence(ctx, v))
+	return min(again, k.Config.Interval), errors.Join(errs...)
 }
 
 func (k *Keeper) now() time.Time {

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 )
 
 // Release is set in release builds: -ldflags "-X …/keeper.Release=v1.2.3".
@@ -54,7 +55,9 @@ func mainErr(ctx context.Context, args []string, getenv func(string) string,
 	if s.LogJSON {
 		handler = slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})
 	}
-	return Run(ctx, s, slog.New(handler))
+	log := slog.New(handler)
+	klog.SetSlogLogger(log) // the client's lines of the election, in the same form
+	return Run(ctx, s, log)
 }
 
 func mainLeave(ctx context.Context, args []string, getenv func(string) string,

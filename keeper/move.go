@@ -2,9 +2,11 @@ package keeper
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -18,9 +20,21 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
 
-// MovingAnnotation is on a claim while its PersistentVolume is replaced, and holds the one that
-// replaces it. A move that was interrupted continues from there.
+// MovingAnnotation is on a PersistentVolume that is retained only because it is being replaced.
+// With the volume's name behind it, it is on the CSIDriver object, and holds the replacement: a
+// move that was interrupted continues from there. Who may write claims, or a Node, may not write
+// that one.
 const MovingAnnotation = DriverName + "/moving"
+
+// movingKey is the annotation of the CSIDriver object for a volume.
+func movingKey(name string) string {
+	const most = 63 // of the part behind the slash
+	if key := "moving-" + name; len(key) <= most {
+		return DriverName + "/" + key
+	}
+	hash := sha256.Sum224([]byte(name))
+	return fmt.Sprintf("%s/moving-%x", DriverName, hash[:20])
+}
 
 // Mover moves a volume that stays with its node to another node. Kubernetes never changes the node
 // affinity of a PersistentVolume, so it is replaced by one of the same name that is bound to the
@@ -39,44 +53,47 @@ func (m *Mover) Move(ctx context.Context, name, to string) error {
 	if err != nil {
 		return err
 	}
-	old, claim, err := m.find(ctx, name)
+	saved, err := m.saved(ctx, name)
 	if err != nil {
 		return err
 	}
-	replacement, err := m.prepare(ctx, old, claim, instance)
+	old, claim, err := m.find(ctx, name, saved)
 	if err != nil {
 		return err
 	}
-	if old != nil && !replaces(old, replacement, instance) {
+	replacement, err := m.prepare(ctx, old, saved, instance)
+	if err != nil {
+		return err
+	}
+	if old != nil && !replaces(old, instance) {
 		if err := m.remove(ctx, old); err != nil {
 			return err
 		}
 		m.say("the PersistentVolume %s is replaced by one for the node %s", name, to)
 	}
-	if err := m.create(ctx, replacement); err != nil {
+	if err := m.create(ctx, replacement, instance); err != nil {
 		return err
 	}
-	if err := m.bound(ctx, claim); err != nil {
+	if err := m.bound(ctx, claim, instance); err != nil {
 		return err
 	}
-	if err := m.annotate(ctx, claim, nil); err != nil {
+	if err := m.save(ctx, name, nil); err != nil {
 		return err
 	}
 	if err := m.evict(ctx, claim, to); err != nil {
 		return err
 	}
 	m.say("the volume belongs to the node %s; its pod starts there when the disk is attached. On a "+
-		"rack "+
-		"without hot-plug the instances of both nodes have to be stopped for that, which the node "+
+		"rack without hot-plug the instances of both nodes have to be stopped for that, which the node "+
 		"keeper does where it may; see kubectl get volumeattachments", to)
 	return nil
 }
 
 // replaces reports whether a volume is the replacement already. One that an interrupted move has
 // retained or deleted is not, even if it moves back to the node that it belongs to.
-func replaces(v, replacement *corev1.PersistentVolume, instance string) bool {
-	return v.DeletionTimestamp == nil && onInstance(v, instance) &&
-		v.Spec.PersistentVolumeReclaimPolicy == replacement.Spec.PersistentVolumeReclaimPolicy
+func replaces(v *corev1.PersistentVolume, instance string) bool {
+	_, moving := v.Annotations[MovingAnnotation]
+	return v.DeletionTimestamp == nil && onInstance(v, instance) && !moving
 }
 
 func (m *Mover) say(format string, args ...any) { _, _ = fmt.Fprintf(m.Out, format+"\n", args...) }
@@ -100,14 +117,13 @@ func (m *Mover) instance(ctx context.Context, name string) (string, error) {
 	return instance, nil
 }
 
-// find returns the volume and its claim. A volume whose replacement was interrupted is only in its
-// claim's annotation.
-func (m *Mover) find(ctx context.Context, name string) (*corev1.PersistentVolume,
-	*corev1.PersistentVolumeClaim, error) {
+// find returns the volume and its claim. A volume whose replacement was interrupted may be nil.
+func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentVolume) (
+	*corev1.PersistentVolume, *corev1.PersistentVolumeClaim, error) {
 	v, err := m.Kubernetes.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err):
-		claim, err := m.interrupted(ctx, name)
+	case apierrors.IsNotFound(err) && saved != nil:
+		claim, err := m.claim(ctx, saved)
 		return nil, claim, err
 	case err != nil:
 		return nil, nil, fmt.Errorf("read the PersistentVolume %s: %w", name, err)
@@ -116,80 +132,85 @@ func (m *Mover) find(ctx context.Context, name string) (*corev1.PersistentVolume
 			DriverName)
 	case onInstance(v, ""):
 		return nil, nil, fmt.Errorf("the PersistentVolume %s stays with no node: it has no affinity "+
-			"to %s, "+
-			"and goes where its pod goes", name, volume.InstanceKey)
+			"to %s, and goes where its pod goes", name, volume.InstanceKey)
 	case v.Spec.ClaimRef == nil || v.Status.Phase != corev1.VolumeBound && v.DeletionTimestamp == nil:
 		return nil, nil, fmt.Errorf("the PersistentVolume %s is %s; only a bound one can be moved", name,
 			v.Status.Phase)
 	}
+	claim, err := m.claim(ctx, v)
+	return v, claim, err
+}
+
+// claim returns the claim that a volume is bound to.
+func (m *Mover) claim(ctx context.Context, v *corev1.PersistentVolume) (
+	*corev1.PersistentVolumeClaim, error) {
 	ref := v.Spec.ClaimRef
 	claim, err := m.Kubernetes.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name,
 		metav1.GetOptions{})
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the claim %s/%s: %w", ref.Namespace, ref.Name, err)
+		return nil, fmt.Errorf("read the claim %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	if claim.UID != ref.UID {
-		return nil, nil, fmt.Errorf("the PersistentVolume %s is bound to an earlier claim of the name "+
-			"%s/%s", name, ref.Namespace, ref.Name)
+		return nil, fmt.Errorf("the PersistentVolume %s is bound to an earlier claim of the name %s/%s",
+			v.Name, ref.Namespace, ref.Name)
 	}
-	return v, claim, nil
+	return claim, nil
 }
 
-// interrupted finds the claim whose volume is being replaced.
-func (m *Mover) interrupted(ctx context.Context, name string) (*corev1.PersistentVolumeClaim,
-	error) {
-	list, err := m.Kubernetes.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx,
-		metav1.ListOptions{})
+// saved returns what an interrupted move has saved, or nil.
+func (m *Mover) saved(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	driver, err := m.Kubernetes.StorageV1().CSIDrivers().Get(ctx, DriverName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("list claims: %w", err)
+		return nil, fmt.Errorf("read the CSIDriver %s: %w", DriverName, err)
 	}
-	for i := range list.Items {
-		if c := &list.Items[i]; c.Spec.VolumeName == name && c.Annotations[MovingAnnotation] != "" {
-			return c, nil
-		}
+	text, ok := driver.Annotations[movingKey(name)]
+	if !ok {
+		return nil, nil
 	}
-	return nil, fmt.Errorf("there is no PersistentVolume %s, and no claim that is waiting for "+
-		"one", name)
+	v := &corev1.PersistentVolume{}
+	if err := json.Unmarshal([]byte(text), v); err != nil || v.Name != name || v.Spec.ClaimRef == nil {
+		return nil, fmt.Errorf("the annotation %s of the CSIDriver %s is not what a move writes; "+
+			"see that the PersistentVolume %s is as it should be, then remove the annotation",
+			movingKey(name), DriverName, name)
+	}
+	return v, nil
 }
 
-// prepare writes the replacement into the claim's annotation before anything is removed, and
-// returns it.
-func (m *Mover) prepare(ctx context.Context, old *corev1.PersistentVolume,
-	claim *corev1.PersistentVolumeClaim, instance string) (*corev1.PersistentVolume, error) {
-	replacement := &corev1.PersistentVolume{}
-	text, begun := claim.Annotations[MovingAnnotation]
-	switch {
-	case begun:
-		if err := json.Unmarshal([]byte(text), replacement); err != nil {
-			return nil, fmt.Errorf("the annotation %s of the claim %s/%s is not what a move writes: %w",
-				MovingAnnotation, claim.Namespace, claim.Name, err)
-		}
-	default:
-		replacement.ObjectMeta = metav1.ObjectMeta{Name: old.Name, Labels: old.Labels,
-			Annotations: old.Annotations, Finalizers: old.Finalizers}
-		replacement.Spec = *old.Spec.DeepCopy()
-	}
-	setInstance(replacement, instance)
-	saved, err := json.Marshal(replacement)
-	if err != nil {
-		return nil, err
-	}
-	return replacement, m.annotate(ctx, claim, string(saved))
-}
-
-// annotate sets the annotation of a claim; nil removes it.
-func (m *Mover) annotate(ctx context.Context, claim *corev1.PersistentVolumeClaim,
-	value any) error {
-	patch, err := annotationPatch(MovingAnnotation, value)
+// save saves the replacement of a volume; nil removes it.
+func (m *Mover) save(ctx context.Context, name string, value any) error {
+	patch, err := annotationPatch(movingKey(name), value)
 	if err != nil {
 		return err
 	}
-	_, err = m.Kubernetes.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name,
-		types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = m.Kubernetes.StorageV1().CSIDrivers().Patch(ctx, DriverName, types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	if err != nil {
-		return fmt.Errorf("annotate the claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		return fmt.Errorf("annotate the CSIDriver %s: %w", DriverName, err)
 	}
 	return nil
+}
+
+// prepare saves the replacement before anything is removed, and returns it. It is made of the
+// volume as it is now, but for what an interrupted move has changed of it.
+func (m *Mover) prepare(ctx context.Context, old, saved *corev1.PersistentVolume,
+	instance string) (*corev1.PersistentVolume, error) {
+	replacement := saved
+	if old != nil {
+		replacement = &corev1.PersistentVolume{Spec: *old.Spec.DeepCopy(),
+			ObjectMeta: metav1.ObjectMeta{Name: old.Name, Labels: old.Labels,
+				Annotations: maps.Clone(old.Annotations), Finalizers: old.Finalizers}}
+		if _, moving := old.Annotations[MovingAnnotation]; moving && saved != nil {
+			delete(replacement.Annotations, MovingAnnotation)
+			replacement.Finalizers = saved.Finalizers
+			replacement.Spec.PersistentVolumeReclaimPolicy = saved.Spec.PersistentVolumeReclaimPolicy
+		}
+	}
+	setInstance(replacement, instance)
+	text, err := json.Marshal(replacement)
+	if err != nil {
+		return nil, err
+	}
+	return replacement, m.save(ctx, replacement.Name, string(text))
 }
 
 // remove deletes a PersistentVolume and leaves its disk alone: nobody deletes the disk of one that
@@ -197,8 +218,8 @@ func (m *Mover) annotate(ctx context.Context, claim *corev1.PersistentVolumeClai
 func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
 	now, err := volumes.Patch(ctx, v.Name, types.MergePatchType, fmt.Appendf(nil,
-		`{"metadata":{"uid":%q},"spec":{"persistentVolumeReclaimPolicy":%q}}`, v.UID,
-		corev1.PersistentVolumeReclaimRetain), metav1.PatchOptions{})
+		`{"metadata":{"uid":%q,"annotations":{%q:""}},"spec":{"persistentVolumeReclaimPolicy":%q}}`,
+		v.UID, MovingAnnotation, corev1.PersistentVolumeReclaimRetain), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("retain the PersistentVolume %s: %w; repeat the command", v.Name, err)
 	}
@@ -233,16 +254,29 @@ func (m *Mover) remove(ctx context.Context, v *corev1.PersistentVolume) error {
 	}
 }
 
-func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume) error {
-	_, err := m.Kubernetes.CoreV1().PersistentVolumes().Create(ctx, v, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
+func (m *Mover) create(ctx context.Context, v *corev1.PersistentVolume, instance string) error {
+	volumes := m.Kubernetes.CoreV1().PersistentVolumes()
+	_, err := volumes.Create(ctx, v, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		if err != nil {
+			return fmt.Errorf("create the PersistentVolume %s: %w; repeat the command", v.Name, err)
+		}
+		return nil
+	}
+	now, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the PersistentVolume %s: %w; repeat the command", v.Name, err)
+	}
+	if !replaces(now, instance) {
+		return fmt.Errorf("another move of the PersistentVolume %s has come in between; see where it "+
+			"belongs, and repeat the command", v.Name)
 	}
 	return nil
 }
 
 // bound waits until Kubernetes has bound the claim to the new volume.
-func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim,
+	instance string) error {
 	for {
 		now, err := m.Kubernetes.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name,
 			metav1.GetOptions{})
@@ -253,6 +287,10 @@ func (m *Mover) bound(ctx context.Context, claim *corev1.PersistentVolumeClaim) 
 			metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("read the PersistentVolume %s: %w", claim.Spec.VolumeName, err)
+		}
+		if err == nil && !replaces(v, instance) {
+			return fmt.Errorf("another move of the PersistentVolume %s has come in between; see where it "+
+				"belongs, and repeat the command", v.Name)
 		}
 		if err == nil && v.Status.Phase == corev1.VolumeBound && now.Status.Phase == corev1.ClaimBound {
 			return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,10 +23,12 @@ import (
 // moving is a world with a volume that stays with the node "a", and its pod there.
 type moving struct {
 	*world
-	mover *Mover
-	out   bytes.Buffer
-	old   *corev1.PersistentVolume // as it was
-	// lose is asked for each change that the Mover makes whether its connection breaks.
+	mover  *Mover
+	out    bytes.Buffer
+	old    *corev1.PersistentVolume // as it was
+	losing sync.Mutex
+	// guarded by losing: lose is asked for each change that the Mover makes whether its connection
+	// breaks
 	lose func(r keepertest.Request) bool
 }
 
@@ -33,9 +36,10 @@ var finalizers = []string{"kubernetes.io/pv-protection", "external-attacher/csi-
 
 func newMoving(t *testing.T) *moving {
 	t.Helper()
-	m := &moving{world: newWorld(t, "a", "b"), lose: func(keepertest.Request) bool { return false }}
+	m := &moving{world: newWorld(t, "a", "b")}
 	m.mover = &Mover{Kubernetes: m.Kubernetes, Out: &m.out, Pace: time.Millisecond}
 	m.api.Intercept(m.intercept)
+	keepertest.Put(m.api, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: DriverName}})
 	claim := keepertest.Put(m.api, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "shop", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"},
 		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}})
@@ -68,7 +72,9 @@ func (m *moving) intercept(r keepertest.Request) error {
 	if r.Applied {
 		m.bind()
 	}
-	if m.lose(r) {
+	m.losing.Lock()
+	defer m.losing.Unlock()
+	if m.lose != nil && m.lose(r) {
 		return keepertest.ErrBreak
 	}
 	return nil
@@ -90,6 +96,12 @@ func (m *moving) bind() {
 	}
 }
 
+func (m *moving) loses(lose func(keepertest.Request) bool) {
+	m.losing.Lock()
+	defer m.losing.Unlock()
+	m.lose = lose
+}
+
 func (m *moving) move(to string) error {
 	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
 	defer cancel()
@@ -104,13 +116,15 @@ func (m *moving) belongs(to string) {
 	want.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[1].Values =
 		[]string{instanceOf(to)}
 	// Those are the server's.
-	want.UID, want.ResourceVersion, want.CreationTimestamp = v.UID, v.ResourceVersion, v.CreationTimestamp
+	want.UID, want.ResourceVersion = v.UID, v.ResourceVersion
+	want.CreationTimestamp = v.CreationTimestamp
 	if diff := cmp.Diff(want, v); diff != "" {
 		m.t.Errorf("the volume differs from what it was (-):\n%s", diff)
 	}
 	c, _ := keepertest.Get[*corev1.PersistentVolumeClaim](m.api, "shop", "data")
-	if len(c.Annotations) > 0 || c.Status.Phase != corev1.ClaimBound {
-		m.t.Errorf("the claim is %s, with %v", c.Status.Phase, c.Annotations)
+	d, _ := keepertest.Get[*storagev1.CSIDriver](m.api, "", DriverName)
+	if len(d.Annotations) > 0 || c.Status.Phase != corev1.ClaimBound {
+		m.t.Errorf("the claim is %s, and the driver has %v", c.Status.Phase, d.Annotations)
 	}
 }
 
@@ -160,11 +174,11 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"there is no such volume", func(m *moving) {
 			edit(func(v *corev1.PersistentVolume) { v.Finalizers = nil })(m)
 			keepertest.Remove[*corev1.PersistentVolume](m.api, "", "pv-1")
-		}, "there is no PersistentVolume pv-1, and no claim"},
+		}, "read the PersistentVolume pv-1"},
 		{"another driver's", edit(func(v *corev1.PersistentVolume) {
 			v.Spec.CSI.Driver = "other.example.com"
 		}), "is not one of the driver"},
-		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of the"},
+		{"of no driver", edit(func(v *corev1.PersistentVolume) { v.Spec.CSI = nil }), "is not one of"},
 		{"of the rack", edit(func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil }),
 			"stays with no node"},
 		{"of the rack, with an affinity", edit(func(v *corev1.PersistentVolume) {
@@ -193,8 +207,8 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 			m.edit("b", func(n *corev1.Node) { n.Labels = nil })
 		}, "placement of volumes on instances"},
 		{"the annotation is somebody's", func(m *moving) {
-			keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
-				c.Annotations = map[string]string{MovingAnnotation: "soon"}
+			keepertest.Edit(m.api, "", DriverName, func(d *storagev1.CSIDriver) {
+				d.Annotations = map[string]string{movingKey("pv-1"): "soon"}
 			})
 		}, "is not what a move writes"},
 	} {
@@ -219,14 +233,14 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 func (m *moving) interrupted(to string, at int, applied bool) bool {
 	m.t.Helper()
 	n := 0
-	m.lose = func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.Request) bool {
 		if r.Applied == applied {
 			n++
 		}
 		return r.Applied == applied && n == at
-	}
+	})
 	err := m.move(to)
-	m.lose = func(keepertest.Request) bool { return false }
+	m.loses(nil)
 	if (err != nil) != (n >= at) {
 		m.t.Errorf("interrupted at %d of %d: %v", at, n, err)
 	}
@@ -296,7 +310,7 @@ func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
 	m := newMoving(t)
 	other := m.old.DeepCopy()
 	other.Finalizers = nil
-	m.lose = func(r keepertest.Request) bool {
+	m.loses(func(r keepertest.Request) bool {
 		if r.Resource == "persistentvolumes" && r.Verb == "patch" && !r.Applied {
 			keepertest.Edit(m.api, "", "pv-1", func(v *corev1.PersistentVolume) {
 				v.Finalizers, v.Spec.PersistentVolumeReclaimPolicy = nil, corev1.PersistentVolumeReclaimRetain
@@ -305,7 +319,7 @@ func TestAMoveLeavesAVolumeAloneThatIsNotTheOneItFound(t *testing.T) {
 			other = keepertest.Put(m.api, other)
 		}
 		return false
-	}
+	})
 	if err := m.move("b"); err == nil {
 		t.Error("there is no error")
 	}

@@ -53,9 +53,9 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 			// The kubelet starts them again with the node.
 		case volumes:
 			s.stay = append(s.stay, p)
-			if owner == nil && p.Spec.RestartPolicy == corev1.RestartPolicyNever {
-				s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has restartPolicy Never and "+
-					"no controller", p.Namespace, p.Name)
+			if p.Spec.RestartPolicy == corev1.RestartPolicyNever && p.Status.Phase == corev1.PodRunning {
+				s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has restartPolicy Never",
+					p.Namespace, p.Name)
 			}
 		case owner == nil:
 			s.lost = fmt.Sprintf("the pod %s/%s would not come back: it has no controller that makes "+
@@ -135,12 +135,13 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 				unborn++
 			}
 		}
-		if b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(s.evict, covered) {
+		if b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(s.evict,
+			func(p *corev1.Pod) bool { return covered(p) && healthy(p) }) {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
 		need := int(b.Status.DesiredHealthy)
-		if b.Spec.MaxUnavailable != nil {
-			need -= unborn
+		if b.Spec.MaxUnavailable != nil && need > 0 {
+			need = max(1, need-unborn)
 		}
 		if left := int(b.Status.CurrentHealthy) - down; down > 0 && left < need {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s wants %d healthy pods, and a stop would "+

@@ -46,10 +46,11 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"with another pod's ephemeral volume", changed(podOf("a", "db-1", "StatefulSet"), ephemeral),
 			"evict"},
 		{"with another driver's volume", podOf("a", "web-1", "ReplicaSet", "foreign"), "evict"},
-		{"with a volume that is bound to no claim", podOf("a", "web-1", "ReplicaSet", "unbound"), "evict"},
+		{"with a volume of no claim", podOf("a", "web-1", "ReplicaSet", "unbound"), "evict"},
 		{"with a claim of that name in another namespace",
-			changed(podOf("a", "web-1", "ReplicaSet", "data"), func(p *corev1.Pod) { p.Namespace = "other" }),
-			"evict"},
+			changed(podOf("a", "web-1", "ReplicaSet", "data"), func(p *corev1.Pod) {
+				p.Namespace = "other"
+			}), "evict"},
 		{"of a DaemonSet", podOf("a", "log-1", "DaemonSet"), ""},
 		{"of a DaemonSet, with a volume", podOf("a", "log-1", "DaemonSet", "data"), ""},
 		{"a mirror pod", changed(podOf("a", "etcd", "Node"), func(p *corev1.Pod) {
@@ -62,7 +63,7 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"bare, with a volume, never restarted", changed(podOf("a", "one", "", "data"), never),
 			"restartPolicy Never"},
 		{"of a Job, with a volume, never restarted", changed(podOf("a", "job-1", "Job", "data"), never),
-			"stay"},
+			"restartPolicy Never"},
 		{"owned by what controls it not", changed(podOf("a", "one", "ConfigMap"), func(p *corev1.Pod) {
 			p.OwnerReferences[0].Controller = nil
 		}), "no controller that makes another"},
@@ -85,8 +86,9 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 }
 
 func TestTheStatefulSetsOfPodsAreNamedOnce(t *testing.T) {
-	got := statefulSets([]*corev1.Pod{podOf("a", "web-1", "ReplicaSet"), podOf("a", "db-1", "StatefulSet"),
-		podOf("a", "db-0", "StatefulSet"), podOf("a", "cache-0", "StatefulSet"), podOf("a", "one", "")})
+	got := statefulSets([]*corev1.Pod{podOf("a", "web-1", "ReplicaSet"),
+		podOf("a", "db-1", "StatefulSet"), podOf("a", "db-0", "StatefulSet"),
+		podOf("a", "cache-0", "StatefulSet"), podOf("a", "one", "")})
 	if diff := cmp.Diff([]string{"shop/cache", "shop/db"}, got); diff != "" {
 		t.Error(diff)
 	}

@@ -58,6 +58,8 @@ type record struct {
 	StatefulSets []string `json:"statefulSets,omitempty"`
 	// Heartbeat is the node's last heartbeat before its instance was started again.
 	Heartbeat time.Time `json:"heartbeat,omitzero"`
+	// Unseen is since when the rack does not show the instance; zero if it does.
+	Unseen time.Time `json:"unseen,omitzero"`
 	// Late reports whether the operation only starts an instance that a late request stopped.
 	Late bool `json:"late,omitempty"`
 	// Problem is why the operation ends without having done what it was for; empty so far.
@@ -69,11 +71,13 @@ func (r *record) id() string { return r.Started.UTC().Format("20060102T150405.00
 
 // outcome is how the last operation on a node ended.
 type outcome struct {
-	Ended        time.Time `json:"ended"`
-	Instance     string    `json:"instance"`
-	StatefulSets []string  `json:"statefulSets,omitempty"`
+	Ended    time.Time `json:"ended"`
+	Instance string    `json:"instance"`
 	// Stopped reports whether the operation got as far as to ask for the instance's stop.
 	Stopped bool `json:"stopped"`
+	// StoppedAt is the end of the last operation that did, and StatefulSets stopped with it.
+	StoppedAt    time.Time `json:"stoppedAt,omitzero"`
+	StatefulSets []string  `json:"statefulSets,omitempty"`
 	// Failures counts the operations in a row that had a problem.
 	Failures int    `json:"failures,omitempty"`
 	Late     bool   `json:"late,omitempty"`

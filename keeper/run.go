@@ -44,7 +44,12 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	}
 	defer closeIdle()
 	k := &Keeper{Config: s.Config, Kubernetes: client, Rack: racks, Log: log, Metrics: NewMetrics()}
-	p := &process{Keeper: k, settings: s}
+	// A container that is started again in its pod goes on as who it was.
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("a name for the lease: %w", err)
+	}
+	p := &process{Keeper: k, settings: s, name: name}
 	stop, err := p.serve()
 	if err != nil {
 		return err
@@ -74,31 +79,30 @@ func kubernetesConfig(path string) (*rest.Config, error) {
 type process struct {
 	*Keeper
 	settings Settings
+	name     string // of this replica in the lease
 	elector  atomic.Pointer[leaderelection.LeaderElector]
 }
 
 // candidacy stands for election once, and works while it leads.
 func (p *process) candidacy(ctx context.Context) error {
-	name, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("a name for the lease: %w", err)
-	}
 	lease := p.settings.LeaseDuration
-	var aside bool
+	// What was begun while leading may end after Run.
+	var aside atomic.Bool
 	candidacy, stepAside := context.WithCancel(ctx)
 	defer stepAside()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Name: component, Namespace: p.settings.LeaseNamespace},
 			Client:     p.Kubernetes.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: name},
+			LockConfig: resourcelock.ResourceLockConfig{Identity: p.name},
 		},
 		LeaseDuration: lease, RenewDeadline: lease * 2 / 3, RetryPeriod: lease * 2 / 15,
 		ReleaseOnCancel: true, Name: component,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
 				p.Log.InfoContext(ctx, "leading")
-				if aside = p.lead(ctx); aside {
+				if p.lead(ctx) {
+					aside.Store(true)
 					stepAside()
 				}
 			},
@@ -110,7 +114,7 @@ func (p *process) candidacy(ctx context.Context) error {
 	}
 	p.elector.Store(elector)
 	elector.Run(candidacy)
-	if aside {
+	if aside.Load() {
 		// Long enough for another replica to notice that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
@@ -192,6 +196,12 @@ func (p *process) serve() (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--http-endpoint: %w", err)
 	}
+	server := &http.Server{Handler: p.handler(), ReadHeaderTimeout: 10 * time.Second}
+	async.Detach(func() { _ = server.Serve(listener) })
+	return func() { _ = server.Close() }, nil
+}
+
+func (p *process) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(p.Metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -203,7 +213,5 @@ func (p *process) serve() (stop func(), err error) {
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	async.Detach(func() { _ = server.Serve(listener) })
-	return func() { _ = server.Close() }, nil
+	return mux
 }

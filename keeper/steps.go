@@ -30,8 +30,7 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 		return k.awaitReturn(ctx, v, n)
 	}
 	return fmt.Errorf("the annotation %s has the step %.40q, which this keeper does not know; see "+
-		"that "+
-		"the instance runs, then remove the annotation", RecordAnnotation, n.Record.Step)
+		"that the instance runs, then remove the annotation", RecordAnnotation, n.Record.Step)
 }
 
 // overdue reports whether a step has taken longer than it may.
@@ -80,7 +79,13 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	delete(n.Annotations, PlanAnnotation)
 	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
 		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem}
-	if r.Problem != "" {
+	if last.StoppedAt = v.Now; !last.Stopped {
+		last.StoppedAt, last.StatefulSets = time.Time{}, nil
+		if n.Last != nil {
+			last.StoppedAt, last.StatefulSets = n.Last.StoppedAt, n.Last.StatefulSets
+		}
+	}
+	if r.Problem != "" && r.Problem != nothingWaits {
 		last.Failures = 1
 		if n.Last != nil {
 			last.Failures += n.Last.Failures
@@ -96,8 +101,11 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	return nil
 }
 
+// nothingWaits is why an operation ends that has become needless, which is no failure.
+const nothingWaits = "nothing waits any more"
+
 // forbidden returns why an operation must not go as far as the instance's stop any more, or "".
-func (k *Keeper) forbidden(n *node) string {
+func (k *Keeper) forbidden(v *view, n *node) string {
 	switch {
 	case !n.Spec.Unschedulable:
 		return "somebody uncordoned the node"
@@ -105,8 +113,13 @@ func (k *Keeper) forbidden(n *node) string {
 		return "somebody removed the label " + ColdAttachLabel
 	case !k.Config.ColdAttach, k.Config.DryRun:
 		return "the keeper was told to stop no instances any more"
+	case n.Record.Instance != n.Instance:
+		return fmt.Sprintf("the record names the instance %s, and the node's driver is registered "+
+			"with %q", n.Record.Instance, n.Instance)
+	case !v.wanted(n):
+		return nothingWaits
 	}
-	return ""
+	return k.doubtful(v, n)
 }
 
 // drain evicts what would not come back to the node.
@@ -114,10 +127,8 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case n.Name == k.Config.NodeName:
 		return k.finish(ctx, v, n, "the keeper that continues runs on this node itself")
-	case k.forbidden(n) != "":
-		return k.finish(ctx, v, n, k.forbidden(n))
-	case !v.wanted(n):
-		return k.finish(ctx, v, n, "nothing waits any more")
+	case k.forbidden(v, n) != "":
+		return k.finish(ctx, v, n, k.forbidden(v, n))
 	}
 	pods, err := k.pods(ctx, v, n)
 	if err != nil {
@@ -126,19 +137,39 @@ func (k *Keeper) drain(ctx context.Context, v *view, n *node) error {
 	switch {
 	case pods.lost != "":
 		return k.finish(ctx, v, n, pods.lost)
-	case len(pods.evict) == 0 && pods.budget == "":
-		n.Record.StatefulSets = statefulSets(pods.stay)
-		return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
+	// First: an operation that nobody has continued for long would stop the instance at any time.
 	case n.overdue(v.Now, k.Config.DrainTimeout):
-		problem := pods.budget
+		problem := cmp.Or(pods.budget, "the attacher has not tried again; see its log")
 		if len(pods.evict) > 0 {
 			problem = fmt.Sprintf("%d pods were still there after %s, such as %s/%s; see its "+
 				"PodDisruptionBudget and its finalizers", len(pods.evict), k.Config.DrainTimeout,
 				pods.evict[0].Namespace, pods.evict[0].Name)
 		}
 		return k.failed(draining, k.finish(ctx, v, n, problem))
+	case len(pods.evict) > 0:
+		return k.evict(ctx, pods.evict)
+	case pods.budget != "":
+		return nil
 	}
-	return k.evict(ctx, pods.evict)
+	// What waits may have been tried long ago, on a rack that has learned more since.
+	if still, err := k.stillWaits(ctx, v, n); err != nil || !still {
+		return err
+	}
+	n.Record.StatefulSets = statefulSets(pods.stay)
+	return k.to(ctx, v, n, stopping, "drained; the instance "+n.Record.Instance+" is stopped")
+}
+
+// stillWaits lets the attacher try again what waits, and reports whether it has and something does.
+func (k *Keeper) stillWaits(ctx context.Context, v *view, n *node) (bool, error) {
+	waits := false
+	for _, a := range v.waiting(n) {
+		if a.triedAgain(n.Record) {
+			waits = true
+		} else if err := k.wake(ctx, a, n.Record); err != nil {
+			return false, err
+		}
+	}
+	return waits, nil
 }
 
 // stop stops the instance.
@@ -161,11 +192,7 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	case oxide.InstanceStateFailed:
 		return k.giveUp(ctx, v, n, starting, "the instance failed while it was being stopped")
 	}
-	why := k.forbidden(n)
-	if why == "" && !v.wanted(n) {
-		why = "nothing waits any more"
-	}
-	if why != "" {
+	if why := k.forbidden(v, n); why != "" {
 		return k.giveUp(ctx, v, n, starting, why)
 	}
 	return k.stopInstance(ctx, n.Record.Instance)
@@ -178,21 +205,23 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 		return k.restart(ctx, v, n, fmt.Sprintf("somebody started the instance; it is %s", state))
 	}
 	left := slices.DeleteFunc(v.of(n), func(a *attachment) bool { return a.settled(n.Record) })
-	pods, err := k.pods(ctx, v, n)
-	if err != nil {
-		return err
-	}
+	pods, _, err := k.sorted(ctx, v, n)
 	missing := v.unasked(pods)
 	switch {
-	case len(left) == 0 && len(missing) == 0:
+	case err == nil && len(left) == 0 && len(missing) == 0:
 		return k.restart(ctx, v, n, "")
+	// Whatever else goes wrong, the instance is started in time.
+	case err != nil && n.overdue(v.Now, k.Config.AttachTimeout):
+		return k.restart(ctx, v, n, fmt.Sprintf("what waits could not be read for %s: %v",
+			k.Config.AttachTimeout, err))
+	case err != nil:
+		return err
 	case len(left) == 0 && n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("Kubernetes did not ask for the volume %s of a pod on "+
 			"this node within %s", missing[0], k.Config.AttachTimeout))
 	case n.overdue(v.Now, k.Config.AttachTimeout):
 		return k.restart(ctx, v, n, fmt.Sprintf("%d VolumeAttachments were not done within %s, such "+
-			"as %s; "+
-			"see its status", len(left), k.Config.AttachTimeout, left[0].Name))
+			"as %s; see its status", len(left), k.Config.AttachTimeout, left[0].Name))
 	}
 	for _, a := range left {
 		if err := k.wake(ctx, a, n.Record); err != nil {
@@ -211,20 +240,28 @@ func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) 
 }
 
 // start starts the instance. It does not give up, except for an instance that the rack has not
-// shown for as long as a start may take.
+// shown for as long as a start may take, while it showed another node's.
 func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	_, heartbeat := n.ready()
+	if !csierr.IsNotFound(err) {
+		n.Record.Unseen = time.Time{}
+	}
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
-	case n.overdue(v.Now, k.Config.StartTimeout) && csierr.IsNotFound(err):
+	case csierr.IsNotFound(err) && n.Record.Unseen.IsZero():
+		n.Record.Unseen = v.Now
+		setAnnotation(n.Node, RecordAnnotation, n.Record)
+		return k.update(ctx, n)
+	case csierr.IsNotFound(err) && v.Now.Sub(n.Record.Unseen) > k.Config.StartTimeout &&
+		k.seesOthers(ctx, v, n.Record.Instance):
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins anew, so that people hear of it again.
 		return k.giveUp(ctx, v, n, starting, fmt.Sprintf("the instance does not run %s after its "+
-			"start was "+
-			"asked for; the keeper goes on trying: see the instance on the rack", k.Config.StartTimeout))
+			"start was asked for; the keeper goes on trying: see the instance on the rack",
+			k.Config.StartTimeout))
 	case err != nil:
 		return err
 	case n.Record.Heartbeat.IsZero() && !heartbeat.IsZero():

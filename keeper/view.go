@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -19,6 +20,10 @@ type view struct {
 	Now         time.Time
 	Nodes       []*node
 	Attachments []*attachment
+
+	// What is read only if it is needed, once a round; nil so far.
+	claims  map[claim]*corev1.PersistentVolume
+	budgets []policyv1.PodDisruptionBudget
 }
 
 // node is a Node with what belongs to it.
@@ -67,6 +72,9 @@ func (n *node) readAnnotations() {
 		n.Last = &last
 	}
 }
+
+// working reports whether an operation is in progress on the node, or may be.
+func (n *node) working() bool { return n.Record != nil || n.Unreadable != nil }
 
 // registeredInstance returns the instance with which the driver is registered on a node: the entry
 // of its CSINode, if that belongs to this Node and not to an earlier one of the same name.
@@ -156,9 +164,13 @@ func (a *attachment) wakeup(r *record) string {
 // settled reports whether nothing more is to be expected of the attacher in an operation: it is
 // done, or it was woken, has tried, and failed for a reason that a stopped instance does not mend.
 func (a *attachment) settled(r *record) bool {
+	return !a.open() || a.failure() != nil && !a.waits() && a.triedAgain(r)
+}
+
+// triedAgain reports whether the attacher has tried since it was woken in an operation.
+func (a *attachment) triedAgain(r *record) bool {
 	woken := a.Annotations[WokenAnnotation]
-	return !a.open() || a.failure() != nil && !a.waits() && strings.HasPrefix(woken, r.id()) &&
-		woken != a.wakeup(r)
+	return strings.HasPrefix(woken, r.id()) && woken != a.wakeup(r)
 }
 
 // since returns when the attachment was wanted, or no longer wanted.

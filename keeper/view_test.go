@@ -65,9 +65,9 @@ func TestWhatIsExpectedOfTheAttacher(t *testing.T) {
 		{"waits for a stop", va(attachFailed(mustStop, 0)), true, true, false},
 		{"waits for a stop after it was woken", va(attachFailed(mustStop, 1), woken(first)), true, true,
 			false},
-		{"the reason is only quoted", va(attachFailed("see InstanceMustBeStopped", 0)), false, true, false},
+		{"the reason is quoted", va(attachFailed("see InstanceMustBeStopped", 0)), false, true, false},
 		{"another failure, not woken", va(attachFailed(busy, 0)), false, true, false},
-		{"another failure, woken, not tried", va(attachFailed(busy, 0), woken(first)), false, true, false},
+		{"another failure, not yet tried", va(attachFailed(busy, 0), woken(first)), false, true, false},
 		{"another failure, woken and tried", va(attachFailed(busy, 1), woken(first)), false, true, true},
 		{"woken in an earlier operation", va(attachFailed(busy, 1),
 			woken(va(attachFailed(busy, 0)).wakeup(earlier))), false, true, false},
@@ -104,8 +104,9 @@ func TestAnInstanceIsThatOfTheNodeThatIsThereNow(t *testing.T) {
 		want   string
 	}{
 		{"registered", func(*storagev1.CSINode) {}, instanceOf("a")},
-		{"of an earlier node of the name", func(c *storagev1.CSINode) { c.OwnerReferences[0].UID = "then" },
-			""},
+		{"of an earlier node of the name", func(c *storagev1.CSINode) {
+			c.OwnerReferences[0].UID = "then"
+		}, ""},
 		{"of nobody", func(c *storagev1.CSINode) { c.OwnerReferences = nil }, ""},
 		{"of another node", func(c *storagev1.CSINode) { c.Name = "b" }, ""},
 		{"another driver alone", func(c *storagev1.CSINode) { c.Spec.Drivers = c.Spec.Drivers[:1] }, ""},

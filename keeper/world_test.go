@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -38,10 +37,12 @@ type world struct {
 	t    *testing.T
 	api  *keepertest.Server
 	rack *testRack
-	cut  func() // cuts the keeper off from the cluster
-	// clock is the keeper's, and the API server's.
+	// rackURL is the rack's address.
+	rackURL string
+	cut     func() // cuts the keeper off from the cluster
+	mu      sync.Mutex
+	// guarded by mu where requests may be under way: the keeper's clock, and the API server's
 	clock time.Time
-	mu    sync.Mutex
 	// guarded by mu: what was changed in the cluster and on the rack, each with the step that the
 	// record of the node "a" named at that time
 	effects []string
@@ -52,7 +53,7 @@ type world struct {
 func newWorld(t *testing.T, nodes ...string) *world {
 	t.Helper()
 	w := &world{t: t, clock: begin}
-	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
+	w.api = keepertest.Serve(t, w.now)
 	w.api.Intercept(func(r keepertest.Request) error {
 		if r.Resource != "events" && r.Applied {
 			w.note(strings.TrimPrefix(r.String(), "keeper: "))
@@ -62,12 +63,13 @@ func newWorld(t *testing.T, nodes ...string) *world {
 	w.rack = &testRack{w: w, states: map[string]string{}, fail: map[string]int{}}
 	server := httptest.NewServer(w.rack)
 	t.Cleanup(server.Close)
+	w.rackURL = server.URL
 	c := Defaults()
 	c.ColdAttach, c.LeavingNodes, c.Fence, c.StartupTaint, c.NodeName = true, true, true, true, "z"
 	var client kubernetes.Interface
 	client, w.cut = w.client("keeper")
 	w.Keeper = &Keeper{Config: c, Kubernetes: client, Log: slog.New(slog.DiscardHandler),
-		Metrics: NewMetrics(), Now: func() time.Time { return w.clock }}
+		Metrics: NewMetrics(), Now: w.now}
 	var closeIdle func()
 	w.Rack, closeIdle = try2(rack.New(rack.Options{Host: server.URL}, &rack.Transport{
 		Tokens: &rack.TokenSource{Fixed: racktest.Token}}))(t)
@@ -83,6 +85,12 @@ func (w *world) client(name string) (client kubernetes.Interface, cut func()) {
 	w.t.Helper()
 	config, cut := w.api.Client(name)
 	return try(kubernetes.NewForConfig(config))(w.t), cut
+}
+
+func (w *world) now() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.clock
 }
 
 func (w *world) addNode(name string) {
@@ -196,9 +204,9 @@ func (w *world) wait(node, volume string) {
 	keepertest.Put(w.api, pv(volume))
 	w.pod(node, "db-"+volume, "StatefulSet", volume)
 	keepertest.Edit(w.api, "shop", "db-"+volume, func(p *corev1.Pod) { p.Status.Conditions = nil })
-	keepertest.Put(w.api, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "va-" + volume},
-		Spec: storagev1.VolumeAttachmentSpec{Attacher: DriverName, NodeName: node,
-			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)}}})
+	keepertest.Put(w.api, va(func(a *storagev1.VolumeAttachment) {
+		a.Name, a.Spec.NodeName, a.Spec.Source.PersistentVolumeName = "va-"+volume, node, &volume
+	}).VolumeAttachment)
 	w.attach(volume, mustStop)
 }
 
@@ -214,7 +222,9 @@ func (w *world) attach(volume, failed string) {
 
 // pass lets time go by, with heartbeats and vain attempts to attach.
 func (w *world) pass(d time.Duration) {
+	w.mu.Lock()
 	w.clock = w.clock.Add(d)
+	w.mu.Unlock()
 	for _, n := range keepertest.List[*corev1.Node](w.api, "") {
 		if (&node{Node: n}).isReady() {
 			w.heartbeat(n.Name)
@@ -237,6 +247,24 @@ func (w *world) round() {
 	w.t.Helper()
 	if _, err := w.Round(w.t.Context()); err != nil {
 		w.t.Fatalf("round: %v", err)
+	}
+	w.retry()
+}
+
+// retry is what the attacher does when it is woken while the node "a" is drained: it fails again.
+func (w *world) retry() {
+	if n, ok := keepertest.Get[*corev1.Node](w.api, "", "a"); !ok ||
+		!strings.Contains(n.Annotations[RecordAnnotation], string(draining)) {
+		return
+	}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		woken := a.Annotations[WokenAnnotation]
+		if failed := a.Status.AttachError; failed != nil && woken != "" &&
+			strings.HasSuffix(woken, failed.Time.UTC().Format(time.RFC3339)) {
+			keepertest.Edit(w.api, "", a.Name, func(a *storagev1.VolumeAttachment) {
+				a.Status.AttachError.Time = metav1.NewTime(failed.Time.Add(time.Second))
+			})
+		}
 	}
 }
 
@@ -265,7 +293,7 @@ func (w *world) stoppedButFor(drained func()) {
 		w.steps(draining)
 	}
 	drained()
-	w.steps(stopping, stopping, attaching)
+	w.steps(draining, stopping, stopping, attaching) // first the attacher tries again
 	w.lose("a")
 }
 
@@ -324,78 +352,6 @@ func (w *world) metric(name, label string) float64 {
 		}
 	}
 	return 0
-}
-
-// testRack answers for instances, and does at once what it is asked for, unless it is lame.
-type testRack struct {
-	w  *world
-	mu sync.Mutex
-	// guarded by mu
-	states map[string]string // of an instance, by its ID
-	fail   map[string]int    // by "view a", "stop a", "start a": the status to answer with
-	lame   bool
-}
-
-func (r *testRack) set(node, state string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.states[instanceOf(node)] = state
-}
-
-// mend lets the rack do again what it is asked for.
-func (r *testRack) mend() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.fail, r.lame = map[string]int{}, false
-}
-
-func (r *testRack) state(node string) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.states[instanceOf(node)]
-}
-
-// ServeHTTP answers instance_view, instance_stop and instance_start.
-func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
-	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
-	if !changes {
-		verb = "view"
-	}
-	operation := verb
-	for letter := 'a'; letter <= 'z'; letter++ {
-		if instanceOf(string(letter)) == id {
-			operation += " " + string(letter)
-		}
-	}
-	if changes {
-		r.w.note(operation)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	answer := r.fail[operation]
-	switch {
-	case answer != 0:
-	case r.states[id] == "":
-		answer = http.StatusNotFound
-	default:
-		answer = http.StatusOK
-		if changes {
-			answer = http.StatusAccepted
-		}
-		if changes && !r.lame {
-			r.states[id] = map[string]string{"stop": "stopped", "start": "running"}[verb]
-		}
-	}
-	body := racktest.InstanceOf(r.states[id], racktest.With("id", id))
-	switch answer {
-	case http.StatusNotFound:
-		body = racktest.NotFound.Body
-	case http.StatusServiceUnavailable:
-		body = racktest.Error(answer, "ServiceUnavailable", "try again").Body
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(answer)
-	_, _ = w.Write([]byte(body))
 }
 
 // try ends the test on an error: try(f())(t).

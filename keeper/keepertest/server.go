@@ -21,6 +21,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // T is a test: a *testing.T or a *rapid.T.
@@ -121,6 +123,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // the client went away
+	}
+	if r.Header.Get("Content-Type") == runtime.ContentTypeProtobuf {
+		// What clients send unless they are told otherwise.
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if err != nil {
+			s.t.Errorf("decode a request's body: %v", err)
+			return
+		}
+		body = encode(object)
 	}
 	c := parse(r, to, verb, body)
 	s.mu.Lock()

@@ -4,6 +4,7 @@ package model
 
 import (
 	"errors"
+	"net/http"
 	"slices"
 	"time"
 
@@ -60,7 +61,7 @@ func (w *world) attacher() {
 // explain says what the driver says of a refusal.
 func explain(err error) string {
 	var answer *oxide.HTTPError
-	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == 400 {
+	if errors.As(err, &answer) && answer.HTTPResponse.StatusCode == http.StatusBadRequest {
 		return "rpc error: code = FailedPrecondition desc = InstanceMustBeStopped: the instance is " +
 			"running and must be stopped"
 	}

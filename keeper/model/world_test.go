@@ -309,8 +309,9 @@ func (w *world) addVolume(pod *corev1.Pod) {
 	disk, err := w.rack.Client.DiskCreate(w.ctx, oxide.DiskCreateParams{
 		Project: oxide.NameOrId(w.rack.Project),
 		Body: &oxide.DiskCreate{Name: oxide.Name(fmt.Sprintf("d%d-%d", time.Now().UnixNano(), w.volumes)),
-			Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{Value: &oxide.DiskBackendDistributed{
-				DiskSource: oxide.DiskSource{Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}})
+			Size: oxide.ByteCount(harness.GiB), DiskBackend: oxide.DiskBackend{
+				Value: &oxide.DiskBackendDistributed{DiskSource: oxide.DiskSource{
+					Value: &oxide.DiskSourceBlank{BlockSize: 512}}}}}})
 	if err != nil {
 		panic(err)
 	}

@@ -1,0 +1,81 @@
+package keeper
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/racktest"
+)
+
+// testRack answers for instances, and does at once what it is asked for, unless it is lame.
+type testRack struct {
+	w  *world
+	mu sync.Mutex
+	// guarded by mu
+	states map[string]string // of an instance, by its ID
+	fail   map[string]int    // by "view a", "stop a", "start a": the status to answer with
+	lame   bool
+}
+
+func (r *testRack) set(node, state string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.states[instanceOf(node)] = state
+}
+
+// mend lets the rack do again what it is asked for.
+func (r *testRack) mend() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail, r.lame = map[string]int{}, false
+}
+
+func (r *testRack) state(node string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.states[instanceOf(node)]
+}
+
+// ServeHTTP answers instance_view, instance_stop and instance_start.
+func (r *testRack) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	id, verb, changes := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v1/instances/"), "/")
+	if !changes {
+		verb = "view"
+	}
+	operation := verb
+	for letter := 'a'; letter <= 'z'; letter++ {
+		if instanceOf(string(letter)) == id {
+			operation += " " + string(letter)
+		}
+	}
+	if changes {
+		r.w.note(operation)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	answer := r.fail[operation]
+	switch {
+	case answer != 0:
+	case r.states[id] == "":
+		answer = http.StatusNotFound
+	default:
+		answer = http.StatusOK
+		if changes {
+			answer = http.StatusAccepted
+		}
+		if changes && !r.lame {
+			r.states[id] = map[string]string{"stop": "stopped", "start": "running"}[verb]
+		}
+	}
+	body := racktest.InstanceOf(r.states[id], racktest.With("id", id))
+	switch answer {
+	case http.StatusNotFound:
+		body = racktest.NotFound.Body
+	case http.StatusServiceUnavailable:
+		body = racktest.Error(answer, "ServiceUnavailable", "try again").Body
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(answer)
+	_, _ = w.Write([]byte(body))
+}

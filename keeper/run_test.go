@@ -1,0 +1,154 @@
+package keeper
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// replica lets a process stand for election until the test ends. Its node is the one that it is
+// named for.
+func (w *world) replica(node string) (cut func()) {
+	w.t.Helper()
+	k := *w.Keeper
+	k.Config.NodeName, k.Config.Interval, k.Metrics = node, 50*time.Millisecond, NewMetrics()
+	k.Kubernetes, cut = w.client(node)
+	p := &process{Keeper: &k, name: node,
+		settings: Settings{LeaseNamespace: "oxide", LeaseDuration: time.Second}}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for ctx.Err() == nil {
+			if err := p.candidacy(ctx); err != nil {
+				w.t.Error(err)
+				return
+			}
+		}
+	})
+	w.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return cut
+}
+
+// leader is who holds the lease, or "".
+func (w *world) leader() string {
+	lease, ok := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
+	if !ok || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+func (w *world) await(what string, met func() bool) {
+	w.t.Helper()
+	csitest.Await(w.t, what, met)
+}
+
+func TestD61ASecondReplicaContinuesWhatTheFirstBegan(t *testing.T) {
+	w := newWorld(t, "a")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	cut := w.replica("first")
+	w.await("the first drains the node", func() bool { return w.step("a") == string(draining) })
+	w.replica("second")
+	cut()
+	w.await("the second leads", func() bool { return w.leader() == "second" })
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1")
+	w.await("the instance is stopped", func() bool {
+		w.retry()
+		return w.step("a") == string(attaching)
+	})
+	for _, r := range w.api.Log() {
+		if r.Client == "second" && r.Verb == "update" && r.Resource == "nodes" {
+			return
+		}
+	}
+	t.Error("it was not the second that went on")
+}
+
+func TestD61AReplicaStepsAsideForTheOneThatMayStopItsNode(t *testing.T) {
+	w := newWorld(t, "a")
+	w.wait("a", "data")
+	w.pass(time.Minute)
+	w.replica("a")
+	w.await("the replica on the node gives up the lead", func() bool {
+		_, led := keepertest.Get[*coordinationv1.Lease](w.api, "oxide", component)
+		return led && w.leader() == ""
+	})
+	if w.step("a") != "" || w.plan("a") != runsHere {
+		t.Errorf("the step is %s, the plan %q", w.step("a"), w.plan("a"))
+	}
+	w.replica("second")
+	w.await("the instance is stopped", func() bool {
+		w.retry()
+		return w.step("a") == string(attaching)
+	})
+	if w.rack.state("a") != "stopped" {
+		t.Errorf("the instance is %s", w.rack.state("a"))
+	}
+}
+
+func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
+	w := newWorld(t)
+	w.Config.Interval = time.Hour
+	k := *w.Keeper
+	p := &process{Keeper: &k, settings: Settings{LeaseDuration: time.Minute}}
+	ctx, cancel := context.WithCancel(t.Context())
+	led := make(chan bool)
+	go func() { led <- p.lead(ctx) }()
+	w.await("it watches", func() bool {
+		for _, r := range w.api.Log() {
+			if r.Verb == "watch" {
+				return true
+			}
+		}
+		return false
+	})
+	rounds := w.metric("rounds_total", "ok")
+	keepertest.Put(w.api, va().VolumeAttachment)
+	w.await("another round", func() bool { return w.metric("rounds_total", "ok") > rounds })
+	cancel()
+	if <-led {
+		t.Error("it steps aside")
+	}
+}
+
+func TestMetricsAndHealthAreServed(t *testing.T) {
+	w := newWorld(t)
+	w.round()
+	w.Metrics.round(nil)
+	w.Metrics.round(errBroken)
+	p := &process{Keeper: w.Keeper, settings: Settings{HTTPEndpoint: "127.0.0.1:0"}}
+	server := httptest.NewServer(p.handler())
+	t.Cleanup(server.Close)
+	for path, want := range map[string]string{"/healthz": "ok",
+		"/metrics": `oxide_node_keeper_rounds_total{result="error"} 1`} {
+		response, err := http.Get(server.URL + path)
+		csitest.Must(t, err)
+		text := string(try(io.ReadAll(response.Body))(t))
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s has the status %d and no %q:\n%s", path, response.StatusCode, want, text)
+		}
+	}
+	stop := try(p.serve())(t)
+	stop()
+	p.settings.HTTPEndpoint = "nowhere"
+	if _, err := p.serve(); err == nil || !strings.Contains(err.Error(), "--http-endpoint") {
+		t.Errorf("the error is %v", err)
+	}
+}
