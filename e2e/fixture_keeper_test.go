@@ -93,6 +93,7 @@ func installKeeper(ctx context.Context) {
 		}
 		install(ctx)
 	}, NodeTimeout(2*rolloutTimeout))
+	installed = objects
 	Expect(applyAll(ctx, objects)).To(Succeed())
 	Expect(rolledOut(ctx, objects)).To(Succeed())
 	for _, worker := range workers {
@@ -158,11 +159,9 @@ func leader(ctx context.Context) corev1.Pod {
 			metav1.GetOptions{})
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(lease.Spec.HolderIdentity).NotTo(BeNil())
-		all := installedPods(ctx, ofKeeper, "")
-		i := slices.IndexFunc(all, func(p corev1.Pod) bool {
-			return p.Name == *lease.Spec.HolderIdentity
-		})
-		g.Expect(i).NotTo(Equal(-1), "the holder is %s", *lease.Spec.HolderIdentity)
+		all, name := installedPods(ctx, ofKeeper, ""), *lease.Spec.HolderIdentity
+		i := slices.IndexFunc(all, func(p corev1.Pod) bool { return p.Name == name })
+		g.Expect(i).NotTo(Equal(-1), "the holder is %s", name)
 		leads = all[i]
 	}).WithContext(ctx).Should(Succeed(), "a keeper should lead")
 	return leads

@@ -192,21 +192,24 @@ func freesNewNodes(ctx SpecContext) {
 			[]byte(operations), metav1.PatchOptions{})
 		return err
 	}
-	tainted := func() (bool, error) {
-		n, err := api.CoreV1().Nodes().Get(ctx, worker, metav1.GetOptions{})
-		return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-			return t.Key == startupTaint
-		}), err
-	}
+	startup := func() (bool, error) { return tainted(ctx, worker) }
 	Expect(patch(`{"spec":{"drivers":[]}}`)).To(Succeed())
 	_, err := api.CoreV1().Nodes().Patch(ctx, worker, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"taints":[{"key":%q,"effect":"NoSchedule"}]}}`, startupTaint),
 		metav1.PatchOptions{})
 	Expect(err).NotTo(HaveOccurred())
-	Consistently(tainted).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
+	Consistently(startup).WithContext(ctx).WithTimeout(6*time.Second).Should(BeTrue(),
 		"the driver is not registered")
 	removePod(ctx, installedPod(ctx, ofNode, worker), metav1.DeleteOptions{})
-	Eventually(tainted).WithContext(ctx).Should(BeFalse(), "the driver should be registered")
+	Eventually(startup).WithContext(ctx).Should(BeFalse(), "the driver should be registered")
 	Expect(instanceOf(ctx, worker)).To(Equal(instanceIDs[worker]))
 	serving(ctx)
+}
+
+// tainted reports whether a node has the startup taint.
+func tainted(ctx context.Context, name string) (bool, error) {
+	n, err := api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == startupTaint
+	}), err
 }

@@ -25,6 +25,14 @@ type flow struct {
 	made     []*unstructured.Unstructured
 }
 
+// clean deletes what was made. What that leaves is what the ledger finds.
+func (f *flow) clean(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	for _, object := range slices.Backward(f.made) {
+		_ = api.remove(ctx, object)
+	}
+}
+
 const flowClaim = `
 kind: PersistentVolumeClaim
 apiVersion: v1
@@ -72,13 +80,7 @@ spec:
 
 // run lets all that happen, until ctx ends. What is left then is deleted, and not waited for.
 func (f *flow) run(ctx context.Context) error {
-	defer func() {
-		ctx := context.WithoutCancel(ctx)
-		for _, object := range slices.Backward(f.made) {
-			// What it leaves is what the ledger finds.
-			_ = api.remove(ctx, object)
-		}
-	}()
+	defer f.clean(ctx)
 	for _, step := range []func(context.Context) error{
 		f.claim, f.move, f.snapshot, f.restore, f.end,
 	} {

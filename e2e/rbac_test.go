@@ -47,41 +47,66 @@ const flowTimeout = 3 * time.Minute
 
 var _ = Describe("every right", Label("long"), func() {
 	It("D-54 that a role gives is missed by somebody when it is taken away", func(ctx SpecContext) {
-		all := allRights()
-		Expect(all).NotTo(BeEmpty())
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 			install(ctx)
 			restartControllers(ctx)
 			serving(ctx)
 		}, NodeTimeout(2*rolloutTimeout))
-		By("letting a volume and a snapshot live with every right", func() {
-			restartControllers(ctx)
-			limited, cancel := context.WithTimeout(ctx, flowTimeout)
-			defer cancel()
-			Expect((&flow{ns: s.ns, name: "flow-whole"}).run(limited)).To(Succeed())
-		})
-		var needless []string
-		for i, r := range all {
-			start := time.Now()
-			seen := s.without(ctx, r, i)
-			GinkgoWriter.Printf("%3d/%d %s: %s (%.0f s)\n", i+1, len(all), r, seen,
-				time.Since(start).Seconds())
-			if seen == "" {
-				needless = append(needless, r.String())
-			}
-		}
-		fmt.Printf("FIGURE rbac rules=%d needed=%d\n", len(all), len(all)-len(needless))
-		Expect(needless).To(BeEmpty(), "rights that nobody missed")
+		proof{
+			restart: restartControllers,
+			life: func(ctx context.Context, name string) error {
+				return (&flow{ns: s.ns, name: name}).run(ctx)
+			},
+			settle: func(ctx context.Context) {
+				GinkgoHelper()
+				Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
+			},
+		}.run(ctx, allRights(installed))
 	}, NodeTimeout(90*time.Minute))
 })
 
+// proof takes rights away, one after the other.
+type proof struct {
+	// restart starts all anew that acts by the roles.
+	restart func(context.Context)
+	// life is what needs all of the rights.
+	life func(ctx context.Context, name string) error
+	// settle undoes what a life that was ended early has left.
+	settle func(context.Context)
+}
+
+func (p proof) run(ctx context.Context, all []right) {
+	GinkgoHelper()
+	Expect(all).NotTo(BeEmpty())
+	By("doing everything with every right", func() {
+		p.restart(ctx)
+		limited, cancel := context.WithTimeout(ctx, flowTimeout)
+		defer cancel()
+		Expect(p.life(limited, "flow-whole")).To(Succeed())
+	})
+	var needless []string
+	for i, r := range all {
+		p.settle(ctx)
+		start := time.Now()
+		seen := p.without(ctx, r, i)
+		GinkgoWriter.Printf("%3d/%d %s: %s (%.0f s)\n", i+1, len(all), r, seen,
+			time.Since(start).Seconds())
+		if seen == "" {
+			needless = append(needless, r.String())
+		}
+	}
+	p.settle(ctx)
+	fmt.Printf("FIGURE rbac rules=%d needed=%d\n", len(all), len(all)-len(needless))
+	Expect(needless).To(BeEmpty(), "rights that nobody missed")
+}
+
 // allRights are the rights that the driver's roles give, one by one. The snapshot controller's are
 // the cluster's affair.
-func allRights() []right {
+func allRights(objects []*unstructured.Unstructured) []right {
 	GinkgoHelper()
 	var all []right
-	for _, o := range installed {
+	for _, o := range objects {
 		if o.GetKind() != "ClusterRole" && o.GetKind() != "Role" ||
 			!strings.HasPrefix(o.GetName(), "oxide-csi") {
 			continue
@@ -149,17 +174,16 @@ func (r right) reduced() *unstructured.Unstructured {
 	return o
 }
 
-// without takes the right away, restarts who has it, lets a volume and a snapshot live their lives,
-// and says who missed it; "" is nobody.
-func (f *fixture) without(ctx context.Context, r right, number int) (seen string) {
+// without takes the right away, restarts who has it, lets everything happen that needs it, and says
+// who missed it; "" is nobody.
+func (p proof) without(ctx context.Context, r right, number int) (seen string) {
 	GinkgoHelper()
-	Expect(theRack.Admin.ClearFaults(ctx)).To(Succeed())
 	Expect(api.apply(ctx, r.reduced())).To(Succeed())
-	restartControllers(ctx)
+	p.restart(ctx)
 	limited, cancel := context.WithTimeout(ctx, flowTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- (&flow{ns: f.ns, name: fmt.Sprintf("flow-%d", number)}).run(limited) }()
+	go func() { done <- p.life(limited, fmt.Sprintf("flow-%d", number)) }()
 	err := poll(limited, flowTimeout, func(ctx context.Context) error {
 		select {
 		case err := <-done:
@@ -174,7 +198,7 @@ func (f *fixture) without(ctx context.Context, r right, number int) (seen string
 	}
 	cancel()
 	if failed := <-done; seen == "" && failed != nil {
-		seen = "what a volume and a snapshot go through ended with: " + failed.Error()
+		seen = "it ended with: " + failed.Error()
 	}
 	Expect(api.apply(ctx, findInstalled(r.kind, r.role))).To(Succeed())
 	return seen
