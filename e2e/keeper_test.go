@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
+var _ = Describe("the node keeper", Label("long"), Ordered, ContinueOnFailure, func() {
 	BeforeAll(func(ctx SpecContext) {
 		// Where both controllers are on the node, nothing is attached while it is off.
 		spreadControllers(ctx)
