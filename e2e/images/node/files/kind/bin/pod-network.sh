@@ -36,5 +36,7 @@ done
 
 # A pod may start before kube-proxy has made the way to the Services, whose range this is. Nobody on
 # the machine's network has these addresses, but its gateway may answer for them all the same, and a
-# program keeps the connection on which it was answered.
-iptables --append FORWARD --destination 10.96.0.0/16 --jump REJECT
+# program keeps the connection on which it was answered. Only TCP: other refusals are ICMP messages,
+# of which the kernel sends one a second, and name servers would be waited for.
+iptables --append FORWARD --destination 10.96.0.0/16 --protocol tcp --jump REJECT \
+	--reject-with tcp-reset
