@@ -92,8 +92,7 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	flags := flag.NewFlagSet(component+" move", flag.ContinueOnError)
 	timeout := flags.Duration("timeout", 2*time.Minute, "how long to wait for Kubernetes")
 	kubeconfig := flags.String("kubeconfig", "", "a `file`; empty: $KUBECONFIG, ~/.kube/config, or "+
-		"the "+
-		"pod's service account")
+		"the pod's service account")
 	operands, err := parse(flags, args, stdout, 2)
 	if err != nil {
 		return err

@@ -93,8 +93,7 @@ func (s *Settings) flags(f *flag.FlagSet) {
 	f.BoolVar(&c.LeavingNodes, "leaving-nodes", false, "look after nodes that are gone")
 	f.BoolVar(&c.DryRun, "dry-run", false, "only say what --cold-attach would do")
 	f.BoolVar(&c.Fence, "fence", false, "set the out-of-service taint on nodes whose instances the "+
-		"rack "+
-		"reports as stopped or destroyed")
+		"rack reports as stopped or destroyed")
 	f.StringVar(&c.NodeName, "node-name", "", "the `node` of this keeper [$K8S_NODE_NAME]")
 	for name, d := range map[string]struct {
 		value *time.Duration

@@ -49,11 +49,11 @@ func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said strin
 	return nil
 }
 
-// giveUp goes on to the end of an operation that has not reached its aim.
-func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, next step, problem string) error {
+// giveUp goes on to the start of the instance in an operation that has not reached its aim.
+func (k *Keeper) giveUp(ctx context.Context, v *view, n *node, problem string) error {
 	was := n.Record.Step
 	n.Record.Problem = cmp.Or(n.Record.Problem, problem)
-	return k.failed(was, k.to(ctx, v, n, next, problem))
+	return k.failed(was, k.to(ctx, v, n, starting, problem))
 }
 
 // failed counts a step that did not reach its aim, when that is recorded.
@@ -177,9 +177,9 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	state, err := k.instanceState(ctx, n.Record.Instance)
 	switch {
 	case n.Name == k.Config.NodeName:
-		return k.giveUp(ctx, v, n, starting, "the keeper that continues runs on this node itself")
+		return k.giveUp(ctx, v, n, "the keeper that continues runs on this node itself")
 	case n.overdue(v.Now, k.Config.StopTimeout):
-		return k.giveUp(ctx, v, n, starting, fmt.Sprintf("the instance was not stopped within %s",
+		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance was not stopped within %s",
 			k.Config.StopTimeout))
 	case err != nil:
 		return err
@@ -190,10 +190,10 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	case oxide.InstanceStateStopping:
 		return nil
 	case oxide.InstanceStateFailed:
-		return k.giveUp(ctx, v, n, starting, "the instance failed while it was being stopped")
+		return k.giveUp(ctx, v, n, "the instance failed while it was being stopped")
 	}
 	if why := k.forbidden(v, n); why != "" {
-		return k.giveUp(ctx, v, n, starting, why)
+		return k.giveUp(ctx, v, n, why)
 	}
 	return k.stopInstance(ctx, n.Record.Instance)
 }
@@ -234,7 +234,7 @@ func (k *Keeper) attach(ctx context.Context, v *view, n *node) error {
 // restart goes on to the instance's start.
 func (k *Keeper) restart(ctx context.Context, v *view, n *node, problem string) error {
 	if problem != "" {
-		return k.giveUp(ctx, v, n, starting, problem)
+		return k.giveUp(ctx, v, n, problem)
 	}
 	return k.to(ctx, v, n, starting, "the attacher is done; the instance is started")
 }
@@ -259,7 +259,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 		return k.finish(ctx, v, n, "the rack no longer shows the instance "+n.Record.Instance)
 	case n.overdue(v.Now, k.Config.StartTimeout):
 		// The step begins anew, so that people hear of it again.
-		return k.giveUp(ctx, v, n, starting, fmt.Sprintf("the instance does not run %s after its "+
+		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance does not run %s after its "+
 			"start was asked for; the keeper goes on trying: see the instance on the rack",
 			k.Config.StartTimeout))
 	case err != nil:
@@ -281,7 +281,7 @@ func (k *Keeper) awaitReturn(ctx context.Context, v *view, n *node) error {
 	ready, heartbeat := n.ready()
 	switch {
 	case err == nil && state != oxide.InstanceStateRunning:
-		return k.giveUp(ctx, v, n, starting, fmt.Sprintf("the instance ran, and then was %s", state))
+		return k.giveUp(ctx, v, n, fmt.Sprintf("the instance ran, and then was %s", state))
 	case err == nil && ready && !heartbeat.Equal(n.Record.Heartbeat):
 		return k.finish(ctx, v, n, "")
 	case n.overdue(v.Now, k.Config.ReturnTimeout):

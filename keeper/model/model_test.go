@@ -5,7 +5,6 @@ package model
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -358,11 +357,11 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = rack.Stop() })
-	setFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "20s")
+	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "20s")
 	histories, kills, stops, attached := 0, 0, 0, 0
 	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
-		setFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
+		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
 			acts := drawActs(rt)
 			w, err := run(t.Context(), rt, rack, acts)
@@ -377,13 +376,4 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	}
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
 		"violations", 0)
-}
-
-func setFlags(t *testing.T, pairs ...string) {
-	t.Helper()
-	for i := 0; i < len(pairs); i += 2 {
-		if err := flag.Set(pairs[i], pairs[i+1]); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

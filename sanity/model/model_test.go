@@ -4,8 +4,6 @@ package model
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -88,10 +86,10 @@ func TestNothingThatTheModelForbidsHappens(t *testing.T) {
 				p.Seed+uint64(histories), failed[0])
 		}
 	})
-	setFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "90s")
+	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "90s")
 	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
-		setFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
+		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
 		rapid.Check(t, func(rt *rapid.T) {
 			volumes, wishes := drawHistory(rt, longest)
 			h, err := r.runHistory(t.Context(), nil, func(h *history) error {
@@ -125,17 +123,6 @@ func (c *counts) add(other counts) {
 	c.restarts += other.restarts
 	c.bytes += other.bytes
 	c.lost += other.lost
-}
-
-func setFlags(t *testing.T, pairs ...string) {
-	t.Helper()
-	var errs []error
-	for i := 0; i+1 < len(pairs); i += 2 {
-		errs = append(errs, flag.Set(pairs[i], pairs[i+1]))
-	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestAStepIsReadAsItIsWritten(t *testing.T) {

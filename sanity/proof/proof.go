@@ -7,6 +7,7 @@
 package proof
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -87,6 +88,16 @@ func (p *Proof) Figure(pairs ...any) {
 		"seconds", fmt.Sprintf("%.1f", time.Since(p.start).Seconds()))...)
 	if err := Print(line); err != nil {
 		p.t.Error(err)
+	}
+}
+
+// SetFlags sets flags of the test binary, as names and values in turn; rapid has no other settings.
+func SetFlags(t testing.TB, pairs ...string) {
+	t.Helper()
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if err := flag.Set(pairs[i], pairs[i+1]); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
