@@ -6,15 +6,13 @@ import (
 	"log/slog"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/rack"
 )
 
 // Keeper looks after the nodes of one cluster.
 type Keeper struct {
 	Config     Config
-	Kubernetes kubernetes.Interface
+	Kubernetes Cluster
 	Rack       *rack.Client
 	Log        *slog.Logger
 	Metrics    *Metrics

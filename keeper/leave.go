@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 )
@@ -23,7 +22,7 @@ import (
 // The driver must outlive the pods whose volumes it unmounts; it does not ask Kubernetes whether it
 // has. Its preStop hook connects to the Leaver's socket and waits for the end of the connection.
 type Leaver struct {
-	Kubernetes kubernetes.Interface
+	Kubernetes Cluster
 	NodeName   string
 	Socket     string
 	Log        *slog.Logger
@@ -33,6 +32,10 @@ type Leaver struct {
 
 // leavingPace is how often the Leaver looks at the volumes of a node that goes.
 const leavingPace = time.Second
+
+// refusedLimit is how long an API server may refuse to say anything before the Leaver gives up.
+// When a driver is removed, by Helm or by kubectl, its rights go before its pods have ended.
+const refusedLimit = 5 * time.Second
 
 // Run holds the connections of the driver until ctx ends, as it does when the pod is asked to end,
 // and then, if the node goes, until the node has no VolumeAttachments of the driver.
@@ -70,11 +73,20 @@ func (l *Leaver) Run(ctx context.Context) error {
 }
 
 // await waits until the node has no volumes any more, if it goes. What cannot be read now is read
-// again.
+// again; what may not be read, only for as long as an API server that starts refuses everybody.
 func (l *Leaver) await(ctx context.Context) error {
+	var refused time.Time // since when
 	for said := -1; ; {
 		why, left, err := l.look(ctx)
+		if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+			refused = time.Time{}
+		} else if refused.IsZero() {
+			refused = time.Now()
+		}
 		switch {
+		case !refused.IsZero() && time.Since(refused) >= refusedLimit:
+			return fmt.Errorf("not known whether the node %s goes: the driver is being removed with its "+
+				"rights, or its service account lacks some: %w", l.NodeName, err)
 		case err == nil && why == "":
 			l.Log.Info("the node stays; the driver need not wait", "node", l.NodeName)
 			return nil

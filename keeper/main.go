@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 )
@@ -79,9 +78,8 @@ func mainLeave(ctx context.Context, args []string, getenv func(string) string,
 	if err != nil {
 		return err
 	}
-	config.UserAgent = component + "-leave"
-	if l.Kubernetes, err = kubernetes.NewForConfig(config); err != nil {
-		return fmt.Errorf("the Kubernetes client: %w", err)
+	if l.Kubernetes, err = connect(config, component+"-leave"); err != nil {
+		return err
 	}
 	l.Log = slog.New(slog.NewTextHandler(stderr, nil))
 	return l.Run(ctx)
@@ -103,9 +101,8 @@ func mainMove(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("how to reach Kubernetes: %w", err)
 	}
-	config.UserAgent = component + "-move"
-	if m.Kubernetes, err = kubernetes.NewForConfig(config); err != nil {
-		return fmt.Errorf("the Kubernetes client: %w", err)
+	if m.Kubernetes, err = connect(config, component+"-move"); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()

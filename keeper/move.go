@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 )
@@ -41,7 +40,7 @@ func movingKey(name string) string {
 // same claim. The disk is not touched: on a rack without hot-plug its detach and its attach wait
 // for the keeper, or a person, to stop the two instances.
 type Mover struct {
-	Kubernetes kubernetes.Interface
+	Kubernetes Cluster
 	Out        io.Writer
 	// Pace is how often it looks whether Kubernetes has done its part.
 	Pace time.Duration

@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
@@ -30,11 +29,10 @@ func Run(ctx context.Context, s Settings, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	config.UserAgent = component
 	config.QPS, config.Burst = 20, 40
-	client, err := kubernetes.NewForConfig(config)
+	client, err := connect(config, component)
 	if err != nil {
-		return fmt.Errorf("the Kubernetes client: %w", err)
+		return err
 	}
 	s.Rack.UserAgent = component
 	racks, closeIdle, err := rack.New(s.Rack, &rack.Transport{Tokens: &rack.TokenSource{
