@@ -13,7 +13,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
@@ -172,6 +174,26 @@ func TestTheDriverIsKeptAlsoIfTheNodeIsDeleted(t *testing.T) {
 	l.asked()
 	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestTheDriverThatIsRemovedWithItsRightsIsNotKept(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"forbidden":    apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "a", nil),
+		"unauthorized": apierrors.NewUnauthorized("the service account is gone"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := leave(t, time.Minute)
+			l.drained()
+			l.api.InterceptReads(func(keepertest.Request) error { return refusal })
+			begun := time.Now()
+			l.asked()
+			if err := l.end(); err == nil || !strings.Contains(err.Error(), "lacks some") ||
+				time.Since(begun) < refusedLimit {
+				t.Errorf("after %s, the error is %v", time.Since(begun), err)
+			}
+		})
 	}
 }
 

@@ -62,6 +62,26 @@ func TestAnInterceptorDecidesBeforeAndAfterAChange(t *testing.T) {
 	}
 }
 
+func TestAnInterceptorOfReadsDecidesWhatIsNotSeen(t *testing.T) {
+	s := serve(t)
+	client, _ := clientset(t, s, "keeper-1")
+	Put(s, &corev1.Node{ObjectMeta: named("a")})
+	for _, refusal := range []error{apierrors.NewForbidden(nodes.GroupResource(), "a", nil), nil} {
+		s.InterceptReads(func(Request) error { return refusal })
+		_, getErr := client.CoreV1().Nodes().Get(t.Context(), "a", metav1.GetOptions{})
+		_, listErr := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		watch, watchErr := client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+		if watchErr == nil {
+			watch.Stop()
+		}
+		for verb, err := range map[string]error{"get": getErr, "list": listErr, "watch": watchErr} {
+			if (err != nil) != (refusal != nil) || apierrors.IsForbidden(err) != (refusal != nil) {
+				t.Errorf("with the refusal %v, the error of a %s is %v", refusal, verb, err)
+			}
+		}
+	}
+}
+
 func TestACutClientReachesTheServerNoMore(t *testing.T) {
 	s := serve(t)
 	client, cut := clientset(t, s, "keeper-1")

@@ -40,9 +40,9 @@ type Server struct {
 	closed chan struct{}
 	mu     sync.Mutex
 	// guarded by mu
-	log       []Request
-	intercept func(Request) error
-	cuts      []func()
+	log             []Request
+	change, reading func(Request) error // the interceptors
+	cuts            []func()
 }
 
 // Request is a request to the server, in the words of RBAC.
@@ -93,7 +93,15 @@ func Serve(t T, now func() time.Time) *Server {
 func (s *Server) Intercept(f func(Request) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.intercept = f
+	s.change = f
+}
+
+// InterceptReads has f called for each request that changes nothing, before its response, for which
+// f decides as that of Intercept does.
+func (s *Server) InterceptReads(f func(Request) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reading = f
 }
 
 // Log returns the requests so far, in the order of their arrival.
@@ -142,16 +150,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	switch {
 	case c.unknown != "":
 		err = s.notImplemented(c, c.unknown)
-	case c.Verb == "watch":
-		if err = s.watch(w, r, c); err == nil {
+	case slices.Contains([]string{"get", "list", "watch"}, c.Verb):
+		answer, err = s.read(w, r, c)
+		if c.Verb == "watch" && err == nil {
 			return
 		}
-	case c.Verb == "get":
-		answer, err = s.get(c)
-	case c.Verb == "list":
-		answer, err = s.list(c)
 	default:
-		answer, err = s.change(c)
+		answer, err = s.changed(c)
 	}
 	if errors.Is(err, ErrBreak) {
 		panic(http.ErrAbortHandler)
@@ -168,28 +173,43 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *resource, ver
 	_, _ = w.Write(answer)
 }
 
-// change applies a request that changes something, between two calls of the interceptor.
-func (s *Server) change(c call) ([]byte, error) {
-	if err := s.ask(c.Request); err != nil {
+// read answers a request that changes nothing, after a call of the interceptor. A watch is over
+// when it returns, unless it has an error.
+func (s *Server) read(w http.ResponseWriter, r *http.Request, c call) ([]byte, error) {
+	if err := s.ask(&s.reading, c.Request); err != nil {
+		return nil, err
+	}
+	switch c.Verb {
+	case "get":
+		return s.get(c)
+	case "list":
+		return s.list(c)
+	}
+	return nil, s.watch(w, r, c)
+}
+
+// changed applies a request that changes something, between two calls of the interceptor.
+func (s *Server) changed(c call) ([]byte, error) {
+	if err := s.ask(&s.change, c.Request); err != nil {
 		return nil, err
 	}
 	answer, err := s.apply(c)
 	c.Applied, c.Status = true, codeOf(c, err)
-	if instead := s.ask(c.Request); instead != nil {
+	if instead := s.ask(&s.change, c.Request); instead != nil {
 		return nil, instead
 	}
 	return answer, err
 }
 
-// ask calls the interceptor.
-func (s *Server) ask(r Request) error {
+// ask calls an interceptor.
+func (s *Server) ask(which *func(Request) error, r Request) error {
 	s.mu.Lock()
-	intercept := s.intercept
+	f := *which
 	s.mu.Unlock()
-	if intercept == nil {
+	if f == nil {
 		return nil
 	}
-	return intercept(r)
+	return f(r)
 }
 
 // notImplemented fails the test.
