@@ -45,7 +45,7 @@ type Config struct {
 func Defaults() Config {
 	return Config{
 		Settle: 30 * time.Second, MinInterval: 10 * time.Minute, StatefulSetInterval: 30 * time.Minute,
-		DrainTimeout: 5 * time.Minute, StopTimeout: 2 * time.Minute, AttachTimeout: 90 * time.Second,
+		DrainTimeout: 5 * time.Minute, StopTimeout: 2 * time.Minute, AttachTimeout: 3 * time.Minute,
 		StartTimeout: 5 * time.Minute, ReturnTimeout: 5 * time.Minute,
 		Interval: 10 * time.Second,
 	}

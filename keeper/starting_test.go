@@ -12,7 +12,10 @@ import (
 )
 
 func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
-	const busy = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+	const (
+		full = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
+		busy = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+	)
 	for _, c := range []struct {
 		name    string
 		given   func(*world)
@@ -27,18 +30,25 @@ func TestD61AnAttachEndsEvenIfTheAttacherDoesNot(t *testing.T) {
 		{"it fails for another reason", func(w *world) {
 			w.steps(attaching)
 			w.pass(2 * time.Second)
-			w.attach("data", busy)
+			w.attach("data", full)
 		}, ""},
 		{"it does nothing", func(w *world) {
 			w.steps(attaching)
-			w.pass(2 * time.Minute)
-		}, "1 VolumeAttachments were not done within 1m30s, such as va-data"},
+			w.pass(4 * time.Minute)
+		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
+		{"the rack has answered none of its calls", func(w *world) {
+			w.steps(attaching)
+			w.pass(2 * time.Second)
+			w.attach("data", busy)
+			w.steps(attaching)
+			w.pass(4 * time.Minute)
+		}, "1 VolumeAttachments were not done within 3m0s, such as va-data"},
 		{"Kubernetes does not ask for another volume of a pod", func(w *world) {
 			w.attach("data", "")
 			keepertest.Put(w.api, pv("log"))
 			w.pod("a", "db-2", "StatefulSet", "log")
 			w.steps(attaching)
-			w.pass(2 * time.Minute)
+			w.pass(4 * time.Minute)
 		}, "did not ask for the volume log"},
 		{"somebody starts the instance", func(w *world) { w.rack.set("a", "running") },
 			"somebody started the instance; it is running"},

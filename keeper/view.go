@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -162,9 +163,20 @@ func (a *attachment) wakeup(r *record) string {
 }
 
 // settled reports whether nothing more is to be expected of the attacher in an operation: it is
-// done, or it was woken, has tried, and failed for a reason that a stopped instance does not mend.
+// done, or it was woken, has tried, and failed for a reason that neither a stopped instance nor
+// another attempt mends.
 func (a *attachment) settled(r *record) bool {
-	return !a.open() || a.failure() != nil && !a.waits() && a.triedAgain(r)
+	return !a.open() || a.failure() != nil && !a.waits() && !a.passes() && a.triedAgain(r)
+}
+
+// passes reports whether the attempt failed for what may be over at the next one, by the codes that
+// CSI has for that.
+func (a *attachment) passes() bool {
+	failed := a.failure()
+	return failed != nil && slices.ContainsFunc([]codes.Code{codes.Unavailable, codes.Aborted,
+		codes.DeadlineExceeded}, func(c codes.Code) bool {
+		return strings.Contains(failed.Message, "code = "+c.String()+" ")
+	})
 }
 
 // triedAgain reports whether the attacher has tried since it was woken in an operation.

@@ -52,8 +52,13 @@ func woken(value string) func(*storagev1.VolumeAttachment) {
 func TestWhatIsExpectedOfTheAttacher(t *testing.T) {
 	r := &record{Started: begin}
 	earlier := &record{Started: begin.Add(-time.Hour)}
-	const busy = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
-	first := va(attachFailed(busy, 0)).wakeup(r)
+	const (
+		full    = "rpc error: code = ResourceExhausted desc = InstanceFull: 8 of 8 disks"
+		busy    = "rpc error: code = Unavailable desc = RackUnavailable: it does not answer"
+		pending = "rpc error: code = Aborted desc = OperationPending: another one is going on"
+		late    = "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+	)
+	first := va(attachFailed(full, 0)).wakeup(r)
 	for _, c := range []struct {
 		name                 string
 		a                    *attachment
@@ -66,12 +71,15 @@ func TestWhatIsExpectedOfTheAttacher(t *testing.T) {
 		{"waits for a stop after it was woken", va(attachFailed(mustStop, 1), woken(first)), true, true,
 			false},
 		{"the reason is quoted", va(attachFailed("see InstanceMustBeStopped", 0)), false, true, false},
-		{"another failure, not woken", va(attachFailed(busy, 0)), false, true, false},
-		{"another failure, not yet tried", va(attachFailed(busy, 0), woken(first)), false, true, false},
-		{"another failure, woken and tried", va(attachFailed(busy, 1), woken(first)), false, true, true},
-		{"woken in an earlier operation", va(attachFailed(busy, 1),
-			woken(va(attachFailed(busy, 0)).wakeup(earlier))), false, true, false},
-		{"woken before its first attempt", va(attachFailed(busy, 1), woken(va().wakeup(r))), false, true,
+		{"another failure, not woken", va(attachFailed(full, 0)), false, true, false},
+		{"another failure, not yet tried", va(attachFailed(full, 0), woken(first)), false, true, false},
+		{"another failure, woken and tried", va(attachFailed(full, 1), woken(first)), false, true, true},
+		{"the rack did not answer", va(attachFailed(busy, 1), woken(first)), false, true, false},
+		{"another call is in the way", va(attachFailed(pending, 1), woken(first)), false, true, false},
+		{"no answer in time", va(attachFailed(late, 1), woken(first)), false, true, false},
+		{"woken in an earlier operation", va(attachFailed(full, 1),
+			woken(va(attachFailed(full, 0)).wakeup(earlier))), false, true, false},
+		{"woken before its first attempt", va(attachFailed(full, 1), woken(va().wakeup(r))), false, true,
 			true},
 		{"to be detached", va(deleted, attached), false, true, false},
 		{"the detach waits for a stop", va(deleted, attached, detaching(mustStop)), true, true, false},
