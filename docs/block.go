@@ -75,7 +75,8 @@ func RunBy(runner string, blocks []Block) []Block {
 // The pages with blocks of the class Cluster. ByHelm install, change and remove the driver, in this
 // order; OnCluster need it installed.
 var (
-	ByHelm    = []string{"docs/howto/install.md", "docs/howto/upgrade.md", "docs/howto/uninstall.md"}
+	ByHelm = []string{"docs/howto/install.md", "docs/howto/upgrade.md",
+		"docs/howto/node-keeper.md", "docs/howto/uninstall.md"}
 	OnCluster = []string{"docs/tutorial.md", "docs/howto/snapshots.md",
 		"docs/howto/rotate-the-token.md", "docs/troubleshooting.md"}
 )

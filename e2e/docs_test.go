@@ -39,6 +39,8 @@ var _ = Describe("the documentation", func() {
 			reader.run(ctx, docs.Block{Text: "helm uninstall oxide-csi --namespace oxide-csi " +
 				"--ignore-not-found --wait --timeout 3m"})
 			removeLeases(ctx, driverNamespace, "csi-oxide")
+			removeLeases(ctx, driverNamespace, keeperLease)
+			patchNode(ctx, workers[0], fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, mayStop))
 			install(ctx)
 		}, NodeTimeout(3*rolloutTimeout))
 		uninstall(ctx)
@@ -54,10 +56,19 @@ var _ = Describe("the documentation", func() {
 				s.DeleteClaim(ctx, "by-helm")
 				noVolumes(ctx)
 			}
+			if path == keeperPage {
+				Expect(poll(ctx, rolloutTimeout, func(ctx context.Context) error {
+					return deploymentReady(ctx, driverNamespace, keeperName)
+				})).To(Succeed())
+				expectRelease(ctx)
+			}
 		}
 		unregistered(ctx)
 	}, NodeTimeout(15*time.Minute))
 })
+
+// keeperPage is the page that turns the node keeper on.
+const keeperPage = "docs/howto/node-keeper.md"
 
 // expectRelease demands that the driver's pods run the images of the release that is tested, if one
 // is.

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-var _ = Describe("the node keeper", Label("long"), Ordered, ContinueOnFailure, func() {
+var _ = Describe("the node keeper", Ordered, ContinueOnFailure, func() {
 	BeforeAll(func(ctx SpecContext) {
 		// Where both controllers are on the node, nothing is attached while it is off.
 		spreadControllers(ctx)
@@ -22,7 +22,7 @@ var _ = Describe("the node keeper", Label("long"), Ordered, ContinueOnFailure, f
 	}, NodeTimeout(2*rolloutTimeout))
 
 	It("D-61 stops each of two nodes once for twenty pods with volumes, and no write is lost",
-		attachesToMany, NodeTimeout(2*keeperTimeout))
+		Label("long"), attachesToMany, NodeTimeout(2*keeperTimeout))
 	It("D-61 ends what its leader has begun on a node when that one dies, while a StatefulSet grows",
 		survivesItsLeader, NodeTimeout(2*keeperTimeout))
 	It("D-61 stops nothing on a rack with hot-plug", func(ctx SpecContext) {
@@ -33,9 +33,9 @@ var _ = Describe("the node keeper", Label("long"), Ordered, ContinueOnFailure, f
 		Expect(stopsSince(ctx, since)).To(BeEmpty())
 	}, NodeTimeout(keeperTimeout))
 	It("D-61 moves a volume that stays with its node to the other node, with its data",
-		movesWhatStays, NodeTimeout(2*keeperTimeout))
+		Label("long"), movesWhatStays, NodeTimeout(2*keeperTimeout))
 	It("D-38 D-61 gives the volumes of a node whose instance is stopped to the other node",
-		fences, NodeTimeout(2*nodeLostTimeout))
+		Label("long"), fences, NodeTimeout(2*nodeLostTimeout))
 	It("D-38 keeps the driver on a node that goes until its volumes are detached, and no longer on "+
 		"one that stays", keepsTheDriver, NodeTimeout(keeperTimeout))
 	It("CP-9 frees a new node when the driver is registered there, and not before", freesNewNodes,
