@@ -42,7 +42,7 @@ MODULE   = github.com/oxidecomputer/oxide-csi-plugin
 SAYS     = -X $(MODULE)/driver.Release=$(RELEASE) -X $(MODULE)/simulator/program.Release=$(RELEASE) \
 	-X $(MODULE)/keeper.Release=$(RELEASE) -X main.Release=$(RELEASE)
 E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-label '$(LABEL)') \
-	$(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
+	$(if $(filter long,$(LABEL)),-timeout 4h) $(if $(PREVIOUS),-previous '$(PREVIOUS)') $(if $(RELEASED),-release '$(abspath $(RELEASED))')
 
 .DEFAULT_GOAL := help
 .PHONY: help build binaries sanity test proofs soak e2e e2e-offline e2e-down bench demo docs conformance conformance-simulator
