@@ -117,13 +117,10 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 // is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
-		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err != nil {
+		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s has no valid selector", b.Namespace, b.Name)
 		}
-		covered := func(p *corev1.Pod) bool {
-			return p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
-		}
+		covered := func(p *corev1.Pod) bool { return covers(&b, p) }
 		down, unborn := 0, 0
 		for _, p := range s.stay {
 			if covered(p) && healthy(p) {
@@ -139,6 +136,10 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 			func(p *corev1.Pod) bool { return covered(p) && healthy(p) }) {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
+		if down > 0 && b.Status.ObservedGeneration < b.Generation {
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s has changed, and nobody has counted its pods "+
+				"since", b.Namespace, b.Name)
+		}
 		need := int(b.Status.DesiredHealthy)
 		if b.Spec.MaxUnavailable != nil && need > 0 {
 			need = max(1, need-unborn)
@@ -150,6 +151,12 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 		}
 	}
 	return ""
+}
+
+// covers reports whether a budget is about a pod.
+func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	return err == nil && p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
 }
 
 // healthy reports whether a budget counts the pod.

@@ -195,6 +195,14 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := k.forbidden(v, n); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
+	// The keeper that recorded this step may have died long ago.
+	pods, err := k.pods(ctx, v, n)
+	if err != nil {
+		return err
+	}
+	if why := cmp.Or(pods.lost, pods.budget); why != "" {
+		return k.giveUp(ctx, v, n, why)
+	}
 	return k.stopInstance(ctx, n.Record.Instance)
 }
 
