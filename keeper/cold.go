@@ -32,16 +32,35 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
-	var errs []error
+	errs := []error{k.redate(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
-	if len(busy) > 0 || !k.Config.ColdAttach {
-		return pace, errors.Join(errs...)
+	if err := errors.Join(errs...); len(busy) > 0 || !k.Config.ColdAttach || err != nil {
+		return pace, err
 	}
 	return k.consider(ctx, v)
+}
+
+// redate dates what a keeper whose clock is ahead has noted of the last operations as of now, or
+// the node and its StatefulSets would be left alone until that time comes.
+func (k *Keeper) redate(ctx context.Context, v *view) error {
+	var errs []error
+	for _, n := range v.Nodes {
+		if n.Last == nil || !ahead(v.Now, n.Last.Ended) && !ahead(v.Now, n.Last.StoppedAt) {
+			continue
+		}
+		for _, noted := range []*time.Time{&n.Last.Ended, &n.Last.StoppedAt} {
+			if noted.After(v.Now) {
+				*noted = v.Now
+			}
+		}
+		setAnnotation(n.Node, LastAnnotation, n.Last)
+		errs = append(errs, k.update(ctx, n))
+	}
+	return errors.Join(errs...)
 }
 
 // restartLateStopped starts an instance that stopped right after the keeper had started it. Nobody
@@ -196,7 +215,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 			"(--min-interval, twice as long after each failure)", k.pauseAfter(n.Last))
 	case !k.Config.Window.open(v.Now):
 		return fmt.Sprintf("waits for the maintenance window, %s", k.Config.Window)
-	case v.Now.Sub(v.newest(n)) < settle && v.Now.Sub(v.oldest(n)) < 5*settle:
+	case !passed(v.Now, v.newest(n), settle) && !passed(v.Now, v.oldest(n), 5*settle):
 		return fmt.Sprintf("waits until nothing new has been asked for in %s (--settle)", settle)
 	}
 	return ""

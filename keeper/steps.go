@@ -35,7 +35,19 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 
 // overdue reports whether a step has taken longer than it may.
 func (n *node) overdue(now time.Time, limit time.Duration) bool {
-	return now.Sub(n.Record.Since) > limit
+	return passed(now, n.Record.Since, limit)
+}
+
+// maxSkew is how far the clocks of replicas and of the API server may be apart without a difference.
+const maxSkew = time.Minute
+
+// ahead reports whether a time was noted by a clock that is too far ahead of this keeper's.
+func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
+
+// passed reports whether more than d has passed. What is noted too far ahead has passed: nothing
+// takes longer than it may, and maxSkew, because a clock is wrong or was put back.
+func passed(now, since time.Time, d time.Duration) bool {
+	return now.Sub(since) > d || ahead(now, since)
 }
 
 // to records the next step.
@@ -258,7 +270,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
-	case csierr.IsNotFound(err) && n.Record.Unseen.IsZero():
+	case csierr.IsNotFound(err) && (n.Record.Unseen.IsZero() || ahead(v.Now, n.Record.Unseen)):
 		n.Record.Unseen = v.Now
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)
