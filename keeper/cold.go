@@ -64,10 +64,13 @@ func (k *Keeper) redate(ctx context.Context, v *view) error {
 }
 
 // restartLateStopped starts an instance that stopped right after the keeper had started it. Nobody
-// may have led for a while since, so it asks about a node that is not ready later, too.
+// may have led for a while since, so it asks about a node that is not ready later, too. It does so
+// whatever the keeper may do now, since it was the keeper that asked for the stop; but where the
+// label was taken away since the operation ended, it was somebody.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
-		if n.Record != nil || n.Unreadable != nil || n.Last == nil || !n.Last.Stopped || n.Last.Late {
+		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
+			!n.allowed() && !n.Last.Unlabeled || n.contradicts(n.Last.Instance) != "" {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
@@ -227,14 +230,11 @@ const controlPlane = "node-role.kubernetes.io/control-plane"
 // doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
 // or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
 func (k *Keeper) doubtful(v *view, n *node) string {
-	_, control := n.Labels[controlPlane]
-	provider, provided := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
-	switch {
-	case control:
+	if _, control := n.Labels[controlPlane]; control {
 		return "the keeper stops no node of the control plane"
-	case provided && provider != n.Instance:
-		return fmt.Sprintf("its spec.providerID names the instance %.40s, and its driver is registered "+
-			"with %s", provider, n.Instance)
+	}
+	if why := n.contradicts(n.Instance); why != "" {
+		return why
 	}
 	for _, other := range v.Nodes {
 		ready, _ := other.ready()
@@ -245,6 +245,16 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 		case !ready && other.allowed():
 			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
 		}
+	}
+	return ""
+}
+
+// contradicts returns why an instance cannot be the node's, or "". Unlike what the annotations and
+// the CSINode say, a node's spec.providerID never changes.
+func (n *node) contradicts(instance string) string {
+	if provider, ok := strings.CutPrefix(n.Spec.ProviderID, "oxide://"); ok && provider != instance {
+		return fmt.Sprintf("its spec.providerID names the instance %.40s, and not %.40s", provider,
+			instance)
 	}
 	return ""
 }

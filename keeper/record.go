@@ -79,9 +79,11 @@ type outcome struct {
 	StoppedAt    time.Time `json:"stoppedAt,omitzero"`
 	StatefulSets []string  `json:"statefulSets,omitempty"`
 	// Failures counts the operations in a row that had a problem.
-	Failures int    `json:"failures,omitempty"`
-	Late     bool   `json:"late,omitempty"`
-	Problem  string `json:"problem,omitempty"`
+	Failures int  `json:"failures,omitempty"`
+	Late     bool `json:"late,omitempty"`
+	// Unlabeled reports whether the label was already gone when the operation ended.
+	Unlabeled bool   `json:"unlabeled,omitempty"`
+	Problem   string `json:"problem,omitempty"`
 }
 
 // fromAnnotation decodes an annotation of a node; false if it has none.

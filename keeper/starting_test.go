@@ -241,3 +241,62 @@ func TestAStopThatComesTooLateOrWithoutAnOperationIsSomebodys(t *testing.T) {
 		})
 	}
 }
+
+func TestD61AStopThatComesLateIsMadeUpForWhateverTheKeeperMayDo(t *testing.T) {
+	unlabel := func(w *world) {
+		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
+	}
+	for _, c := range []struct {
+		name          string
+		before, since func(*world) // the end of the operation
+		left          bool         // whether the instance is left as it is
+	}{
+		{name: "the duty is taken", since: func(w *world) { w.Config.ColdAttach = false }},
+		{name: "a dry run begins", since: func(w *world) { w.Config.DryRun = true }},
+		{name: "the label was taken before the end", before: unlabel},
+		{name: "the label was taken after the end", since: unlabel, left: true},
+		{name: "the outcome is of another instance", since: func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
+		}, left: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.Config.Fence = false
+			w.stopped()
+			w.attach("data", "")
+			w.steps(starting, starting, starting, returning)
+			if c.before != nil {
+				c.before(w)
+			}
+			w.heartbeatLater("a")
+			w.steps("")
+			w.rack.set("a", "stopped")
+			w.lose("a")
+			if c.since != nil {
+				c.since(w)
+			}
+			for range 4 {
+				w.round()
+			}
+			if got := w.rack.state("a"); (got == "stopped") != c.left {
+				t.Errorf("the instance is %s", got)
+			}
+		})
+	}
+}
+
+func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
+	for s := range begun {
+		w := newWorld(t, "a", "b")
+		w.edit("a", func(n *corev1.Node) {
+			n.Spec.ProviderID = "oxide://" + instanceOf("a")
+			setAnnotation(n, RecordAnnotation, record{Step: s, Since: begin, Instance: instanceOf("b")})
+		})
+		w.rack.set("b", "stopped") // by somebody
+		w.seen()
+		_, err := w.Round(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "is of another instance") || len(w.seen()) > 0 {
+			t.Errorf("%s: the error is %v", s, err)
+		}
+	}
+}

@@ -17,6 +17,10 @@ import (
 
 // advance takes the next step of an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
+	if why := n.contradicts(n.Record.Instance); why != "" {
+		return fmt.Errorf("the annotation %s is of another instance: %s; see that the node's instance "+
+			"runs, then remove the annotation", RecordAnnotation, why)
+	}
 	switch n.Record.Step {
 	case draining:
 		return k.drain(ctx, v, n)
@@ -90,7 +94,8 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	delete(n.Annotations, RecordAnnotation)
 	delete(n.Annotations, PlanAnnotation)
 	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
-		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem}
+		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
+		Unlabeled: !n.allowed()}
 	if last.StoppedAt = v.Now; !last.Stopped {
 		last.StoppedAt, last.StatefulSets = time.Time{}, nil
 		if n.Last != nil {
