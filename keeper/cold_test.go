@@ -57,6 +57,22 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			"less than 20m0s ago"},
 		{"a pod that would be lost", func(w *world) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
+		{"static pods of the control plane", func(w *world) {
+			w.pod("a", "etcd-a", "Node")
+			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "etcd-a")
+			p.Namespace, p.Labels = "kube-system", map[string]string{"component": "etcd"}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+			keepertest.Put(w.api, p)
+		}, "the pod kube-system/etcd-a is of the control plane"},
+		{"of the control plane", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
+		}, "stops no node of the control plane"},
+		{"another instance by its provider", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
+		}, "its spec.providerID names the instance " + instanceOf("b") + ", and not " + instanceOf("a")},
+		{"the same instance by its provider", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
+		}, ""},
 		{"a budget", func(w *world) {
 			w.pod("a", "web-1", "ReplicaSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))

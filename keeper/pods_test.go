@@ -38,6 +38,12 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
 			Ephemeral: &corev1.EphemeralVolumeSource{}}}}
 	}
+	mirror := func(namespace, label, value string) *corev1.Pod {
+		return changed(podOf("a", "static-a", "Node"), func(p *corev1.Pod) {
+			p.Namespace, p.Labels = namespace, map[string]string{label: value}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		})
+	}
 	for _, c := range []struct {
 		name string
 		pod  *corev1.Pod
@@ -59,6 +65,13 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"a mirror pod", changed(podOf("a", "etcd", "Node"), func(p *corev1.Pod) {
 			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 		}), ""},
+		{"a mirror pod of etcd", mirror("kube-system", "component", "etcd"), "is of the control plane"},
+		{"a mirror pod of the API server", mirror("kube-system", "component", "kube-apiserver"),
+			"is of the control plane"},
+		{"a mirror pod of the scheduler", mirror("kube-system", "tier", "control-plane"),
+			"is of the control plane"},
+		{"a mirror pod of every node", mirror("kube-system", "tier", "node"), ""},
+		{"a mirror pod of somebody's etcd", mirror("shop", "component", "etcd"), ""},
 		{"that succeeded", changed(podOf("a", "one", ""), phase(corev1.PodSucceeded)), ""},
 		{"that failed", changed(podOf("a", "one", "", "data"), phase(corev1.PodFailed)), ""},
 		{"bare", podOf("a", "one", ""), "no controller that makes another"},
