@@ -240,6 +240,8 @@ func (k *Keeper) doubtful(v *view, n *node) string {
 		ready, _ := other.ready()
 		switch {
 		case other == n:
+		case other.working():
+			return fmt.Sprintf("an operation is in progress on the node %s, too, or may be", other.Name)
 		case other.Instance == n.Instance:
 			return fmt.Sprintf("the node %s says that it is the same instance", other.Name)
 		case !ready && other.allowed():
