@@ -300,3 +300,57 @@ func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
 		}
 	}
 }
+
+// Such as an admission webhook that does not answer, and without which no Node is written.
+func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
+	for name, given := range map[string]func(*world){
+		"the attacher is done": func(w *world) { w.attach("data", "") },
+		"the attacher is not":  func(*world) {},
+		"the start was recorded": func(w *world) {
+			w.attach("data", "")
+			w.steps(starting)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.stopped()
+			given(w)
+			w.api.Intercept(func(r keepertest.Request) error {
+				if r.Resource == "nodes" {
+					return errBroken
+				}
+				return nil
+			})
+			if _, err := w.Round(t.Context()); err == nil && name != "the attacher is not" {
+				t.Error("the write has no error")
+			}
+			w.pass(6 * time.Minute)
+			if w.rack.state("a") != "stopped" {
+				t.Fatalf("the instance is %s", w.rack.state("a"))
+			}
+			if _, err := w.Round(t.Context()); err == nil || w.rack.state("a") != "running" {
+				t.Errorf("the instance is %s; the error is %v", w.rack.state("a"), err)
+			}
+		})
+	}
+}
+
+func TestACordonThatSomebodySetsAgainStays(t *testing.T) {
+	for _, s := range []step{attaching, starting, returning} {
+		w := newWorld(t, "a")
+		begun[s].begin(w)
+		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
+		w.round()
+		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+		w.rack.mend()
+		w.attach("data", "")
+		for w.step("a") != string(returning) {
+			w.round()
+		}
+		w.heartbeatLater("a")
+		w.steps("")
+		if !w.node("a").Spec.Unschedulable {
+			t.Errorf("%s: somebody's cordon is removed", s)
+		}
+	}
+}

@@ -3,11 +3,13 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -20,6 +22,14 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 	if why := n.contradicts(n.Record.Instance); why != "" {
 		return fmt.Errorf("the annotation %s is of another instance: %s; see that the node's instance "+
 			"runs, then remove the annotation", RecordAnnotation, why)
+	}
+	if n.Record.Cordoned && !n.Spec.Unschedulable && n.Record.Step != draining {
+		// Somebody uncordoned it. If it is cordoned again, that is not the keeper's.
+		n.Record.Cordoned = false
+		setAnnotation(n.Node, RecordAnnotation, n.Record)
+		if err := k.update(ctx, n); err != nil {
+			return err
+		}
 	}
 	switch n.Record.Step {
 	case draining:
@@ -57,8 +67,14 @@ func passed(now, since time.Time, d time.Duration) bool {
 // to records the next step.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
+	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
 	if err := k.write(ctx, n, said); err != nil {
+		if late && !apierrors.IsConflict(err) {
+			// Whatever keeps a record from being written does not keep the instance stopped: a start
+			// that is asked for twice does no harm.
+			err = errors.Join(err, k.startInstance(ctx, n.Record.Instance))
+		}
 		return err
 	}
 	k.Metrics.step(was, took)
