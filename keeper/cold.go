@@ -286,9 +286,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 // announce says on the node, the claims and the pods what is going to happen, and why.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.waiting(n)
-	text := fmt.Sprintf("%s the instance %s for %d volumes that wait (%s); %d pods are evicted, %d "+
-		"stay and stop with it", verb, n.Instance, len(waiting), volumesText(waiting), len(pods.evict),
-		len(pods.stay))
+	text := planText(n, waiting, waiting, pods, verb)
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
 	}
@@ -296,8 +294,18 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 		return err
 	}
 	k.say(ctx, n.Node, nil, "ColdAttachPlanned", text)
-	k.sayToUsers(ctx, v, n, pods, "the node keeper "+text)
+	k.sayToUsers(ctx, v, n, pods, verb)
 	return nil
+}
+
+// planText says what is going to happen to a node, and names some of the volumes that wait.
+func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
+	names := ""
+	if len(named) > 0 {
+		names = " (" + volumesText(named) + ")"
+	}
+	return fmt.Sprintf("%s the instance %s for %d volumes that wait%s; %d pods are evicted, %d stay "+
+		"and stop with it", verb, n.Instance, len(waiting), names, len(pods.evict), len(pods.stay))
 }
 
 // volumesText names the first of the volumes.

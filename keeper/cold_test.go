@@ -199,6 +199,38 @@ func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
 	w.steps(draining)
 }
 
+func TestTheEventsOfANamespaceNameNoVolumesOfOthers(t *testing.T) {
+	w := newWorld(t, "a")
+	w.Config.DryRun = true
+	w.wait("a", "data")
+	w.wait("a", "secret")
+	keepertest.Edit(w.api, "", "secret", func(v *corev1.PersistentVolume) {
+		v.Spec.ClaimRef.Namespace = "bank"
+	})
+	third := podOf("a", "db-third", "StatefulSet", "quiet")
+	third.Namespace = "third"
+	keepertest.Put(w.api, third)
+	quiet := pv("quiet")
+	quiet.Spec.ClaimRef.Namespace = "third"
+	keepertest.Put(w.api, quiet)
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-secret")
+	w.pass(time.Minute)
+	w.round()
+	for namespace, want := range map[string]string{"shop": "2 volumes that wait (data);",
+		"bank": "2 volumes that wait (secret);", "third": "2 volumes that wait; ",
+		"default": "2 volumes that wait (data, secret);"} { // the Node's
+		events := keepertest.List[*corev1.Event](w.api, namespace)
+		for _, e := range events {
+			if !strings.Contains(e.Message, want) {
+				t.Errorf("an event in the namespace %s says %q, want %q", namespace, e.Message, want)
+			}
+		}
+		if len(events) == 0 {
+			t.Errorf("there are no events in the namespace %s", namespace)
+		}
+	}
+}
+
 func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {
 	named := func(name string) *attachment {
 		return va(func(a *storagev1.VolumeAttachment) { a.Spec.Source.PersistentVolumeName = &name })
