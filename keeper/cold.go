@@ -32,32 +32,41 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
-	errs := []error{k.redate(ctx, v)}
+	errs := []error{k.tidy(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
-	if err := errors.Join(errs...); len(busy) > 0 || !k.Config.ColdAttach || err != nil {
-		return pace, err
+	if len(busy) > 0 || !k.Config.ColdAttach {
+		return pace, errors.Join(errs...)
 	}
-	return k.consider(ctx, v)
+	again, err := k.consider(ctx, v)
+	return again, errors.Join(append(errs, err)...)
 }
 
-// redate dates what a keeper whose clock is ahead has noted of the last operations as of now, or
-// the node and its StatefulSets would be left alone until that time comes.
-func (k *Keeper) redate(ctx context.Context, v *view) error {
+// tidy corrects what is left of earlier operations. What a keeper whose clock is ahead has noted of
+// one is dated as of now, or the node and its StatefulSets would be left alone until that time
+// comes. A Node whose record somebody has removed by hand is not held any more.
+func (k *Keeper) tidy(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
-		if n.Last == nil || !ahead(v.Now, n.Last.Ended) && !ahead(v.Now, n.Last.StoppedAt) {
+		dated := n.Last != nil && (ahead(v.Now, n.Last.Ended) || ahead(v.Now, n.Last.StoppedAt))
+		held := !n.working() && slices.Contains(n.Finalizers, recordFinalizer)
+		if !dated && !held {
 			continue
 		}
-		for _, noted := range []*time.Time{&n.Last.Ended, &n.Last.StoppedAt} {
-			if noted.After(v.Now) {
-				*noted = v.Now
+		if dated {
+			for _, noted := range []*time.Time{&n.Last.Ended, &n.Last.StoppedAt} {
+				if noted.After(v.Now) {
+					*noted = v.Now
+				}
 			}
+			setAnnotation(n.Node, LastAnnotation, n.Last)
 		}
-		setAnnotation(n.Node, LastAnnotation, n.Last)
+		if held {
+			n.release()
+		}
 		errs = append(errs, k.update(ctx, n))
 	}
 	return errors.Join(errs...)
@@ -94,6 +103,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 		n.Record = &record{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
 			StatefulSets: n.Last.StatefulSets, Late: true, Problem: "the instance stopped after it had " +
 				"been started again; a stop that was on its way may have come late"}
+		n.hold()
 		return true, k.write(ctx, n, n.Record.Problem)
 	}
 	return false, nil
@@ -230,6 +240,9 @@ const controlPlane = "node-role.kubernetes.io/control-plane"
 // doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
 // or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
 func (k *Keeper) doubtful(v *view, n *node) string {
+	if n.DeletionTimestamp != nil {
+		return "the Node is being deleted"
+	}
 	if _, control := n.Labels[controlPlane]; control {
 		return "the keeper stops no node of the control plane"
 	}
@@ -278,6 +291,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)
 	}
 	n.Spec.Unschedulable = true
+	n.hold()
 	return k.write(ctx, n, fmt.Sprintf("cordoned; %d pods are evicted, then the instance %s is "+
 		"stopped",
 		len(pods.evict), n.Instance))

@@ -354,3 +354,42 @@ func TestACordonThatSomebodySetsAgainStays(t *testing.T) {
 		}
 	}
 }
+
+func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.T) {
+	for s, c := range begun {
+		t.Run(string(s), func(t *testing.T) {
+			w := newWorld(t, "a")
+			c.begin(w)
+			keepertest.Delete[*corev1.Node](w.api, "", "a")
+			w.rack.mend()
+			w.attach("data", "")
+			w.seen()
+			there := true
+			for range 8 {
+				if _, there = keepertest.Get[*corev1.Node](w.api, "", "a"); !there {
+					break
+				}
+				w.round()
+				if n, _ := keepertest.Get[*corev1.Node](w.api, "", "a"); n != nil &&
+					w.step("a") == string(returning) {
+					w.heartbeatLater("a")
+				}
+			}
+			if seen := strings.Join(w.seen(), ";"); there || w.rack.state("a") != "running" ||
+				strings.Contains(seen, "stop a") {
+				t.Errorf("the Node is there: %v; the instance is %s; done: %s", there, w.rack.state("a"), seen)
+			}
+		})
+	}
+}
+
+func TestANodeWhoseRecordIsRemovedByHandIsHeldNoMore(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	keepertest.Delete[*corev1.Node](w.api, "", "a")
+	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
+	_, _ = w.Round(t.Context()) // in which the Node goes
+	if n, there := keepertest.Get[*corev1.Node](w.api, "", "a"); there {
+		t.Errorf("the Node is there: %v", n.Finalizers)
+	}
+}

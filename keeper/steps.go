@@ -108,6 +108,7 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		n.Spec.Unschedulable = false
 	}
 	delete(n.Annotations, RecordAnnotation)
+	n.release()
 	delete(n.Annotations, PlanAnnotation)
 	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
 		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
