@@ -38,8 +38,11 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
-	if len(busy) > 0 || !k.Config.ColdAttach {
+	switch {
+	case len(busy) > 0:
 		return pace, errors.Join(errs...)
+	case !k.Config.ColdAttach:
+		return k.Config.Interval, errors.Join(errs...)
 	}
 	again, err := k.consider(ctx, v)
 	return again, errors.Join(append(errs, err)...)

@@ -115,6 +115,32 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 	}
 }
 
+func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		w := newWorld(t, "a")
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.Config.ColdAttach = on
+		again := []time.Duration{}
+		for range 2 {
+			d, err := w.Round(t.Context())
+			again = append(again, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // which ends the operation
+		}
+		d, err := w.Round(t.Context())
+		want := []time.Duration{pace, pace, w.Config.Interval}
+		if !on {
+			want = []time.Duration{w.Config.Interval, w.Config.Interval, w.Config.Interval}
+		}
+		if diff := cmp.Diff(want, append(again, d)); diff != "" || err != nil {
+			t.Errorf("with cold attach %v, it looks after (-want):\n%s%v", on, diff, err)
+		}
+	}
+}
+
 func TestTheNextOperationWaitsLongerAfterEachFailure(t *testing.T) {
 	k := &Keeper{Config: Config{MinInterval: time.Minute}}
 	for failures, want := range map[int]time.Duration{0: 1, 1: 2, 3: 8, 4: 16, 5: 16, 100: 16} {
