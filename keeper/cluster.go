@@ -92,11 +92,12 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 // counts after the event: a pod that somebody has just evicted or deleted may still be in it.
 func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	stay []*corev1.Pod) error {
-	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-	if err != nil || !slices.ContainsFunc(stay, func(p *corev1.Pod) bool {
-		return healthy(p) && covers(b, p)
-	}) {
+	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
 		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return fmt.Errorf("the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
 	pods, err := k.Kubernetes.CoreV1().Pods(b.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: selector.String()})

@@ -141,8 +141,8 @@ func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentV
 		return nil, nil, err
 	}
 	if pod := metav1.GetControllerOf(claim); pod != nil && pod.Kind == "Pod" {
-		return nil, nil, fmt.Errorf("the claim %s/%s is an ephemeral volume of the pod %s, and is deleted "+
-			"with it; there is nothing to move", claim.Namespace, claim.Name, pod.Name)
+		return nil, nil, fmt.Errorf("the claim %s/%s is an ephemeral volume of the pod %s, and is "+
+			"deleted with it; there is nothing to move", claim.Namespace, claim.Name, pod.Name)
 	}
 	return v, claim, nil
 }

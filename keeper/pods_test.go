@@ -205,7 +205,7 @@ func TestAPodThatGoesElsewhereIsCountedBeforeItsBudgetIs(t *testing.T) {
 	for name, given := range map[string]func(*world){
 		"it is evicted": func(w *world) { // by another program, as the budget allows
 			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
-			if err := w.Keeper.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
+			if err := w.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
 				w.t.Fatal(err)
 			}
 		},

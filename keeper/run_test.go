@@ -134,6 +134,7 @@ func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
 func TestOnlyWhatBeginsToWaitOrEndsIsLookedAtAtOnce(t *testing.T) {
 	waits := attachFailed(mustStop, 0)
 	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
+	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment
 	waited := map[string]bool{}
 	for _, c := range []struct {
 		name string
@@ -147,9 +148,8 @@ func TestOnlyWhatBeginsToWaitOrEndsIsLookedAtAtOnce(t *testing.T) {
 		{"tried again", watch.Modified, va(attachFailed(mustStop, 9)).VolumeAttachment, false},
 		{"attached", watch.Modified, va(attached).VolumeAttachment, true},
 		{"used", watch.Modified, va(attached).VolumeAttachment, false},
-		{"waits to be detached", watch.Modified, va(attached, deleted, detaching(mustStop)).VolumeAttachment,
-			true},
-		{"gone", watch.Deleted, va(attached, deleted, detaching(mustStop)).VolumeAttachment, true},
+		{"waits to be detached", watch.Modified, goes, true},
+		{"gone", watch.Deleted, goes, true},
 		{"waits when the watch begins", watch.Added, va(waits).VolumeAttachment, true},
 		{"gone while it waits", watch.Deleted, va(waits).VolumeAttachment, true},
 		{"another driver's", watch.Added, va(waits, others).VolumeAttachment, false},

@@ -52,7 +52,8 @@ func (n *node) overdue(now time.Time, limit time.Duration) bool {
 	return passed(now, n.Record.Since, limit)
 }
 
-// maxSkew is how far the clocks of replicas and of the API server may be apart without a difference.
+// maxSkew is how far the clocks of replicas and of the API server may be apart and make no
+// difference.
 const maxSkew = time.Minute
 
 // ahead reports whether a time was noted by a clock that is too far ahead of this keeper's.
