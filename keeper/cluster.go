@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -65,6 +66,11 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		}
 		v.budgets = append([]policyv1.PodDisruptionBudget{}, budgets.Items...)
 	}
+	for i := range v.budgets {
+		if err := k.recount(ctx, &v.budgets[i], s.stay); err != nil {
+			return s, err
+		}
+	}
 	waiting := waitingPods(own, v.claims, v.waiting(n))
 	s.budget = exhausted(v.budgets, s, waiting)
 	for _, other := range v.Nodes {
@@ -80,6 +86,27 @@ func (k *Keeper) pods(ctx context.Context, v *view, n *node) (sorted, error) {
 		s.budget = exhausted(v.budgets, s, waiting)
 	}
 	return s, nil
+}
+
+// recount corrects the number of healthy pods of a budget that a stop would use. Its controller
+// counts after the event: a pod that somebody has just evicted or deleted may still be in it.
+func (k *Keeper) recount(ctx context.Context, b *policyv1.PodDisruptionBudget,
+	stay []*corev1.Pod) error {
+	if !slices.ContainsFunc(stay, func(p *corev1.Pod) bool { return healthy(p) && covers(b, p) }) {
+		return nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return fmt.Errorf("the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
+	}
+	pods, err := k.Kubernetes.CoreV1().Pods(b.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: selector.String()})
+	if err != nil {
+		return fmt.Errorf("list the Pods of the PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
+	}
+	there := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !healthy(&p) })
+	b.Status.CurrentHealthy = min(b.Status.CurrentHealthy, int32(len(there)))
+	return nil
 }
 
 func (k *Keeper) podsOn(ctx context.Context, n *node) ([]corev1.Pod, error) {

@@ -32,23 +32,57 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 	}
 	busy := slices.DeleteFunc(slices.Clone(v.Nodes), func(n *node) bool { return n.Record == nil })
 	// There is one at most, unless somebody copied annotations. Each has to come to its end.
-	var errs []error
+	errs := []error{k.tidy(ctx, v)}
 	for _, n := range busy {
 		if err := k.advance(ctx, v, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s, %s: %w", n.Name, n.Record.Step, err))
 		}
 	}
-	if len(busy) > 0 || !k.Config.ColdAttach {
+	switch {
+	case len(busy) > 0:
 		return pace, errors.Join(errs...)
+	case !k.Config.ColdAttach:
+		return k.Config.Interval, errors.Join(errs...)
 	}
-	return k.consider(ctx, v)
+	again, err := k.consider(ctx, v)
+	return again, errors.Join(append(errs, err)...)
+}
+
+// tidy corrects what is left of earlier operations. What a keeper whose clock is ahead has noted of
+// one is dated as of now, or the node and its StatefulSets would be left alone until that time
+// comes. A Node whose record somebody has removed by hand is not held any more.
+func (k *Keeper) tidy(ctx context.Context, v *view) error {
+	var errs []error
+	for _, n := range v.Nodes {
+		dated := n.Last != nil && (ahead(v.Now, n.Last.Ended) || ahead(v.Now, n.Last.StoppedAt))
+		held := !n.working() && slices.Contains(n.Finalizers, recordFinalizer)
+		if !dated && !held {
+			continue
+		}
+		if dated {
+			for _, noted := range []*time.Time{&n.Last.Ended, &n.Last.StoppedAt} {
+				if noted.After(v.Now) {
+					*noted = v.Now
+				}
+			}
+			setAnnotation(n.Node, LastAnnotation, n.Last)
+		}
+		if held {
+			n.release()
+		}
+		errs = append(errs, k.update(ctx, n))
+	}
+	return errors.Join(errs...)
 }
 
 // restartLateStopped starts an instance that stopped right after the keeper had started it. Nobody
-// may have led for a while since, so it asks about a node that is not ready later, too.
+// may have led for a while since, so it asks about a node that is not ready later, too. It does so
+// whatever the keeper may do now, since it was the keeper that asked for the stop; but where the
+// label was taken away since the operation ended, it was somebody.
 func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) {
 	for _, n := range v.Nodes {
-		if n.Record != nil || n.Unreadable != nil || n.Last == nil || !n.Last.Stopped || n.Last.Late {
+		if n.working() || n.Last == nil || !n.Last.Stopped || n.Last.Late ||
+			!n.allowed() && !n.Last.Unlabeled || n.contradicts(n.Last.Instance) != "" {
 			continue
 		}
 		if ready, _ := n.ready(); ready && v.Now.Sub(n.Last.Ended) > lateStop {
@@ -72,6 +106,7 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 		n.Record = &record{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
 			StatefulSets: n.Last.StatefulSets, Late: true, Problem: "the instance stopped after it had " +
 				"been started again; a stop that was on its way may have come late"}
+		n.hold()
 		return true, k.write(ctx, n, n.Record.Problem)
 	}
 	return false, nil
@@ -196,7 +231,7 @@ func (k *Keeper) hindranceOfNode(v *view, n *node) string {
 			"(--min-interval, twice as long after each failure)", k.pauseAfter(n.Last))
 	case !k.Config.Window.open(v.Now):
 		return fmt.Sprintf("waits for the maintenance window, %s", k.Config.Window)
-	case v.Now.Sub(v.newest(n)) < settle && v.Now.Sub(v.oldest(n)) < 5*settle:
+	case !passed(v.Now, v.newest(n), settle) && !passed(v.Now, v.oldest(n), 5*settle):
 		return fmt.Sprintf("waits until nothing new has been asked for in %s (--settle)", settle)
 	}
 	return ""
@@ -208,24 +243,36 @@ const controlPlane = "node-role.kubernetes.io/control-plane"
 // doubtful returns why the instance of a node must not be stopped at all: the cluster may need it,
 // or it may be another node's. A kubelet can write most of what its own Node and CSINode say.
 func (k *Keeper) doubtful(v *view, n *node) string {
-	_, control := n.Labels[controlPlane]
-	provider, provided := strings.CutPrefix(n.Spec.ProviderID, "oxide://")
-	switch {
-	case control:
+	if n.DeletionTimestamp != nil {
+		return "the Node is being deleted"
+	}
+	if _, control := n.Labels[controlPlane]; control {
 		return "the keeper stops no node of the control plane"
-	case provided && provider != n.Instance:
-		return fmt.Sprintf("its spec.providerID names the instance %.40s, and its driver is registered "+
-			"with %s", provider, n.Instance)
+	}
+	if why := n.contradicts(n.Instance); why != "" {
+		return why
 	}
 	for _, other := range v.Nodes {
 		ready, _ := other.ready()
 		switch {
 		case other == n:
+		case other.working():
+			return fmt.Sprintf("an operation is in progress on the node %s, too, or may be", other.Name)
 		case other.Instance == n.Instance:
 			return fmt.Sprintf("the node %s says that it is the same instance", other.Name)
 		case !ready && other.allowed():
 			return fmt.Sprintf("the node %s, which may be stopped, too, is not ready", other.Name)
 		}
+	}
+	return ""
+}
+
+// contradicts returns why an instance cannot be the node's, or "". Unlike what the annotations and
+// the CSINode say, a node's spec.providerID never changes.
+func (n *node) contradicts(instance string) string {
+	if provider, ok := strings.CutPrefix(n.Spec.ProviderID, "oxide://"); ok && provider != instance {
+		return fmt.Sprintf("its spec.providerID names the instance %.40s, and not %.40s", provider,
+			instance)
 	}
 	return ""
 }
@@ -247,6 +294,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 		n.Record.Waiting = append(n.Record.Waiting, a.Name)
 	}
 	n.Spec.Unschedulable = true
+	n.hold()
 	return k.write(ctx, n, fmt.Sprintf("cordoned; %d pods are evicted, then the instance %s is "+
 		"stopped",
 		len(pods.evict), n.Instance))
@@ -255,9 +303,7 @@ func (k *Keeper) begin(ctx context.Context, v *view, n *node, pods sorted) error
 // announce says on the node, the claims and the pods what is going to happen, and why.
 func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, verb string) error {
 	waiting := v.waiting(n)
-	text := fmt.Sprintf("%s the instance %s for %d volumes that wait (%s); %d pods are evicted, %d "+
-		"stay and stop with it", verb, n.Instance, len(waiting), volumesText(waiting), len(pods.evict),
-		len(pods.stay))
+	text := planText(n, waiting, waiting, pods, verb)
 	if n.Annotations[PlanAnnotation] == text {
 		return nil
 	}
@@ -265,8 +311,18 @@ func (k *Keeper) announce(ctx context.Context, v *view, n *node, pods sorted, ve
 		return err
 	}
 	k.say(ctx, n.Node, nil, "ColdAttachPlanned", text)
-	k.sayToUsers(ctx, v, n, pods, "the node keeper "+text)
+	k.sayToUsers(ctx, v, n, pods, verb)
 	return nil
+}
+
+// planText says what is going to happen to a node, and names some of the volumes that wait.
+func planText(n *node, waiting, named []*attachment, pods sorted, verb string) string {
+	names := ""
+	if len(named) > 0 {
+		names = " (" + volumesText(named) + ")"
+	}
+	return fmt.Sprintf("%s the instance %s for %d volumes that wait%s; %d pods are evicted, %d stay "+
+		"and stop with it", verb, n.Instance, len(waiting), names, len(pods.evict), len(pods.stay))
 }
 
 // volumesText names the first of the volumes.

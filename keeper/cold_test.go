@@ -57,6 +57,22 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			"less than 20m0s ago"},
 		{"a pod that would be lost", func(w *world) { w.pod("a", "one", "") },
 			"no controller that makes another; move it away, or remove the label"},
+		{"static pods of the control plane", func(w *world) {
+			w.pod("a", "etcd-a", "Node")
+			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "etcd-a")
+			p.Namespace, p.Labels = "kube-system", map[string]string{"component": "etcd"}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+			keepertest.Put(w.api, p)
+		}, "the pod kube-system/etcd-a is of the control plane"},
+		{"of the control plane", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Labels[controlPlane] = "" })
+		}, "stops no node of the control plane"},
+		{"another instance by its provider", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
+		}, "its spec.providerID names the instance " + instanceOf("b") + ", and not " + instanceOf("a")},
+		{"the same instance by its provider", func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("a") })
+		}, ""},
 		{"a budget", func(w *world) {
 			w.pod("a", "web-1", "ReplicaSet")
 			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 1, 0)))
@@ -96,6 +112,32 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 				t.Errorf("the keeper steps aside: %v", aside)
 			}
 		})
+	}
+}
+
+func TestTheKeeperLooksOftenOnlyWhileItWorksOnANode(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		w := newWorld(t, "a")
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.Config.ColdAttach = on
+		again := []time.Duration{}
+		for range 2 {
+			d, err := w.Round(t.Context())
+			again = append(again, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.edit("a", func(n *corev1.Node) { n.Labels = nil }) // which ends the operation
+		}
+		d, err := w.Round(t.Context())
+		want := []time.Duration{pace, pace, w.Config.Interval}
+		if !on {
+			want = []time.Duration{w.Config.Interval, w.Config.Interval, w.Config.Interval}
+		}
+		if diff := cmp.Diff(want, append(again, d)); diff != "" || err != nil {
+			t.Errorf("with cold attach %v, it looks after (-want):\n%s%v", on, diff, err)
+		}
 	}
 }
 
@@ -140,6 +182,7 @@ func TestD61TheKeeperStepsAsideOnlyForWhatAnotherReplicaWouldDo(t *testing.T) {
 	if w.step("b") != string(draining) {
 		t.Errorf("the plans are %q and %q", w.plan("a"), w.plan("b"))
 	}
+	w.edit("b", func(n *corev1.Node) { n.Finalizers = nil })
 	keepertest.Delete[*corev1.Node](w.api, "", "b")
 	if _, err := w.Round(t.Context()); !errors.Is(err, ErrStepAside) {
 		t.Errorf("the error is %v", err)
@@ -181,6 +224,38 @@ func TestD61ADryRunSaysWhatWouldBeDoneAndDoesNothing(t *testing.T) {
 	}
 	w.Config.DryRun = false
 	w.steps(draining)
+}
+
+func TestTheEventsOfANamespaceNameNoVolumesOfOthers(t *testing.T) {
+	w := newWorld(t, "a")
+	w.Config.DryRun = true
+	w.wait("a", "data")
+	w.wait("a", "secret")
+	keepertest.Edit(w.api, "", "secret", func(v *corev1.PersistentVolume) {
+		v.Spec.ClaimRef.Namespace = "bank"
+	})
+	third := podOf("a", "db-third", "StatefulSet", "quiet")
+	third.Namespace = "third"
+	keepertest.Put(w.api, third)
+	quiet := pv("quiet")
+	quiet.Spec.ClaimRef.Namespace = "third"
+	keepertest.Put(w.api, quiet)
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "db-secret")
+	w.pass(time.Minute)
+	w.round()
+	for namespace, want := range map[string]string{"shop": "2 volumes that wait (data);",
+		"bank": "2 volumes that wait (secret);", "third": "2 volumes that wait; ",
+		"default": "2 volumes that wait (data, secret);"} { // the Node's
+		events := keepertest.List[*corev1.Event](w.api, namespace)
+		for _, e := range events {
+			if !strings.Contains(e.Message, want) {
+				t.Errorf("an event in the namespace %s says %q, want %q", namespace, e.Message, want)
+			}
+		}
+		if len(events) == 0 {
+			t.Errorf("there are no events in the namespace %s", namespace)
+		}
+	}
 }
 
 func TestTheTextOfVolumesNamesTheFirst(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,19 +28,29 @@ func (k *Keeper) say(ctx context.Context, n *corev1.Node, r *record, reason, sai
 }
 
 // sayToUsers makes events of what is going to happen, on the pods that stop with the node and on
-// the claims whose volumes wait.
-func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, said string) {
-	const reason = "ColdAttachPlanned"
-	said += " (node " + n.Name + ")"
-	for _, p := range pods.stay {
-		k.event(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace,
-			Name: p.Name, UID: p.UID}, "", reason, said)
+// the claims whose volumes wait. Who reads the events of a namespace is told the names of its own
+// volumes only.
+func (k *Keeper) sayToUsers(ctx context.Context, v *view, n *node, pods sorted, verb string) {
+	waiting := v.waiting(n)
+	claims := map[string]*corev1.ObjectReference{} // by volume
+	for _, volume := range pods.claims {
+		claims[volume.Name] = volume.Spec.ClaimRef
 	}
-	for _, a := range v.waiting(n) {
-		for _, volume := range pods.claims {
-			if volume.Name == a.volume() {
-				k.event(ctx, *volume.Spec.ClaimRef, "", reason, said)
-			}
+	say := func(about corev1.ObjectReference) {
+		own := slices.DeleteFunc(slices.Clone(waiting), func(a *attachment) bool {
+			claim := claims[a.volume()]
+			return claim == nil || claim.Namespace != about.Namespace
+		})
+		k.event(ctx, about, "", "ColdAttachPlanned", fmt.Sprintf("the node keeper %s (node %s)",
+			planText(n, waiting, own, pods, verb), n.Name))
+	}
+	for _, p := range pods.stay {
+		say(corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name,
+			UID: p.UID})
+	}
+	for _, a := range waiting {
+		if claim := claims[a.volume()]; claim != nil {
+			say(*claim)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func (m *Metrics) observe(v *view) {
 }
 
 func (m *Metrics) step(s step, took time.Duration) {
-	m.steps.WithLabelValues(string(s)).Observe(took.Seconds())
+	m.steps.WithLabelValues(string(s)).Observe(max(0, took).Seconds()) // clocks differ
 }
 
 func (m *Metrics) problem(s step) { m.problems.WithLabelValues(string(s)).Inc() }

@@ -137,7 +137,14 @@ func (m *Mover) find(ctx context.Context, name string, saved *corev1.PersistentV
 			v.Status.Phase)
 	}
 	claim, err := m.claim(ctx, v)
-	return v, claim, err
+	if err != nil {
+		return nil, nil, err
+	}
+	if pod := metav1.GetControllerOf(claim); pod != nil && pod.Kind == "Pod" {
+		return nil, nil, fmt.Errorf("the claim %s/%s is an ephemeral volume of the pod %s, and is "+
+			"deleted with it; there is nothing to move", claim.Namespace, claim.Name, pod.Name)
+	}
+	return v, claim, nil
 }
 
 // claim returns the claim that a volume is bound to.
@@ -315,12 +322,16 @@ func (m *Mover) evict(ctx context.Context, claim *corev1.PersistentVolumeClaim, 
 			continue
 		}
 		err := m.Kubernetes.PolicyV1().Evictions(p.Namespace).Evict(ctx, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
+			ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+			// Not a pod of the same name that has been made since: it is where the volume is now.
+			DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))}})
 		switch {
 		case apierrors.IsTooManyRequests(err):
 			return fmt.Errorf("the pod %s/%s may not be evicted from %s now, says its PodDisruptionBudget; "+
 				"repeat the command later", p.Namespace, p.Name, p.Spec.NodeName)
-		case err != nil && !apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+			continue
+		case err != nil:
 			return fmt.Errorf("evict the pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
 		m.say("the pod %s/%s is evicted from the node %s", p.Namespace, p.Name, p.Spec.NodeName)

@@ -15,6 +15,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/volume"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
@@ -195,6 +196,12 @@ func TestAMoveThatIsNotPossibleIsRefused(t *testing.T) {
 		{"the claim is gone", func(m *moving) {
 			keepertest.Remove[*corev1.PersistentVolumeClaim](m.api, "shop", "data")
 		}, "read the claim shop/data"},
+		{"the claim goes with its pod", func(m *moving) {
+			keepertest.Edit(m.api, "shop", "data", func(c *corev1.PersistentVolumeClaim) {
+				c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "db-0",
+					UID: "pod", Controller: ptr.To(true)}}
+			})
+		}, "is an ephemeral volume of the pod db-0"},
 		{"the node is unknown", func(m *moving) { keepertest.Remove[*corev1.Node](m.api, "", "b") },
 			"read the Node b"},
 		{"the node has no CSINode", func(m *moving) {
@@ -303,6 +310,23 @@ func TestAMoveSaysWhichPodMayNotGoNow(t *testing.T) {
 	keepertest.Put(m.api, &b)
 	if err := m.move("b"); err != nil || !m.evicted("db-0") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+func TestAMoveEvictsNoPodThatWasMadeSince(t *testing.T) {
+	m := newMoving(t)
+	m.loses(func(r keepertest.Request) bool {
+		if r.Subresource == "eviction" && !r.Applied {
+			keepertest.Remove[*corev1.Pod](m.api, "shop", "db-0")
+			m.pod("b", "db-0", "StatefulSet", "data")
+		}
+		return false
+	})
+	if err := m.move("b"); err != nil {
+		t.Fatal(err)
+	}
+	if m.evicted("db-0") || strings.Contains(m.out.String(), "evicted") {
+		t.Errorf("the pod that was made since is evicted:\n%s", m.out.String())
 	}
 }
 

@@ -17,7 +17,7 @@ type sorted struct {
 	// stay: pods with the driver's volumes, running and waiting ones. Their disks stay attached, so
 	// they have to come back to this node; elsewhere each would make another instance stop.
 	stay []*corev1.Pod
-	// lost explains why a pod would not come back; empty if all would.
+	// lost explains why a pod would not come back, or must not go; empty if all may go and would.
 	lost string
 	// budget explains which PodDisruptionBudget the pods that stay would break; empty if none.
 	budget string
@@ -49,6 +49,9 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 		volumes := len(volumesOf(p, claims)) > 0
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		case mirror && ofControlPlane(p):
+			s.lost = fmt.Sprintf("the pod %s/%s is of the control plane, whose nodes the keeper does not "+
+				"stop", p.Namespace, p.Name)
 		case mirror, owner != nil && owner.Kind == "DaemonSet":
 			// The kubelet starts them again with the node.
 		case volumes:
@@ -65,6 +68,13 @@ func sortPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume) sort
 		}
 	}
 	return s
+}
+
+// ofControlPlane reports whether a static pod is one without which there may be no Kubernetes. The
+// nodes of some installers do not have the label.
+func ofControlPlane(p *corev1.Pod) bool {
+	return p.Namespace == metav1.NamespaceSystem && (p.Labels["tier"] == "control-plane" ||
+		p.Labels["component"] == "kube-apiserver" || p.Labels["component"] == "etcd")
 }
 
 // volumesOf returns which of the driver's volumes a pod has.
@@ -117,13 +127,10 @@ func waitingPods(pods []corev1.Pod, claims map[claim]*corev1.PersistentVolume,
 // is not healthy before the stop, and without the stop it never will be.
 func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*corev1.Pod) string {
 	for _, b := range budgets {
-		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err != nil {
+		if _, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err != nil {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s has no valid selector", b.Namespace, b.Name)
 		}
-		covered := func(p *corev1.Pod) bool {
-			return p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
-		}
+		covered := func(p *corev1.Pod) bool { return covers(&b, p) }
 		down, unborn := 0, 0
 		for _, p := range s.stay {
 			if covered(p) && healthy(p) {
@@ -139,6 +146,10 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 			func(p *corev1.Pod) bool { return covered(p) && healthy(p) }) {
 			return fmt.Sprintf("the PodDisruptionBudget %s/%s allows no eviction", b.Namespace, b.Name)
 		}
+		if down > 0 && b.Status.ObservedGeneration < b.Generation {
+			return fmt.Sprintf("the PodDisruptionBudget %s/%s has changed, and nobody has counted its pods "+
+				"since", b.Namespace, b.Name)
+		}
 		need := int(b.Status.DesiredHealthy)
 		if b.Spec.MaxUnavailable != nil && need > 0 {
 			need = max(1, need-unborn)
@@ -150,6 +161,12 @@ func exhausted(budgets []policyv1.PodDisruptionBudget, s sorted, waiting []*core
 		}
 	}
 	return ""
+}
+
+// covers reports whether a budget is about a pod.
+func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	return err == nil && p.Namespace == b.Namespace && selector.Matches(labels.Set(p.Labels))
 }
 
 // healthy reports whether a budget counts the pod.

@@ -3,6 +3,7 @@ package keeper
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 )
 
 // changed is a pod with something changed.
@@ -35,6 +38,12 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{
 			Ephemeral: &corev1.EphemeralVolumeSource{}}}}
 	}
+	mirror := func(namespace, label, value string) *corev1.Pod {
+		return changed(podOf("a", "static-a", "Node"), func(p *corev1.Pod) {
+			p.Namespace, p.Labels = namespace, map[string]string{label: value}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		})
+	}
 	for _, c := range []struct {
 		name string
 		pod  *corev1.Pod
@@ -56,6 +65,13 @@ func TestPodsAreSortedByWhatAStopDoesToThem(t *testing.T) {
 		{"a mirror pod", changed(podOf("a", "etcd", "Node"), func(p *corev1.Pod) {
 			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 		}), ""},
+		{"a mirror pod of etcd", mirror("kube-system", "component", "etcd"), "is of the control plane"},
+		{"a mirror pod of the API server", mirror("kube-system", "component", "kube-apiserver"),
+			"is of the control plane"},
+		{"a mirror pod of the scheduler", mirror("kube-system", "tier", "control-plane"),
+			"is of the control plane"},
+		{"a mirror pod of every node", mirror("kube-system", "tier", "node"), ""},
+		{"a mirror pod of somebody's etcd", mirror("shop", "component", "etcd"), ""},
 		{"that succeeded", changed(podOf("a", "one", ""), phase(corev1.PodSucceeded)), ""},
 		{"that failed", changed(podOf("a", "one", "", "data"), phase(corev1.PodFailed)), ""},
 		{"bare", podOf("a", "one", ""), "no controller that makes another"},
@@ -148,6 +164,10 @@ func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
 		{name: "an eviction is allowed", budget: budget(least, 2, 3, 1), evict: many(web)},
 		{name: "no eviction is allowed", budget: budget(least, 2, 2, 0), evict: many(web),
 			want: "shop/shop allows no eviction"},
+		{name: "its numbers are of an earlier selector", stay: many(db("db-0")),
+			budget: everywhere(budget(least, 2, 3, 1), func(b *policyv1.PodDisruptionBudget) {
+				b.Generation, b.Status.ObservedGeneration = 2, 1
+			}), want: "has changed, and nobody has counted its pods since"},
 		{name: "of another namespace", evict: many(web), stay: many(db("db-0")),
 			budget: everywhere(budget(least, 9, 9, 0), func(b *policyv1.PodDisruptionBudget) {
 				b.Namespace = "other"
@@ -177,4 +197,61 @@ func TestABudgetHindersAStopThatWouldBreakIt(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The controller of budgets counts after the API server has answered, and the keeper may look in
+// between.
+func TestAPodThatGoesElsewhereIsCountedBeforeItsBudgetIs(t *testing.T) {
+	for name, given := range map[string]func(*world){
+		"it is evicted": func(w *world) { // by another program, as the budget allows
+			p, _ := keepertest.Get[*corev1.Pod](w.api, "shop", "db-b")
+			if err := w.evict(w.t.Context(), []*corev1.Pod{p}); err != nil {
+				w.t.Fatal(err)
+			}
+		},
+		"it is deleted": func(w *world) { keepertest.Delete[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is gone":    func(w *world) { keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b") },
+		"it is not ready": func(w *world) {
+			keepertest.Edit(w.api, "shop", "db-b", func(p *corev1.Pod) { p.Status.Conditions = nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			w.wait("a", "data")
+			w.pod("a", "db-a", "StatefulSet", "data")
+			w.pod("b", "db-b", "StatefulSet")
+			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
+			w.pass(time.Minute)
+			w.steps(draining, draining) // with one of the two it may be stopped
+			given(w)
+			w.steps(draining, draining)
+			keepertest.Remove[*corev1.Pod](w.api, "shop", "db-b")
+			w.pod("b", "db-b", "StatefulSet")
+			w.steps(stopping)
+			// The same once more, before the rack is asked.
+			keepertest.Put(w.api, ptr.To(budget(policyv1.PodDisruptionBudgetSpec{}, 1, 2, 1)))
+			given(w)
+			w.steps(starting)
+			if w.rack.state("a") != "running" {
+				t.Errorf("the instance is %s", w.rack.state("a"))
+			}
+		})
+	}
+}
+
+func TestAnEvictionAndTheStopDoNotUseTheSameDisruption(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.wait("a", "data")
+	w.pod("a", "db-a", "StatefulSet", "data")
+	w.pod("a", "web-1", "ReplicaSet")
+	w.pod("b", "db-b", "StatefulSet")
+	b := budget(policyv1.PodDisruptionBudgetSpec{}, 2, 3, 1)
+	b.Spec.Selector = &metav1.LabelSelector{} // every pod of the namespace
+	keepertest.Put(w.api, &b)
+	w.pass(time.Minute)
+	w.steps(draining, draining)
+	keepertest.Remove[*corev1.Pod](w.api, "shop", "web-1") // and the budget is not counted again
+	w.steps(draining, draining)
+	w.pod("b", "web-2", "ReplicaSet")
+	w.steps(draining, stopping)
 }

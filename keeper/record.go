@@ -3,6 +3,7 @@ package keeper
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,10 @@ const (
 	LastAnnotation = DriverName + "/cold-attach-last"
 	// PlanAnnotation says in words what the keeper would do to a Node, or why it does not.
 	PlanAnnotation = DriverName + "/cold-attach-plan"
+	// recordFinalizer is on a Node with a record: whoever deletes the Node in the middle of an
+	// operation does not delete what is known of its stopped instance.
+	recordFinalizer = RecordAnnotation
+
 	// WokenAnnotation is on VolumeAttachments: the operation for which the attacher was woken.
 	WokenAnnotation = DriverName + "/woken"
 )
@@ -79,9 +84,11 @@ type outcome struct {
 	StoppedAt    time.Time `json:"stoppedAt,omitzero"`
 	StatefulSets []string  `json:"statefulSets,omitempty"`
 	// Failures counts the operations in a row that had a problem.
-	Failures int    `json:"failures,omitempty"`
-	Late     bool   `json:"late,omitempty"`
-	Problem  string `json:"problem,omitempty"`
+	Failures int  `json:"failures,omitempty"`
+	Late     bool `json:"late,omitempty"`
+	// Unlabeled reports whether the label was already gone when the operation ended.
+	Unlabeled bool   `json:"unlabeled,omitempty"`
+	Problem   string `json:"problem,omitempty"`
 }
 
 // fromAnnotation decodes an annotation of a node; false if it has none.
@@ -95,6 +102,18 @@ func fromAnnotation(n *corev1.Node, key string, into any) (bool, error) {
 			"see that the node's instance runs, then remove the annotation", key, n.Name, err)
 	}
 	return true, nil
+}
+
+// hold keeps a Node that is deleted until release. To one that is being deleted, the API server
+// adds no finalizer.
+func (n *node) hold() {
+	if n.DeletionTimestamp == nil && !slices.Contains(n.Finalizers, recordFinalizer) {
+		n.Finalizers = append(n.Finalizers, recordFinalizer)
+	}
+}
+
+func (n *node) release() {
+	n.Finalizers = slices.DeleteFunc(n.Finalizers, func(f string) bool { return f == recordFinalizer })
 }
 
 // setAnnotation encodes a value into an annotation.

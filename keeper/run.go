@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
@@ -153,7 +155,8 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	return p.Round(ctx)
 }
 
-// watch reports changes of VolumeAttachments.
+// watch reports changes of the VolumeAttachments that a round is about. A round lists everything,
+// and clusters have attachments of other drivers, too, and many that do not wait.
 func (p *process) watch(ctx context.Context) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	async.Detach(func() {
@@ -163,7 +166,11 @@ func (p *process) watch(ctx context.Context) <-chan struct{} {
 				pause(ctx, p.Config.Interval)
 				continue
 			}
-			for range w.ResultChan() {
+			waited := map[string]bool{}
+			for event := range w.ResultChan() {
+				if !matters(event, waited) {
+					continue
+				}
 				select {
 				case changed <- struct{}{}:
 				default:
@@ -173,6 +180,23 @@ func (p *process) watch(ctx context.Context) <-chan struct{} {
 		}
 	})
 	return changed
+}
+
+// matters reports whether a change is about an attachment that begins to wait until an instance is
+// stopped, or does not any more; waited has the names of those that wait. What changes in an
+// operation is looked at every second anyway.
+func matters(event watch.Event, waited map[string]bool) bool {
+	object, ok := event.Object.(*storagev1.VolumeAttachment)
+	if !ok {
+		return false
+	}
+	waits := event.Type != watch.Deleted && object.Spec.Attacher == DriverName &&
+		(&attachment{object}).waits()
+	before := waited[object.Name]
+	if delete(waited, object.Name); waits {
+		waited[object.Name] = true
+	}
+	return waits != before
 }
 
 // pause waits, but not beyond ctx.

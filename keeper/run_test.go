@@ -12,6 +12,10 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
@@ -119,11 +123,44 @@ func TestAChangeIsLookedAtBeforeTheNextRoundIsDue(t *testing.T) {
 		return false
 	})
 	rounds := w.metric("rounds_total", "ok")
-	keepertest.Put(w.api, va().VolumeAttachment)
+	keepertest.Put(w.api, va(attachFailed(mustStop, 0)).VolumeAttachment)
 	w.await("another round", func() bool { return w.metric("rounds_total", "ok") > rounds })
 	cancel()
 	if <-led {
 		t.Error("it steps aside")
+	}
+}
+
+func TestOnlyWhatBeginsToWaitOrEndsIsLookedAtAtOnce(t *testing.T) {
+	waits := attachFailed(mustStop, 0)
+	others := func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "other.example.com" }
+	goes := va(attached, deleted, detaching(mustStop)).VolumeAttachment
+	waited := map[string]bool{}
+	for _, c := range []struct {
+		name string
+		kind watch.EventType
+		a    runtime.Object
+		want bool
+	}{
+		{"asked for", watch.Added, va().VolumeAttachment, false},
+		{"fails otherwise", watch.Modified, va(attachFailed("full", 0)).VolumeAttachment, false},
+		{"waits", watch.Modified, va(waits).VolumeAttachment, true},
+		{"tried again", watch.Modified, va(attachFailed(mustStop, 9)).VolumeAttachment, false},
+		{"attached", watch.Modified, va(attached).VolumeAttachment, true},
+		{"used", watch.Modified, va(attached).VolumeAttachment, false},
+		{"waits to be detached", watch.Modified, goes, true},
+		{"gone", watch.Deleted, goes, true},
+		{"waits when the watch begins", watch.Added, va(waits).VolumeAttachment, true},
+		{"gone while it waits", watch.Deleted, va(waits).VolumeAttachment, true},
+		{"another driver's", watch.Added, va(waits, others).VolumeAttachment, false},
+		{"the end of the watch", watch.Error, &metav1.Status{}, false},
+	} {
+		if got := matters(watch.Event{Type: c.kind, Object: c.a}, waited); got != c.want {
+			t.Errorf("%s: it matters: %v", c.name, got)
+		}
+	}
+	if len(waited) > 0 {
+		t.Errorf("what is gone is not forgotten: %v", waited)
 	}
 }
 

@@ -241,3 +241,155 @@ func TestAStopThatComesTooLateOrWithoutAnOperationIsSomebodys(t *testing.T) {
 		})
 	}
 }
+
+func TestD61AStopThatComesLateIsMadeUpForWhateverTheKeeperMayDo(t *testing.T) {
+	unlabel := func(w *world) {
+		w.edit("a", func(n *corev1.Node) { delete(n.Labels, ColdAttachLabel) })
+	}
+	for _, c := range []struct {
+		name          string
+		before, since func(*world) // the end of the operation
+		left          bool         // whether the instance is left as it is
+	}{
+		{name: "the duty is taken", since: func(w *world) { w.Config.ColdAttach = false }},
+		{name: "a dry run begins", since: func(w *world) { w.Config.DryRun = true }},
+		{name: "the label was taken before the end", before: unlabel},
+		{name: "the label was taken after the end", since: unlabel, left: true},
+		{name: "the outcome is of another instance", since: func(w *world) {
+			w.edit("a", func(n *corev1.Node) { n.Spec.ProviderID = "oxide://" + instanceOf("b") })
+		}, left: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.Config.Fence = false
+			w.stopped()
+			w.attach("data", "")
+			w.steps(starting, starting, starting, returning)
+			if c.before != nil {
+				c.before(w)
+			}
+			w.heartbeatLater("a")
+			w.steps("")
+			w.rack.set("a", "stopped")
+			w.lose("a")
+			if c.since != nil {
+				c.since(w)
+			}
+			for range 4 {
+				w.round()
+			}
+			if got := w.rack.state("a"); (got == "stopped") != c.left {
+				t.Errorf("the instance is %s", got)
+			}
+		})
+	}
+}
+
+func TestARecordOfAnotherInstanceIsReportedAndNotFollowed(t *testing.T) {
+	for s := range begun {
+		w := newWorld(t, "a", "b")
+		w.edit("a", func(n *corev1.Node) {
+			n.Spec.ProviderID = "oxide://" + instanceOf("a")
+			setAnnotation(n, RecordAnnotation, record{Step: s, Since: begin, Instance: instanceOf("b")})
+		})
+		w.rack.set("b", "stopped") // by somebody
+		w.seen()
+		_, err := w.Round(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "is of another instance") || len(w.seen()) > 0 {
+			t.Errorf("%s: the error is %v", s, err)
+		}
+	}
+}
+
+// Such as an admission webhook that does not answer, and without which no Node is written.
+func TestD61AnInstanceIsStartedEvenIfNoRecordCanBeWritten(t *testing.T) {
+	for name, given := range map[string]func(*world){
+		"the attacher is done": func(w *world) { w.attach("data", "") },
+		"the attacher is not":  func(*world) {},
+		"the start was recorded": func(w *world) {
+			w.attach("data", "")
+			w.steps(starting)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "a")
+			w.stopped()
+			given(w)
+			w.api.Intercept(func(r keepertest.Request) error {
+				if r.Resource == "nodes" {
+					return errBroken
+				}
+				return nil
+			})
+			if _, err := w.Round(t.Context()); err == nil && name != "the attacher is not" {
+				t.Error("the write has no error")
+			}
+			w.pass(6 * time.Minute)
+			if w.rack.state("a") != "stopped" {
+				t.Fatalf("the instance is %s", w.rack.state("a"))
+			}
+			if _, err := w.Round(t.Context()); err == nil || w.rack.state("a") != "running" {
+				t.Errorf("the instance is %s; the error is %v", w.rack.state("a"), err)
+			}
+		})
+	}
+}
+
+func TestACordonThatSomebodySetsAgainStays(t *testing.T) {
+	for _, s := range []step{attaching, starting, returning} {
+		w := newWorld(t, "a")
+		begun[s].begin(w)
+		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = false })
+		w.round()
+		w.edit("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+		w.rack.mend()
+		w.attach("data", "")
+		for w.step("a") != string(returning) {
+			w.round()
+		}
+		w.heartbeatLater("a")
+		w.steps("")
+		if !w.node("a").Spec.Unschedulable {
+			t.Errorf("%s: somebody's cordon is removed", s)
+		}
+	}
+}
+
+func TestD61ANodeThatIsDeletedInAnOperationIsGoneWhenItsInstanceRuns(t *testing.T) {
+	for s, c := range begun {
+		t.Run(string(s), func(t *testing.T) {
+			w := newWorld(t, "a")
+			c.begin(w)
+			keepertest.Delete[*corev1.Node](w.api, "", "a")
+			w.rack.mend()
+			w.attach("data", "")
+			w.seen()
+			there := true
+			for range 8 {
+				if _, there = keepertest.Get[*corev1.Node](w.api, "", "a"); !there {
+					break
+				}
+				w.round()
+				if n, _ := keepertest.Get[*corev1.Node](w.api, "", "a"); n != nil &&
+					w.step("a") == string(returning) {
+					w.heartbeatLater("a")
+				}
+			}
+			if seen := strings.Join(w.seen(), ";"); there || w.rack.state("a") != "running" ||
+				strings.Contains(seen, "stop a") {
+				t.Errorf("the Node is there: %v; the instance is %s; done: %s", there, w.rack.state("a"), seen)
+			}
+		})
+	}
+}
+
+func TestANodeWhoseRecordIsRemovedByHandIsHeldNoMore(t *testing.T) {
+	w := newWorld(t, "a")
+	w.stopped()
+	keepertest.Delete[*corev1.Node](w.api, "", "a")
+	w.edit("a", func(n *corev1.Node) { delete(n.Annotations, RecordAnnotation) })
+	_, _ = w.Round(t.Context()) // in which the Node goes
+	if n, there := keepertest.Get[*corev1.Node](w.api, "", "a"); there {
+		t.Errorf("the Node is there: %v", n.Finalizers)
+	}
+}

@@ -3,11 +3,13 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/oxidecomputer/oxide.go/oxide"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 )
@@ -17,6 +19,18 @@ import (
 
 // advance takes the next step of an operation.
 func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
+	if why := n.contradicts(n.Record.Instance); why != "" {
+		return fmt.Errorf("the annotation %s is of another instance: %s; see that the node's instance "+
+			"runs, then remove the annotation", RecordAnnotation, why)
+	}
+	if n.Record.Cordoned && !n.Spec.Unschedulable && n.Record.Step != draining {
+		// Somebody uncordoned it. If it is cordoned again, that is not the keeper's.
+		n.Record.Cordoned = false
+		setAnnotation(n.Node, RecordAnnotation, n.Record)
+		if err := k.update(ctx, n); err != nil {
+			return err
+		}
+	}
 	switch n.Record.Step {
 	case draining:
 		return k.drain(ctx, v, n)
@@ -35,14 +49,33 @@ func (k *Keeper) advance(ctx context.Context, v *view, n *node) error {
 
 // overdue reports whether a step has taken longer than it may.
 func (n *node) overdue(now time.Time, limit time.Duration) bool {
-	return now.Sub(n.Record.Since) > limit
+	return passed(now, n.Record.Since, limit)
+}
+
+// maxSkew is how far the clocks of replicas and of the API server may be apart and make no
+// difference.
+const maxSkew = time.Minute
+
+// ahead reports whether a time was noted by a clock that is too far ahead of this keeper's.
+func ahead(now, noted time.Time) bool { return noted.Sub(now) > maxSkew }
+
+// passed reports whether more than d has passed. What is noted too far ahead has passed: nothing
+// takes longer than it may, and maxSkew, because a clock is wrong or was put back.
+func passed(now, since time.Time, d time.Duration) bool {
+	return now.Sub(since) > d || ahead(now, since)
 }
 
 // to records the next step.
 func (k *Keeper) to(ctx context.Context, v *view, n *node, next step, said string) error {
 	was, took := n.Record.Step, v.Now.Sub(n.Record.Since)
+	late := next == starting && n.overdue(v.Now, k.Config.AttachTimeout)
 	n.Record.Step, n.Record.Since = next, v.Now
 	if err := k.write(ctx, n, said); err != nil {
+		if late && !apierrors.IsConflict(err) {
+			// Whatever keeps a record from being written does not keep the instance stopped: a start
+			// that is asked for twice does no harm.
+			err = errors.Join(err, k.startInstance(ctx, n.Record.Instance))
+		}
 		return err
 	}
 	k.Metrics.step(was, took)
@@ -76,9 +109,11 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 		n.Spec.Unschedulable = false
 	}
 	delete(n.Annotations, RecordAnnotation)
+	n.release()
 	delete(n.Annotations, PlanAnnotation)
 	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
-		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem}
+		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
+		Unlabeled: !n.allowed()}
 	if last.StoppedAt = v.Now; !last.Stopped {
 		last.StoppedAt, last.StatefulSets = time.Time{}, nil
 		if n.Last != nil {
@@ -195,6 +230,14 @@ func (k *Keeper) stop(ctx context.Context, v *view, n *node) error {
 	if why := k.forbidden(v, n); why != "" {
 		return k.giveUp(ctx, v, n, why)
 	}
+	// The keeper that recorded this step may have died long ago.
+	pods, err := k.pods(ctx, v, n)
+	if err != nil {
+		return err
+	}
+	if why := cmp.Or(pods.lost, pods.budget); why != "" {
+		return k.giveUp(ctx, v, n, why)
+	}
 	return k.stopInstance(ctx, n.Record.Instance)
 }
 
@@ -250,7 +293,7 @@ func (k *Keeper) start(ctx context.Context, v *view, n *node) error {
 	switch {
 	case err == nil && state == oxide.InstanceStateRunning:
 		return k.to(ctx, v, n, returning, "the instance runs; the node is expected back")
-	case csierr.IsNotFound(err) && n.Record.Unseen.IsZero():
+	case csierr.IsNotFound(err) && (n.Record.Unseen.IsZero() || ahead(v.Now, n.Record.Unseen)):
 		n.Record.Unseen = v.Now
 		setAnnotation(n.Node, RecordAnnotation, n.Record)
 		return k.update(ctx, n)

@@ -140,6 +140,43 @@ func TestD61ADrainEndsWithoutAStopIfSomethingComesUp(t *testing.T) {
 	}
 }
 
+// As two keepers may have begun, one of which was frozen; or somebody has copied an annotation.
+func TestD61OfTwoOperationsNeitherStopsAnInstance(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	for _, name := range []string{"a", "b"} {
+		w.wait(name, "of-"+name)
+		w.edit(name, func(n *corev1.Node) {
+			n.Spec.Unschedulable = true
+			setAnnotation(n, RecordAnnotation, record{Step: stopping, Since: begin, Started: begin,
+				Instance: instanceOf(name), Cordoned: true})
+		})
+	}
+	for range 3 {
+		w.round()
+	}
+	w.heartbeatLater("a")
+	w.heartbeat("b")
+	w.steps("")
+	if seen := strings.Join(w.seen(), ";"); strings.Contains(seen, "stop a") ||
+		strings.Contains(seen, "stop b") || w.step("b") != "" {
+		t.Errorf("done: %s", seen)
+	}
+	w.ends(ending{"an operation is in progress on the node b, too", true})
+}
+
+func TestD61NoOperationBeginsBesideARecordThatCannotBeRead(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.wait("a", "data")
+	w.edit("b", func(n *corev1.Node) {
+		n.Annotations, n.Labels = map[string]string{RecordAnnotation: "{"}, nil
+	})
+	w.pass(time.Minute)
+	if _, err := w.Round(t.Context()); err == nil || w.step("a") != "" ||
+		!strings.Contains(w.plan("a"), "in progress on the node b, too, or may be") {
+		t.Errorf("the error is %v, the plan %q", err, w.plan("a"))
+	}
+}
+
 func TestARefusedEvictionIsAskedForAgain(t *testing.T) {
 	w := newWorld(t, "a")
 	w.pod("a", "web-1", "ReplicaSet")

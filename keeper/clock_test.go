@@ -1,0 +1,110 @@
+package keeper
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// putBack sets the clock of the keeper back, as a replica has it whose clock is behind that of the
+// one which led before.
+func (w *world) putBack(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clock = w.clock.Add(-d)
+}
+
+// begun are operations on the node "a" that have come to a step which will not end by itself, with
+// the limit of each.
+var begun = map[step]struct {
+	begin func(*world)
+	limit func(*Config) time.Duration
+}{
+	draining: {func(w *world) {
+		w.pod("a", "web-1", "ReplicaSet")
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.steps(draining)
+	}, func(c *Config) time.Duration { return c.DrainTimeout }},
+	stopping: {func(w *world) {
+		w.rack.lame = true
+		w.wait("a", "data")
+		w.pass(time.Minute)
+		w.steps(draining, draining, stopping)
+	}, func(c *Config) time.Duration { return c.StopTimeout }},
+	attaching: {(*world).stopped, func(c *Config) time.Duration { return c.AttachTimeout }},
+	starting: {func(w *world) {
+		w.stopped()
+		w.attach("data", "")
+		w.steps(starting)
+		w.rack.lame = true
+	}, func(c *Config) time.Duration { return c.StartTimeout }},
+	returning: {func(w *world) {
+		w.stopped()
+		w.attach("data", "")
+		w.steps(starting, starting, starting, returning)
+	}, func(c *Config) time.Duration { return c.ReturnTimeout }},
+}
+
+func TestD61AStepThatIsDatedAheadTakesNoLongerThanItMay(t *testing.T) {
+	for s, c := range begun {
+		for _, skew := range []time.Duration{maxSkew, maxSkew + time.Second, 24 * time.Hour} {
+			t.Run(string(s)+", "+skew.String(), func(t *testing.T) {
+				w := newWorld(t, "a")
+				c.begin(w)
+				w.putBack(skew)
+				if skew <= maxSkew {
+					w.steps(s, s, s)
+					w.pass(maxSkew + c.limit(&w.Config) + time.Second)
+				}
+				before := w.metric("problems_total", string(s))
+				w.round()
+				if now := w.metric("problems_total", string(s)); now != before+1 {
+					t.Errorf("the step has %v problems, and had %v: %v", now, before, w.node("a").Annotations)
+				}
+			})
+		}
+	}
+}
+
+func TestAnInstanceThatIsUnseenSinceATimeAheadIsGivenUp(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting)
+	w.rack.set("a", "")
+	w.steps(starting) // which notes since when
+	w.putBack(time.Hour)
+	w.steps(starting) // notes it anew
+	w.pass(6 * time.Minute)
+	w.steps("")
+}
+
+func TestD61AnOutcomeThatIsDatedAheadHoldsUpNobodyForLonger(t *testing.T) {
+	ahead := outcome{Ended: begin.Add(time.Hour), StoppedAt: begin.Add(time.Hour), Stopped: true,
+		StatefulSets: []string{"shop/db"}}
+	for node, pause := range map[string]time.Duration{"a": 10 * time.Minute, "b": 30 * time.Minute} {
+		t.Run("of the node "+node, func(t *testing.T) {
+			w := newWorld(t, "a", "b")
+			ahead.Instance = instanceOf(node)
+			w.edit(node, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, ahead) })
+			w.wait("a", "data")
+			w.round()
+			if last := w.last(node); !last.Ended.Equal(begin) || !last.StoppedAt.Equal(begin) {
+				t.Errorf("the outcome is dated %s and %s", last.Ended, last.StoppedAt)
+			}
+			w.pass(pause - time.Second)
+			w.steps("")
+			w.pass(time.Second)
+			w.steps(draining)
+		})
+	}
+}
+
+func TestAVolumeThatWaitsSinceATimeAheadIsWaitedFor(t *testing.T) {
+	w := newWorld(t, "a")
+	w.wait("a", "data")
+	w.putBack(time.Hour)
+	w.steps(draining)
+}
