@@ -77,6 +77,9 @@ func (w *world) controllers() {
 		for _, v := range p.Spec.Volumes {
 			wanted[v.PersistentVolumeClaim.ClaimName] = p.Spec.NodeName
 		}
+		if tainted(w.node(p.Spec.NodeName), corev1.TaintNodeOutOfService) {
+			keepertest.Remove[*corev1.Pod](w.api, "default", p.Name)
+		}
 		if alive[p.Spec.NodeName] {
 			w.end(p)
 		}
@@ -108,7 +111,7 @@ func (w *world) end(p *corev1.Pod) {
 		return
 	}
 	for _, name := range names {
-		if !w.node(name).Spec.Unschedulable && name != p.Spec.NodeName {
+		if n := w.node(name); n.UID != "" && !n.Spec.Unschedulable && name != p.Spec.NodeName {
 			w.pods++
 			again := p.DeepCopy()
 			again.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: p.Name + "x",
@@ -120,32 +123,55 @@ func (w *world) end(p *corev1.Pod) {
 	}
 }
 
-// budgets count what the PodDisruptionBudgets allow: two pods of each kind may be away.
+// apps are the kinds of pods.
+var apps = []string{"db", "web"}
+
+// most is how many pods of a kind may be away. In the end it is as many as a node has of them, so
+// that each node can be stopped.
+func (w *world) most(app string) int {
+	most, on, healthies := 2, map[string]int{}, 0
+	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+		if p.Labels["app"] != app {
+			continue
+		}
+		if on[p.Spec.NodeName]++; w.mended {
+			most = max(most, on[p.Spec.NodeName])
+		}
+		if healthy(p) {
+			healthies++
+		}
+	}
+	switch {
+	case w.noEviction:
+		return 0
+	// Of pods that are lost with their nodes, none may be left but those that wait and one that runs.
+	case w.mended && healthies <= most:
+		return 100
+	}
+	return most
+}
+
+// budgets count what the PodDisruptionBudgets allow.
 func (w *world) budgets() {
-	for _, app := range []string{"db", "web"} {
-		expected, healthy := int32(0), int32(0)
+	for _, app := range apps {
+		expected, current := int32(0), int32(0)
 		for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
 			if p.Labels["app"] != app {
 				continue
 			}
 			expected++
-			for _, c := range p.Status.Conditions {
-				if c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil {
-					healthy++
-				}
+			if healthy(p) {
+				current++
 			}
 		}
-		most := int32(2)
-		if w.noEviction {
-			most = 0
-		}
+		most := int32(w.most(app))
 		keepertest.Put(w.api, &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: app},
 			Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: ptr.To(intstr.FromInt32(most)),
 				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
-			Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: expected, CurrentHealthy: healthy,
+			Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: expected, CurrentHealthy: current,
 				DesiredHealthy:     max(0, expected-most),
-				DisruptionsAllowed: max(0, healthy-max(0, expected-most))}})
+				DisruptionsAllowed: max(0, current-max(0, expected-most))}})
 	}
 }
 
@@ -166,7 +192,10 @@ func (w *world) kubelets() {
 	}
 	works := w.alive()
 	for _, name := range names {
-		alive := works[name]
+		alive := works[name] || w.lying[name]
+		if !alive && w.lagging {
+			continue
+		}
 		keepertest.Edit(w.api, "", name, func(n *corev1.Node) {
 			now, status := metav1.NewTime(w.clock), corev1.ConditionTrue
 			if !alive {
@@ -191,6 +220,7 @@ func (w *world) kubelets() {
 			})
 		}
 	}
+	w.budgets()
 }
 
 func heartbeat(n *corev1.Node) metav1.Time {
@@ -200,23 +230,18 @@ func heartbeat(n *corev1.Node) metav1.Time {
 	return metav1.Time{}
 }
 
-// latest is how late the rack carries out what it was asked for. A keeper makes up for a stop that
-// comes within two minutes.
-const latest = time.Minute
-
-// pass lets time go by. What the rack does late it does before it is too late, and somebody leads
-// then.
+// pass lets time go by, and requests reach the rack that are on their way.
 func (w *world) pass(d time.Duration) {
-	w.waited += d
-	if w.late && w.waited > latest {
-		w.waited = 0
-		w.say("the rack does what it was asked for")
-		if err := w.rack.Admin.RunDeferred(w.ctx); err != nil {
-			panic(err)
+	end := w.clock.Add(d)
+	w.onWay = slices.DeleteFunc(w.onWay, func(r onWay) bool {
+		if r.due.After(end) {
+			return false
 		}
-		for range 3 {
-			w.turn()
+		if r.due.After(w.clock) {
+			w.clock = r.due
 		}
-	}
-	w.clock = w.clock.Add(d)
+		r.send()
+		return true
+	})
+	w.clock = end
 }

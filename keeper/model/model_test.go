@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +23,6 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
-	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
 )
 
 func TestMain(m *testing.M) { proof.Main(m) }
@@ -29,13 +30,15 @@ func TestMain(m *testing.M) { proof.Main(m) }
 // shortHistories is how many histories the short form has, and longest how many acts one has.
 const (
 	shortHistories = 40
-	longest        = 60
+	longest        = 44
 )
 
 // act is one act of a history. What its numbers mean depends on its kind.
 type act struct {
 	kind string
 	a, b int
+	// at is the request of the leader before which a disturbance happens; it happens at once without.
+	at int
 }
 
 // kinds are the kinds of acts; those that stand here more often happen more often.
@@ -43,13 +46,20 @@ var kinds = []string{
 	"turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn", "turn",
 	"kill before", "kill before", "kill after", "kill after", "refuse", "freeze", "elect",
 	"round", "attacher", "kubelets", "controllers", "time", "time", "pod", "pod", "no pod",
-	"cordon", "label", "dead kubelet", "no eviction", "stuck pods", "rack refuses", "rack is late",
 }
 
+// drawActs draws the acts of a history. It has a few kinds of disturbances, so that not everything
+// is out of order.
 func drawActs(t *rapid.T) []act {
+	all := slices.Sorted(maps.Keys(disturbances))
+	some := rapid.SliceOfNDistinct(rapid.SampledFrom(all), 2, 5, rapid.ID[string]).Draw(t, "some")
 	one := rapid.Custom(func(t *rapid.T) act {
-		return act{rapid.SampledFrom(kinds).Draw(t, "kind"), rapid.IntRange(0, 5).Draw(t, "a"),
-			rapid.IntRange(1, 4).Draw(t, "b")}
+		from := kinds
+		if rapid.IntRange(0, 4).Draw(t, "disturbed") == 4 {
+			from = some
+		}
+		return act{rapid.SampledFrom(from).Draw(t, "kind"), rapid.IntRange(0, 5).Draw(t, "a"),
+			rapid.IntRange(1, 4).Draw(t, "b"), rapid.IntRange(-8, 8).Draw(t, "at")}
 	})
 	return rapid.SliceOfN(one, longest/2, longest).Draw(t, "acts")
 }
@@ -57,6 +67,7 @@ func drawActs(t *rapid.T) []act {
 // do does an act.
 func (w *world) do(a act) {
 	name := names[a.a%len(names)]
+	w.count(a.kind)
 	switch a.kind {
 	case "turn":
 		for range a.b {
@@ -74,7 +85,7 @@ func (w *world) do(a act) {
 	case "freeze":
 		w.arm(&gate{at: a.b, act: w.freeze})
 	case "elect":
-		w.leader = 1 - w.leader
+		w.elect(1 - w.leader)
 	case "attacher":
 		w.attacher()
 	case "kubelets":
@@ -91,61 +102,11 @@ func (w *world) do(a act) {
 			p := pods[a.b%len(pods)]
 			w.say("%s is deleted", p.Name)
 			keepertest.Delete[*corev1.Pod](w.api, "default", p.Name)
+			w.budgets()
 		}
 	default:
-		w.disturb(a.kind, name, a)
+		w.disturb(a)
 	}
-}
-
-// disturb does what people, and programs out of order, do.
-func (w *world) disturb(kind, name string, a act) {
-	switch kind {
-	case "cordon":
-		cordoned := w.node(name).Spec.Unschedulable
-		w.say("somebody sets unschedulable of %s to %v", name, !cordoned)
-		w.byHand[name] = !cordoned
-		w.edit(name, func(n *corev1.Node) { n.Spec.Unschedulable = !cordoned })
-	case "label":
-		w.edit(name, func(n *corev1.Node) {
-			if n.Labels[keeper.ColdAttachLabel] == "" {
-				n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
-				return
-			}
-			w.say("somebody takes the label from %s", name)
-			n.Labels = nil
-		})
-	case "dead kubelet":
-		w.dead[name] = !w.dead[name]
-		w.say("the kubelet of %s is dead: %v", name, w.dead[name])
-	case "no eviction":
-		w.noEviction = !w.noEviction
-		w.budgets()
-	case "stuck pods":
-		w.stuck = !w.stuck
-	case "rack refuses", "rack is late":
-		operation := []string{"instance_stop", "instance_start", "instance_view"}[a.a%3]
-		fault := adminapi.Fault{Operation: operation, Times: a.b, Phase: adminapi.Instead,
-			Response: &adminapi.Response{Status: 503, ErrorCode: "ServiceUnavailable"}}
-		if kind == "rack is late" {
-			fault.Operation, fault.Times = []string{"instance_stop", "instance_start"}[a.a%2], 1
-			fault.Phase, fault.Response = adminapi.Deferred, nil
-			fault.Cut, fault.Delay = true, adminapi.Duration(time.Hour)
-			w.late = true
-			w.stale = true // what is asked for may happen after the next was decided
-		}
-		w.say("%s: %s", kind, fault.Operation)
-		w.fault(fault)
-	}
-}
-
-func (w *world) fault(f adminapi.Fault) {
-	if _, err := w.rack.Admin.AddFault(w.ctx, f); err != nil {
-		panic(err)
-	}
-}
-
-func (w *world) edit(name string, change func(*corev1.Node)) {
-	keepertest.Edit(w.api, "", name, change)
 }
 
 // turn is what happens in a second or so if nothing is out of order.
@@ -157,25 +118,49 @@ func (w *world) turn() {
 	w.pass(2 * time.Second)
 }
 
-// arm lets something happen at one of the next changes that the leader makes.
+// turnWithout is a turn without the keeper.
+func (w *world) turnWithout() {
+	w.controllers()
+	w.attacher()
+	w.kubelets()
+	w.pass(2 * time.Second)
+}
+
+// arm lets something happen at one of the next requests of the leader.
 func (w *world) arm(g *gate) { w.keepers[w.leader].gate = g }
 
 // round lets the leader do a round.
 func (w *world) round() {
 	i := w.leader
+	w.raced = false
 	_, err := w.keepers[i].Round(w.ctx)
 	switch {
 	case errors.Is(err, keeper.ErrStepAside):
-		w.leader = 1 - i
+		w.elect(1 - i)
 	case err != nil:
 		w.say("round: %.200s", err)
 	}
 	if w.killed {
 		w.killed = false
 		w.restart(i)
-		w.leader = w.kills % 2
+		w.elect(w.kills % 2)
 	}
 	w.look()
+}
+
+// elect lets a keeper lead. What another one has decided on earlier is done, unless a request of it
+// is on its way, or an instance still stopped by it.
+func (w *world) elect(i int) {
+	w.leader = i
+	if !w.stale || len(w.onWay) > 0 || len(w.busy()) > 1 {
+		return
+	}
+	for name, state := range w.states() {
+		if state != oxide.InstanceStateRunning && w.byPeople[name].IsZero() {
+			return
+		}
+	}
+	w.stale = false
 }
 
 // kill ends the leader at once. Another one takes its place after the round that it did not finish.
@@ -203,38 +188,6 @@ func (w *world) freeze() error {
 	w.leader = frozen
 	w.say("the keeper on %s goes on", w.keepers[frozen].node)
 	return nil
-}
-
-// look holds the state of the cluster against the promises.
-func (w *world) look() {
-	if busy := w.busy(); len(busy) > 1 && !w.stale {
-		w.breaks("the keepers work on several nodes at once: %v", busy)
-	}
-}
-
-// mend takes away all that hinders.
-func (w *world) mend() {
-	admin := w.rack.Admin
-	if err := errors.Join(admin.RunDeferred(w.ctx), admin.ClearFaults(w.ctx)); err != nil {
-		panic(err)
-	}
-	w.keepers[0].gate, w.keepers[1].gate = nil, nil
-	w.late = false
-	w.noEviction, w.stuck, w.dead = false, false, map[string]bool{}
-	for _, name := range names {
-		w.edit(name, func(n *corev1.Node) {
-			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
-			if w.byHand[name] && n.Annotations[keeper.RecordAnnotation] == "" {
-				n.Spec.Unschedulable = false
-			}
-		})
-	}
-	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
-		if len(p.OwnerReferences) == 0 && len(p.Spec.Volumes) == 0 {
-			keepertest.Remove[*corev1.Pod](w.api, "default", p.Name)
-		}
-	}
-	w.say("everything is mended")
 }
 
 // unrest is what keeps the world from being at rest, or "".
@@ -359,6 +312,7 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 	t.Cleanup(func() { _ = rack.Stop() })
 	proof.SetFlags(t, "rapid.checks", "1", "rapid.nofailfile", "true", "rapid.shrinktime", "20s")
 	histories, kills, stops, attached := 0, 0, 0, 0
+	counts := map[string]int{}
 	for ; histories < shortHistories && !p.Long() || p.Long() && !p.Over(); histories++ {
 		seed := p.Seed + uint64(histories)
 		proof.SetFlags(t, "rapid.seed", strconv.FormatUint(max(seed, 1), 10))
@@ -369,11 +323,37 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 				rt.Fatalf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed, strings.Join(w.lines, "\n  "), err)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
+			for what, n := range w.counts {
+				counts[what] += n
+			}
 		})
 		if histories%20 == 19 {
 			p.Say("%d histories, %d kills, %d stops", histories+1, kills, stops)
 		}
 	}
+	if histories >= shortHistories {
+		happens(t, counts)
+	}
+	p.Say("%v", counts)
 	p.Figure("histories", histories, "kills", kills, "stops", stops, "volumes", attached,
-		"violations", 0)
+		"kinds", len(counts), "in-rounds", counts["within a round"], "late", counts["late request"],
+		"fenced", counts["fenced"], "violations", 0)
+}
+
+// happens fails the test unless everything that is drawn has happened, and had an effect.
+func happens(t *testing.T, counts map[string]int) {
+	t.Helper()
+	want := append(slices.Clone(kinds), slices.Collect(maps.Keys(disturbances))...)
+	for _, resource := range reads {
+		want = append(want, "failed "+resource)
+	}
+	want = append(want, "failed stop", "failed start", "failed view", "late request",
+		"started, stopped late", "within a round", "record copied", "record redirected",
+		"node deleted in an operation", "hidden instance asked for", "destroyed instance asked for",
+		"fenced", "unfenced", "freed")
+	for _, what := range want {
+		if counts[what] == 0 {
+			t.Errorf("the histories have none of this: %s", what)
+		}
+	}
 }

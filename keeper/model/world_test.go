@@ -3,9 +3,12 @@
 package model
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -43,15 +46,36 @@ type world struct {
 	volumes int
 	pods    int
 	disks   map[string]string // of a PersistentVolume
-	// byHand are the nodes that a person has cordoned, dead those whose kubelet does not come back.
-	byHand, dead map[string]bool
-	// noEviction lets the budget allow nothing; stuck lets no pod end.
-	noEviction, stuck bool
-	// late reports that the rack may do things late; waited is the time since it last did.
-	late   bool
-	waited time.Duration
-	// stale reports that a keeper has acted on what it saw before another one acted.
-	stale bool
+	// configs are what the replicas are started with.
+	configs [2]keeper.Config
+	// byHand are the nodes that a person has cordoned, dead those whose kubelet does not come back,
+	// lying those whose kubelet reports without its instance.
+	byHand, dead, lying map[string]bool
+	// byPeople is when a person stopped an instance, or did what may leave it stopped.
+	byPeople map[string]time.Time
+	// destroyed are the instances that the rack no longer shows; hidden is a token without rights.
+	destroyed map[string]bool
+	hidden    bool
+	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead kubelet.
+	noEviction, stuck, lagging bool
+	// mended reports that all that hindered is over.
+	mended bool
+	// hotplug is since when the rack has hot-plug.
+	hotplug time.Time
+	// failing are how many of the requests to a resource or an operation of the rack fail.
+	failing map[string]failure
+	// delays are how late the next request for an operation of the rack arrives.
+	delays map[string]time.Duration
+	onWay  []onWay
+	// changes are when the instances changed, in the world's time, by the rack's own time.
+	changes map[string]time.Time
+	// stale reports that a keeper has acted on what it saw before another one acted, raced that
+	// something else has changed within a round, and edited that a person has edited a record.
+	stale, raced, edited bool
+	// made is called when a change is made that a keeper has asked for.
+	made       func()
+	operations map[string]*operation
+	counts     map[string]int
 
 	lines  []string
 	broken []string
@@ -68,20 +92,33 @@ type replica struct {
 	cut  func()
 }
 
-// gate counts the changes that a keeper makes, and does something at one of them: before it reaches
-// the cluster or the rack, or after it is done there.
+// gate counts the changes that a keeper makes, or all that it asks for, and does something at one of
+// them: before it reaches the cluster or the rack, or after it is done there.
 type gate struct {
 	at     int
 	after  bool
+	reads  bool
 	act    func() error
 	passed int
 }
 
+// failure is how the next requests fail.
+type failure struct {
+	times int
+	err   error
+}
+
+// onWay is a request that reaches the rack late, whatever became of its sender.
+type onWay struct {
+	due  time.Time
+	send func()
+}
+
 var errKilled = errors.New("the keeper is dead")
 
-// pass is called before and after each change.
-func (g *gate) pass(after bool) error {
-	if g == nil || after != g.after {
+// pass is called before and after each change, and before each read.
+func (g *gate) pass(read, after bool) error {
+	if g == nil || after != g.after || read && !g.reads {
 		return nil
 	}
 	// Once: what it does makes changes, too.
@@ -94,29 +131,59 @@ func (g *gate) pass(after bool) error {
 // newWorld makes a cluster of three nodes on the rack, whose instances run and have no disks.
 func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 	w := &world{t: t, ctx: ctx, rack: r, clock: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC),
-		disks: map[string]string{}, byHand: map[string]bool{}, dead: map[string]bool{}}
+		disks: map[string]string{}, byHand: map[string]bool{}, byPeople: map[string]time.Time{},
+		changes: map[string]time.Time{}, operations: map[string]*operation{}, counts: map[string]int{}}
+	w.calm()
+	if err := r.Admin.Switch(ctx, map[string]any{"hotplug": false}); err != nil {
+		panic(err)
+	}
 	w.api = keepertest.Serve(t, func() time.Time { return w.clock })
 	w.api.Intercept(w.intercept)
+	w.api.InterceptReads(w.interceptRead)
 	for _, name := range names {
-		node := keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
-			Labels: map[string]string{keeper.ColdAttachLabel: keeper.Allowed}}})
-		keepertest.Put(w.api, &storagev1.CSINode{
-			ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: "v1", Kind: "Node", Name: name, UID: node.UID}}},
-			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{
-				Name: keeper.DriverName, NodeID: r.Instance(name).ID}}}})
+		w.operations[name] = &operation{}
+		w.join(name)
 	}
 	w.kubelets()
 	for i := range w.keepers {
+		w.configs[i] = config(names[i])
 		w.restart(i)
 	}
 	return w
 }
 
+// calm ends everything that hinders for a while.
+func (w *world) calm() {
+	w.noEviction, w.stuck, w.lagging, w.hidden = false, false, false, false
+	w.dead, w.lying, w.destroyed = map[string]bool{}, map[string]bool{}, map[string]bool{}
+	w.failing, w.delays = map[string]failure{}, map[string]time.Duration{}
+}
+
+// join makes a Node, and registers its driver.
+func (w *world) join(name string) {
+	keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{keeper.ColdAttachLabel: keeper.Allowed}}})
+	w.register(name, w.rack.Instance(name).ID)
+}
+
+// register registers the driver of a node, with an instance or not at all.
+func (w *world) register(name, instance string) {
+	c := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name,
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name,
+			UID: w.node(name).UID}}}}
+	if instance != "" {
+		c.Spec.Drivers = []storagev1.CSINodeDriver{{Name: keeper.DriverName, NodeID: instance}}
+	}
+	keepertest.Put(w.api, c)
+}
+
+// windowLength is how long the window lasts that a keeper may have, from the beginning of each hour.
+const windowLength = 10 * time.Minute
+
 // config makes the keeper as strict as usual, in the world's own time.
 func config(node string) keeper.Config {
 	c := keeper.Defaults()
-	c.ColdAttach, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, node
+	c.ColdAttach, c.StartupTaint, c.LeavingNodes, c.Fence, c.NodeName = true, true, true, true, node
 	c.MinInterval, c.StatefulSetInterval = 2*time.Minute, 3*time.Minute
 	return c
 }
@@ -137,7 +204,7 @@ func (w *world) restart(i int) {
 		panic(err)
 	}
 	transport.Base = &gatedTransport{transport.Base, w, k, i}
-	k.Keeper = &keeper.Keeper{Config: config(names[i]), Kubernetes: client, Rack: racks, Log: log,
+	k.Keeper = &keeper.Keeper{Config: w.configs[i], Kubernetes: client, Rack: racks, Log: log,
 		Metrics: keeper.NewMetrics(), Now: func() time.Time { return w.clock }}
 	w.keepers[i] = k
 }
@@ -152,46 +219,175 @@ type gatedTransport struct {
 
 // RoundTrip sends a request, unless the keeper dies before it.
 func (g *gatedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodGet {
-		return g.RoundTripper.RoundTrip(r)
-	}
-	if g.w.keepers[g.i] != g.k {
+	w := g.w
+	if w.keepers[g.i] != g.k {
 		return nil, errKilled
 	}
-	if err := g.k.gate.pass(false); err != nil {
+	read := r.Method == http.MethodGet
+	if err := g.k.gate.pass(read, false); err != nil {
 		return nil, err
 	}
-	g.w.checkRackRequest(g.k, r)
+	if !read {
+		w.checkRackRequest(g.k, r)
+	}
+	if response, err := w.hinder(g.RoundTripper, r); response != nil || err != nil {
+		return response, err
+	}
 	response, err := g.RoundTripper.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.k.gate.pass(true); err != nil {
+	if read {
+		return w.inTime(response)
+	}
+	w.states()
+	if err := g.k.gate.pass(false, true); err != nil {
 		_ = response.Body.Close()
 		return nil, err
 	}
 	return response, nil
 }
 
-// intercept lets each change of a keeper in the cluster pass its gate.
-func (w *world) intercept(r keepertest.Request) error {
-	if r.Resource == "events" {
+// hinder returns what becomes of a request that does not reach the rack in time, or nothing.
+func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, error) {
+	operation := "view"
+	if r.Method != http.MethodGet {
+		operation = r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	}
+	for name := range w.destroyed {
+		if strings.Contains(r.URL.Path, w.rack.Instance(name).ID) {
+			w.count("destroyed instance asked for")
+			return answer(http.StatusNotFound, "ObjectNotFound"), nil
+		}
+	}
+	switch {
+	case w.hidden:
+		w.count("hidden instance asked for")
+		return answer(http.StatusNotFound, "ObjectNotFound"), nil
+	case w.fails(operation) != nil:
+		return answer(http.StatusServiceUnavailable, "ServiceUnavailable"), nil
+	case w.delays[operation] > 0:
+		w.say("it is on its way for %s", w.delays[operation])
+		w.count("late request")
+		w.stale = true // it may arrive when something else has been decided
+		later := r.Clone(w.ctx)
+		w.onWay = append(w.onWay, onWay{w.clock.Add(w.delays[operation]), func() {
+			w.say("the rack is asked late: %s", operation)
+			response, err := to.RoundTrip(later)
+			if err != nil {
+				panic(err)
+			}
+			_ = response.Body.Close()
+			w.states()
+		}})
+		delete(w.delays, operation)
+		return nil, errLate
+	}
+	return nil, nil
+}
+
+var errLate = errors.New("the connection is broken")
+
+// answer returns an error of the rack.
+func answer(status int, code string) *http.Response {
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(fmt.Sprintf(
+			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
+}
+
+// fails returns with what error the next request for something fails, or nil.
+func (w *world) fails(what string) error {
+	f := w.failing[what]
+	if f.times == 0 {
 		return nil
 	}
+	w.failing[what] = failure{f.times - 1, f.err}
+	w.count("failed " + what)
+	return f.err
+}
+
+// inTime gives what the rack says of an instance the world's time.
+func (w *world) inTime(response *http.Response) (*http.Response, error) {
+	body, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	var instance map[string]any
+	if json.Unmarshal(body, &instance) == nil && instance["time_run_state_updated"] != nil {
+		changed, err := time.Parse(time.RFC3339, instance["time_run_state_updated"].(string))
+		if err != nil {
+			return nil, err
+		}
+		instance["time_run_state_updated"] = w.changed(changed)
+		if body, err = json.Marshal(instance); err != nil {
+			return nil, err
+		}
+	}
+	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return response, nil
+}
+
+// changed returns when the world has seen a change of an instance first.
+func (w *world) changed(rack time.Time) time.Time {
+	key := rack.UTC().String()
+	if _, known := w.changes[key]; !known {
+		w.changes[key] = w.clock
+	}
+	return w.changes[key]
+}
+
+// intercept lets each change of a keeper in the cluster pass its gate.
+func (w *world) intercept(r keepertest.Request) error {
+	k := w.sender(r)
+	if k == nil || r.Resource == "events" {
+		return nil
+	}
+	if !r.Applied {
+		w.made = func() {}
+		if err := k.gate.pass(false, false); err != nil {
+			return err
+		}
+		w.made = w.checkClusterRequest(k, r)
+		return nil
+	}
+	if r.Status < http.StatusMultipleChoices {
+		w.made()
+	}
+	return k.gate.pass(false, true)
+}
+
+// interceptRead lets each read of a keeper pass its gate, or fail.
+func (w *world) interceptRead(r keepertest.Request) error {
+	k := w.sender(r)
+	if k == nil {
+		return nil
+	}
+	if err := k.gate.pass(true, false); err != nil {
+		return err
+	}
+	return w.fails(r.Resource)
+}
+
+// sender returns the keeper that has sent a request.
+func (w *world) sender(r keepertest.Request) *replica {
 	for i, k := range w.keepers {
 		if r.Client == fmt.Sprintf("keeper-%d", i) {
-			if !r.Applied {
-				w.checkClusterRequest(r)
-			}
-			return k.gate.pass(r.Applied)
+			return k
 		}
 	}
 	return nil
 }
 
-// say adds a line to the transcript.
+// count counts what has happened.
+func (w *world) count(what string) { w.counts[what]++ }
+
+// say adds a line to the transcript, unless it would repeat the last.
 func (w *world) say(format string, args ...any) {
-	w.lines = append(w.lines, w.clock.Format("15:04:05 ")+fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if len(w.lines) == 0 || !strings.HasSuffix(w.lines[len(w.lines)-1], text) {
+		w.lines = append(w.lines, w.clock.Format("15:04:05 ")+text)
+	}
 }
 
 // breaks notes a broken promise.
@@ -210,14 +406,18 @@ func (w *world) states() map[string]oxide.InstanceState {
 	states := map[string]oxide.InstanceState{}
 	for _, i := range page.Items {
 		states[string(i.Name)] = i.RunState
+		if i.TimeRunStateUpdated != nil {
+			w.changed(*i.TimeRunStateUpdated)
+		}
 	}
 	return states
 }
 
+// node returns a Node; an empty one if it has been deleted.
 func (w *world) node(name string) *corev1.Node {
 	n, ok := keepertest.Get[*corev1.Node](w.api, "", name)
 	if !ok {
-		panic("no node " + name)
+		return &corev1.Node{}
 	}
 	return n
 }
@@ -227,56 +427,6 @@ func (w *world) busy() []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		return w.node(name).Annotations[keeper.RecordAnnotation] == ""
 	})
-}
-
-// checkRackRequest holds what a keeper asks the rack against the promises.
-func (w *world) checkRackRequest(k *replica, r *http.Request) {
-	operation := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
-	w.say("%s asks the rack: %s", k.node, operation)
-	switch operation {
-	case "start":
-		return
-	case "stop":
-	default:
-		w.breaks("a keeper asks the rack for %s %s", r.Method, r.URL.Path)
-		return
-	}
-	w.stops++
-	i := slices.IndexFunc(names, func(name string) bool {
-		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
-	})
-	name := names[i]
-	n := w.node(name)
-	if name == k.node {
-		w.breaks("the keeper on %s stops its own instance", name)
-	}
-	if w.stale {
-		return // of two leaders, one of whom was frozen, only the end is promised
-	}
-	if !strings.Contains(n.Annotations[keeper.RecordAnnotation], `"Stopping"`) ||
-		!n.Spec.Unschedulable {
-		w.breaks("the instance of %s is stopped without a record of it: %v, unschedulable %v", name,
-			n.Annotations, n.Spec.Unschedulable)
-	}
-	if n.Labels[keeper.ColdAttachLabel] != keeper.Allowed {
-		w.breaks("the instance of %s is stopped, and nobody allows it", name)
-	}
-	for other, state := range w.states() {
-		if other != name && state != oxide.InstanceStateRunning {
-			w.breaks("the instance of %s is stopped while that of %s is %s", name, other, state)
-		}
-	}
-}
-
-// checkClusterRequest holds what a keeper changes in the cluster against the promises.
-func (w *world) checkClusterRequest(r keepertest.Request) {
-	allowed := []string{"update nodes", "patch nodes", "patch volumeattachments",
-		"create pods/eviction"}
-	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
-	if !slices.Contains(allowed, r.Verb+" "+resource) {
-		w.breaks("a keeper does what it must not: %s", r)
-	}
-	w.say("%s", r)
 }
 
 // addPod schedules a pod to a node: with a volume of its own, or without.
@@ -299,6 +449,7 @@ func (w *world) addPod(name string, kind int) {
 		pod.Labels = nil
 	}
 	keepertest.Put(w.api, pod)
+	w.budgets()
 	w.say("%s %s is scheduled to %s", owner.Kind, pod.Name, name)
 }
 

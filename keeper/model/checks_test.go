@@ -1,0 +1,308 @@
+//go:build linux
+
+package model
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oxidecomputer/oxide.go/oxide"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// The promises, held against what the keepers ask for. The proof computes on its own what it needs
+// for that; of the keeper it knows the names of labels and annotations and the form of the record.
+
+// recorded is what the proof knows of a record.
+type recorded struct {
+	Step     string `json:"step"`
+	Instance string `json:"instance"`
+	Late     bool   `json:"late"`
+}
+
+// recordOf returns the record of a node; nil if it has none that can be read.
+func recordOf(n *corev1.Node) *recorded {
+	var r recorded
+	if json.Unmarshal([]byte(n.Annotations[keeper.RecordAnnotation]), &r) != nil {
+		return nil
+	}
+	return &r
+}
+
+// operation is what the proof has seen of the operations on a node.
+type operation struct {
+	began, ended time.Time
+	// asked reports whether the instance's stop was asked for; sets are the StatefulSets that stop.
+	asked bool
+	sets  []string
+	// stopped is the end of the last operation in which it was, and with which StatefulSets.
+	stopped     time.Time
+	stoppedSets []string
+}
+
+// late is how long after an operation a stop is made up for.
+const late = 2 * time.Minute
+
+// look holds the state of the cluster against the promises.
+func (w *world) look() {
+	busy := w.busy()
+	if len(busy) > 1 && !w.stale && !w.edited {
+		w.breaks("the keepers work on several nodes at once: %v", busy)
+	}
+	if len(busy) == 0 {
+		w.edited = false
+	}
+}
+
+// checkRackRequest holds what a keeper asks the rack against the promises.
+func (w *world) checkRackRequest(k *replica, r *http.Request) {
+	asked := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	i := slices.IndexFunc(names, func(name string) bool {
+		return strings.Contains(r.URL.Path, w.rack.Instance(name).ID)
+	})
+	w.say("%s asks the rack: %s %s", k.node, asked, names[i])
+	switch asked {
+	case "start":
+	case "stop":
+		w.stops++
+		w.checkStop(k, names[i])
+	default:
+		w.breaks("a keeper asks the rack for %s %s", r.Method, r.URL.Path)
+	}
+}
+
+func (w *world) checkStop(k *replica, name string) {
+	n, o := w.node(name), w.operations[name]
+	switch {
+	case name == k.node:
+		w.breaks("the keeper on %s stops its own instance", name)
+	case !k.Config.ColdAttach || k.Config.DryRun:
+		w.breaks("the instance of %s is stopped by a keeper that is to stop none", name)
+	}
+	if w.stale || w.raced {
+		return // of what changes between a look and the request, or of two leaders, one of whom froze
+	}
+	o.asked = true
+	r := recordOf(n)
+	if r == nil || r.Step != "Stopping" || !n.Spec.Unschedulable {
+		w.breaks("the instance of %s is stopped without a record of it: %v, unschedulable %v", name,
+			n.Annotations, n.Spec.Unschedulable)
+	}
+	if n.Labels[keeper.ColdAttachLabel] != keeper.Allowed {
+		w.breaks("the instance of %s is stopped, and nobody allows it", name)
+	}
+	if !w.hotplug.IsZero() && w.hotplug.Before(o.began) {
+		w.breaks("the instance of %s is stopped on a rack with hot-plug", name)
+	}
+	if w.registered(name) != w.rack.Instance(name).ID {
+		w.breaks("the instance of %s is stopped, and its driver is registered with %q", name,
+			w.registered(name))
+	}
+	for other, state := range w.states() {
+		if other == name {
+			continue
+		}
+		if state != oxide.InstanceStateRunning && w.byPeople[other].IsZero() {
+			w.breaks("the instance of %s is stopped while that of %s is %s", name, other, state)
+		}
+		if w.registered(other) == w.rack.Instance(name).ID {
+			w.breaks("the instance of %s is stopped, and %s says that it is the same", name, other)
+		}
+		if node := w.node(other); node.UID != "" && readiness(node) != corev1.ConditionTrue &&
+			node.Labels[keeper.ColdAttachLabel] == keeper.Allowed {
+			w.breaks("the instance of %s is stopped while the node %s is not ready", name, other)
+		}
+	}
+}
+
+// registered returns the instance with which the driver of a node is registered.
+func (w *world) registered(name string) string {
+	c, ok := keepertest.Get[*storagev1.CSINode](w.api, "", name)
+	if !ok || len(c.Spec.Drivers) == 0 || c.OwnerReferences[0].UID != w.node(name).UID {
+		return ""
+	}
+	return c.Spec.Drivers[0].NodeID
+}
+
+// readiness returns what Kubernetes says of a node's kubelet.
+func readiness(n *corev1.Node) corev1.ConditionStatus {
+	for _, c := range n.Status.Conditions {
+		return c.Status
+	}
+	return ""
+}
+
+// checkClusterRequest holds what a keeper changes in the cluster against the promises. What it
+// returns is to be called if the change is made.
+func (w *world) checkClusterRequest(k *replica, r keepertest.Request) (made func()) {
+	allowed := []string{"update nodes", "patch nodes", "patch volumeattachments",
+		"create pods/eviction"}
+	resource := strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
+	if !slices.Contains(allowed, r.Verb+" "+resource) {
+		w.breaks("a keeper does what it must not: %s", r)
+	}
+	w.say("%s", r)
+	var next corev1.Node
+	old := w.node(r.Name)
+	if r.Verb+" "+resource != "update nodes" || json.Unmarshal(r.Body, &next) != nil ||
+		next.ResourceVersion != old.ResourceVersion {
+		return func() {} // or it is refused
+	}
+	w.checkTaints(k, old, &next)
+	switch was, is := recordOf(old), recordOf(&next); {
+	case was == nil && is != nil:
+		return w.checkBegin(k, old, is)
+	case was != nil && is == nil:
+		return w.checkEnd(old, was)
+	case was != nil && was.Step == "Draining" && is.Step == "Stopping":
+		o := w.operations[old.Name]
+		o.sets = w.statefulSets(old.Name)
+		w.checkBudgets(old.Name)
+	}
+	return func() {}
+}
+
+// checkBegin checks the first record of an operation.
+func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()) {
+	o, byPeople := w.operations[n.Name], w.byPeople[n.Name]
+	if r.Late {
+		if !byPeople.IsZero() && byPeople.Sub(o.ended) > late {
+			w.breaks("the keeper starts the instance of %s, which somebody stopped", n.Name)
+		}
+		return func() {
+			w.count("started, stopped late")
+			o.began, o.asked, o.sets = w.clock, true, o.stoppedSets
+		}
+	}
+	switch since := w.clock.Sub(o.ended); {
+	case !k.Config.ColdAttach, k.Config.DryRun, n.Name == k.node, n.Spec.Unschedulable,
+		n.Labels[keeper.ColdAttachLabel] != keeper.Allowed:
+		w.breaks("the keeper on %s begins with the node %s, which it must not", k.node, n.Name)
+	case w.stale || w.raced:
+	case since < k.Config.MinInterval:
+		w.breaks("the last operation on %s ended %s ago", n.Name, since)
+	case k.Config.Window != nil && w.clock.Minute() >= int(windowLength.Minutes()):
+		w.breaks("an operation on %s begins outside the window", n.Name)
+	}
+	for other, last := range w.operations {
+		since := w.clock.Sub(last.stopped)
+		if other == n.Name || w.stale || w.raced || since >= k.Config.StatefulSetInterval {
+			continue
+		}
+		for _, set := range w.statefulSets(n.Name) {
+			if slices.Contains(last.stoppedSets, set) {
+				w.breaks("pods of %s stopped with %s %s ago, and there are some on %s", set, other, since,
+					n.Name)
+			}
+		}
+	}
+	return func() { o.began, o.asked, o.sets = w.clock, false, nil }
+}
+
+// checkEnd checks the end of an operation: the instance runs, unless somebody else stopped it.
+func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
+	o := w.operations[n.Name]
+	if state := w.states()[n.Name]; r.Step != "Draining" && state != oxide.InstanceStateRunning &&
+		w.byPeople[n.Name].IsZero() && !w.stale && !w.edited && !w.raced {
+		w.breaks("the operation on %s ends, and its instance is %s", n.Name, state)
+	}
+	return func() {
+		o.ended = w.clock
+		if o.asked {
+			o.stopped, o.stoppedSets = w.clock, o.sets
+		}
+	}
+}
+
+// statefulSets returns those with pods that stop with a node.
+func (w *world) statefulSets(name string) []string {
+	var sets []string
+	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+		owner := metav1.GetControllerOf(p)
+		if p.Spec.NodeName == name && len(p.Spec.Volumes) > 0 && owner != nil &&
+			owner.Kind == "StatefulSet" {
+			sets = append(sets, owner.Name)
+		}
+	}
+	return sets
+}
+
+// checkBudgets checks that the pods that stop with a node break no budget: of the pods that have
+// ever run, no more are away than it allows.
+func (w *world) checkBudgets(name string) {
+	if w.stale || w.raced {
+		return
+	}
+	waits := map[string]bool{}
+	for _, a := range keepertest.List[*storagev1.VolumeAttachment](w.api, "") {
+		failed := a.Status.AttachError
+		if a.DeletionTimestamp != nil {
+			failed = a.Status.DetachError
+		}
+		waits[*a.Spec.Source.PersistentVolumeName+"@"+a.Spec.NodeName] = failed != nil &&
+			strings.Contains(failed.Message, "InstanceMustBeStopped")
+	}
+	for _, app := range apps {
+		away, stop := 0, 0
+		for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+			unborn := slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+				return waits[v.PersistentVolumeClaim.ClaimName+"@"+p.Spec.NodeName]
+			})
+			switch {
+			case p.Labels["app"] != app:
+			case !healthy(p) && !unborn:
+				away++
+			case healthy(p) && len(p.Spec.Volumes) > 0 && p.Spec.NodeName == name:
+				stop++
+			}
+		}
+		if most := w.most(app); stop > 0 && away+stop > most {
+			w.breaks("with %s, %d pods of %s stop, %d are away, and its budget allows %d", name, stop, app,
+				away, most)
+		}
+	}
+}
+
+// checkTaints checks the taints that a keeper sets and takes away.
+func (w *world) checkTaints(k *replica, old, next *corev1.Node) {
+	name, state := old.Name, w.states()[old.Name]
+	silent := readiness(old) == corev1.ConditionUnknown
+	switch was, is := tainted(old, corev1.TaintNodeOutOfService),
+		tainted(next, corev1.TaintNodeOutOfService); {
+	case is && !was:
+		w.count("fenced")
+		if !k.Config.Fence || old.Annotations[keeper.RecordAnnotation] != "" || !silent ||
+			state != oxide.InstanceStateStopped && !w.raced {
+			w.breaks("%s is fenced: its instance is %s, its kubelet %s, it has %v", name, state,
+				readiness(old), old.Annotations)
+		}
+	case was && !is:
+		w.count("unfenced")
+		if silent && state != oxide.InstanceStateRunning && !w.raced {
+			w.breaks("%s is no longer fenced, and its instance is %s", name, state)
+		}
+	}
+	if tainted(old, keeper.StartupTaint) && !tainted(next, keeper.StartupTaint) {
+		w.count("freed")
+		if !w.raced && w.registered(name) == "" {
+			w.breaks("the startup taint of %s is gone, and its driver is not registered", name)
+		}
+	}
+}
+
+func tainted(n *corev1.Node, key string) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
+}
+
+func healthy(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions,
+		func(c corev1.PodCondition) bool { return c.Status == corev1.ConditionTrue })
+}

@@ -1,0 +1,344 @@
+//go:build linux
+
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper"
+	"github.com/oxidecomputer/oxide-csi-plugin/keeper/keepertest"
+)
+
+// disturbances are what people do, and programs and racks that are out of order. Most of them are
+// over when they are done again.
+var disturbances = map[string]func(w *world, name string, a act){
+	"cordon":          (*world).cordon,
+	"label":           (*world).label,
+	"copy record":     (*world).copyRecord,
+	"spoil record":    (*world).spoilRecord,
+	"redirect record": (*world).redirectRecord,
+	"registration":    (*world).reregister,
+	"node deleted":    (*world).deleteNode,
+	"startup taint":   (*world).taint,
+	"stop by hand":    (*world).stopByHand,
+	"destroyed":       (*world).destroy,
+	"hot-plug":        (*world).plug,
+	"configuration":   (*world).configure,
+	"dead kubelet": func(w *world, name string, _ act) {
+		w.dead[name] = !w.dead[name]
+		w.say("the kubelet of %s is dead: %v", name, w.dead[name])
+	},
+	"lying kubelet": func(w *world, name string, _ act) {
+		w.lying[name] = !w.lying[name]
+		w.say("the kubelet of %s lies: %v", name, w.lying[name])
+	},
+	"lagging": func(w *world, _ string, _ act) {
+		w.lagging = !w.lagging
+		w.say("Kubernetes notices no dead kubelet: %v", w.lagging)
+	},
+	"no eviction": func(w *world, _ string, _ act) {
+		w.noEviction = !w.noEviction
+		w.say("the budgets allow nothing: %v", w.noEviction)
+		w.budgets()
+	},
+	"stuck pods": func(w *world, _ string, _ act) { w.stuck = !w.stuck },
+	"hidden": func(w *world, _ string, _ act) {
+		w.hidden = !w.hidden
+		w.say("the token has no rights: %v", w.hidden)
+	},
+	"failing reads": func(w *world, _ string, a act) {
+		resource := reads[a.a]
+		w.failing[resource] = failure{4 * a.b, []error{
+			apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil),
+			apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
+			apierrors.NewTimeoutError("slow", 0)}[a.b%3]}
+		w.say("reads of %s fail", resource)
+	},
+	"failing rack": func(w *world, _ string, a act) {
+		operation := []string{"stop", "start", "view"}[a.a%3]
+		w.failing[operation] = failure{a.b, errors.New("503")}
+		w.say("the rack refuses: %s", operation)
+	},
+	"late rack": func(w *world, _ string, a act) {
+		operation := []string{"stop", "start"}[a.a%2]
+		w.delays[operation] = time.Duration(a.b*a.b*7-5) * time.Second // less than two minutes
+		w.say("the rack is to be asked late: %s", operation)
+	},
+	// Whoever asked waits, and the world goes on.
+	"slow rack": func(w *world, _ string, a act) {
+		for range a.b {
+			w.turnWithout()
+		}
+	},
+}
+
+// reads are the resources of which reads may fail.
+var reads = []string{"nodes", "pods", "poddisruptionbudgets", "persistentvolumes",
+	"volumeattachments", "csinodes"}
+
+// disturb does one of the disturbances: now, in the middle of an operation, or in that of a round.
+func (w *world) disturb(a act) {
+	name, does := names[a.a%len(names)], disturbances[a.kind]
+	if a.at%2 != 0 || strings.HasSuffix(a.kind, "record") {
+		w.untilBusy(name, a.b)
+	}
+	if a.at <= 0 || a.kind == "configuration" {
+		does(w, name, a)
+		return
+	}
+	w.arm(&gate{at: a.at, reads: true, act: func() error {
+		w.raced = true
+		w.count("within a round")
+		does(w, name, a)
+		return nil
+	}})
+}
+
+// untilBusy lets the world go on until an operation is in progress, and has taken some steps.
+func (w *world) untilBusy(name string, steps int) {
+	w.addPod(name, 0)
+	for i := 0; i < 30 && len(w.busy()) == 0; i++ {
+		w.turn()
+		w.pass(8 * time.Second)
+	}
+	for range 2*steps - 2 {
+		w.turn()
+	}
+}
+
+func (w *world) edit(name string, change func(*corev1.Node)) {
+	keepertest.Edit(w.api, "", name, change)
+}
+
+func (w *world) cordon(name string, _ act) {
+	cordoned := w.node(name).Spec.Unschedulable
+	w.say("somebody sets unschedulable of %s to %v", name, !cordoned)
+	w.byHand[name] = !cordoned
+	w.edit(name, func(n *corev1.Node) { n.Spec.Unschedulable = !cordoned })
+}
+
+func (w *world) label(name string, _ act) {
+	w.edit(name, func(n *corev1.Node) {
+		if n.Labels[keeper.ColdAttachLabel] == "" {
+			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
+			return
+		}
+		w.say("somebody takes the label from %s", name)
+		n.Labels = nil
+	})
+}
+
+// copyRecord copies the record of a node to another.
+func (w *world) copyRecord(name string, _ act) {
+	for _, from := range w.busy() {
+		if from == name {
+			continue
+		}
+		w.say("somebody copies the record of %s to %s", from, name)
+		w.count("record copied")
+		w.edited = true
+		record := w.node(from).Annotations[keeper.RecordAnnotation]
+		w.setRecord(name, record)
+	}
+}
+
+func (w *world) setRecord(name, record string) {
+	w.edit(name, func(n *corev1.Node) {
+		if n.Annotations == nil {
+			n.Annotations = map[string]string{}
+		}
+		n.Annotations[keeper.RecordAnnotation] = record
+	})
+}
+
+// spoilRecord makes a record unreadable. Who does that has to look after the instance.
+func (w *world) spoilRecord(name string, _ act) {
+	for _, busy := range w.busy() {
+		name = busy
+	}
+	w.say("somebody spoils the record of %s", name)
+	w.edited = true
+	w.mayStop(name)
+	w.setRecord(name, `{"step": `)
+}
+
+// redirectRecord names another instance in a record. Who does that has to look after both.
+func (w *world) redirectRecord(name string, _ act) {
+	for _, busy := range w.busy() {
+		var record map[string]any
+		if json.Unmarshal([]byte(w.node(busy).Annotations[keeper.RecordAnnotation]), &record) != nil ||
+			busy == name {
+			continue
+		}
+		w.say("somebody names the instance of %s in the record of %s", name, busy)
+		w.count("record redirected")
+		w.edited = true
+		w.mayStop(busy)
+		record["instance"] = w.rack.Instance(name).ID
+		text, err := json.Marshal(record)
+		if err != nil {
+			panic(err)
+		}
+		w.setRecord(busy, string(text))
+	}
+}
+
+// mayStop notes that people have to see that an instance runs.
+func (w *world) mayStop(name string) { w.byPeople[name] = w.clock }
+
+// reregister lets a driver register with no instance, with another one, or with its own again.
+func (w *world) reregister(name string, a act) {
+	instance := ""
+	switch own := w.rack.Instance(name).ID; {
+	case w.registered(name) != own:
+		instance = own
+	case a.b%2 == 0:
+		instance = w.rack.Instance(names[(a.a+1)%len(names)]).ID
+	}
+	w.say("the driver of %s is registered with %q", name, instance)
+	w.register(name, instance)
+}
+
+// deleteNode deletes a Node, or makes it again. With the Node goes its record: that its instance
+// runs is then for people to see.
+func (w *world) deleteNode(name string, a act) {
+	n := w.node(name)
+	switch {
+	case n.UID == "":
+		w.say("the Node %s joins", name)
+		w.join(name)
+		if a.b%2 == 0 {
+			w.register(name, "")
+		}
+		return
+	case n.Annotations[keeper.RecordAnnotation] != "":
+		w.count("node deleted in an operation")
+		w.mayStop(name)
+	case len(w.onWay) > 0 || w.stale:
+		w.mayStop(name) // what the node says of its last operation is gone, too
+	}
+	w.say("somebody deletes the Node %s: %v", name, n.Annotations)
+	keepertest.Remove[*corev1.Node](w.api, "", name)
+	w.operations[name] = &operation{}
+}
+
+// taint is what a kubelet does that registers a node.
+func (w *world) taint(name string, _ act) {
+	w.edit(name, func(n *corev1.Node) {
+		if !tainted(n, keeper.StartupTaint) {
+			n.Spec.Taints = append(n.Spec.Taints,
+				corev1.Taint{Key: keeper.StartupTaint, Effect: corev1.TaintEffectNoSchedule})
+		}
+	})
+}
+
+func (w *world) stopByHand(name string, _ act) {
+	w.say("somebody stops the instance of %s", name)
+	w.mayStop(name)
+	w.must(w.rack.StopInstance(w.ctx, w.rack.Instance(name).ID))
+	w.states()
+}
+
+// destroy lets the rack no longer show an instance, or show it again.
+func (w *world) destroy(name string, a act) {
+	if w.destroyed[name] {
+		delete(w.destroyed, name)
+		w.say("the rack shows the instance of %s again", name)
+		return
+	}
+	w.stopByHand(name, a)
+	w.say("it is destroyed")
+	w.destroyed[name] = true
+}
+
+// plug gives the rack hot-plug.
+func (w *world) plug(_ string, _ act) {
+	if !w.hotplug.IsZero() {
+		return
+	}
+	w.say("the rack has hot-plug")
+	w.hotplug = w.clock
+	w.must(w.rack.Admin.Switch(w.ctx, map[string]any{"hotplug": true}))
+}
+
+// configure starts one of the keepers, or both, with other arguments.
+func (w *world) configure(_ string, a act) {
+	for i := range w.keepers {
+		if a.b < 3 && i != a.b%2 {
+			continue
+		}
+		c := config(names[i])
+		switch a.a {
+		case 0:
+			c.ColdAttach = false
+		case 1:
+			c.DryRun = true
+		case 2:
+			c.Fence, c.StartupTaint = false, false
+		case 3:
+			window, err := keeper.ParseWindow("0 * * * *", windowLength)
+			w.must(err)
+			c.Window = window
+		}
+		w.say("the keeper on %s: cold attach %v, dry run %v, fence %v, window %v", c.NodeName,
+			c.ColdAttach, c.DryRun, c.Fence, c.Window != nil)
+		w.configs[i] = c
+		w.keepers[i].cut()
+		w.restart(i)
+	}
+}
+
+func (w *world) must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// mend takes away all that hinders, and does what people have to do.
+func (w *world) mend() {
+	for _, r := range w.onWay {
+		r.send()
+	}
+	w.onWay = nil
+	w.calm()
+	for i := range w.keepers {
+		w.configs[i] = config(names[i])
+		w.keepers[i].cut()
+		w.restart(i)
+	}
+	for _, name := range names {
+		if w.node(name).UID == "" {
+			w.join(name)
+		}
+		w.register(name, w.rack.Instance(name).ID)
+		w.edit(name, func(n *corev1.Node) {
+			n.Labels = map[string]string{keeper.ColdAttachLabel: keeper.Allowed}
+			spoiled := n.Annotations[keeper.RecordAnnotation] != "" && recordOf(n) == nil
+			if spoiled {
+				delete(n.Annotations, keeper.RecordAnnotation)
+			}
+			if w.byHand[name] || spoiled {
+				n.Spec.Unschedulable = false
+			}
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.byPeople)) {
+		w.must(w.rack.StartInstance(w.ctx, w.rack.Instance(name).ID))
+	}
+	for _, p := range keepertest.List[*corev1.Pod](w.api, "default") {
+		if len(p.OwnerReferences) == 0 && len(p.Spec.Volumes) == 0 {
+			keepertest.Remove[*corev1.Pod](w.api, "default", p.Name)
+		}
+	}
+	w.mended = true
+	w.say("everything is mended")
+}
