@@ -198,22 +198,34 @@ func (w *world) redirectRecord(name string, _ act) {
 // mayStop notes that people have to see that an instance runs.
 func (w *world) mayStop(name string) { w.byPeople[name] = w.clock }
 
-// reregister lets a driver register with no instance, with another one, or with its own again.
+// reregister lets a driver register with no instance, with another one, or with its own again. The
+// other nodes say what is right: nobody could tell which of two wrong ones is which.
 func (w *world) reregister(name string, a act) {
+	w.correctOthers(name)
+	other := names[(a.a+1)%len(names)]
 	instance := ""
 	switch own := w.rack.Instance(name).ID; {
 	case w.registered(name) != own:
 		instance = own
-	case a.b%2 == 0:
-		instance = w.rack.Instance(names[(a.a+1)%len(names)]).ID
+	case a.b%2 == 0 && w.registered(other) != "" && w.node(other).DeletionTimestamp == nil:
+		instance = w.rack.Instance(other).ID
 	}
 	w.say("the driver of %s is registered with %q", name, instance)
 	w.register(name, instance)
 }
 
+func (w *world) correctOthers(name string) {
+	for _, other := range names {
+		if other != name && w.node(other).UID != "" {
+			w.register(other, w.rack.Instance(other).ID)
+		}
+	}
+}
+
 // deleteNode deletes a Node, or makes it again. One with an operation in progress stays until that
 // is over.
 func (w *world) deleteNode(name string, a act) {
+	w.correctOthers(name)
 	n := w.node(name)
 	if n.UID == "" {
 		w.say("the Node %s joins", name)
