@@ -223,6 +223,7 @@ func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 		if o.asked {
 			o.stopped, o.stoppedSets = w.clock, o.sets
 		}
+		o.asked = false // the next may be begun by somebody who copies a record
 	}
 }
 

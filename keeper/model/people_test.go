@@ -140,7 +140,8 @@ func (w *world) label(name string, _ act) {
 	})
 }
 
-// copyRecord copies the record of a node to another.
+// copyRecord copies the record of a node to another. Who does that has to look after the other's
+// cordon, of which its own record may have known.
 func (w *world) copyRecord(name string, _ act) {
 	for _, from := range w.busy() {
 		if from == name {
@@ -148,7 +149,7 @@ func (w *world) copyRecord(name string, _ act) {
 		}
 		w.say("somebody copies the record of %s to %s", from, name)
 		w.count("record copied")
-		w.edited = true
+		w.edited, w.byHand[name] = true, true
 		record := w.node(from).Annotations[keeper.RecordAnnotation]
 		w.setRecord(name, record)
 	}
