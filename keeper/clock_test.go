@@ -82,8 +82,8 @@ func TestAnInstanceThatIsUnseenSinceATimeAheadIsGivenUp(t *testing.T) {
 }
 
 func TestD61AnOutcomeThatIsDatedAheadHoldsUpNobodyForLonger(t *testing.T) {
-	ahead := outcome{Ended: begin.Add(time.Hour), StoppedAt: begin.Add(time.Hour), Stopped: true,
-		StatefulSets: []string{"shop/db"}}
+	ahead := outcome{Ended: begin.Add(time.Hour), Stopped: true,
+		StoppedWith: map[string]time.Time{"shop/db": begin.Add(time.Hour)}}
 	for node, pause := range map[string]time.Duration{"a": 10 * time.Minute, "b": 30 * time.Minute} {
 		t.Run("of the node "+node, func(t *testing.T) {
 			w := newWorld(t, "a", "b")
@@ -91,8 +91,8 @@ func TestD61AnOutcomeThatIsDatedAheadHoldsUpNobodyForLonger(t *testing.T) {
 			w.edit(node, func(n *corev1.Node) { setAnnotation(n, LastAnnotation, ahead) })
 			w.wait("a", "data")
 			w.round()
-			if last := w.last(node); !last.Ended.Equal(begin) || !last.StoppedAt.Equal(begin) {
-				t.Errorf("the outcome is dated %s and %s", last.Ended, last.StoppedAt)
+			if last := w.last(node); !last.Ended.Equal(begin) || !last.StoppedWith["shop/db"].Equal(begin) {
+				t.Errorf("the outcome is dated %s and %s", last.Ended, last.StoppedWith)
 			}
 			w.pass(pause - time.Second)
 			w.steps("")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -54,17 +55,12 @@ func (k *Keeper) coldAttach(ctx context.Context, v *view) (time.Duration, error)
 func (k *Keeper) tidy(ctx context.Context, v *view) error {
 	var errs []error
 	for _, n := range v.Nodes {
-		dated := n.Last != nil && (ahead(v.Now, n.Last.Ended) || ahead(v.Now, n.Last.StoppedAt))
+		dated := n.Last != nil && n.Last.correct(v.Now)
 		held := !n.working() && slices.Contains(n.Finalizers, recordFinalizer)
 		if !dated && !held {
 			continue
 		}
 		if dated {
-			for _, noted := range []*time.Time{&n.Last.Ended, &n.Last.StoppedAt} {
-				if noted.After(v.Now) {
-					*noted = v.Now
-				}
-			}
 			setAnnotation(n.Node, LastAnnotation, n.Last)
 		}
 		if held {
@@ -104,8 +100,9 @@ func (k *Keeper) restartLateStopped(ctx context.Context, v *view) (bool, error) 
 			continue
 		}
 		n.Record = &record{Step: starting, Since: v.Now, Started: v.Now, Instance: n.Last.Instance,
-			StatefulSets: n.Last.StatefulSets, Late: true, Problem: "the instance stopped after it had " +
-				"been started again; a stop that was on its way may have come late"}
+			StatefulSets: slices.Sorted(maps.Keys(n.Last.StoppedWith)), Late: true,
+			Problem: "the instance stopped after it had been started again; a stop that was on its way " +
+				"may have come late"}
 		n.hold()
 		return true, k.write(ctx, n, n.Record.Problem)
 	}
@@ -186,12 +183,11 @@ func (k *Keeper) hindrance(ctx context.Context, v *view, n *node) (string, sorte
 	}
 	sets := statefulSets(pods.stay)
 	for _, other := range v.Nodes {
-		if other == n || other.Last == nil ||
-			v.Now.Sub(other.Last.StoppedAt) >= k.Config.StatefulSetInterval {
+		if other == n || other.Last == nil {
 			continue
 		}
 		for _, set := range sets {
-			if slices.Contains(other.Last.StatefulSets, set) {
+			if v.Now.Sub(other.Last.StoppedWith[set]) < k.Config.StatefulSetInterval {
 				return fmt.Sprintf("waits: the StatefulSet %s has pods here, and had some on the node %s, "+
 					"which was stopped less than %s ago", set, other.Name,
 					k.Config.StatefulSetInterval), pods, nil

@@ -85,15 +85,14 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			b.Spec.MaxUnavailable = ptr.To(intstr.FromInt32(0))
 			keepertest.Put(w.api, &b)
 		}, "wants 1 healthy pods, and a stop would leave 0"},
-		{"its StatefulSet was stopped elsewhere", ended("b", outcome{StoppedAt: begin,
-			StatefulSets: []string{"shop/db"}}), "the StatefulSet shop/db has pods here, and had some on " +
+		{"its StatefulSet was stopped elsewhere", ended("b", outcome{
+			StoppedWith: map[string]time.Time{"shop/db": begin}}), "the StatefulSet shop/db has pods here, and had some on " +
 			"the node b"},
 		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{
-			StoppedAt: begin.Add(-29 * time.Minute), StatefulSets: []string{"shop/db"}}), ""},
-		{"its StatefulSet was spared elsewhere", ended("b", outcome{Ended: begin,
-			StatefulSets: []string{"shop/db"}}), ""},
-		{"another StatefulSet was stopped elsewhere", ended("b", outcome{StoppedAt: begin,
-			StatefulSets: []string{"shop/cache"}}), ""},
+			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
+		{"its StatefulSet was spared elsewhere", ended("b", outcome{Ended: begin}), ""},
+		{"another StatefulSet was stopped elsewhere", ended("b", outcome{
+			StoppedWith: map[string]time.Time{"shop/cache": begin}}), ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, "a", "b")

@@ -80,15 +80,29 @@ type outcome struct {
 	Instance string    `json:"instance"`
 	// Stopped reports whether the operation got as far as to ask for the instance's stop.
 	Stopped bool `json:"stopped"`
-	// StoppedAt is the end of the last operation that did, and StatefulSets stopped with it.
-	StoppedAt    time.Time `json:"stoppedAt,omitzero"`
-	StatefulSets []string  `json:"statefulSets,omitempty"`
+	// StoppedWith is when the StatefulSets that have stopped with the node did so last, by the ends
+	// of the operations, as far back as --stateful-set-interval.
+	StoppedWith map[string]time.Time `json:"stoppedWith,omitempty"`
 	// Failures counts the operations in a row that had a problem.
 	Failures int  `json:"failures,omitempty"`
 	Late     bool `json:"late,omitempty"`
 	// Unlabeled reports whether the label was already gone when the operation ended.
 	Unlabeled bool   `json:"unlabeled,omitempty"`
 	Problem   string `json:"problem,omitempty"`
+}
+
+// correct dates as of now what a clock that is ahead has noted, and reports whether there was any.
+func (o *outcome) correct(now time.Time) bool {
+	wrong := ahead(now, o.Ended)
+	if wrong {
+		o.Ended = now
+	}
+	for set, at := range o.StoppedWith {
+		if ahead(now, at) {
+			o.StoppedWith[set], wrong = now, true
+		}
+	}
+	return wrong
 }
 
 // fromAnnotation decodes an annotation of a node; false if it has none.

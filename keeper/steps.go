@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -111,13 +112,18 @@ func (k *Keeper) finish(ctx context.Context, v *view, n *node, problem string) e
 	delete(n.Annotations, RecordAnnotation)
 	n.release()
 	delete(n.Annotations, PlanAnnotation)
-	last := outcome{Ended: v.Now, Instance: r.Instance, StatefulSets: r.StatefulSets,
+	last := outcome{Ended: v.Now, Instance: r.Instance, StoppedWith: map[string]time.Time{},
 		Stopped: r.Step != draining, Late: r.Late, Problem: r.Problem,
 		Unlabeled: !n.allowed()}
-	if last.StoppedAt = v.Now; !last.Stopped {
-		last.StoppedAt, last.StatefulSets = time.Time{}, nil
-		if n.Last != nil {
-			last.StoppedAt, last.StatefulSets = n.Last.StoppedAt, n.Last.StatefulSets
+	if n.Last != nil {
+		maps.Copy(last.StoppedWith, n.Last.StoppedWith)
+	}
+	maps.DeleteFunc(last.StoppedWith, func(_ string, at time.Time) bool {
+		return v.Now.Sub(at) >= k.Config.StatefulSetInterval
+	})
+	if last.Stopped {
+		for _, set := range r.StatefulSets {
+			last.StoppedWith[set] = v.Now
 		}
 	}
 	if r.Problem != "" && r.Problem != nothingWaits {

@@ -50,7 +50,7 @@ func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
 	n := w.node("a")
 	if last := w.last("a"); n.Spec.Unschedulable || w.plan("a") != "" || !last.Stopped ||
 		last.Problem != "" || last.Failures != 0 || last.Instance != instanceOf("a") ||
-		cmp.Diff([]string{"shop/db"}, last.StatefulSets) != "" || !last.Ended.Equal(w.clock) {
+		cmp.Diff(map[string]time.Time{"shop/db": w.clock}, last.StoppedWith) != "" || !last.Ended.Equal(w.clock) {
 		t.Errorf("the node is left as %v, unschedulable %v", n.Annotations, n.Spec.Unschedulable)
 	}
 	for _, s := range []step{draining, stopping, attaching, starting, returning} {
@@ -267,5 +267,24 @@ func TestD61AStopEndsWithTheInstanceRunningIfSomethingComesUp(t *testing.T) {
 					w.metric("problems_total", string(stopping)))
 			}
 		})
+	}
+}
+
+func TestD61AStopForgetsNoStatefulSetThatStoppedWithTheNodeBefore(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	earlier := begin.Add(-11 * time.Minute)
+	w.edit("a", func(n *corev1.Node) {
+		setAnnotation(n, LastAnnotation, outcome{Ended: earlier, StoppedWith: map[string]time.Time{
+			"shop/cache": earlier, "shop/old": begin.Add(-time.Hour)}})
+	})
+	w.stopped()
+	w.attach("data", "")
+	w.steps(starting, starting, starting, returning)
+	w.pass(time.Second)
+	w.heartbeat("a")
+	w.steps("")
+	want := map[string]time.Time{"shop/cache": earlier, "shop/db": w.clock}
+	if diff := cmp.Diff(want, w.last("a").StoppedWith); diff != "" {
+		t.Errorf("what has stopped with the node (-want +got):\n%s", diff)
 	}
 }

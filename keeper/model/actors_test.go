@@ -192,6 +192,9 @@ func (w *world) kubelets() {
 	}
 	works := w.alive()
 	for _, name := range names {
+		if w.mended && w.node(name).UID == "" {
+			w.join(name)
+		}
 		alive := works[name] || w.lying[name]
 		if !alive && w.lagging {
 			continue

@@ -55,24 +55,6 @@ var disturbances = map[string]func(w *world, name string, a act){
 		w.hidden = !w.hidden
 		w.say("the token has no rights: %v", w.hidden)
 	},
-	"failing reads": func(w *world, _ string, a act) {
-		resource := reads[a.a]
-		w.failing[resource] = failure{4 * a.b, []error{
-			apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil),
-			apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
-			apierrors.NewTimeoutError("slow", 0)}[a.b%3]}
-		w.say("reads of %s fail", resource)
-	},
-	"failing rack": func(w *world, _ string, a act) {
-		operation := []string{"stop", "start", "view"}[a.a%3]
-		w.failing[operation] = failure{a.b, errors.New("503")}
-		w.say("the rack refuses: %s", operation)
-	},
-	"late rack": func(w *world, _ string, a act) {
-		operation := []string{"stop", "start"}[a.a%2]
-		w.delays[operation] = time.Duration(a.b*a.b*7-5) * time.Second // less than two minutes
-		w.say("the rack is to be asked late: %s", operation)
-	},
 	// Whoever asked waits, and the world goes on.
 	"slow rack": func(w *world, _ string, a act) {
 		for range a.b {
@@ -81,9 +63,30 @@ var disturbances = map[string]func(w *world, name string, a act){
 	},
 }
 
-// reads are the resources of which reads may fail.
-var reads = []string{"nodes", "pods", "poddisruptionbudgets", "persistentvolumes",
-	"volumeattachments", "csinodes"}
+func init() {
+	for _, resource := range []string{"nodes", "pods", "poddisruptionbudgets", "persistentvolumes",
+		"volumeattachments", "csinodes"} {
+		disturbances["failing "+resource] = func(w *world, _ string, a act) {
+			w.failing[resource] = failure{4 * a.b, []error{
+				apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil),
+				apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
+				apierrors.NewTimeoutError("slow", 0)}[a.b%3]}
+			w.say("reads of %s fail", resource)
+		}
+	}
+	for _, operation := range []string{"stop", "start", "view"} {
+		disturbances["failing "+operation] = func(w *world, _ string, a act) {
+			w.failing[operation] = failure{a.b, errors.New("503")}
+			w.say("the rack refuses: %s", operation)
+		}
+	}
+	for _, operation := range []string{"stop", "start"} {
+		disturbances["late "+operation] = func(w *world, _ string, a act) {
+			w.delays[operation] = time.Duration(a.b*a.b*7-5) * time.Second // less than two minutes
+			w.say("the rack is to be asked late: %s", operation)
+		}
+	}
+}
 
 // disturb does one of the disturbances: now, in the middle of an operation, or in that of a round.
 func (w *world) disturb(a act) {
@@ -106,7 +109,7 @@ func (w *world) disturb(a act) {
 // untilBusy lets the world go on until an operation is in progress, and has taken some steps.
 func (w *world) untilBusy(name string, steps int) {
 	w.addPod(name, 0)
-	for i := 0; i < 30 && len(w.busy()) == 0; i++ {
+	for i := 0; i < 20 && len(w.busy()) == 0; i++ {
 		w.turn()
 		w.pass(8 * time.Second)
 	}
@@ -208,27 +211,25 @@ func (w *world) reregister(name string, a act) {
 	w.register(name, instance)
 }
 
-// deleteNode deletes a Node, or makes it again. With the Node goes its record: that its instance
-// runs is then for people to see.
+// deleteNode deletes a Node, or makes it again. One with an operation in progress stays until that
+// is over.
 func (w *world) deleteNode(name string, a act) {
 	n := w.node(name)
-	switch {
-	case n.UID == "":
+	if n.UID == "" {
 		w.say("the Node %s joins", name)
 		w.join(name)
 		if a.b%2 == 0 {
 			w.register(name, "")
 		}
 		return
-	case n.Annotations[keeper.RecordAnnotation] != "":
-		w.count("node deleted in an operation")
-		w.mayStop(name)
-	case len(w.onWay) > 0 || w.stale:
-		w.mayStop(name) // what the node says of its last operation is gone, too
 	}
 	w.say("somebody deletes the Node %s: %v", name, n.Annotations)
-	keepertest.Remove[*corev1.Node](w.api, "", name)
-	w.operations[name] = &operation{}
+	if keepertest.Remove[*corev1.Node](w.api, "", name); n.Annotations[keeper.RecordAnnotation] != "" {
+		w.count("node deleted in an operation")
+		if w.node(name).UID == "" {
+			w.breaks("the Node %s is gone in the middle of an operation", name)
+		}
+	}
 }
 
 // taint is what a kubelet does that registers a node.

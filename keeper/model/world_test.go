@@ -141,7 +141,6 @@ func newWorld(ctx context.Context, t keepertest.T, r *harness.Rack) *world {
 	w.api.Intercept(w.intercept)
 	w.api.InterceptReads(w.interceptRead)
 	for _, name := range names {
-		w.operations[name] = &operation{}
 		w.join(name)
 	}
 	w.kubelets()
@@ -159,8 +158,13 @@ func (w *world) calm() {
 	w.failing, w.delays = map[string]failure{}, map[string]time.Duration{}
 }
 
-// join makes a Node, and registers its driver.
+// join makes a Node, and registers its driver. What an earlier Node said of its last operation is
+// gone with it: a stop that is still on its way is then for people to make up for.
 func (w *world) join(name string) {
+	w.operations[name] = &operation{}
+	if len(w.onWay) > 0 || w.stale {
+		w.mayStop(name)
+	}
 	keepertest.Put(w.api, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
 		Labels: map[string]string{keeper.ColdAttachLabel: keeper.Allowed}}})
 	w.register(name, w.rack.Instance(name).ID)
