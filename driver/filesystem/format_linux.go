@@ -56,7 +56,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 // durable nothing else has been written. From then on a record of this volume stands on the disk
 // until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
 // wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
-// check finds it whole, apart from its UUID: nothing shows that it has not been written to.
+// check finds it whole (see finishFormat): nothing shows that it has not been written to.
 func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -116,6 +116,24 @@ func (d disk) mkfs(v Volume) (Superblock, error) {
 			d.Path, v.FSType)
 	}
 	return d.identify(made[0], v.makeUUID())
+}
+
+// finishFormat makes the last steps of a format that was cut off right before them: it gives a btrfs
+// the volume's UUID and erases the records. A check has found the btrfs whole, and records of its
+// format by this volume are on the disk. Left there, they would bind a later call to a check whose
+// failure makes the disk be formatted again.
+func (d disk) finishFormat(v Volume, sb Superblock) error {
+	if !sb.isOf(v) {
+		if _, err := d.setBtrfsUUID(sb, v.FilesystemUUID); err != nil {
+			return err
+		}
+	}
+	return d.WithExclusive(func(w *os.File) error {
+		return d.eraseSectors(w, RecordOffsets(d.SizeBytes), func(b []byte) bool {
+			r, err := ParseRecord(b)
+			return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)
+		})
+	})
 }
 
 // wipe erases what an unfinished format has left in the regions, and proves that the disk is blank
