@@ -3,6 +3,7 @@ package flakydisk
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"io"
@@ -169,4 +170,29 @@ func (m *Image) Save(path string) error {
 		err = closing
 	}
 	return err
+}
+
+// Load reads an image from a file.
+func Load(path string) (*Image, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	m := NewImage(st.Size())
+	b := make([]byte, 1<<20)
+	for offset := int64(0); offset < m.size; offset += int64(len(b)) {
+		n, err := f.ReadAt(b, offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		for at := 0; at < n; at += PageBytes {
+			m.set((offset+int64(at))/PageBytes, 0, b[at:min(n, at+PageBytes)])
+		}
+	}
+	return m, nil
 }
