@@ -49,6 +49,9 @@ func (b *bench) check(ctx context.Context, m image) (v verdict, err error) {
 		v.formatted = true
 		v.wrong = errors.New("a filesystem that had been in use was formatted")
 	}
+	if left := marks(m.content); staged && m.of.volume.raw() && len(left) > 0 {
+		v.wrong = fmt.Errorf("a workload had the raw disk, with records of a format at %d", left)
+	}
 	if answer != nil {
 		if v.refused = m.refusedRightly(answer); !v.refused {
 			v.wrong = errors.Join(v.wrong, fmt.Errorf("the call does not converge: %w", answer))
