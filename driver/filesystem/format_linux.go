@@ -158,13 +158,26 @@ func (d disk) wipe() error {
 	return s.checkBlank()
 }
 
-// clear overwrites with zeroes the sectors of the scan that are not zero.
+// clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the tree
+// blocks of a btrfs are last, because the other sectors of a block are recognized by it: if clear is
+// cut off, or the disk fails, the next call still knows what is left.
 func (d disk) clear(w *os.File, s scan) error {
+	for _, heads := range []bool{false, true} {
+		if err := d.clearSectors(w, s, heads); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearSectors durably clears the sectors that are heads of tree blocks, or all others.
+func (d disk) clearSectors(w *os.File, s scan, heads bool) error {
 	slots := RecordOffsets(d.SizeBytes)
 	for _, r := range s.Regions {
 		for at := int64(0); at < r.Bytes; at += sectorBytes {
 			sector := r.Data[at:min(at+sectorBytes, r.Bytes)]
-			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) {
+			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) ||
+				btrfsHeader(sector) != heads {
 				continue
 			}
 			clear(sector)
