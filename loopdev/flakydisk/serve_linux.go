@@ -19,23 +19,58 @@ import (
 type Server struct {
 	dir  string
 	root *root
-	fuse *fuse.Server
 }
 
 // Mount mounts a filesystem without disks at a directory.
 func Mount(dir string) (*Server, error) {
 	s := &Server{dir: dir, root: &root{disks: map[string]*file{}}}
-	server, err := fs.Mount(dir, s.root, &fs.Options{MountOptions: fuse.MountOptions{
-		// A loop device asks for 1 MiB at most.
-		MaxWrite: 1 << 20, DirectMountStrict: true, DisableXAttrs: true,
-		FsName: "flakydisk", Name: "flakydisk", Logger: log.New(io.Discard, "", 0),
-	}})
+	connection, err := mountFUSE(dir)
 	if err != nil {
 		return nil, fmt.Errorf("mount a FUSE filesystem at %s (it takes /dev/fuse and "+
 			"CAP_SYS_ADMIN): %w", dir, err)
 	}
-	s.fuse = server
+	_, err = fs.Mount(fmt.Sprint("/dev/fd/", connection), s.root,
+		&fs.Options{MountOptions: fuse.MountOptions{MaxWrite: maxBytes, DisableXAttrs: true,
+			Logger: log.New(io.Discard, "", 0)}})
+	if err == nil {
+		err = s.refusePolls()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("serve a FUSE filesystem at %s: %w", dir, err), s.Close())
+	}
 	return s, nil
+}
+
+// refusePolls lets the kernel learn that these files cannot be polled. Go polls each file that it
+// opens, without telling its scheduler, so that the thread that had to answer might not run.
+func (s *Server) refusePolls() error {
+	const name = "poll"
+	defer s.Remove(name)
+	fd, err := unix.Open(s.Put(name, NewDisk(NewImage(0))), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return errors.Join(err, unix.Close(fd))
+}
+
+// maxBytes is the size of a request. A loop device asks for 1 MiB at most.
+const maxBytes = 1 << 20
+
+// mountFUSE mounts a filesystem and returns its connection. No program that this process starts
+// inherits it: while anybody has it open, the kernel waits for the filesystem's answers, even if
+// nobody is left to give them.
+func mountFUSE(dir string) (connection int, err error) {
+	connection, err = unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open /dev/fuse: %w", err)
+	}
+	err = unix.Mount("flakydisk", dir, "fuse.flakydisk", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf(
+		"fd=%d,rootmode=40000,user_id=0,group_id=0,max_read=%d", connection, maxBytes))
+	if err != nil {
+		return 0, errors.Join(err, unix.Close(connection))
+	}
+	return connection, nil
 }
 
 // Put adds a disk, in the place of any of that name, and returns its path.
