@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"slices"
 )
 
 const (
@@ -145,10 +144,11 @@ func (m *Image) Sum() uint64 {
 	return sum
 }
 
-// EachPage calls do with every page that is not zero, in no order, until it returns false.
+// EachPage calls do with every page that is not zero, in no order, until it returns false. The data
+// are not to be changed.
 func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
 	for number, p := range m.pages {
-		if !do(number*PageBytes, slices.Clone(p.data[:])) {
+		if !do(number*PageBytes, p.data[:]) {
 			return
 		}
 	}

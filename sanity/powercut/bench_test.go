@@ -10,7 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -42,7 +45,8 @@ func newBench(ctx context.Context, run *harness.Run, program string, env ...stri
 	}
 	b := &bench{dir: dir, formats: filepath.Join(dir, "formats")}
 	bin, disks := filepath.Join(dir, "bin"), filepath.Join(dir, "disks")
-	err = errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(disks, 0o755), os.WriteFile(b.formats, nil, 0o600))
+	err = errors.Join(os.Mkdir(bin, 0o755), os.Mkdir(disks, 0o755),
+		os.WriteFile(b.formats, nil, 0o600))
 	for _, mkfs := range []string{"mke2fs", "mkfs.xfs", "mkfs.btrfs"} {
 		real, missing := exec.LookPath(mkfs)
 		script := fmt.Sprintf("#!/bin/sh\necho >>'%s'\nexec '%s' \"$@\"\n", b.formats, real)
@@ -98,9 +102,27 @@ type placement struct {
 	dir    string
 }
 
+var (
+	// inUse is held for reading while a disk is shown.
+	inUse sync.RWMutex
+	shown atomic.Int64
+)
+
+// collect collects garbage, now and then, while no disk is shown: a collection stops all threads
+// that serve disks, and waits for those that the kernel may let wait for a disk.
+func collect() {
+	if shown.Add(1)%20 == 0 {
+		inUse.Lock()
+		defer inUse.Unlock()
+		runtime.GC()
+	}
+}
+
 // show lets the guest see a disk. It knows nothing of the volume: it is another instance than the
 // one before.
 func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*placement, error) {
+	collect()
+	inUse.RLock()
 	b.shown++
 	p := &placement{volume: v, bench: b, disk: disk, file: fmt.Sprint("disk-", b.shown),
 		dir: filepath.Join(b.dir, fmt.Sprint("volume-", b.shown))}
@@ -124,6 +146,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 
 // hide takes the disk away, after everything that a failed call has left of it.
 func (p *placement) hide() error {
+	defer inUse.RUnlock()
 	p.disk.Heal()
 	errs := []error{unmountBelow(p.dir), p.bench.guest.Unplug()}
 	if p.loop.Path != "" {

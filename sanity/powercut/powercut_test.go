@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"testing"
@@ -18,13 +19,13 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
-func TestMain(m *testing.M) { proof.Main(m) }
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(-1) // see collect
+	proof.Main(m)
+}
 
-// shortImages is how many images the short form has, and workers how many drivers work at once.
-const (
-	shortImages = 2000
-	workers     = 5
-)
+// shortImages is how many images the short form has.
+const shortImages = 2000
 
 // TestEveryStateAfterAPowerCutConverges is the proof.
 func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
@@ -121,43 +122,17 @@ func (c *count) record(ctx context.Context, seed uint64) (all []*recording, err 
 	return all, errors.Join(errs...)
 }
 
-// check checks images, several at once. The kernel knows a btrfs by its UUID, so that of these only
-// one is mounted at a time.
+// check checks images, several at once.
 func (c *count) check(ctx context.Context, images []image, seed uint64) {
-	queues := map[bool]chan image{true: make(chan image), false: make(chan image)}
-	var all sync.WaitGroup
-	for i := range workers {
-		all.Go(func() { c.work(ctx, queues[i == 0], seed) })
+	var jobs []job
+	for _, m := range images {
+		jobs = append(jobs, job{m.of.volume.access, func(b *bench) {
+			v, failed := b.check(ctx, m)
+			c.note(m, v, failed, seed)
+		}})
 	}
-	for single, queue := range queues {
-		all.Go(func() {
-			defer close(queue)
-			for _, m := range images {
-				if (m.of.volume.access == btrfs) == single && !c.p.Over() {
-					queue <- m
-				}
-			}
-		})
-	}
-	all.Wait()
-}
-
-func (c *count) work(ctx context.Context, queue <-chan image, seed uint64) {
-	b, err := newBench(ctx, c.run, "")
-	if err != nil {
-		c.t.Errorf("start a driver: %v", err)
-	}
-	for m := range queue {
-		if err != nil || c.tooMuch() {
-			continue
-		}
-		v, failed := b.check(ctx, m)
-		c.note(m, v, failed, seed)
-	}
-	if err == nil {
-		if err := b.close(); err != nil {
-			c.t.Error(err)
-		}
+	if err := work(ctx, c.run, jobs, func() bool { return c.p.Over() || c.tooMuch() }); err != nil {
+		c.t.Error(err)
 	}
 }
 

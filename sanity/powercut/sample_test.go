@@ -5,6 +5,7 @@ package powercut_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
@@ -16,7 +17,9 @@ type image struct {
 	content *flakydisk.Image
 	// at is the index in the log of the cut, and events how many events there were until then.
 	at, events int
-	name       string
+	// torn is set when a record may be there in part.
+	torn bool
+	name string
 }
 
 // sampler makes the images of a recording, each once.
@@ -44,6 +47,25 @@ func (s *sampler) flushes() []image {
 	return all
 }
 
+// early returns images of the time until the volume was staged: all but one of the records between
+// two flushes, and each alone.
+func (s *sampler) early() []image {
+	var all []image
+	staged := slices.IndexFunc(s.of.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Note
+	})
+	for i, e := range s.epochs {
+		if e.First > staged {
+			break
+		}
+		for _, one := range s.changes(e) {
+			all = s.allBut(all, i, one)
+			all = s.add(all, i, e.End, fmt.Sprintf("record %d alone", one), s.whole(one, one+1)...)
+		}
+	}
+	return all
+}
+
 // sample returns up to n images of any part of what came between two flushes.
 func (s *sampler) sample(n int) []image {
 	var all []image
@@ -54,20 +76,24 @@ func (s *sampler) sample(n int) []image {
 		if len(changes) == 0 {
 			continue
 		}
-		switch s.rand.IntN(5) {
+		switch s.rand.IntN(6) {
 		case 0: // the power is cut in between, and all got there until then
 			cut := changes[s.rand.IntN(len(changes))]
 			all = s.add(all, i, cut+1, "all", s.whole(e.First, cut+1)...)
 		case 1: // all but one
-			lost := changes[s.rand.IntN(len(changes))]
-			pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
-			all = s.add(all, i, e.End, fmt.Sprintf("all but record %d", lost), pieces...)
+			all = s.allBut(all, i, changes[s.rand.IntN(len(changes))])
 		case 2: // one alone
 			one := changes[s.rand.IntN(len(changes))]
 			all = s.add(all, i, e.End, fmt.Sprintf("record %d alone", one), s.whole(one, one+1)...)
 		case 3: // any part
 			all = s.add(all, i, e.End, "some", s.some(changes)...)
-		case 4: // any part in any order, torn
+		case 4: // all until one that is torn
+			cut := changes[s.rand.IntN(len(changes))]
+			pieces := s.whole(e.First, cut+1)
+			last := len(pieces) - 1
+			pieces = append(pieces[:last], s.tear(pieces[last]))
+			all = s.add(all, i, cut+1, "all, the last torn,", pieces...)
+		case 5: // any part in any order, torn
 			pieces := s.torn(s.some(changes))
 			s.rand.Shuffle(len(pieces), func(i, j int) {
 				pieces[i], pieces[j] = pieces[j], pieces[i]
@@ -76,6 +102,13 @@ func (s *sampler) sample(n int) []image {
 		}
 	}
 	return all
+}
+
+// allBut adds the image that lacks one record of an epoch.
+func (s *sampler) allBut(all []image, epoch, lost int) []image {
+	e := s.epochs[epoch]
+	pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
+	return s.add(all, epoch, e.End, fmt.Sprintf("all but record %d", lost), pieces...)
 }
 
 // changes returns the indexes of the records of an epoch that change the disk.
@@ -109,24 +142,28 @@ func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
 	return pieces
 }
 
-// torn tears pieces at sectors: of some the beginning is there, of some the end, of some a part.
+// torn tears half of the pieces.
 func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
 	for i, p := range pieces {
-		if p.To < 2 || s.rand.IntN(2) == 0 {
-			continue
+		if s.rand.IntN(2) == 0 {
+			pieces[i] = s.tear(p)
 		}
-		a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
-		switch s.rand.IntN(3) {
-		case 0:
-			p.To = b
-		case 1:
-			p.From = a
-		default:
-			p.From, p.To = min(a, b), max(a, b)
-		}
-		pieces[i] = p
 	}
 	return pieces
+}
+
+// tear tears a piece at sectors: its beginning is there, its end, or a part.
+func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
+	a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
+	switch s.rand.IntN(3) {
+	case 0:
+		p.To = b
+	case 1:
+		p.From = a
+	default:
+		p.From, p.To = min(a, b), max(a, b)
+	}
+	return p
 }
 
 // add adds an image, unless it is equal to one before with the same promises.
@@ -143,7 +180,10 @@ func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakyd
 		return all
 	}
 	s.seen[key] = true
-	return append(all, image{of: s.of, content: m, at: cut, events: events,
+	torn := slices.ContainsFunc(pieces, func(p flakydisk.Piece) bool {
+		return p.From > 0 || p.To < p.Record.Sectors()
+	})
+	return append(all, image{of: s.of, content: m, at: cut, events: events, torn: torn,
 		name: fmt.Sprintf("%s, cut at %d of %d, %s of epoch %d of %d", s.of.name, cut, len(s.of.log),
 			name, epoch+1, len(s.epochs))})
 }

@@ -76,14 +76,19 @@ func useAgain(r *recorder, ctx context.Context) error {
 // grow is a volume whose disk has become larger. It was restored from a snapshot, so that what is
 // behind the filesystem is sampled, and not read whole each time.
 func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	made, err := growthOf(life)
+	if err != nil {
+		return nil, err
+	}
+	return made, record(ctx, b, made, r, useAgain)
+}
+
+func growthOf(life *recording) (*recording, error) {
 	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
 		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
 	made.volume.history = map[string]string{"origin": "snapshot", "use": "filesystem",
 		"sourceBytes": fmt.Sprint(sizeBytes), "filesystemUUID": life.volume.id}
-	if err := made.base.Resize(grownTo); err != nil {
-		return nil, err
-	}
-	return made, record(ctx, b, made, r, useAgain)
+	return made, made.base.Resize(grownTo)
 }
 
 // growAgain is a growth that was cut off.
@@ -158,7 +163,8 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	}
 	defer os.Remove(path)
 	debugfs := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", path)
-	debugfs.Stdin = strings.NewReader("ssv state 2\nssv free_blocks_count 7\nssv free_inodes_count 7\n")
+	debugfs.Stdin = strings.NewReader("ssv state 2\nssv free_blocks_count 7\n" +
+		"ssv free_inodes_count 7\n")
 	if out, err := debugfs.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("damage a filesystem: %w\n%s", err, out)
 	}
