@@ -118,10 +118,10 @@ func (d disk) mkfs(v Volume) (Superblock, error) {
 	return d.identify(made[0], v.makeUUID())
 }
 
-// finishFormat makes the last steps of a format that was cut off right before them: it gives a btrfs
-// the volume's UUID and erases the records. A check has found the btrfs whole, and records of its
-// format by this volume are on the disk. Left there, they would bind a later call to a check whose
-// failure makes the disk be formatted again.
+// finishFormat makes the last steps of a format that was cut off right before them: it gives a
+// btrfs the volume's UUID and erases the records. A check has found the btrfs whole, and records of
+// its format by this volume are on the disk. Left there, they would bind a later call to a check
+// whose failure makes the disk be formatted again.
 func (d disk) finishFormat(v Volume, sb Superblock) error {
 	if !sb.isOf(v) {
 		if _, err := d.setBtrfsUUID(sb, v.FilesystemUUID); err != nil {
@@ -159,8 +159,8 @@ func (d disk) wipe() error {
 }
 
 // clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the tree
-// blocks of a btrfs are last, because the other sectors of a block are recognized by it: if clear is
-// cut off, or the disk fails, the next call still knows what is left.
+// blocks of a btrfs are last, because the other sectors of a block are recognized by it: if clear
+// is cut off, or the disk fails, the next call still knows what is left.
 func (d disk) clear(w *os.File, s scan) error {
 	for _, heads := range []bool{false, true} {
 		if err := d.clearSectors(w, s, heads); err != nil {

@@ -141,7 +141,7 @@ func (n *Service) awaitNone(ctx context.Context, look func(mount.Views) []mount.
 // unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
 // disks mounted. What could not be written is lost whether or not the filesystem is unmounted, so
 // it is unmounted, and unwritten is what the caller has to hear: an unmount tells nobody. Nothing
-// new is lost with a filesystem that had failed before, as its workload and the volume's health say.
+// new is lost with a filesystem that had failed before, of which the volume's health tells.
 func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
 	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {

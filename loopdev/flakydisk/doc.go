@@ -14,10 +14,10 @@
 // also one that was under way when the flush arrived: then a real disk might lose it.
 //
 // A process that serves disks must not wait for them: it must not call sync(2). If one of its
-// threads needs memory, the kernel may let it wait until something is written to such a disk; other threads
-// serve that, but not while Go's garbage collector stops them all and waits for the first one. So a
-// process that allocates much while its disks are in use has to collect its garbage when they are
-// not (runtime/debug.SetGCPercent).
+// threads needs memory, the kernel may let it wait until something is written to such a disk; other
+// threads serve that, but not while Go's garbage collector stops them all and waits for the first
+// one. So a process that allocates much while its disks are in use has to collect its garbage when
+// they are not (runtime/debug.SetGCPercent).
 //
 // Serving needs Linux, /dev/fuse and CAP_SYS_ADMIN. The rest is portable.
 package flakydisk

@@ -14,15 +14,23 @@
 // order, and torn at 512 bytes. Images that are equal to one before are left out. A driver on an
 // instance that does not know the volume stages each. It must say OK; then all that was
 // acknowledged is there, byte for byte; a filesystem that was ever to be used was not formatted; it
-// can be used, on its whole disk; and no record of the driver is left. There are two refusals that are
-// right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the kernel wrote
-// it, which the kernel does not mount either; and a format for btrfs of which a tree block was torn
-// so that its head is missing, for then nothing tells the rest from foreign data.
+// can be used, on its whole disk; and no record of the driver is left. There are two refusals that
+// are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the kernel
+// wrote it, which the kernel does not mount either; and a format for btrfs of which a tree block
+// was torn so that its head is missing, for then nothing tells the rest from foreign data.
 //
 // # The proof of the proof
 //
 // Each flush is taken out of the driver in turn, and some image of what it then leaves behind must
-// be wrong. A disk that answers flushes without doing anything must lose what was acknowledged.
+// be wrong, or a flush that fails must go unheard. A disk that answers flushes
+// without doing anything must lose what was acknowledged.
+//
+// # Disks that fail
+//
+// Sectors that a stage reads or writes fail, once or always: nothing may be formatted or mounted on
+// a guess, the reason has to be right, and the call has to converge when the disk is in order. A
+// disk fails under a workload, and one flush fails when a volume is taken back: the caller hears of
+// it, and the volume can be taken from the disk.
 //
 // # What it does not prove
 //

@@ -187,13 +187,13 @@ func (b *bench) fail(ctx context.Context, f failing) (err error) {
 	if err != nil {
 		return err
 	}
-	struck := fired()
+	struck, said := fired(), fmt.Sprint(answer)
 	disk.Heal()
 	switch {
 	case after != before && !f.of.blank:
-		return fmt.Errorf("a disk that was in use was formatted, and the answer is %v", answer)
+		return fmt.Errorf("a disk that was in use was formatted, and the answer is %s", said)
 	case after != before && f.proving && f.times == 0 && struck > 0:
-		return fmt.Errorf("a disk was formatted that could not be read, and the answer is %v", answer)
+		return fmt.Errorf("a disk was formatted that could not be read, and the answer is %s", said)
 	}
 	if answer != nil {
 		if reason := wrongReason(f, answer); reason != nil {
@@ -203,18 +203,18 @@ func (b *bench) fail(ctx context.Context, f failing) (err error) {
 		return err // what could not be done on this disk is done when it is staged again
 	}
 	if err := place.stage(ctx); err != nil {
-		return fmt.Errorf("after %v the disk is in order, and the call does not converge: %w", answer,
+		return fmt.Errorf("after %s the disk is in order, and the call does not converge: %w", said,
 			err)
 	}
 	promises, _ := f.of.ledger.at(0)
 	if err := errors.Join(place.staged(), place.checkData(ctx, promises), place.usable(f.of),
 		place.unstage(ctx)); err != nil {
-		return fmt.Errorf("after %v: %w", answer, err)
+		return fmt.Errorf("after %s: %w", said, err)
 	}
 	var left []int64
 	disk.WithStore(func(flakydisk.Store) { left = recordsLeft(content, f.of) })
 	if len(left) > 0 {
-		return fmt.Errorf("after %v: records of the driver are left at %d", answer, left)
+		return fmt.Errorf("after %s: records of the driver are left at %d", said, left)
 	}
 	return nil
 }

@@ -98,14 +98,18 @@ func (r *recorder) writeUntilItFails() error {
 		if err := r.write(name, r.content(), os.O_CREATE); err == nil {
 			return fmt.Errorf("%s was written and synced to a disk that fails", name)
 		}
-		f, err := os.Create(filepath.Join(r.place.Target, "new"))
-		if err != nil {
+		if !r.writable() {
 			return nil
 		}
-		_ = f.Close()
 		_ = r.syncDir() // its journal is written, and fails
 	}
 	return errors.New("the filesystem is not read-only after 50 failed writes")
+}
+
+// writable reports whether the filesystem takes new files.
+func (r *recorder) writable() bool {
+	f, err := os.Create(filepath.Join(r.place.Target, "new"))
+	return err == nil && f.Close() == nil
 }
 
 // toldOf demands that statistics and health tell of a filesystem that has failed.

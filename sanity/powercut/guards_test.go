@@ -166,9 +166,7 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 	if err != nil {
 		return nil, err
 	}
-	images := slices.Concat(s.flushes(), s.early(), s.sample(guardImages))
-	r.Shuffle(len(images), func(i, j int) { images[i], images[j] = images[j], images[i] })
-	for _, m := range images {
+	for _, m := range slices.Concat(s.early(), s.flushes(), s.sample(guardImages)) {
 		v, err := b.check(ctx, m)
 		if err != nil {
 			return nil, err

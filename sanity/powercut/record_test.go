@@ -49,7 +49,7 @@ type recorder struct {
 // record lets do use the volume of a recording on a disk with the content of its base. The disk
 // has the faults.
 func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
-	do func(*recorder, context.Context) error, faults ...flakydisk.Fault) (err error) {
+	do func(context.Context, *recorder) error, faults ...flakydisk.Fault) (err error) {
 	image := r.base.Fork()
 	disk := flakydisk.NewDisk(image)
 	place, err := b.show(ctx, r.volume, disk)
@@ -63,7 +63,7 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	}
 	rec := &recorder{recording: r, place: place, disk: disk, rand: random,
 		prefix: fmt.Sprintf("%08x", random.Uint32()), loose: map[string]promise{}}
-	if err := do(rec, ctx); err != nil {
+	if err := do(ctx, rec); err != nil {
 		return fmt.Errorf("record %s: %w", r.name, err)
 	}
 	r.log = disk.Log()

@@ -54,7 +54,7 @@ func lifeOf(v volume) *recording {
 }
 
 // liveOnce stages a volume, lets a workload use it, and takes it back.
-func liveOnce(r *recorder, ctx context.Context) error {
+func liveOnce(ctx context.Context, r *recorder) error {
 	if err := r.stage(ctx); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func liveOnce(r *recorder, ctx context.Context) error {
 }
 
 // useAgain is liveOnce for a filesystem that exists.
-func useAgain(r *recorder, ctx context.Context) error {
+func useAgain(ctx context.Context, r *recorder) error {
 	if err := r.stage(ctx); err != nil {
 		return err
 	}
