@@ -49,7 +49,7 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 .PHONY: check mutants size fmt lint vulncheck manifests schema release release-check clean under-test
 
 # The proofs of data safety, each a package below sanity/ and a target here.
-PROOFS   = corpus crash faults model concurrency fuzz keeper
+PROOFS   = corpus crash powercut faults model concurrency fuzz keeper
 # Where a proof lies.
 PROOF    = $(if $(filter keeper,$(1)),./keeper/model,./sanity/$(1))
 # The programs that the suite and the proofs start, built once for all packages.
