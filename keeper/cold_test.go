@@ -86,8 +86,8 @@ func TestD61ANodeIsStoppedOnlyIfNothingIsInTheWay(t *testing.T) {
 			keepertest.Put(w.api, &b)
 		}, "wants 1 healthy pods, and a stop would leave 0"},
 		{"its StatefulSet was stopped elsewhere", ended("b", outcome{
-			StoppedWith: map[string]time.Time{"shop/db": begin}}), "the StatefulSet shop/db has pods here, and had some on " +
-			"the node b"},
+			StoppedWith: map[string]time.Time{"shop/db": begin}}), "the StatefulSet shop/db has pods " +
+			"here, and had some on the node b"},
 		{"its StatefulSet was stopped elsewhere before", ended("b", outcome{
 			StoppedWith: map[string]time.Time{"shop/db": begin.Add(-29 * time.Minute)}}), ""},
 		{"its StatefulSet was spared elsewhere", ended("b", outcome{Ended: begin}), ""},

@@ -50,7 +50,8 @@ func TestD61AColdAttachRecordsEachStepBeforeItTakesIt(t *testing.T) {
 	n := w.node("a")
 	if last := w.last("a"); n.Spec.Unschedulable || w.plan("a") != "" || !last.Stopped ||
 		last.Problem != "" || last.Failures != 0 || last.Instance != instanceOf("a") ||
-		cmp.Diff(map[string]time.Time{"shop/db": w.clock}, last.StoppedWith) != "" || !last.Ended.Equal(w.clock) {
+		cmp.Diff(map[string]time.Time{"shop/db": w.clock}, last.StoppedWith) != "" ||
+		!last.Ended.Equal(w.clock) {
 		t.Errorf("the node is left as %v, unschedulable %v", n.Annotations, n.Spec.Unschedulable)
 	}
 	for _, s := range []step{draining, stopping, attaching, starting, returning} {

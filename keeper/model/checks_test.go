@@ -57,7 +57,11 @@ func (w *world) look() {
 	if len(busy) > 1 && !w.stale && !w.edited {
 		w.breaks("the keepers work on several nodes at once: %v", busy)
 	}
-	if len(busy) == 0 {
+	// What a record said of another instance stays in what the node says of its last operation.
+	if len(busy) == 0 && !slices.ContainsFunc(names, func(name string) bool {
+		last, has := w.node(name).Annotations[keeper.LastAnnotation]
+		return has && !strings.Contains(last, `"instance":"`+w.rack.Instance(name).ID)
+	}) {
 		w.edited = false
 	}
 }

@@ -3,7 +3,7 @@
 // attacher, kubelets and controllers that the proof plays, and a simulated rack without hot-plug,
 // which may get it. Each history has a few kinds of disturbances, which happen at rest, in an
 // operation, or between two requests of a round. After each act, and at each change that a keeper
-// makes, the proof looks whether a promise is broken; in the end everything is mended, and everything
-// has to come to rest. What people break they mend: an instance that they stopped, or whose record
-// they changed.
+// makes, the proof looks whether a promise is broken; in the end everything is mended, and
+// everything has to come to rest. What people break they mend: an instance that they stopped, or
+// whose record they changed.
 package model

@@ -56,7 +56,8 @@ type world struct {
 	// destroyed are the instances that the rack no longer shows; hidden is a token without rights.
 	destroyed map[string]bool
 	hidden    bool
-	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead kubelet.
+	// noEviction lets the budget allow nothing; stuck lets no pod end; lagging notices no dead
+	// kubelet.
 	noEviction, stuck, lagging bool
 	// mended reports that all that hindered is over.
 	mended bool
@@ -92,8 +93,8 @@ type replica struct {
 	cut  func()
 }
 
-// gate counts the changes that a keeper makes, or all that it asks for, and does something at one of
-// them: before it reaches the cluster or the rack, or after it is done there.
+// gate counts the changes that a keeper makes, or all that it asks for, and does something at one
+// of them: before it reaches the cluster or the rack, or after it is done there.
 type gate struct {
 	at     int
 	after  bool
@@ -181,7 +182,7 @@ func (w *world) register(name, instance string) {
 	keepertest.Put(w.api, c)
 }
 
-// windowLength is how long the window lasts that a keeper may have, from the beginning of each hour.
+// windowLength is how long the window lasts that a keeper may have, from the full hour.
 const windowLength = 10 * time.Minute
 
 // config makes the keeper as strict as usual, in the world's own time.
@@ -268,7 +269,8 @@ func (w *world) hinder(to http.RoundTripper, r *http.Request) (*http.Response, e
 	case w.hidden:
 		w.count("hidden instance asked for")
 		return answer(http.StatusNotFound, "ObjectNotFound"), nil
-	case w.fails(operation) != nil:
+	case w.failing[operation].times > 0:
+		_ = w.fails(operation)
 		return answer(http.StatusServiceUnavailable, "ServiceUnavailable"), nil
 	case w.delays[operation] > 0:
 		w.say("it is on its way for %s", w.delays[operation])
@@ -294,7 +296,8 @@ var errLate = errors.New("the connection is broken")
 
 // answer returns an error of the rack.
 func answer(status int, code string) *http.Response {
-	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
+	return &http.Response{StatusCode: status,
+		Header: http.Header{"Content-Type": {"application/json"}},
 		Body: io.NopCloser(strings.NewReader(fmt.Sprintf(
 			`{"error_code": %q, "message": "no", "request_id": "1"}`, code)))}
 }
