@@ -83,8 +83,12 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 		}
 	}
 	for _, d := range disks {
-		if err := n.release(ctx, volumeID, d); err != nil {
+		gone, err := n.release(ctx, volumeID, d)
+		if err != nil {
 			return err
+		}
+		if gone {
+			unwritten = nil // nobody expects that of a disk that was taken away
 		}
 	}
 	return unwritten
@@ -178,13 +182,14 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) error {
+func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (gone bool,
+	err error) {
 	if d.Path == "" {
-		return nil
+		return true, nil
 	}
 	device, err := n.openFlushed(ctx, volumeID, d.Device)
 	if device == nil {
-		return err
+		return true, err
 	}
 	defer func() { _ = device.Close() }()
 	// A driver that died after the unmount may not have done this, and no mount is left to ask.
@@ -192,9 +197,9 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) er
 		filesystem.ForgetBtrfs(d.Path)
 	}
 	if err := awaitFree(ctx, device, d.raw, n.releaseTimeout()); err != nil || !d.raw {
-		return err
+		return false, err
 	}
-	return endReadOnly(device)
+	return false, endReadOnly(device)
 }
 
 // openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil
