@@ -194,8 +194,8 @@ func onNode(ctx context.Context, name, annotation string, into any) error {
 	return json.Unmarshal([]byte(n.Annotations[annotation]), into)
 }
 
-// tellMemory prints the most that the keepers, and the containers of them beside the nodes' drivers,
-// have ever used. Three quarters of it are pages of the program.
+// tellMemory prints the most that the keepers, and the containers of them beside the nodes'
+// drivers, have ever used. Three quarters of it are pages of the program.
 func tellMemory(ctx context.Context) {
 	GinkgoHelper()
 	leads := leader(ctx)

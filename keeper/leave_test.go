@@ -160,7 +160,8 @@ func TestTheDriverOfANodeThatStaysEndsAtOnce(t *testing.T) {
 }
 
 func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
-	l := leave(t, 50*time.Millisecond)
+	t.Parallel() // it takes its time
+	l := leave(t, 2*time.Second)
 	l.drained()
 	l.asked()
 	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {
@@ -169,7 +170,8 @@ func TestTheDriverIsKeptForALimitedTime(t *testing.T) {
 }
 
 func TestTheDriverIsKeptAlsoIfTheNodeIsDeleted(t *testing.T) {
-	l := leave(t, 50*time.Millisecond)
+	t.Parallel() // it takes its time
+	l := leave(t, 2*time.Second)
 	keepertest.Remove[*corev1.Node](l.api, "", "a")
 	l.asked()
 	if err := l.end(); err == nil || !strings.Contains(err.Error(), "1 of its volumes") {

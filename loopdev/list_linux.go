@@ -138,9 +138,10 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent returns nil for the errors of a device that has no file (any more).
+// ignoreAbsent returns nil for the errors of a device that has no file (any more), or whose file
+// was served by a program that is gone: ENOTCONN, as FUSE has it.
 func ignoreAbsent(err error) error {
-	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
+	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOTCONN} {
 		if errors.Is(err, absent) {
 			return nil
 		}

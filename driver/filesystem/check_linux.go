@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
@@ -87,12 +88,22 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 			flight.Note(ctx, flight.FilesystemRepaired, flight.Fields{})
 		}
 		return nil
-	case result.Exit&fsckUncorrected != 0:
+	case result.Exit&fsckUncorrected != 0 && !diskFailed(result):
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
 			"data; run e2fsck on a snapshot first: %s", d.Path,
 			csierr.OutputTail(result.Stdout+result.Stderr))
 	}
 	return result.failure("e2fsck", d.Path)
+}
+
+// diskFailed reports whether e2fsck could not read or write the disk. It then ends as it does for
+// errors of the filesystem, of which it knows nothing in that case; only its messages differ
+// (e2fsck/ehandler.c and unix.c).
+func diskFailed(e2fsck toolResult) bool {
+	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
+		"Error writing file system info"}, func(message string) bool {
+		return strings.Contains(e2fsck.Stdout+e2fsck.Stderr, message)
+	})
 }
 
 // btrfsBroken reports whether btrfs check finds errors. The check only reads; it exits with 0 or 1.

@@ -56,7 +56,7 @@ func mkfsCommand(v Volume) (name string, args []string, err error) {
 // durable nothing else has been written. From then on a record of this volume stands on the disk
 // until the work of mkfs is durable. If a repeated call is cut off while it wipes, the next one
 // wipes again. A btrfs that mkfs had finished before the records were erased is used as it is if a
-// check finds it whole, apart from its UUID: nothing shows that it has not been written to.
+// check finds it whole (see finishFormat): nothing shows that it has not been written to.
 func (d disk) format(v Volume, unfinished bool) (Superblock, error) {
 	if v.SizeBytes == 0 {
 		return Superblock{}, csierr.New(csierr.DiskSizeUnknown, "%s with serial %q is to be formatted, "+
@@ -118,6 +118,24 @@ func (d disk) mkfs(v Volume) (Superblock, error) {
 	return d.identify(made[0], v.makeUUID())
 }
 
+// finishFormat makes the last steps of a format that was cut off right before them: it gives a
+// btrfs the volume's UUID and erases the records. A check has found the btrfs whole, and records of
+// its format by this volume are on the disk. Left there, they would bind a later call to a check
+// whose failure makes the disk be formatted again.
+func (d disk) finishFormat(v Volume, sb Superblock) error {
+	if !sb.isOf(v) {
+		if _, err := d.setBtrfsUUID(sb, v.FilesystemUUID); err != nil {
+			return err
+		}
+	}
+	return d.WithExclusive(func(w *os.File) error {
+		return d.eraseSectors(w, RecordOffsets(d.SizeBytes), func(b []byte) bool {
+			r, err := ParseRecord(b)
+			return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)
+		})
+	})
+}
+
 // wipe erases what an unfinished format has left in the regions, and proves that the disk is blank
 // again except for the records.
 func (d disk) wipe() error {
@@ -140,13 +158,26 @@ func (d disk) wipe() error {
 	return s.checkBlank()
 }
 
-// clear overwrites with zeroes the sectors of the scan that are not zero.
+// clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the tree
+// blocks of a btrfs are last, because the other sectors of a block are recognized by it: if clear
+// is cut off, or the disk fails, the next call still knows what is left.
 func (d disk) clear(w *os.File, s scan) error {
+	for _, heads := range []bool{false, true} {
+		if err := d.clearSectors(w, s, heads); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearSectors durably clears the sectors that are heads of tree blocks, or all others.
+func (d disk) clearSectors(w *os.File, s scan, heads bool) error {
 	slots := RecordOffsets(d.SizeBytes)
 	for _, r := range s.Regions {
 		for at := int64(0); at < r.Bytes; at += sectorBytes {
 			sector := r.Data[at:min(at+sectorBytes, r.Bytes)]
-			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) {
+			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) ||
+				btrfsHeader(sector) != heads {
 				continue
 			}
 			clear(sector)

@@ -103,11 +103,9 @@ func growBtrfs(root *os.File, deviceBytes int64) error {
 	}
 	var arg btrfsPathArg
 	copy(arg.text[:], fmt.Sprintf("%d:max", member.ID))
-	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
-		return err
-	}
-	// Make the new size durable before file data can be written to the new space.
-	return unix.Syncfs(int(root.Fd()))
+	// The kernel commits the new size before it returns (btrfs_ioctl_resize), so that it is durable
+	// before file data can be written to the new space.
+	return blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg))
 }
 
 // ForgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a

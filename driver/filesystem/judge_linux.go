@@ -161,7 +161,9 @@ func (s scan) checkUnfinished(v Volume) error {
 	}
 	r := s.validRecords()[0]
 	for _, sb := range s.Found {
-		if !sb.Unfinished && !sb.Fresh {
+		// A power failure may have torn the superblock that mkfs.btrfs wrote last.
+		torn := sb.Damaged && sb.MaybeFresh
+		if !sb.Unfinished && !sb.Fresh && !torn {
 			return s.notOurs(r, "but the %s filesystem there has been used since", sb.Type)
 		}
 	}

@@ -185,6 +185,11 @@ func (p *Preparation) proveTail(ctx context.Context, from int64) error {
 // behind their old end from foreign data.
 func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 	sb := found.Filesystem
+	if found.NeedsCheck {
+		if err := d.finishFormat(v, sb); err != nil {
+			return err
+		}
+	}
 	switch {
 	case found.Growing:
 		return d.growExt(ctx, v, found)
@@ -193,11 +198,6 @@ func (d disk) prepare(ctx context.Context, v Volume, found state) error {
 			"was the disk truncated, or is it another disk?", d.Path, d.SizeBytes, sb.Type, sb.SizeBytes)
 	case found.Grow && sb.isExt():
 		return d.growExt(ctx, v, found)
-	case found.NeedsCheck && !sb.isOf(v):
-		// This format was cut off right before its last step (see identify). A check has found the
-		// btrfs whole, and records of its format by this volume are on the disk.
-		_, err := d.setBtrfsUUID(sb, v.FilesystemUUID)
-		return err
 	case found.Grow:
 		return d.writeGrowthRecords(d.growthRecord(v, sb))
 	case sb.isExt() && sb.Unclean != "":

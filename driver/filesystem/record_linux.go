@@ -46,11 +46,9 @@ func (d disk) writeGrowthRecords(r Record) error {
 	return d.WithExclusive(func(w *os.File) error { return d.writeSectors(w, record, slots) })
 }
 
-// eraseGrowthRecords makes the growth durable and erases what is left of its records.
+// eraseGrowthRecords erases what is left of the records of a growth. The growth is durable: e2fsck
+// and resize2fs sync before they end.
 func (d disk) eraseGrowthRecords(w *os.File) error {
-	if err := w.Sync(); err != nil {
-		return d.unwritable(err)
-	}
 	return d.eraseSectors(w, GrowthOffsets(d.SizeBytes), func(b []byte) bool {
 		r, err := ParseRecord(b)
 		return err == nil && r.GrowFrom != 0

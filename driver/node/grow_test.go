@@ -107,6 +107,12 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 			t.Fatal("it was erased")
 		}
 	})
+	t.Run("a check that cannot read the disk says nothing of the filesystem", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		tools(t, map[string]string{"e2fsck": `echo "Error reading block 9541 (Input/output error)." >&2
+exit 4`})
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)

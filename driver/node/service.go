@@ -41,6 +41,9 @@ type Service struct {
 	once  sync.Once
 	store *recordStore
 	scans filesystem.ZeroScans
+	// told has the ids of volumes whose caller has heard that something could not be written when
+	// they were unpublished or unstaged.
+	told sync.Map
 }
 
 // Close stops the reads of whole disks, which go on without a call, and waits for their end.

@@ -62,7 +62,7 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 	if len(layers) == 0 {
 		err = n.undoReadOnly(ctx, volumeID)
 	} else {
-		err = n.unmountTarget(ctx, target, layers)
+		err = n.unmountTarget(ctx, volumeID, target, layers)
 	}
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (n *Service) unpublish(ctx context.Context, volumeID, target string) error 
 
 // unmountTarget unmounts what is at the target. A raw device is written out first, because its
 // workload may have written through the cache and ended.
-func (n *Service) unmountTarget(ctx context.Context, target string,
+func (n *Service) unmountTarget(ctx context.Context, volumeID, target string,
 	layers []*mountinfo.Info) error {
 	top := layers[len(layers)-1]
 	var raw *blockdev.OpenDevice // nil for a filesystem and for a device that is gone
@@ -83,7 +83,7 @@ func (n *Service) unmountTarget(ctx context.Context, target string,
 		}
 		d, err := n.host().WithNumber(major, minor)
 		if err == nil {
-			raw, err = n.openFlushed(ctx, d)
+			raw, err = n.openFlushed(ctx, volumeID, d)
 		}
 		if err != nil && !csierr.Has(err, csierr.DeviceNotFound) {
 			return err

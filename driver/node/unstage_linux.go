@@ -2,12 +2,14 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/async"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
@@ -32,6 +34,7 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	}
 	flight.Confirm(ctx, flight.Unmounted, flight.Fields{}, flight.Fields{})
 	n.records().delete(ctx, req.GetVolumeId())
+	n.told.Delete(req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
@@ -73,17 +76,22 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 	}); err != nil {
 		return err
 	}
+	var unwritten error
 	if len(layers) > 0 {
-		if err := n.unmount(ctx, volumeID, path, layers, disks); err != nil {
+		if unwritten, err = n.unmount(ctx, volumeID, path, layers, disks); err != nil {
 			return err
 		}
 	}
 	for _, d := range disks {
-		if err := n.release(ctx, d); err != nil {
+		gone, err := n.release(ctx, volumeID, d)
+		if err != nil {
 			return err
 		}
+		if gone {
+			unwritten = nil // nobody expects that of a disk that was taken away
+		}
 	}
-	return nil
+	return unwritten
 }
 
 // stagedDisks returns the disks of the volume's mounts at the staging path and the one in its
@@ -135,9 +143,11 @@ func (n *Service) awaitNone(ctx context.Context, look func(mount.Views) []mount.
 }
 
 // unmount writes out and unmounts what is at the staging path, and waits until no namespace has the
-// disks mounted.
+// disks mounted. What could not be written is lost whether or not the filesystem is unmounted, so
+// it is unmounted, and unwritten is what the caller has to hear: an unmount tells nobody. Nothing
+// new is lost with a filesystem that had failed before, of which the volume's health tells.
 func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
-	disks []stagedDisk) error {
+	disks []stagedDisk) (unwritten, err error) {
 	for _, d := range disks {
 		// If the device is not released in time, the repeated call finds nothing mounted, and still
 		// has to know which disk to release.
@@ -150,29 +160,36 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 		n.log().WarnContext(ctx, "a filesystem could not be thawed before its unmount",
 			"path", path, "error", err)
 	}
-	// What cannot be written is lost whether or not the filesystem is unmounted.
+	healthy := mount.ConditionOf(layers[len(layers)-1]) == mount.Healthy
 	if err := mount.Sync(path); err != nil {
 		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
 			"path", path, "error", err)
+		if healthy {
+			unwritten = csierr.New(csierr.NodeToolFailed, "the filesystem at %q could not be written "+
+				"out, so what its workload wrote last may be lost; it is unmounted: %w", path, err)
+		}
 	}
 	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{})
-	err := mount.UnmountAll(path, len(layers))
+	err = mount.UnmountAll(path, len(layers))
 	change.End(err, flight.Fields{})
 	if err != nil {
-		return err
+		return unwritten, err
 	}
-	return n.awaitNone(ctx, func(vs mount.Views) []mount.Found { return mountsOf(vs, disks) })
+	return unwritten, n.awaitNone(ctx, func(vs mount.Views) []mount.Found {
+		return mountsOf(vs, disks)
+	})
 }
 
 // release flushes a disk and waits until nobody holds its device: no mount of it in any namespace
 // and no other user in the kernel. A device that is gone has nothing to flush.
-func (n *Service) release(ctx context.Context, d stagedDisk) error {
+func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (gone bool,
+	err error) {
 	if d.Path == "" {
-		return nil
+		return true, nil
 	}
-	device, err := n.openFlushed(ctx, d.Device)
+	device, err := n.openFlushed(ctx, volumeID, d.Device)
 	if device == nil {
-		return err
+		return true, err
 	}
 	defer func() { _ = device.Close() }()
 	// A driver that died after the unmount may not have done this, and no mount is left to ask.
@@ -180,15 +197,17 @@ func (n *Service) release(ctx context.Context, d stagedDisk) error {
 		filesystem.ForgetBtrfs(d.Path)
 	}
 	if err := awaitFree(ctx, device, d.raw, n.releaseTimeout()); err != nil || !d.raw {
-		return err
+		return false, err
 	}
-	return endReadOnly(device)
+	return false, endReadOnly(device)
 }
 
 // openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil
-// for a device that is gone, which has nothing to flush.
-func (n *Service) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev.OpenDevice,
-	error) {
+// for a device that is gone, which has nothing to flush. If the flush fails, the caller hears it
+// once, because something may be lost. The repeated call goes on, or else the volume could never be
+// taken from a disk that has failed.
+func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.Device) (
+	*blockdev.OpenDevice, error) {
 	device, err := n.host().OpenLocked(ctx, d)
 	if mount.IsMissing(err) || blockdev.Vanished(err) || csierr.Has(err, csierr.DeviceChanged) {
 		return nil, nil
@@ -196,11 +215,17 @@ func (n *Service) openFlushed(ctx context.Context, d blockdev.Device) (*blockdev
 	if err != nil {
 		return nil, err
 	}
-	if err := device.Flush(); err != nil && !blockdev.Lost(err) {
-		_ = device.Close()
-		return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
+	err = device.Flush()
+	if err == nil || blockdev.Lost(err) && !errors.Is(err, unix.EIO) {
+		return device, nil
 	}
-	return device, nil
+	if _, told := n.told.LoadOrStore(volumeID, true); told && blockdev.Lost(err) {
+		n.log().ErrorContext(ctx, "a device is released although it cannot be flushed",
+			"volume", volumeID, "device", d.Path, "error", err)
+		return device, nil
+	}
+	_ = device.Close()
+	return nil, csierr.New(csierr.NodeToolFailed, "flush %s: %w", d.Path, err)
 }
 
 // awaitFree waits until nobody holds the device any more, or until it is gone. A device that cannot

@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // bench is a guest with a driver in it, where one trial after the other is made.
 type bench struct {
 	run    *harness.Run
 	dir    string
-	guest  guest
+	guest  proof.Guest
 	plugin *harness.Plugin
 	bases  *bases
 	// bin comes first in the driver's PATH. A trial may put a program there.
@@ -37,13 +38,13 @@ func newBench(
 	if err := os.Mkdir(b.bin, 0o755); err != nil {
 		return nil, err
 	}
-	if b.guest, err = newGuest(filepath.Join(dir, "guest")); err != nil {
+	if b.guest, err = proof.NewGuest(filepath.Join(dir, "guest")); err != nil {
 		return nil, fmt.Errorf("make a guest: %w", err)
 	}
 	all := map[string]string{
-		"OXIDE_INSTANCE_ID": instanceID,
-		"OXIDE_SYSFS_ROOT":  b.guest.sys(""),
-		"OXIDE_DEV_ROOT":    b.guest.node(""),
+		"OXIDE_INSTANCE_ID": proof.InstanceID,
+		"OXIDE_SYSFS_ROOT":  b.guest.Sys(""),
+		"OXIDE_DEV_ROOT":    b.guest.Node(""),
 		"PATH":              b.bin + ":" + os.Getenv("PATH"),
 		// Nothing here appears later than it is asked for.
 		"OXIDE_DEVICE_TIMEOUT": "20ms",

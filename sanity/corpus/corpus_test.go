@@ -27,7 +27,7 @@ func TestNoDiskThatIsNotBlankIsFormatted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := buildMutant(t.Context(), run.Dir, guards())
+	program, err := proof.BuildMutant(t.Context(), run.Dir, mutable(guards()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // fixture is a trial under way: its disk in the guest, and the request that is going to be made.
@@ -83,10 +84,10 @@ func (b *bench) newFixture(ctx context.Context, t *trial) (f *fixture, err error
 	if err != nil {
 		return f, err
 	}
-	other := name[:serialBytes-1] + "z"
-	f.atEnd(b.guest.unplug)
-	err = errors.Join(b.guest.plug(decoyDevice, other, decoy),
-		b.guest.plug(f.Device, f.DiskName, f.loop))
+	other := name[:proof.SerialBytes-1] + "z"
+	f.atEnd(b.guest.Unplug)
+	err = errors.Join(b.guest.Plug(decoyDevice, other, decoy),
+		b.guest.Plug(f.Device, f.DiskName, f.loop))
 	if err == nil && t.Set != nil {
 		err = t.Set(f)
 	}

@@ -2,7 +2,42 @@
 
 package corpus_test
 
-import "slices"
+import (
+	"slices"
+	"testing"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+// guard is a guard of the driver, with the names of the generators that must notice when it is
+// gone: each of them tries what this guard alone prevents.
+type guard struct {
+	name   string
+	edits  []edit
+	trials []string
+}
+
+// edit is a [proof.Edit].
+type edit struct{ place, text, with string }
+
+// mutable is the list as a mutant is built from it.
+func mutable(guards []guard) []proof.Guard {
+	var list []proof.Guard
+	for _, g := range guards {
+		all := proof.Guard{Name: g.name}
+		for _, e := range g.edits {
+			all.Edits = append(all.Edits, proof.Edit{Place: e.place, Text: e.text, With: e.with})
+		}
+		list = append(list, all)
+	}
+	return list
+}
+
+func TestEveryGuardIsInTheSource(t *testing.T) {
+	if err := proof.CheckGuards("../../driver", mutable(guards())); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // guards are what stands between a disk and harm in the driver's source. What each lets through
 // when it is gone is what its trials are.
@@ -29,30 +64,31 @@ func identityGuards() []guard {
 				"two disks with one serial, the other before this",
 				"two disks with one serial, one of them healthy"}},
 		{"the legs of multipath are no disks", in("blockdev.Host.List",
-			"multipathLeg.MatchString(e.Name())", notAsked),
+			"multipathLeg.MatchString(e.Name())", proof.NotAsked),
 			[]string{"a healthy disk with a hidden leg of multipath"}},
 		{"the node is the device that sysfs describes", []edit{
-			{"blockdev.Host.checkNode", "major != d.Major || minor != d.Minor", notAsked},
+			{"blockdev.Host.checkNode", "major != d.Major || minor != d.Minor", proof.NotAsked},
 			{"blockdev.OpenDevice.verify", "if major != d.Major || minor != d.Minor {",
 				"if !REMOVED && (major != d.Major || minor != d.Minor) {"},
 			{"blockdev.OpenDevice.openExclusive", "err == nil && (major != d.Major || minor != d.Minor)",
-				notAsked},
+				proof.NotAsked},
 			{"blockdev.OpenDevice.verify", "d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
-				notAsked},
+				proof.NotAsked},
 		}, []string{"a disk whose node is another's"}},
 		{"the device's size is what sysfs says", in("blockdev.OpenDevice.verify", "size != d.SizeBytes",
-			notAsked), []string{"a blank disk of which sysfs tells another size"}},
+			proof.NotAsked), []string{"a blank disk of which sysfs tells another size"}},
 		{"the device's size is the disk's", in("node.Service.openVolume",
-			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", notAsked),
+			"v.SizeBytes != 0 && v.SizeBytes != d.SizeBytes", proof.NotAsked),
 			[]string{"a blank disk that is larger than its volume",
 				"a healthy disk that is smaller than its volume"}},
 		{"the device was born as sysfs says", in("blockdev.OpenDevice.verify",
-			"d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq", notAsked),
+			"d.DiskSeq != 0 && diskSeq != 0 && d.DiskSeq != diskSeq",
+			proof.NotAsked),
 			[]string{"a disk of which sysfs tells another birth",
 				"a healthy disk of which sysfs tells another birth"}},
 		{"the serial is still the open device's", in("blockdev.OpenDevice.Reverify",
 			"now.Number() != d.Number() || now.DiskSeq != d.DiskSeq || now.Path != d.Path",
-			notAsked), []string{"a disk that is born again meanwhile"}},
+			proof.NotAsked), []string{"a disk that is born again meanwhile"}},
 		{"a disk is looked up again before it is formatted", in("filesystem.disk.format",
 			"d.Reverify(); err != nil {\n\t\treturn Superblock{}, err\n\t}\n\tif err := d.WithExclusive(",
 			"error(nil); !REMOVED {\nerr = d.Reverify()\nif err != nil {\n"+
@@ -68,16 +104,17 @@ func identityGuards() []guard {
 			"append(args, map[bool]string{false: inherited, true: d.Path}[REMOVED])"),
 			[]string{"a disk whose node becomes another's as mke2fs begins",
 				"a disk whose node becomes another's as mkfs.xfs begins"}},
-		{"a filesystem is the volume's own", in("filesystem.Preparation.Run", "!sb.isOf(v)", notAsked),
+		{"a filesystem is the volume's own", in("filesystem.Preparation.Run", "!sb.isOf(v)",
+			proof.NotAsked),
 			[]string{"ext4 of another volume", "ext3 of another volume, on a larger disk",
 				"xfs of another volume", "btrfs of another volume",
 				"ext4 of another volume that wants a check"}},
 		{"mkfs makes the volume's own filesystem", in("filesystem.disk.identify",
-			`want != "" && made.UUID.String() != want`, notAsked),
+			`want != "" && made.UUID.String() != want`, proof.NotAsked),
 			[]string{"a mkfs that makes another UUID"}},
 		{"a disk is looked up again before it is mounted", in("filesystem.Preparation.proveMountable",
 			"p.Device.Reverify()",
-			notCalled), []string{"a healthy disk that gets a twin meanwhile"}},
+			proof.NotCalled), []string{"a healthy disk that gets a twin meanwhile"}},
 	}
 }
 
@@ -90,13 +127,13 @@ func holderGuards() []guard {
 			[]string{"a blank disk that a program has exclusively",
 				"a disk that somebody takes meanwhile"}},
 		{"a disk is claimed before it is mounted", in("filesystem.Preparation.proveMountable",
-			"TryExclusive(p.Device)", notCalled),
+			"TryExclusive(p.Device)", proof.NotCalled),
 			[]string{"a disk that is mounted in another mount namespace"}},
 		{"a disk that is mounted is refused by where", in("node.Service.stage",
 			"if len(mounts) > 0 {", "if !REMOVED && len(mounts) > 0 {"),
 			[]string{"a disk that is mounted elsewhere"}},
 		{"a disk for reading gets no filesystem", in("filesystem.Preparation.Run",
-			"(found.Blank || found.Unfinished) && v.ReadOnly", notAsked),
+			"(found.Blank || found.Unfinished) && v.ReadOnly", proof.NotAsked),
 			[]string{"a blank disk that the rack calls read-only"}},
 		{"a disk that stays read-only is refused", in("blockdev.OpenDevice.MakeWritable",
 			`return csierr.New(csierr.DeviceReadOnly, "%s with serial`,
@@ -124,20 +161,21 @@ func blankGuards() []guard {
 			"if REMOVED && err != nil {\nb, err = blockdev.Aligned(regions[i].Bytes), nil\n}\nTEXT"),
 			[]string{"a blank disk that cannot be read in its last block",
 				"an unfinished format that cannot be read to its end"}},
-		{"a format needs the disk's size", in("filesystem.disk.format", "v.SizeBytes == 0", notAsked),
+		{"a format needs the disk's size", in("filesystem.disk.format", "v.SizeBytes == 0",
+			proof.NotAsked),
 			[]string{"a blank disk whose size nobody tells"}},
 		{"another filesystem is not the wanted one", in("filesystem.Preparation.Run",
 			"case sb.Type != v.FSType:",
 			"case !REMOVED && sb.Type != v.FSType:"), []string{"xfs where another is wanted"}},
 		{"a filesystem is not larger than its disk", in("filesystem.disk.prepare",
-			"sb.SizeBytes > d.SizeBytes", notAsked), []string{"ext4 on a smaller disk"}},
+			"sb.SizeBytes > d.SizeBytes", proof.NotAsked), []string{"ext4 on a smaller disk"}},
 		{"a filesystem that adds up is alone on its disk", in("filesystem.scan.soleFilesystem",
 			"nonZero(s.at(0, sb.Offset)) < 0 && len(s.foreign(sb)) == 0",
 			"nonZero(s.at(0, sb.Offset)) < 0 && (REMOVED || len(s.foreign(sb)) == 0)"),
 			[]string{"ext4 of this volume before the backup of a GPT",
 				"ext3 of this volume with a label of ZFS"}},
 		{"blkid is asked about what may be a file's", in("filesystem.scan.soleFilesystem",
-			"(own || len(s.foreign(Superblock{})) == 0)", taken),
+			"(own || len(s.foreign(Superblock{})) == 0)", proof.Taken),
 			[]string{"xfs over the whole disk, and a member of an md RAID 1.0 at its end",
 				"btrfs over the whole disk, and a member of an md RAID 1.0 at its end"}},
 		{"where ext keeps descriptors no file can be", in("filesystem.extSuperblock",
@@ -159,10 +197,10 @@ func blankGuards() []guard {
 			"own && (REMOVED || !sb.Damaged)"),
 			[]string{"ext4 of this volume whose superblock is damaged"}},
 		{"nothing stands before a filesystem that adds up", in("filesystem.scan.soleFilesystem",
-			"nonZero(s.at(0, sb.Offset)) < 0", taken),
+			"nonZero(s.at(0, sb.Offset)) < 0", proof.Taken),
 			[]string{"ext4 under the partition table of old"}},
 		{"a filesystem that blkid knows has no table beside it", in("filesystem.scan.filesystem",
-			`s.Blkid.Table == "" && !s.Blkid.Ambiguous`, taken),
+			`s.Blkid.Table == "" && !s.Blkid.Ambiguous`, proof.Taken),
 			[]string{"ext3 under the partition table of old"}},
 		{"a filesystem is finished", in("filesystem.scan.soleFilesystem", "!sb.Unfinished &&\n",
 			"(REMOVED || !sb.Unfinished) &&\n"), []string{"btrfs whose mkfs did not end"}},
@@ -242,9 +280,9 @@ func areaGuards() []guard {
 func markGuards() []guard {
 	return []guard{
 		{"a filesystem that was mounted is never formatted", []edit{
-			{"filesystem.disk.inspect", "s.soleFilesystem(v) && !found[0].Fresh", notAsked},
+			{"filesystem.disk.inspect", "s.soleFilesystem(v) && !found[0].Fresh", proof.NotAsked},
 			{"filesystem.scan.judge", "case whole && !sb.Fresh:", "case !REMOVED && whole && !sb.Fresh:"},
-			{"filesystem.scan.checkUnfinished", "!sb.Unfinished && !sb.Fresh", notAsked},
+			{"filesystem.scan.checkUnfinished", "!sb.Unfinished && !sb.Fresh", proof.NotAsked},
 		}, []string{"a filesystem of ext3 that was mounted, under this volume's mark",
 			"a filesystem of ext4 that was mounted, under this volume's mark",
 			"a filesystem of xfs that was mounted, under this volume's mark",
@@ -258,7 +296,7 @@ func markGuards() []guard {
 			"if REMOVED {\nreturn nil\n}\nTEXT"),
 			[]string{"an own format for xfs that had not begun"}},
 		{"only a whole mark is erased", in("filesystem.disk.eraseRecords", "bytes.Equal(b, record)",
-			taken),
+			proof.Taken),
 			[]string{"a mkfs that writes where a mark was"}},
 		{"a mark is of this volume", in("filesystem.scan.checkUnfinished", "case r.Volume != v.ID:",
 			"case !REMOVED && r.Volume != v.ID:"), []string{"an unfinished format of another volume"}},
@@ -268,25 +306,26 @@ func markGuards() []guard {
 			"s.SizeBytes:",
 			"case !REMOVED && r.SizeBytes != s.SizeBytes:"),
 			[]string{"an unfinished format whose marks tell of another size"}},
-		{"a mark adds up", in("filesystem.ParseRecord", "got != want", notAsked),
+		{"a mark adds up", in("filesystem.ParseRecord", "got != want", proof.NotAsked),
 			[]string{"an unfinished format whose marks do not add up"}},
-		{"a mark is of a known version", in("filesystem.ParseRecord", "v != recordVersion", notAsked),
+		{"a mark is of a known version", in("filesystem.ParseRecord", "v != recordVersion",
+			proof.NotAsked),
 			[]string{"an unfinished format whose marks are of another version"}},
 		{"a mark's text lies in the mark", in("filesystem.ParseRecord", "n > recordBytes-recordTextAt",
-			notAsked),
+			proof.NotAsked),
 			[]string{"an unfinished format whose marks tell of a longer text than they have"}},
 		{"nothing of others is wiped with an unfinished format", []edit{
-			{"filesystem.scan.checkUnfinished", "len(others) > 0", notAsked},
-			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", notAsked},
+			{"filesystem.scan.checkUnfinished", "len(others) > 0", proof.NotAsked},
+			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", proof.NotAsked},
 		}, []string{"an unfinished format on a disk where Ceph has put a label"}},
 		{"nothing that blkid knows is wiped with an unfinished format", []edit{
 			{"filesystem.scan.checkUnfinished",
-				`(s.Blkid.Type != "" && !slices.Contains(ours, s.Blkid.Type))`, notAsked},
-			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", notAsked},
+				`(s.Blkid.Type != "" && !slices.Contains(ours, s.Blkid.Type))`, proof.NotAsked},
+			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", proof.NotAsked},
 		}, []string{"an unfinished format on a disk on which blkid finds something"}},
 		{"no table is wiped with an unfinished format", []edit{
-			{"filesystem.scan.checkUnfinished", `s.Blkid.Table != "" || s.Blkid.Ambiguous`, notAsked},
-			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", notAsked},
+			{"filesystem.scan.checkUnfinished", `s.Blkid.Table != "" || s.Blkid.Ambiguous`, proof.NotAsked},
+			{"filesystem.scan.checkUnfinished", "s.Unexplained >= 0", proof.NotAsked},
 		}, []string{"an unfinished format on a disk on which blkid finds a table"}},
 	}
 }
@@ -295,7 +334,7 @@ func markGuards() []guard {
 func historyGuards() []guard {
 	return []guard{
 		{"a disk that was not made blank is read whole", in("filesystem.Volume.madeBlank",
-			"v.Origin == volume.OriginBlank", taken), []string{
+			"v.Origin == volume.OriginBlank", proof.Taken), []string{
 			"one byte in the midst of a disk restored from a snapshot",
 			"one byte in the midst of a disk from an image"}},
 		{"a disk that is for raw use too is read whole", in("filesystem.Volume.madeBlank",
@@ -303,8 +342,9 @@ func historyGuards() []guard {
 			[]string{"one byte in the midst of a disk that is for raw use too"}},
 		{"a disk of which nobody tells anything is read whole", in("filesystem.Preparation.proveBlank",
 			"p.Volume.madeBlank()",
-			taken), []string{"one byte in the midst of a disk that the driver did not make"}},
-		{"what is found in reading it counts", in("filesystem.findUnexpected", "found < to", notAsked),
+			proof.Taken), []string{"one byte in the midst of a disk that the driver did not make"}},
+		{"what is found in reading it counts", in("filesystem.findUnexpected", "found < to",
+			proof.NotAsked),
 			[]string{"one byte in the midst of a disk that the driver did not make"}},
 		{"no more than a mkfs has left is wiped from a disk that is read whole",
 			in("filesystem.disk.readCounted",
@@ -313,19 +353,19 @@ func historyGuards() []guard {
 			[]string{"data anywhere, under an own mark, on a disk from an image"}},
 		{"no more than a mkfs has left is wiped where samples are read",
 			in("filesystem.scan.checkUnfinished",
-				"s.Unexplained >= 0", notAsked), []string{"boot code over an own format"}},
+				"s.Unexplained >= 0", proof.NotAsked), []string{"boot code over an own format"}},
 		{"a volume for raw use gets no filesystem", in("node.request.checkUse",
-			"v.Use == volume.UseBlock && !v.Block", notAsked), []string{"a blank disk for raw use"}},
+			"v.Use == volume.UseBlock && !v.Block", proof.NotAsked), []string{"a blank disk for raw use"}},
 		{"the device's blocks are the disk's", in("blockdev.OpenDevice.CheckBlockSize",
-			"blockBytes != 0 && blockBytes != n", notAsked),
+			"blockBytes != 0 && blockBytes != n", proof.NotAsked),
 			[]string{"a blank disk with blocks of another size",
 				"a healthy disk with blocks of another size"}},
 		{"nobody writes to a disk that is formatted", in("filesystem.disk.format", "d.AwaitNoWriters()",
-			notCalled),
+			proof.NotCalled),
 			[]string{"a blank disk that a program has open for writing"}},
 		{"nobody writes to a disk that is mounted", in("filesystem.Preparation.proveMountable",
 			"p.Device.AwaitNoWriters()",
-			notCalled), []string{"a healthy disk that a program has open for writing"}},
+			proof.NotCalled), []string{"a healthy disk that a program has open for writing"}},
 		{"no two drivers work on a disk", in("blockdev.OpenDevice.lock", "case err == nil:",
 			"case REMOVED || err == nil:"), []string{"a blank disk that another driver works on",
 			"a healthy disk that another driver works on"}},

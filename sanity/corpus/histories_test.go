@@ -122,7 +122,7 @@ func uses() []generator {
 
 // lock locks the disk as a driver does that is at work on it.
 func (f *fixture) lock() error {
-	device, err := os.Open(f.bench.guest.node(f.Device))
+	device, err := os.Open(f.bench.guest.Node(f.Device))
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func trialsOf(guards []guard) []string {
 
 // one runs the trials of a guard on a driver without it. A guard without a name is none.
 func (m *mutation) one(ctx context.Context, g guard, seed uint64) error {
-	b, err := newBench(ctx, m.run, m.bases, m.program, map[string]string{removedVariable: g.name})
+	b, err := newBench(ctx, m.run, m.bases, m.program, map[string]string{proof.RemovedGuard: g.name})
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func races() []generator {
 // another attached.
 func swapDisk(f *fixture) error {
 	g := f.bench.guest
-	from, to := g.sys("block/"+decoyDevice), g.sys("block/"+f.Device)
+	from, to := g.Sys("block/"+decoyDevice), g.Sys("block/"+f.Device)
 	var errs []error
 	for _, name := range []string{"dev", "size", "diskseq"} {
 		b, err := os.ReadFile(filepath.Join(from, name))

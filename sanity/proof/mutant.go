@@ -1,6 +1,4 @@
-//go:build linux
-
-package corpus_test
+package proof
 
 import (
 	"context"
@@ -14,45 +12,41 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"testing"
 )
 
-// guard is a piece of the driver without which it would do harm. It may stand in several places,
+// Guard is a piece of the driver without which it would do harm. It may stand in several places,
 // one behind the other; it is taken away in all of them.
-type guard struct {
-	// name says what holds as long as the guard is there.
-	name  string
-	edits []edit
-	// trials are the names of generators that must notice when it is gone: each of them tries what
-	// this guard alone prevents.
-	trials []string
+type Guard struct {
+	// Name says what holds as long as the guard is there.
+	Name  string
+	Edits []Edit
 }
 
-// edit is one place: a declaration of the driver as "package.Function" or "package.Type.Method",
+// Edit is one place: a declaration of the driver as "package.Function" or "package.Type.Method",
 // wherever it stands. Its text occurs once in the declaration, and is replaced by a text that does
 // the same unless the guard is removed. In that text, REMOVED is the condition that it is, and TEXT
 // the old text.
-type edit struct{ place, text, with string }
+type Edit struct{ Place, Text, With string }
 
 // The ways to take a guard away.
 const (
-	// notAsked is for a condition under which the driver refuses.
-	notAsked = "(!REMOVED && (TEXT))"
-	// taken is for a condition without which it refuses.
-	taken = "(REMOVED || (TEXT))"
-	// notCalled is for a call whose error refuses.
-	notCalled = "unless(REMOVED, func() error { return TEXT })"
+	// NotAsked is for a condition under which the driver refuses.
+	NotAsked = "(!REMOVED && (TEXT))"
+	// Taken is for a condition without which it refuses.
+	Taken = "(REMOVED || (TEXT))"
+	// NotCalled is for a call whose error refuses.
+	NotCalled = "unless(REMOVED, func() error { return TEXT })"
 )
 
-// removedVariable tells a mutant which guard it lacks.
-const removedVariable = "OXIDE_REMOVED_GUARD"
+// RemovedGuard is the environment variable that tells a mutant which guard it lacks.
+const RemovedGuard = "OXIDE_REMOVED_GUARD"
 
 // switches is what the mutant's source has besides.
 const switches = `package %s
 
 import "os"
 
-var removedGuard = os.Getenv("` + removedVariable + `")
+var removedGuard = os.Getenv("` + RemovedGuard + `")
 
 func removed(guard string) bool { return removedGuard == guard }
 
@@ -73,10 +67,10 @@ func zeroIf[T any](zero bool, value T) T {
 var _, _, _ = removed, unless, zeroIf[int]
 `
 
-// buildMutant builds a driver in which every guard of the list has a switch of its own: one build,
+// BuildMutant builds a driver in which every guard of the list has a switch of its own: one build,
 // and as many drivers as there are guards. A guard whose text is not in the source exactly once is
 // an error, so that the list follows the code.
-func buildMutant(ctx context.Context, dir string, guards []guard) (program string, err error) {
+func BuildMutant(ctx context.Context, dir string, guards []Guard) (program string, err error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		return "", fmt.Errorf("find this module: %w", err)
@@ -110,35 +104,34 @@ func buildMutant(ctx context.Context, dir string, guards []guard) (program strin
 	return program, nil
 }
 
-// TestEveryGuardIsInTheSource reports a guard whose text is not in the source exactly once, without
-// building a mutant.
-func TestEveryGuardIsInTheSource(t *testing.T) {
-	if _, err := mutate("../../driver", guards()); err != nil {
-		t.Fatal(err)
-	}
+// CheckGuards reports a guard whose text is not in the source exactly once, without building a
+// mutant. The directory is the driver's.
+func CheckGuards(driver string, guards []Guard) error {
+	_, err := mutate(driver, guards)
+	return err
 }
 
 // mutate returns the changed source files by path, with a switch for every guard.
-func mutate(driver string, guards []guard) (map[string]string, error) {
+func mutate(driver string, guards []Guard) (map[string]string, error) {
 	source, err := readSource(driver)
 	if err != nil {
 		return nil, err
 	}
 	changed := map[string]string{}
 	for _, g := range guards {
-		for _, e := range g.edits {
-			d, ok := source[e.place]
+		for _, e := range g.Edits {
+			d, ok := source[e.Place]
 			if !ok {
 				return nil, fmt.Errorf("guard %q: the driver declares no %s; correct the list of guards",
-					g.name, e.place)
+					g.Name, e.Place)
 			}
-			if n := strings.Count(d.text, e.text); n != 1 {
+			if n := strings.Count(d.text, e.Text); n != 1 {
 				return nil, fmt.Errorf("guard %q: %s has the text %q %d times, it must have it once; "+
-					"correct the list of guards", g.name, e.place, e.text, n)
+					"correct the list of guards", g.Name, e.Place, e.Text, n)
 			}
-			with := strings.ReplaceAll(e.with, "REMOVED", "removed("+strconv.Quote(g.name)+")")
-			with = strings.ReplaceAll(with, "TEXT", e.text)
-			mutant := strings.Replace(d.text, e.text, with, 1)
+			with := strings.ReplaceAll(e.With, "REMOVED", "removed("+strconv.Quote(g.Name)+")")
+			with = strings.ReplaceAll(with, "TEXT", e.Text)
+			mutant := strings.Replace(d.text, e.Text, with, 1)
 			text, ok := changed[d.path]
 			if !ok {
 				text = d.file
@@ -146,7 +139,7 @@ func mutate(driver string, guards []guard) (map[string]string, error) {
 			changed[d.path] = strings.Replace(text, d.text, mutant, 1)
 			d.text = mutant
 			dir := filepath.Dir(d.path)
-			changed[filepath.Join(dir, "corpus_switches.go")] = fmt.Sprintf(switches, filepath.Base(dir))
+			changed[filepath.Join(dir, "proof_switches.go")] = fmt.Sprintf(switches, filepath.Base(dir))
 		}
 	}
 	return changed, nil

@@ -1,0 +1,222 @@
+//go:build linux
+
+package flakydisk_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+const mib = 1 << 20
+
+// serve gives a disk of 8 MiB a block device, and opens it without the kernel's cache.
+func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
+	t.Helper()
+	dir := t.TempDir()
+	server, err := flakydisk.Mount(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{
+		Path: server.Put("disk", disk), Serial: t.Name()[:20],
+	})
+	if err != nil {
+		t.Fatal(errors.Join(err, server.Close()))
+	}
+	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk.StartLog(false) // the kernel flushes a file to which it attaches a device
+	t.Cleanup(func() {
+		disk.Heal()
+		err := errors.Join(device.Close(), loop.Detach(t.Context()), server.Close())
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return disk, device
+}
+
+// aligned is memory as direct I/O wants it.
+func aligned(t *testing.T, n int, fill byte) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	copy(b, bytes.Repeat([]byte{fill}, n))
+	return b
+}
+
+func write(t *testing.T, device *os.File, offset int64, fill byte) {
+	t.Helper()
+	if _, err := device.WriteAt(aligned(t, 4096, fill), offset); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheLogHasEveryWriteDiscardAndFlushInItsOrder(t *testing.T) {
+	disk, device := serve(t)
+	write(t, device, 4096, 'a')
+	disk.Note("between")
+	if err := device.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	discard := [2]uint64{mib, 64 << 10}
+	if err := unix.IoctlSetInt(int(device.Fd()), unix.BLKFLSBUF, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := ioctlDiscard(device, &discard); err != nil {
+		t.Fatal(err)
+	}
+	var got []flakydisk.Kind
+	for _, r := range disk.Log() {
+		got = append(got, r.Kind)
+	}
+	want := []flakydisk.Kind{flakydisk.Write, flakydisk.Note, flakydisk.Flush, flakydisk.Discard}
+	if len(got) != len(want) {
+		t.Fatalf("the log has the kinds %v, want %v", got, want)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("record %d has the kind %v, want %v", i, got[i], want[i])
+		}
+	}
+	if r := disk.Log()[0]; r.Offset != 4096 || !bytes.Equal(r.Data, bytes.Repeat([]byte("a"), 4096)) {
+		t.Errorf("the first record is of %d bytes at %d, want 4096 at 4096", len(r.Data), r.Offset)
+	}
+	if r := disk.Log()[3]; r.Offset != mib || r.Bytes != 64<<10 {
+		t.Errorf("the discard is of %d bytes at %d, want %d at %d", r.Bytes, r.Offset, 64<<10, mib)
+	}
+}
+
+func TestAnImageHasWhatWasFlushedAndThePiecesThatSurvive(t *testing.T) {
+	disk, device := serve(t)
+	write(t, device, 0, 'a')
+	if err := device.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	write(t, device, 0, 'b')
+	write(t, device, 8192, 'c')
+	epochs, err := flakydisk.Replay(flakydisk.NewImage(8*mib), disk.Log())
+	if err != nil || len(epochs) != 2 {
+		t.Fatalf("Replay = %d epochs, %v, want 2", len(epochs), err)
+	}
+	last := epochs[1]
+	lost := disk.Log()[last.First:last.End]
+	torn := last.Durable.Fork()
+	if err := flakydisk.Apply(torn, flakydisk.Piece{Record: lost[0], From: 1, To: 3}); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 12288)
+	if _, err := torn.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Repeat([]byte("a"), 4096)
+	copy(want[512:], bytes.Repeat([]byte("b"), 1024))
+	want = append(want, make([]byte, 8192)...)
+	if !bytes.Equal(got, want) {
+		t.Error("the image is not the flushed bytes with two sectors of what came after")
+	}
+	if torn.Sum() == last.Durable.Sum() {
+		t.Error("images that differ have one sum")
+	}
+	whole := last.Durable.Fork()
+	again := last.Durable.Fork()
+	err = errors.Join(
+		flakydisk.Apply(whole, flakydisk.Whole(lost[0]), flakydisk.Whole(lost[1])),
+		flakydisk.Apply(again, flakydisk.Whole(lost[1]), flakydisk.Whole(lost[0])))
+	if err != nil || whole.Sum() != again.Sum() {
+		t.Errorf("images of the same content have the sums %x and %x, %v", whole.Sum(), again.Sum(),
+			err)
+	}
+}
+
+func TestAFaultFailsTheSectorsThatItIsAbout(t *testing.T) {
+	disk, device := serve(t)
+	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnRead, From: 8192, To: 8704, Times: 1})
+	b := aligned(t, 4096, 0)
+	if _, err := device.ReadAt(b, 4096); err != nil {
+		t.Errorf("a read beside the sector = %v", err)
+	}
+	if _, err := device.ReadAt(b, 8192); !errors.Is(err, unix.EIO) {
+		t.Errorf("a read of the sector = %v, want EIO", err)
+	}
+	if _, err := device.ReadAt(b, 8192); err != nil || fired() != 1 {
+		t.Errorf("a second read = %v after %d strikes, want it to succeed after 1", err, fired())
+	}
+	disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, From: 0, To: 512})
+	for range 2 {
+		if _, err := device.WriteAt(b, 0); !errors.Is(err, unix.EIO) {
+			t.Errorf("a write to the sector = %v, want EIO", err)
+		}
+	}
+	disk.Heal()
+	write(t, device, 0, 'x')
+	disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
+	if err := device.Sync(); !errors.Is(err, unix.EIO) {
+		t.Errorf("a flush = %v, want EIO", err)
+	}
+	if err := device.Sync(); err != nil {
+		t.Errorf("a second flush = %v, want it to succeed", err)
+	}
+}
+
+func TestADiskHangsUntilItIsHealed(t *testing.T) {
+	disk, device := serve(t)
+	fired := disk.AddFault(flakydisk.Fault{On: flakydisk.OnWrite, Hang: true})
+	done := make(chan error, 1)
+	go func() {
+		_, err := device.WriteAt(aligned(t, 4096, 'h'), 0)
+		done <- err
+	}()
+	for end := time.Now().Add(10 * time.Second); fired() == 0 && time.Now().Before(end); {
+		<-time.After(time.Millisecond)
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("the write ended while the disk hung: %v", err)
+	default:
+	}
+	disk.Heal()
+	if err := <-done; err != nil {
+		t.Errorf("the write = %v after the disk was healed, want it to succeed", err)
+	}
+}
+
+func TestADiskThatLiesLogsNoFlush(t *testing.T) {
+	disk, device := serve(t)
+	disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
+	write(t, device, 0, 'l')
+	if err := device.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if log := disk.Log(); len(log) != 1 || log[0].Kind != flakydisk.Write {
+		t.Errorf("the log has %d records, want the write alone", len(log))
+	}
+}
+
+func TestADiskWithoutPowerFails(t *testing.T) {
+	disk, device := serve(t)
+	write(t, device, 0, 'p')
+	disk.Cut()
+	b := aligned(t, 4096, 0)
+	_, reading := device.ReadAt(b, 0)
+	_, writing := device.WriteAt(b, 0)
+	for _, err := range []error{reading, writing, device.Sync()} {
+		if !errors.Is(err, unix.EIO) {
+			t.Errorf("an operation = %v, want EIO", err)
+		}
+	}
+}

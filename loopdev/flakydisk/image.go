@@ -1,0 +1,198 @@
+package flakydisk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"maps"
+	"os"
+)
+
+const (
+	// SectorBytes is what a disk writes whole or not at all.
+	SectorBytes = 512
+	// PageBytes is the unit in which images share their content.
+	PageBytes = 4096
+)
+
+// page is a part of an image. It is not changed once it is in an image.
+type page struct {
+	data [PageBytes]byte
+	sum  uint64
+}
+
+// Image is the content of a disk, in memory. What was never written is zero and takes no space. It
+// is a [Store]. It is not safe for use by several goroutines; its forks are independent of it.
+type Image struct {
+	size  int64
+	pages map[int64]*page // by their number
+}
+
+// NewImage returns a blank image.
+func NewImage(sizeBytes int64) *Image {
+	return &Image{size: sizeBytes, pages: map[int64]*page{}}
+}
+
+// Fork returns an image with the same content.
+func (m *Image) Fork() *Image { return &Image{m.size, maps.Clone(m.pages)} }
+
+// Size returns the size in bytes.
+func (m *Image) Size() int64 { return m.size }
+
+// Resize changes the size. What is added is zero.
+func (m *Image) Resize(sizeBytes int64) error {
+	if sizeBytes < m.size {
+		m.zero(sizeBytes, m.size-sizeBytes)
+	}
+	m.size = sizeBytes
+	return nil
+}
+
+// ReadAt reads from the image. It returns [io.EOF] at its end.
+func (m *Image) ReadAt(b []byte, offset int64) (int, error) {
+	short := offset+int64(len(b)) > m.size
+	b = b[:max(0, min(int64(len(b)), m.size-offset))]
+	for done := 0; done < len(b); {
+		number, at := (offset+int64(done))/PageBytes, (offset+int64(done))%PageBytes
+		part := b[done:min(len(b), done+int(PageBytes-at))]
+		if p := m.pages[number]; p != nil {
+			copy(part, p.data[at:])
+		} else {
+			clear(part)
+		}
+		done += len(part)
+	}
+	if short {
+		return len(b), io.EOF
+	}
+	return len(b), nil
+}
+
+// WriteAt writes to the image.
+func (m *Image) WriteAt(b []byte, offset int64) (int, error) {
+	if offset < 0 || offset+int64(len(b)) > m.size {
+		return 0, fmt.Errorf("write %d bytes at offset %d of a disk of %d", len(b), offset, m.size)
+	}
+	for done := 0; done < len(b); {
+		number, at := (offset+int64(done))/PageBytes, (offset+int64(done))%PageBytes
+		part := b[done:min(len(b), done+int(PageBytes-at))]
+		m.set(number, at, part)
+		done += len(part)
+	}
+	return len(b), nil
+}
+
+// Zero makes a range zero.
+func (m *Image) Zero(offset, n int64) error {
+	if offset < 0 || offset+n > m.size {
+		return fmt.Errorf("discard %d bytes at offset %d of a disk of %d", n, offset, m.size)
+	}
+	m.zero(offset, n)
+	return nil
+}
+
+func (m *Image) zero(offset, n int64) {
+	var blank [PageBytes]byte
+	for end := offset + n; offset < end; {
+		number, at := offset/PageBytes, offset%PageBytes
+		part := min(end-offset, PageBytes-at)
+		if m.pages[number] != nil {
+			m.set(number, at, blank[:part])
+		}
+		offset += part
+	}
+}
+
+// Flush does nothing: an image is memory.
+func (m *Image) Flush() error { return nil }
+
+var (
+	sumSeed = maphash.MakeSeed()
+	noData  [PageBytes]byte
+)
+
+// set replaces a page by one with other bytes from an offset on. A page of zeroes is left out.
+func (m *Image) set(number, at int64, b []byte) {
+	p := &page{}
+	if old := m.pages[number]; old != nil && len(b) < PageBytes {
+		p.data = old.data
+	}
+	copy(p.data[at:], b)
+	if bytes.Equal(p.data[:], noData[:]) {
+		delete(m.pages, number)
+		return
+	}
+	var h maphash.Hash
+	h.SetSeed(sumSeed)
+	var key [8]byte
+	binary.LittleEndian.PutUint64(key[:], uint64(number))
+	_, _ = h.Write(key[:])
+	_, _ = h.Write(p.data[:])
+	p.sum = h.Sum64()
+	m.pages[number] = p
+}
+
+// Sum returns a number by which this process tells images of different content and size apart.
+func (m *Image) Sum() uint64 {
+	sum := uint64(m.size)
+	for _, p := range m.pages {
+		sum ^= p.sum
+	}
+	return sum
+}
+
+// EachPage calls do with every page that is not zero, in no order, until it returns false. The data
+// are not to be changed.
+func (m *Image) EachPage(do func(offset int64, data []byte) bool) {
+	for number, p := range m.pages {
+		if !do(number*PageBytes, p.data[:]) {
+			return
+		}
+	}
+}
+
+// Save writes the image to a sparse file, as evidence.
+func (m *Image) Save(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(m.size)
+	for number, p := range m.pages {
+		if err == nil {
+			_, err = f.WriteAt(p.data[:min(PageBytes, m.size-number*PageBytes)], number*PageBytes)
+		}
+	}
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// Load reads an image from a file.
+func Load(path string) (*Image, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	m := NewImage(st.Size())
+	b := make([]byte, 1<<20)
+	for offset := int64(0); offset < m.size; offset += int64(len(b)) {
+		n, err := f.ReadAt(b, offset)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		for at := 0; at < n; at += PageBytes {
+			m.set((offset+int64(at))/PageBytes, 0, b[at:min(n, at+PageBytes)])
+		}
+	}
+	return m, nil
+}

@@ -1,0 +1,22 @@
+//go:build !linux
+
+package flakydisk
+
+import "errors"
+
+// Server serves disks as files of a directory, on Linux.
+type Server struct{}
+
+// Mount fails: this is not Linux.
+func Mount(string) (*Server, error) {
+	return nil, errors.New("disks are served by FUSE on Linux only")
+}
+
+// Put is not reached.
+func (s *Server) Put(string, *Disk) string { return "" }
+
+// Remove is not reached.
+func (s *Server) Remove(string) {}
+
+// Close is not reached.
+func (s *Server) Close() error { return nil }

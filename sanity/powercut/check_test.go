@@ -1,0 +1,183 @@
+//go:build linux && powercut
+
+package powercut_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// verdict is what became of an image.
+type verdict struct {
+	converged, refused bool
+	lost, formatted    bool
+	// wrong says what should not have been; nil when all is well.
+	wrong error
+}
+
+// check stages an image on an instance that knows nothing of its volume, and demands what holds
+// after every power cut. The error is about the check itself.
+func (b *bench) check(ctx context.Context, m image) (v verdict, err error) {
+	content := m.content.Fork()
+	disk := flakydisk.NewDisk(content)
+	before, err := b.formatted()
+	if err != nil {
+		return v, err
+	}
+	place, err := b.show(ctx, m.of.volume, disk)
+	defer func() { err = errors.Join(err, place.hide()) }()
+	if err != nil {
+		return v, err
+	}
+	answer := place.stage(ctx)
+	after, err := b.formatted()
+	if err != nil {
+		return v, err
+	}
+	promises, staged := m.of.ledger.at(m.events)
+	if after != before && (m.at > m.of.used || staged) {
+		v.formatted = true
+		v.wrong = errors.New("a filesystem that had been in use was formatted")
+	}
+	if left := marks(m.content); staged && m.of.volume.raw() && len(left) > 0 {
+		v.wrong = fmt.Errorf("a workload had the raw disk, with records of a format at %d", left)
+	}
+	if size := m.btrfsBytes(); staged && m.of.grows && size != 0 && size <= sizeBytes {
+		v.wrong = fmt.Errorf("a workload had a btrfs that had grown, and has %d bytes again", size)
+	}
+	if answer != nil {
+		if v.refused = m.refusedRightly(answer); !v.refused {
+			v.wrong = errors.Join(v.wrong, fmt.Errorf("the call does not converge: %w", answer))
+		}
+		return v, nil
+	}
+	v.converged = true
+	if err := place.staged(); err != nil {
+		v.wrong = errors.Join(v.wrong, err)
+		return v, nil
+	}
+	if err := place.checkData(ctx, promises); err != nil {
+		v.lost = true
+		v.wrong = errors.Join(v.wrong, fmt.Errorf("what fsync acknowledged is lost: %w", err))
+	}
+	if err := place.usable(m.of); err != nil {
+		v.wrong = errors.Join(v.wrong, err)
+	}
+	if err := place.unstage(ctx); err != nil {
+		v.wrong = errors.Join(v.wrong, fmt.Errorf("the volume cannot be unstaged: %w", err))
+	}
+	disk.WithStore(func(flakydisk.Store) {
+		if left := recordsLeft(content, m.of); len(left) > 0 {
+			v.wrong = errors.Join(v.wrong, fmt.Errorf("records of the driver are left at %d", left))
+		}
+	})
+	return v, nil
+}
+
+// superblocks are where filesystems have a superblock of more than one sector. A power cut can tear
+// it, and its checksum is wrong then: the kernel does not mount the filesystem either.
+var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
+
+// refusedRightly reports whether the filesystem had to be refused, and was for the right reason.
+func (m image) refusedRightly(answer error) bool {
+	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
+		strings.Contains(answer.Error(), "was not written by a mkfs of the driver") {
+		return true // of a tree block, torn, only its head shows what it is
+	}
+	at, ok := superblocks[m.of.volume.access]
+	if !ok || !strings.Contains(answer.Error(), "DiskNotBlank") ||
+		!strings.Contains(answer.Error(), "superblock whose checksum is wrong") {
+		return false
+	}
+	superblock := func(of *flakydisk.Image) string {
+		b := make([]byte, at[1])
+		if _, err := of.ReadAt(b, at[0]); err != nil {
+			return ""
+		}
+		return string(b)
+	}
+	got, now := superblock(m.content), m.of.base.Fork()
+	if got == superblock(now) {
+		return false
+	}
+	for _, r := range m.of.log {
+		if err := flakydisk.Apply(now, flakydisk.Whole(r)); err != nil || got == superblock(now) {
+			return false // it is as it once was written, so nothing tore it
+		}
+	}
+	return true
+}
+
+// btrfsBytes returns how many bytes a btrfs has by its superblock: what a workload writes behind
+// them would be foreign data. It returns 0 for every other volume.
+func (m image) btrfsBytes() int64 {
+	b := make([]byte, 8)
+	if _, err := m.content.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
+		return 0
+	}
+	return int64(binary.LittleEndian.Uint64(b))
+}
+
+// recordsLeft returns the offsets of the driver's records that should be gone. Those of a growth
+// lie in what an xfs or a btrfs has grown over while it was mounted: it is the filesystem's since
+// then, and they bind nobody to a filesystem of another size than they name.
+func recordsLeft(m *flakydisk.Image, of *recording) []int64 {
+	mounted := of.grows && (of.volume.access == xfs || of.volume.access == btrfs)
+	return slices.DeleteFunc(marks(m), func(at int64) bool {
+		b := make([]byte, flakydisk.SectorBytes)
+		_, err := m.ReadAt(b, at)
+		return err == nil && mounted && bytes.Contains(b, fmt.Appendf(nil, `"growFrom":%d`, sizeBytes))
+	})
+}
+
+// checkData demands what a workload was promised.
+func (p *placement) checkData(ctx context.Context, promises map[string]promise) error {
+	if !p.volume.raw() {
+		return checkFiles(p.Staging, promises)
+	}
+	if err := p.publish(ctx); err != nil {
+		return err
+	}
+	device, err := os.Open(p.Target)
+	if err != nil {
+		return err
+	}
+	return errors.Join(checkRanges(device, promises), device.Close(), p.unpublish(ctx))
+}
+
+// usable demands that a workload can use the filesystem, all of its disk.
+func (p *placement) usable(of *recording) error {
+	if p.volume.raw() {
+		return nil
+	}
+	path := filepath.Join(p.Staging, "after")
+	f, err := os.Create(path)
+	if err == nil {
+		_, err = f.WriteString("the power is back")
+		err = errors.Join(err, f.Sync(), f.Close(), os.Remove(path))
+	}
+	if err != nil {
+		return fmt.Errorf("the filesystem cannot be used: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.Staging, &st); err != nil {
+		return err
+	}
+	// An xfs does not count its log, of 64 MiB.
+	if size := int64(st.Blocks) * st.Bsize; of.grows && size < (sizeBytes+grownTo)/2 {
+		return fmt.Errorf("the filesystem has %d bytes and was not grown to its disk of %d", size,
+			of.base.Size())
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+// Package powercut proves that what the driver promises of a disk holds after a power cut.
+//
+// # The proof
+//
+// A disk is a file of a FUSE filesystem of this process behind a loop device, so that every write,
+// discard and flush is seen (package loopdev/flakydisk). The unmodified driver stages volumes of
+// every filesystem on such disks: from the blank disk on, after the disk has grown, with a
+// filesystem that needs a repair or the recovery of its journal, after a format and a growth that
+// were cut off, and as a raw device. A workload makes, replaces, overwrites and removes files, and
+// notes in the disk's log what it may rely on: an fsync that was acknowledged, or an unstage.
+//
+// From the log come the images: for every flush one with all before it and nothing after, and of
+// what was written between two flushes all until a record, all but one, one alone, some, in any
+// order, and torn at 512 bytes. Images that are equal to one before are left out. A driver on an
+// instance that does not know the volume stages each. It must say OK; then all that was
+// acknowledged is there, byte for byte; a filesystem that was ever to be used was not formatted; it
+// can be used, on its whole disk; and no record of the driver is left. There are two refusals that
+// are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the kernel
+// wrote it, which the kernel does not mount either; and a format for btrfs of which a tree block
+// was torn so that its head is missing, for then nothing tells the rest from foreign data.
+//
+// # The proof of the proof
+//
+// Each flush is taken out of the driver in turn, and some image of what it then leaves behind must
+// be wrong, or a flush that fails must go unheard. A disk that answers flushes
+// without doing anything must lose what was acknowledged.
+//
+// # Disks that fail
+//
+// Sectors that a stage reads or writes fail, once or always: nothing may be formatted or mounted on
+// a guess, the reason has to be right, and the call has to converge when the disk is in order. A
+// disk fails under a workload, and one flush fails when a volume is taken back: the caller hears of
+// it, and the volume can be taken from the disk.
+//
+// # What it does not prove
+//
+// The seed decides the workload and the images. What the kernel writes, and when, is its own: a run
+// with the same seed has similar logs, not the same. So the image of a failure is kept, as a file.
+// An xfs or a btrfs grows while it is mounted, over the records of its growth, which therefore stay
+// in its free space; they bind nobody to a filesystem of another size than they name.
+//
+// # Running it
+//
+//	go test -race ./sanity/powercut                                 the short form
+//	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./sanity/powercut
+//
+// PROOF_ONLY chooses a flush that is taken out, by its name.
+package powercut

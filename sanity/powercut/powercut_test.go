@@ -1,0 +1,169 @@
+//go:build linux && powercut
+
+package powercut_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
+)
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(-1) // see collect
+	proof.Main(m)
+}
+
+// shortImages is how many images the short form has.
+const shortImages = 2000
+
+// TestEveryStateAfterAPowerCutConverges is the proof.
+func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
+	p := proof.New(t, "powercut")
+	c := &count{p: p, t: t, run: harness.RunFor(t)}
+	for round := uint64(0); ; round++ {
+		c.round(t.Context(), p.Seed+round)
+		if !p.Long() || p.Over() || t.Failed() {
+			break
+		}
+	}
+	p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
+		"equal", c.equal, "converged", c.converged, "refused_rightly", c.refused, "lost", c.lost,
+		"formatted_used", c.formatted)
+	if !p.Long() && c.images < shortImages {
+		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
+	}
+}
+
+// count counts what became of the images.
+type count struct {
+	p   *proof.Proof
+	t   *testing.T
+	run *harness.Run
+
+	// mu guards the rest.
+	mu                               sync.Mutex
+	said                             time.Time
+	records, writes, flushes, images int
+	equal, converged, refused        int
+	lost, formatted, wrong           int
+}
+
+// round records every scenario with a seed and checks its images.
+func (c *count) round(ctx context.Context, seed uint64) {
+	recorded, err := c.record(ctx, seed)
+	if err != nil {
+		c.t.Errorf("record (seed %d): %v", seed, err)
+		return
+	}
+	r := rand.New(rand.NewPCG(seed, 2))
+	var images []image
+	var samplers []*sampler
+	for _, rec := range recorded {
+		s, err := newSampler(rec, r)
+		if err != nil {
+			c.t.Errorf("%s (seed %d): %v", rec.name, seed, err)
+			return
+		}
+		samplers = append(samplers, s)
+		images = append(images, s.flushes()...)
+	}
+	c.p.Say("%d scenarios, an image for each of %d flushes", len(recorded), len(images))
+	for i, s := range samplers {
+		images = append(images, s.sample(max(10,
+			(shortImages-len(images)+len(samplers)-i-1)/(len(samplers)-i)))...)
+		c.equal += s.equal
+		if s.err != nil {
+			c.t.Errorf("%s (seed %d): %v", s.of.name, seed, s.err)
+		}
+	}
+	r.Shuffle(len(images), func(i, j int) { images[i], images[j] = images[j], images[i] })
+	c.check(ctx, images, seed)
+}
+
+// record records the scenarios of every access type, several at once.
+func (c *count) record(ctx context.Context, seed uint64) (all []*recording, err error) {
+	accesses := append(slices.Clone(filesystems), raw)
+	found, errs := make([][]*recording, len(accesses)), make([]error, len(accesses))
+	var recorders sync.WaitGroup
+	for i, access := range accesses {
+		recorders.Go(func() {
+			b, err := newBench(ctx, c.run, "")
+			if err == nil {
+				found[i], err = recordings(ctx, b, access, rand.New(rand.NewPCG(seed, uint64(i))))
+				err = errors.Join(err, b.close())
+			}
+			errs[i] = err
+		})
+	}
+	recorders.Wait()
+	all = slices.Concat(found...)
+	for _, rec := range all {
+		c.records += len(rec.log)
+		for _, r := range rec.log {
+			switch {
+			case r.Changes():
+				c.writes++
+			case r.Kind == flakydisk.Flush:
+				c.flushes++
+			}
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// check checks images, several at once.
+func (c *count) check(ctx context.Context, images []image, seed uint64) {
+	var jobs []job
+	for _, m := range images {
+		jobs = append(jobs, job{m.of.volume.access, func(b *bench) {
+			v, failed := b.check(ctx, m)
+			c.note(m, v, failed, seed)
+		}})
+	}
+	if err := work(ctx, c.run, jobs, func() bool { return c.p.Over() || c.tooMuch() }); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// tooMuch reports whether so much is wrong that more of it tells nothing.
+func (c *count) tooMuch() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wrong >= 20
+}
+
+// note counts an image, and keeps that of which something is wrong.
+func (c *count) note(m image, v verdict, failed error, seed uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images++
+	for n, happened := range map[*int]bool{&c.converged: v.converged, &c.refused: v.refused,
+		&c.lost: v.lost, &c.formatted: v.formatted} {
+		if happened {
+			*n++
+		}
+	}
+	if err := errors.Join(failed, v.wrong); err != nil {
+		c.wrong++
+		path := filepath.Join(c.run.Dir, fmt.Sprintf("image-%d", c.images))
+		c.t.Errorf("%s (seed %d): %v; the image is %s", m.name, seed, err, path)
+		if err := m.content.Save(path); err != nil {
+			c.t.Error(err)
+		}
+	}
+	if time.Since(c.said) > 10*time.Second {
+		c.said = time.Now()
+		c.p.Say("%d images; the last one: %s", c.images, m.name)
+	}
+}

@@ -1,0 +1,203 @@
+//go:build linux && powercut
+
+package powercut_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// image is a disk after a power cut.
+type image struct {
+	of      *recording
+	content *flakydisk.Image
+	// at is the index in the log of the cut, and events how many events there were until then.
+	at, events int
+	// torn is set when a record may be there in part.
+	torn bool
+	name string
+}
+
+// sampler makes the images of a recording, each once.
+type sampler struct {
+	of     *recording
+	rand   *rand.Rand
+	epochs []flakydisk.Epoch
+	seen   map[[2]uint64]bool
+	// equal counts the images that are equal to one before.
+	equal int
+	err   error
+}
+
+func newSampler(of *recording, r *rand.Rand) (*sampler, error) {
+	epochs, err := flakydisk.Replay(of.base, of.log)
+	return &sampler{of: of, rand: r, epochs: epochs, seen: map[[2]uint64]bool{}}, err
+}
+
+// flushes returns an image for every flush: with all that came before it, and nothing after.
+func (s *sampler) flushes() []image {
+	var all []image
+	for i := range s.epochs {
+		all = s.add(all, i, s.epochs[i].End, "nothing")
+	}
+	return all
+}
+
+// early returns images of the time until the volume was staged: all but one of the records between
+// two flushes, and each alone.
+func (s *sampler) early() []image {
+	var all []image
+	staged := slices.IndexFunc(s.of.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Note
+	})
+	for i, e := range s.epochs {
+		if e.First > staged {
+			break
+		}
+		for _, one := range s.changes(e) {
+			all = s.allBut(all, i, one)
+			all = s.add(all, i, e.End, fmt.Sprintf("record %d alone", one), s.whole(one, one+1)...)
+		}
+	}
+	return all
+}
+
+// sample returns up to n images of any part of what came between two flushes.
+func (s *sampler) sample(n int) []image {
+	var all []image
+	for tries := 0; len(all) < n && tries < 20*n; tries++ {
+		i := s.rand.IntN(len(s.epochs))
+		e := s.epochs[i]
+		changes := s.changes(e)
+		if len(changes) == 0 {
+			continue
+		}
+		switch s.rand.IntN(6) {
+		case 0: // the power is cut in between, and all got there until then
+			cut := changes[s.rand.IntN(len(changes))]
+			all = s.add(all, i, cut+1, "all", s.whole(e.First, cut+1)...)
+		case 1: // all but one
+			all = s.allBut(all, i, changes[s.rand.IntN(len(changes))])
+		case 2: // one alone
+			one := changes[s.rand.IntN(len(changes))]
+			all = s.add(all, i, e.End, fmt.Sprintf("record %d alone", one), s.whole(one, one+1)...)
+		case 3: // any part
+			all = s.add(all, i, e.End, "some", s.some(changes)...)
+		case 4: // all until one that is torn
+			cut := changes[s.rand.IntN(len(changes))]
+			pieces := s.whole(e.First, cut+1)
+			last := len(pieces) - 1
+			pieces = append(pieces[:last], s.tear(pieces[last]))
+			all = s.add(all, i, cut+1, "all, the last torn,", pieces...)
+		case 5: // any part in any order, torn
+			pieces := s.torn(s.some(changes))
+			s.rand.Shuffle(len(pieces), func(i, j int) {
+				pieces[i], pieces[j] = pieces[j], pieces[i]
+			})
+			all = s.add(all, i, e.End, "some, torn", pieces...)
+		}
+	}
+	return all
+}
+
+// allBut adds the image that lacks one record of an epoch.
+func (s *sampler) allBut(all []image, epoch, lost int) []image {
+	e := s.epochs[epoch]
+	pieces := append(s.whole(e.First, lost), s.whole(lost+1, e.End)...)
+	return s.add(all, epoch, e.End, fmt.Sprintf("all but record %d", lost), pieces...)
+}
+
+// changes returns the indexes of the records of an epoch that change the disk.
+func (s *sampler) changes(e flakydisk.Epoch) (indexes []int) {
+	for i := e.First; i < e.End; i++ {
+		if s.of.log[i].Changes() {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
+}
+
+// whole returns the records of a part of the log, whole.
+func (s *sampler) whole(from, to int) (pieces []flakydisk.Piece) {
+	for _, r := range s.of.log[from:to] {
+		if r.Changes() {
+			pieces = append(pieces, flakydisk.Whole(r))
+		}
+	}
+	return pieces
+}
+
+// some returns some of the records: few, half, or most of them.
+func (s *sampler) some(indexes []int) (pieces []flakydisk.Piece) {
+	part := []float64{0.1, 0.5, 0.9}[s.rand.IntN(3)]
+	for _, i := range indexes {
+		if s.rand.Float64() < part {
+			pieces = append(pieces, flakydisk.Whole(s.of.log[i]))
+		}
+	}
+	return pieces
+}
+
+// torn tears half of the pieces.
+func (s *sampler) torn(pieces []flakydisk.Piece) []flakydisk.Piece {
+	for i, p := range pieces {
+		if s.rand.IntN(2) == 0 {
+			pieces[i] = s.tear(p)
+		}
+	}
+	return pieces
+}
+
+// tear tears a piece at sectors: its beginning is there, its end, or a part.
+func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
+	a, b := s.rand.Int64N(p.To), 1+s.rand.Int64N(p.To)
+	switch s.rand.IntN(3) {
+	case 0:
+		p.To = b
+	case 1:
+		p.From = a
+	default:
+		p.From, p.To = min(a, b), max(a, b)
+	}
+	return p
+}
+
+// add adds an image, unless it is equal to one before with the same promises.
+func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
+	m := s.epochs[epoch].Durable.Fork()
+	if err := flakydisk.Apply(m, pieces...); err != nil {
+		s.err = err
+		return all
+	}
+	events := s.events(cut)
+	key := [2]uint64{m.Sum(), uint64(events)}
+	if s.seen[key] {
+		s.equal++
+		return all
+	}
+	s.seen[key] = true
+	torn := slices.ContainsFunc(pieces, func(p flakydisk.Piece) bool {
+		return p.From > 0 || p.To < p.Record.Sectors()
+	})
+	return append(all, image{of: s.of, content: m, at: cut, events: events, torn: torn,
+		name: fmt.Sprintf("%s, cut at %d of %d, %s of epoch %d of %d", s.of.name, cut, len(s.of.log),
+			name, epoch+1, len(s.epochs))})
+}
+
+// events returns how many events there were before a record.
+func (s *sampler) events(before int) int {
+	for i := before - 1; i >= 0; i-- {
+		if r := s.of.log[i]; r.Kind == flakydisk.Note {
+			n, err := strconv.Atoi(r.Text)
+			if err != nil {
+				s.err = err
+			}
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,193 @@
+//go:build linux && powercut
+
+package powercut_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// recordings records every scenario for an access type, on the bench.
+func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*recording, error) {
+	life := lifeOf(newVolume(r, access))
+	if err := record(ctx, b, life, r, liveOnce); err != nil {
+		return nil, err
+	}
+	all := []*recording{life}
+	if access == raw {
+		return all, nil
+	}
+	for _, next := range []func(context.Context, *bench, *recording, *rand.Rand) (*recording,
+		error){grow, recoverFrom, resume, repair} {
+		made, err := next(ctx, b, life, r)
+		if err != nil {
+			return nil, err
+		}
+		if made != nil {
+			all = append(all, made)
+		}
+	}
+	regrown, err := growAgain(ctx, b, all[1], r)
+	if err != nil {
+		return nil, err
+	}
+	released, err := releaseRaw(ctx, b, life, r)
+	if err != nil {
+		return nil, err
+	}
+	return append(all, regrown, released), nil
+}
+
+// lifeOf is a volume from its blank disk on.
+func lifeOf(v volume) *recording {
+	return &recording{name: "the life of " + v.access, volume: v, blank: true,
+		base: flakydisk.NewImage(sizeBytes)}
+}
+
+// liveOnce stages a volume, lets a workload use it, and takes it back.
+func liveOnce(ctx context.Context, r *recorder) error {
+	if err := r.stage(ctx); err != nil {
+		return err
+	}
+	work := r.work
+	if r.volume.raw() {
+		work = r.workRaw
+	}
+	return errors.Join(work(8), r.unstage(ctx))
+}
+
+// useAgain is liveOnce for a filesystem that exists.
+func useAgain(ctx context.Context, r *recorder) error {
+	if err := r.stage(ctx); err != nil {
+		return err
+	}
+	return errors.Join(r.work(2), r.unstage(ctx))
+}
+
+// grow is a volume whose disk has become larger. It was restored from a snapshot, so that what is
+// behind the filesystem is sampled, and not read whole each time.
+func grow(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	made, err := growthOf(life)
+	if err != nil {
+		return nil, err
+	}
+	return made, record(ctx, b, made, r, useAgain)
+}
+
+func growthOf(life *recording) (*recording, error) {
+	made := &recording{name: "the growth of " + life.volume.access, volume: life.volume,
+		base: life.final.Fork(), ledger: ledger{first: life.kept}, grows: true}
+	made.volume.history = map[string]string{"origin": "snapshot", "use": "filesystem",
+		"sourceBytes": fmt.Sprint(sizeBytes), "filesystemUUID": life.volume.id}
+	return made, made.base.Resize(grownTo)
+}
+
+// growAgain is a growth that was cut off.
+func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
+	base, err := cutAt(growth, r, func(m image) bool {
+		return len(marks(m.content)) > 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	made := &recording{name: "the growth of " + growth.volume.access + " again",
+		volume: growth.volume, base: base.content, grows: true}
+	made.ledger.first, _ = growth.ledger.at(base.events)
+	return made, record(ctx, b, made, r, useAgain)
+}
+
+// recoverFrom is a volume whose workload was cut off.
+func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	base, err := cutAt(life, r, func(m image) bool {
+		_, staged := life.ledger.at(m.events)
+		return staged && m.at > life.used && m.events > 5
+	})
+	if err != nil {
+		return nil, err
+	}
+	made := &recording{name: "the recovery of " + life.volume.access, volume: life.volume,
+		base: base.content}
+	made.ledger.first, _ = life.ledger.at(base.events)
+	return made, record(ctx, b, made, r, useAgain)
+}
+
+// resume is a format that was cut off.
+func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	base, err := unfinishedFormat(life, r)
+	if err != nil {
+		return nil, err
+	}
+	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
+		base: base.content, blank: true}
+	return made, record(ctx, b, made, r, liveOnce)
+}
+
+// unfinishedFormat is an image of a format that was cut off.
+func unfinishedFormat(life *recording, r *rand.Rand) (image, error) {
+	return cutAt(life, r, func(m image) bool {
+		pages := 0
+		m.content.EachPage(func(int64, []byte) bool { pages++; return true })
+		return m.at <= life.used && len(marks(m.content)) > 0 && pages > 6
+	})
+}
+
+// releaseRaw is a disk with an unfinished format, which a workload gets as a raw device.
+func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	base, err := unfinishedFormat(life, r)
+	if err != nil {
+		return nil, err
+	}
+	made := &recording{name: "raw use after a format of " + life.volume.access, volume: life.volume,
+		base: base.content}
+	made.volume.access, made.volume.history = raw, map[string]string{"origin": "blank", "use": "both"}
+	return made, record(ctx, b, made, r, liveOnce)
+}
+
+// repair is an ext with recorded errors and wrong counts, which a check repairs by itself.
+func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	if life.volume.access != ext3 && life.volume.access != ext4 {
+		return nil, nil
+	}
+	path := filepath.Join(b.dir, "repair")
+	if err := life.final.Save(path); err != nil {
+		return nil, err
+	}
+	defer os.Remove(path)
+	debugfs := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", path)
+	debugfs.Stdin = strings.NewReader("ssv state 2\nssv free_blocks_count 7\n" +
+		"ssv free_inodes_count 7\n")
+	if out, err := debugfs.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("damage a filesystem: %w\n%s", err, out)
+	}
+	base, err := flakydisk.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	made := &recording{name: "the repair of " + life.volume.access, volume: life.volume, base: base,
+		ledger: ledger{first: life.kept}}
+	return made, record(ctx, b, made, r, useAgain)
+}
+
+// cutAt is an image of a recording that fits.
+func cutAt(of *recording, r *rand.Rand, fits func(image) bool) (image, error) {
+	s, err := newSampler(of, r)
+	if err != nil {
+		return image{}, err
+	}
+	for range 50 {
+		images := s.sample(20)
+		if i := slices.IndexFunc(images, fits); i >= 0 {
+			return images[i], nil
+		}
+	}
+	return image{}, fmt.Errorf("no image of %s fits", of.name)
+}
