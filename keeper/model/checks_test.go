@@ -198,8 +198,9 @@ func (w *world) checkBegin(k *replica, n *corev1.Node, r *recorded) (made func()
 	}
 	for other, last := range w.operations {
 		since := w.clock.Sub(last.stopped)
-		if other == n.Name || w.stale || w.raced || since >= k.Config.StatefulSetInterval {
-			continue
+		if other == n.Name || w.stale || w.raced || since >= k.Config.StatefulSetInterval ||
+			w.node(other).UID == "" {
+			continue // a Node that is deleted takes along what is known of its last operation
 		}
 		for _, set := range w.statefulSets(n.Name) {
 			if slices.Contains(last.stoppedSets, set) {
@@ -223,6 +224,7 @@ func (w *world) checkEnd(n *corev1.Node, r *recorded) (made func()) {
 		if o.asked {
 			o.stopped, o.stoppedSets = w.clock, o.sets
 		}
+		o.asked = false // the next may be begun by somebody who copies a record
 	}
 }
 
