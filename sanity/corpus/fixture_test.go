@@ -116,7 +116,7 @@ func (f *fixture) atEnd(do func() error) { f.cleanup = append(f.cleanup, do) }
 // end takes the fixture down.
 func (f *fixture) end() error {
 	var errs []error
-	if err := unmountBelow(f.dir); err != nil {
+	if err := proof.UnmountBelow(f.dir); err != nil {
 		errs = append(errs, err)
 	}
 	for _, do := range slices.Backward(f.cleanup) {
@@ -157,19 +157,6 @@ func shows(m *mountinfo.Info, loop loopdev.Device) bool {
 	}
 	var st unix.Stat_t
 	return unix.Stat(m.Source, &st) == nil && st.Rdev == unix.Mkdev(loop.Major, loop.Minor)
-}
-
-// unmountBelow takes down what is mounted below a directory, the last mounted first.
-func unmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, m := range slices.Backward(mounts) {
-		errs = append(errs, unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW))
-	}
-	return errors.Join(errs...)
 }
 
 func randomUUID(t *trial) string {

@@ -11,13 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
@@ -148,7 +146,7 @@ func (b *bench) show(ctx context.Context, v volume, disk *flakydisk.Disk) (*plac
 func (p *placement) hide() error {
 	defer inUse.RUnlock()
 	p.disk.Heal()
-	errs := []error{unmountBelow(p.dir), p.bench.guest.Unplug()}
+	errs := []error{proof.UnmountBelow(p.dir), p.bench.guest.Unplug()}
 	if p.loop.Path != "" {
 		errs = append(errs, p.loop.Detach(context.Background()))
 	}
@@ -183,17 +181,4 @@ func (p *placement) staged() error {
 		return fmt.Errorf("%d mounts at the staging path, want one of %s", len(mounts), p.volume.access)
 	}
 	return nil
-}
-
-// unmountBelow takes down what is mounted below a directory, the last mounted first.
-func unmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, m := range slices.Backward(mounts) {
-		errs = append(errs, unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW))
-	}
-	return errors.Join(errs...)
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
@@ -85,6 +87,19 @@ func (g Guest) Unplug() error {
 		for _, e := range entries {
 			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// UnmountBelow takes down what is mounted below a directory, the last mounted first.
+func UnmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range slices.Backward(mounts) {
+		errs = append(errs, unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW))
 	}
 	return errors.Join(errs...)
 }
