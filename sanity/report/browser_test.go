@@ -234,11 +234,15 @@ func (b browser) fitsAPhone(t *testing.T) {
 		page := b.open(t, r)
 		page.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true),
 			chromedp.Evaluate(openAll, nil))
-		widths := evaluate[[]int](page, `[document.documentElement.scrollWidth,
-			document.documentElement.clientWidth, innerWidth]`)
-		if widths[0] > widths[1] || widths[1] != 390 || widths[2] != 390 {
-			t.Errorf("%s: the page is %d wide on a screen of %d (%d), expected no more than 390",
-				name, widths[0], widths[1], widths[2])
+		for _, font := range []int{100, 125} { // percent: the fonts of other machines are wider
+			page.do(chromedp.Evaluate(fmt.Sprintf(
+				`document.documentElement.style.fontSize = "%d%%"`, font), nil))
+			widths := evaluate[[]int](page, `[document.documentElement.scrollWidth,
+				document.documentElement.clientWidth, innerWidth]`)
+			if widths[0] > widths[1] || widths[1] != 390 || widths[2] != 390 {
+				t.Errorf("%s: the page is %d wide on a screen of %d (%d) with fonts of %d %%, "+
+					"expected no more than 390", name, widths[0], widths[1], widths[2], font)
+			}
 		}
 	}
 }
