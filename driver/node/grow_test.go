@@ -3,6 +3,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -112,6 +113,32 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 		tools(t, map[string]string{"e2fsck": `echo "Error reading block 9541 (Input/output error)." >&2
 exit 4`})
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+	})
+	t.Run("no repair that answers yes overwrites what the disk does not give", func(t *testing.T) {
+		v := grown(t, volume.Ext4)
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"resize2fs": "exit 1"})
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		before := v.disk.Digest(t)
+		unread := func(option string, status int) map[string]string {
+			return map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
+echo "Error reading block 9541 (Input/output error).  Ignore error?"
+exit %d;;
+esac
+"$real" "$@"`, option, status)}
+		}
+		tools(t, unread("-n", 4))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		if v.disk.Digest(t) != before {
+			t.Error("the disk was written")
+		}
+		must(t, os.Setenv("PATH", path))
+		// It can be read at first, and not during the repair.
+		tools(t, unread("-y", 1))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.hasGrown(t)
 	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
