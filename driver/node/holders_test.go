@@ -83,6 +83,23 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 			}
 		})
 	}
+	t.Run("what was not written is told beside whatever else fails", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+		must(t, os.Truncate(v.disk.File, 0))
+		f, err := os.Open(filepath.Join(v.staging(), "x"))
+		must(t, err)
+		err = v.unstage()
+		must(t, f.Close())
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		if !strings.Contains(err.Error(), "could not be written out") {
+			t.Errorf("the caller never hears that the writes of its workload are lost: %v", err)
+		}
+		_ = v.unstage() // now the filesystem may have noticed, or not
+		must(t, v.unstage())
+	})
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)
