@@ -181,6 +181,20 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	}
 }
 
+func TestABtrfsWhoseSuperblockAPowerCutToreIsMadeAgain(t *testing.T) {
+	for name, lost := range map[string][2]int64{"of its first sector": {0, 512},
+		"of the others": {512, 4096}} {
+		t.Run(name, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
+			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+			v.disk.WriteAt(t, 64<<10+lost[0], make([]byte, lost[1]-lost[0]))
+			must(t, v.stage())
+			v.checkStaged(t)
+		})
+	}
+}
+
 func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *testing.T) {
 	g := newGuest(t)
 	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)

@@ -101,6 +101,18 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 		_ = v.unstage() // now the filesystem may have noticed, or not
 		must(t, v.unstage())
 	})
+	t.Run("nothing is told of a disk that was taken away", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+		must(t, os.Truncate(v.disk.File, 0))
+		g.Unplug(v.disk)
+		must(t, v.unstage())
+		if !strings.Contains(g.log.String(), "could not be written out") {
+			t.Error("every write was done")
+		}
+	})
 	t.Run("each workload of a raw device hears what was not written", func(t *testing.T) {
 		g := statefulGuest(t)
 		small := smallTmpfs(t, guesttest.MiB)
