@@ -115,10 +115,10 @@ func (d disk) tryRead() error {
 
 // diskFailed reports whether e2fsck could not read or write the disk. It then ends as it does for
 // errors of the filesystem, of which it knows nothing in that case, or with -y as if they were
-// corrected; only its messages differ (e2fsck/ehandler.c and unix.c).
+// corrected; only its messages differ (e2fsck/ehandler.c and problem.c).
 func diskFailed(e2fsck toolResult) bool {
 	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
-		"Error writing file system info"}, func(message string) bool {
+		"Error writing file system info", "Error flushing writes "}, func(message string) bool {
 		return strings.Contains(e2fsck.Stdout+e2fsck.Stderr, message)
 	})
 }

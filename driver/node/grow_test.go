@@ -111,12 +111,14 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 			t.Fatal("it was erased")
 		}
 	})
-	t.Run("a check that cannot read the disk says nothing of the filesystem", func(t *testing.T) {
-		v := grown(t, volume.Ext4)
-		tools(t, map[string]string{"e2fsck": `echo "Error reading block 9541 (Input/output error)." >&2
-exit 4`})
-		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
-	})
+	for _, said := range []string{"Error reading block 9541 (Input/output error).",
+		"Error flushing writes to storage device: Input/output error"} {
+		t.Run("a check that says nothing of the filesystem: "+said, func(t *testing.T) {
+			v := grown(t, volume.Ext4)
+			tools(t, map[string]string{"e2fsck": `echo "` + said + `" >&2; exit 4`})
+			csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		})
+	}
 	t.Run("no repair that answers yes overwrites what the disk does not give", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
 		path := os.Getenv("PATH")
