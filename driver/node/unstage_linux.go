@@ -231,7 +231,7 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 	if err == nil || blockdev.Lost(err) && !errors.Is(err, unix.EIO) {
 		return device, nil
 	}
-	if _, told := n.told.LoadOrStore(volumeID, true); told && blockdev.Lost(err) {
+	if _, told := n.told.LoadOrStore(volumeID, true); told {
 		n.log().ErrorContext(ctx, "a device is released although it cannot be flushed",
 			"volume", volumeID, "device", d.Path, "error", err)
 		return device, nil
