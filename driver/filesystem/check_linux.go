@@ -23,6 +23,11 @@ func (d disk) growExt(ctx context.Context, v Volume, found state) (err error) {
 			return err
 		}
 	}
+	if found.Checked {
+		if err := d.tryRead(); err != nil {
+			return err
+		}
+	}
 	if err := d.checkExt(ctx, growCheck(found)...); err != nil {
 		return err
 	}
@@ -83,12 +88,14 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 	switch {
 	case err != nil:
 		return err
+	case diskFailed(result):
+		return result.failure("e2fsck", d.Path)
 	case result.Exit&^(fsckCorrected|fsckCorrectedReboot) == 0:
 		if result.Exit != 0 {
 			flight.Note(ctx, flight.FilesystemRepaired, flight.Fields{})
 		}
 		return nil
-	case result.Exit&fsckUncorrected != 0 && !diskFailed(result):
+	case result.Exit&fsckUncorrected != 0:
 		return csierr.New(csierr.FilesystemDamaged, "the filesystem on %s needs a repair that may lose "+
 			"data; run e2fsck on a snapshot first: %s", d.Path,
 			csierr.OutputTail(result.Stdout+result.Stderr))
@@ -96,12 +103,22 @@ func (d disk) checkExt(ctx context.Context, args ...string) (err error) {
 	return result.failure("e2fsck", d.Path)
 }
 
+// tryRead lets e2fsck read what a repair reads, and returns an error if it cannot read some of it.
+// With -y it would overwrite that with zeroes and go on (e2fsck_handle_read_error).
+func (d disk) tryRead() error {
+	result, err := runTool([]*os.File{d.File}, "e2fsck", "-f", "-n", inherited)
+	if err == nil && diskFailed(result) {
+		return result.failure("e2fsck", d.Path)
+	}
+	return err
+}
+
 // diskFailed reports whether e2fsck could not read or write the disk. It then ends as it does for
-// errors of the filesystem, of which it knows nothing in that case; only its messages differ
-// (e2fsck/ehandler.c and unix.c).
+// errors of the filesystem, of which it knows nothing in that case, or with -y as if they were
+// corrected; only its messages differ (e2fsck/ehandler.c and problem.c).
 func diskFailed(e2fsck toolResult) bool {
 	return slices.ContainsFunc([]string{"Error reading block ", "Error writing block ",
-		"Error writing file system info"}, func(message string) bool {
+		"Error writing file system info", "Error flushing writes "}, func(message string) bool {
 		return strings.Contains(e2fsck.Stdout+e2fsck.Stderr, message)
 	})
 }

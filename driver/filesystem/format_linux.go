@@ -122,6 +122,9 @@ func (d disk) mkfs(v Volume) (Superblock, error) {
 // btrfs the volume's UUID and erases the records. A check has found the btrfs whole, and records of
 // its format by this volume are on the disk. Left there, they would bind a later call to a check
 // whose failure makes the disk be formatted again.
+//
+// A mkfs that was killed, or a driver, has not flushed what it wrote last. The records stay until
+// that is durable.
 func (d disk) finishFormat(v Volume, sb Superblock) error {
 	if !sb.isOf(v) {
 		if _, err := d.setBtrfsUUID(sb, v.FilesystemUUID); err != nil {
@@ -129,6 +132,9 @@ func (d disk) finishFormat(v Volume, sb Superblock) error {
 		}
 	}
 	return d.WithExclusive(func(w *os.File) error {
+		if err := w.Sync(); err != nil {
+			return d.unwritable(err)
+		}
 		return d.eraseSectors(w, RecordOffsets(d.SizeBytes), func(b []byte) bool {
 			r, err := ParseRecord(b)
 			return err == nil && r.GrowFrom == 0 && r.of(v, d.SizeBytes)

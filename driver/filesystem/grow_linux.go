@@ -3,6 +3,7 @@ package filesystem
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -103,9 +104,20 @@ func growBtrfs(root *os.File, deviceBytes int64) error {
 	}
 	var arg btrfsPathArg
 	copy(arg.text[:], fmt.Sprintf("%d:max", member.ID))
-	// The kernel commits the new size before it returns (btrfs_ioctl_resize), so that it is durable
-	// before file data can be written to the new space.
-	return blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg))
+	if err := blockdev.Ioctl(int(root.Fd()), btrfsResize, unsafe.Pointer(&arg)); err != nil {
+		return err
+	}
+	// The kernel has committed the new size, so that it is durable before file data can be written to
+	// the new space. It does not return the error of this commit (btrfs_ioctl_resize), but makes the
+	// filesystem read-only.
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(root.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return errors.New("its new size could not be committed, and it became read-only")
+	}
+	return nil
 }
 
 // ForgetBtrfs makes the kernel drop what it remembers of an unmounted btrfs device. Otherwise a

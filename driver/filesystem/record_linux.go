@@ -47,7 +47,8 @@ func (d disk) writeGrowthRecords(r Record) error {
 }
 
 // eraseGrowthRecords erases what is left of the records of a growth. The growth is durable: e2fsck
-// and resize2fs sync before they end.
+// -f and resize2fs flush the disk before and after the superblock, their last write, and fail if
+// that fails (ext2fs_flush2, unix_flush). So does an e2fsck -f after a resize2fs that was killed.
 func (d disk) eraseGrowthRecords(w *os.File) error {
 	return d.eraseSectors(w, GrowthOffsets(d.SizeBytes), func(b []byte) bool {
 		r, err := ParseRecord(b)

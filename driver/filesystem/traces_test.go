@@ -128,6 +128,8 @@ func TestMkfsTracesDoNotExplainOtherData(t *testing.T) {
 		{"a text", text, 8 << 20},
 		{"a hundred bytes of text", one, 8 << 20},
 		{"a single byte at the start of the disk", boot, 0},
+		{"a torn text where btrfs has its superblock", slices.Concat(make([]byte, 512), text[512:]),
+			btrfsOffset},
 		{"a superblock with something before it", slices.Concat(text[:extOffset],
 			make([]byte, sectorBytes-extOffset)), 0},
 	} {

@@ -181,6 +181,45 @@ func TestABtrfsOfWhichAPowerCutLeftTheSuperblockIsMadeAgain(t *testing.T) {
 	}
 }
 
+func TestABtrfsWhoseSuperblockAPowerCutToreIsMadeAgain(t *testing.T) {
+	for name, lost := range map[string][2]int64{"of its first sector": {0, 512},
+		"of the others": {512, 4096}} {
+		t.Run(name, func(t *testing.T) {
+			g := newGuest(t)
+			v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
+			interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+			v.disk.WriteAt(t, 64<<10+lost[0], make([]byte, lost[1]-lost[0]))
+			must(t, v.stage())
+			v.checkStaged(t)
+		})
+	}
+}
+
+func TestABtrfsOfWhichOnlyTheRecordsAreLeftIsKeptWhateverALaterCheckFinds(t *testing.T) {
+	g := newGuest(t)
+	v := g.volume(g.Attach(guesttest.Serial, smallest(volume.Btrfs)), volume.Btrfs)
+	interruptFormat(t, `"$real" "$@" && exit 1`, v.stage)
+	path := os.Getenv("PATH")
+	tools(t, map[string]string{"mkfs.btrfs": "exit 1"})
+	unmountable := v
+	unmountable.Flags = []string{"unknown"} // so the kernel leaves no trace of a mount
+	if unmountable.stage() == nil {
+		t.Fatal("it was mounted with an unknown flag")
+	}
+	if n := recordsOn(t, v.disk); n != 0 {
+		t.Fatalf("%d marks are left on the disk", n)
+	}
+	found, err := v.guest.node().filesystems(v.device(t))
+	must(t, err)
+	if len(found) != 1 || !found[0].MaybeFresh {
+		t.Fatalf("the disk has %+v, want a btrfs that was never mounted", found)
+	}
+	tools(t, map[string]string{"btrfs": "exit 1"})
+	must(t, v.stage())
+	must(t, os.Setenv("PATH", path))
+	v.checkStaged(t)
+}
+
 // checkStaged checks that the volume is staged as it should be, has no record, and keeps its data.
 func (v testVolume) checkStaged(t *testing.T) {
 	t.Helper()

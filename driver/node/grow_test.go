@@ -3,13 +3,17 @@
 package node
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/oxidecomputer/oxide-csi-plugin/driver/blockdev"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csierr"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/filesystem"
@@ -107,11 +111,39 @@ func TestAGrowthThatWasCutOffIsDoneAgain(t *testing.T) {
 			t.Fatal("it was erased")
 		}
 	})
-	t.Run("a check that cannot read the disk says nothing of the filesystem", func(t *testing.T) {
+	for _, said := range []string{"Error reading block 9541 (Input/output error).",
+		"Error flushing writes to storage device: Input/output error"} {
+		t.Run("a check that says nothing of the filesystem: "+said, func(t *testing.T) {
+			v := grown(t, volume.Ext4)
+			tools(t, map[string]string{"e2fsck": `echo "` + said + `" >&2; exit 4`})
+			csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		})
+	}
+	t.Run("no repair that answers yes overwrites what the disk does not give", func(t *testing.T) {
 		v := grown(t, volume.Ext4)
-		tools(t, map[string]string{"e2fsck": `echo "Error reading block 9541 (Input/output error)." >&2
-exit 4`})
+		path := os.Getenv("PATH")
+		tools(t, map[string]string{"resize2fs": "exit 1"})
 		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		before := v.disk.Digest(t)
+		unread := func(option string, status int) map[string]string {
+			return map[string]string{"e2fsck": fmt.Sprintf(`case " $* " in *" %s "*)
+echo "Error reading block 9541 (Input/output error).  Ignore error?"
+exit %d;;
+esac
+"$real" "$@"`, option, status)}
+		}
+		tools(t, unread("-n", 4))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		if v.disk.Digest(t) != before {
+			t.Error("the disk was written")
+		}
+		must(t, os.Setenv("PATH", path))
+		// It can be read at first, and not during the repair.
+		tools(t, unread("-y", 1))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.NodeToolFailed)
+		must(t, os.Setenv("PATH", path))
+		v.hasGrown(t)
 	})
 	t.Run("a superblock that fails its checksum is refused", func(t *testing.T) {
 		g := newGuest(t)
@@ -124,4 +156,41 @@ exit 4`})
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestABtrfsWhoseGrowthIsNotCommittedIsNotStaged(t *testing.T) {
+	g := newGuest(t)
+	dir := smallTmpfs(t, 64*guesttest.MiB)
+	file := sparse(t, dir, 256*guesttest.MiB)
+	small := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	must(t, small.stage())
+	must(t, os.WriteFile(filepath.Join(small.staging(), "hello"), []byte("rack"), 0o600))
+	guesttest.Run(t, "fstrim", small.staging())
+	must(t, small.unstage())
+	g.Unplug(small.disk)
+	must(t, os.Truncate(file, 512*guesttest.MiB))
+	v := g.volume(g.AttachFile(guesttest.Serial, file), volume.Btrfs)
+	for _, slot := range filesystem.GrowthOffsets(v.disk.SizeBytes) {
+		v.disk.WriteAt(t, slot, make([]byte, blockdev.AlignBytes)) // there is room for the records
+	}
+	rest := filepath.Join(dir, "rest")
+	if err := os.WriteFile(rest, make([]byte, 64*guesttest.MiB), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill a tmpfs: %v", err)
+	}
+	err := v.stage()
+	csitest.Want(t, err, codes.Internal, csierr.NodeToolFailed)
+	if !strings.Contains(err.Error(), "could not be committed") {
+		t.Errorf("the message does not name the commit: %v", err)
+	}
+	must(t, os.Remove(rest))
+	must(t, v.stage())
+	if b, err := os.ReadFile(filepath.Join(v.staging(), "hello")); string(b) != "rack" {
+		t.Errorf("the data are %q, %v", b, err)
+	}
+	var st unix.Statfs_t
+	must(t, unix.Statfs(v.staging(), &st))
+	if got := int64(st.Blocks) * st.Bsize; got != v.disk.SizeBytes {
+		t.Errorf("the filesystem has %d bytes, want %d", got, v.disk.SizeBytes)
+	}
+	must(t, v.unstage())
 }

@@ -4,6 +4,7 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/csitest"
 	"github.com/oxidecomputer/oxide-csi-plugin/driver/guesttest"
@@ -138,4 +140,22 @@ func (v testVolume) unpublish(target string) error {
 	_, err := v.guest.node().NodeUnpublishVolume(v.guest.t.Context(),
 		&csi.NodeUnpublishVolumeRequest{VolumeId: v.ID, TargetPath: v.guest.path(target)})
 	return err
+}
+
+// smallTmpfs mounts a tmpfs of that size and returns its directory. A disk whose sparse file is
+// there fails when more is written to it.
+func smallTmpfs(t *testing.T, sizeBytes int64) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	must(t, unix.Mount("none", dir, "tmpfs", 0, fmt.Sprint("size=", sizeBytes)))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	return dir
+}
+
+// sparse makes a sparse file in the directory.
+func sparse(t *testing.T, dir string, sizeBytes int64) (path string) {
+	t.Helper()
+	path = filepath.Join(dir, "disk.img")
+	must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, sizeBytes)))
+	return path
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -83,6 +84,58 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 			}
 		})
 	}
+	t.Run("what was not written is told beside whatever else fails", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+		must(t, os.Truncate(v.disk.File, 0))
+		f, err := os.Open(filepath.Join(v.staging(), "x"))
+		must(t, err)
+		err = v.unstage()
+		must(t, f.Close())
+		csitest.Want(t, err, codes.Internal, csierr.StillMounted)
+		if !strings.Contains(err.Error(), "could not be written out") {
+			t.Errorf("the caller never hears that the writes of its workload are lost: %v", err)
+		}
+		_ = v.unstage() // now the filesystem may have noticed, or not
+		must(t, v.unstage())
+	})
+	t.Run("nothing is told of a disk that was taken away", func(t *testing.T) {
+		g := statefulGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, 64*guesttest.MiB), volume.Ext4)
+		must(t, v.stage())
+		must(t, os.WriteFile(filepath.Join(v.staging(), "x"), make([]byte, 4*guesttest.MiB), 0o600))
+		must(t, os.Truncate(v.disk.File, 0))
+		g.Unplug(v.disk)
+		must(t, v.unstage())
+		if !strings.Contains(g.log.String(), "could not be written out") {
+			t.Error("every write was done")
+		}
+	})
+	t.Run("each workload of a raw device hears what was not written", func(t *testing.T) {
+		g := statefulGuest(t)
+		small := smallTmpfs(t, guesttest.MiB)
+		v := g.volume(g.AttachFile(guesttest.Serial, sparse(t, small, 8*guesttest.MiB)), "block")
+		n := g.node()
+		_, err := n.NodeStageVolume(t.Context(), v.stageRequest())
+		must(t, err)
+		unpublish := func() error {
+			_, err := n.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.ID,
+				TargetPath: g.path("dev")})
+			return err
+		}
+		for range 2 {
+			must(t, v.publish("dev"))
+			device, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
+			must(t, err)
+			_, err = device.WriteAt(make([]byte, 4*guesttest.MiB), 0)
+			must(t, errors.Join(err, device.Close()))
+			csitest.Want(t, unpublish(), codes.Internal, csierr.NodeToolFailed)
+			must(t, unpublish())
+		}
+		must(t, v.unstage())
+	})
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := statefulGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 16*guesttest.MiB), volume.Ext4)

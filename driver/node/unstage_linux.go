@@ -76,22 +76,34 @@ func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
 	}); err != nil {
 		return err
 	}
-	var unwritten error
+	unwritten, err := n.takeDown(ctx, volumeID, path, layers, disks)
+	switch {
+	case err == nil:
+		return unwritten
+	case unwritten == nil:
+		return err
+	}
+	return fmt.Errorf("%w; %w", err, unwritten) // no later call can know it
+}
+
+// takeDown unmounts what is at the staging path and releases the disks.
+func (n *Service) takeDown(ctx context.Context, volumeID, path string, layers []*mountinfo.Info,
+	disks []stagedDisk) (unwritten, err error) {
 	if len(layers) > 0 {
 		if unwritten, err = n.unmount(ctx, volumeID, path, layers, disks); err != nil {
-			return err
+			return unwritten, err
 		}
 	}
 	for _, d := range disks {
 		gone, err := n.release(ctx, volumeID, d)
 		if err != nil {
-			return err
+			return unwritten, err
 		}
 		if gone {
 			unwritten = nil // nobody expects that of a disk that was taken away
 		}
 	}
-	return unwritten
+	return unwritten, nil
 }
 
 // stagedDisks returns the disks of the volume's mounts at the staging path and the one in its
@@ -166,7 +178,7 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 			"path", path, "error", err)
 		if healthy {
 			unwritten = csierr.New(csierr.NodeToolFailed, "the filesystem at %q could not be written "+
-				"out, so what its workload wrote last may be lost; it is unmounted: %w", path, err)
+				"out, so what its workload wrote last may be lost: %w", path, err)
 		}
 	}
 	change := flight.Begin(ctx, flight.Unmounted, flight.Fields{})
@@ -219,7 +231,7 @@ func (n *Service) openFlushed(ctx context.Context, volumeID string, d blockdev.D
 	if err == nil || blockdev.Lost(err) && !errors.Is(err, unix.EIO) {
 		return device, nil
 	}
-	if _, told := n.told.LoadOrStore(volumeID, true); told && blockdev.Lost(err) {
+	if _, told := n.told.LoadOrStore(volumeID, true); told {
 		n.log().ErrorContext(ctx, "a device is released although it cannot be flushed",
 			"volume", volumeID, "device", d.Path, "error", err)
 		return device, nil

@@ -58,6 +58,8 @@ func flushes() []flush {
 				With: proof.NotCalled}}}, trial: failFlush},
 		one("what a format had left is wiped before mkfs", "filesystem.disk.clearSectors", last, skip,
 			of(btrfs, aResumption)),
+		one("a format that had ended is durable before its records are erased",
+			"filesystem.disk.finishFormat", "w.Sync()", proof.NotCalled, of(btrfs, aFinish)),
 	}
 }
 
@@ -87,6 +89,7 @@ func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recordin
 var (
 	aGrowth     = after(grow)
 	aResumption = after(resume)
+	aFinish     = after(finish)
 	aRelease    = after(releaseRaw)
 )
 

@@ -251,7 +251,7 @@ func (r *recorder) workRaw(rounds int) error {
 	if err != nil {
 		return err
 	}
-	for range rounds {
+	for round := range rounds {
 		offset := int64(r.rand.IntN(64)) * 4 * mib
 		content := bytes.Repeat(r.content()[:1], 512*(1+r.rand.IntN(64)))
 		name := fmt.Sprint(offset)
@@ -259,7 +259,7 @@ func (r *recorder) workRaw(rounds int) error {
 		if _, err = device.WriteAt(content, offset); err != nil {
 			break
 		}
-		if r.rand.IntN(3) == 0 {
+		if r.rand.IntN(3) == 0 || round == rounds-1 {
 			r.loose[name] = promise{contents: [][]byte{content}}
 			continue
 		}

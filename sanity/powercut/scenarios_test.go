@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
@@ -27,7 +29,7 @@ func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*
 		return all, nil
 	}
 	for _, next := range []func(context.Context, *bench, *recording, *rand.Rand) (*recording,
-		error){grow, recoverFrom, resume, repair} {
+		error){grow, recoverFrom, resume, finish, repair} {
 		made, err := next(ctx, b, life, r)
 		if err != nil {
 			return nil, err
@@ -138,6 +140,49 @@ func unfinishedFormat(life *recording, r *rand.Rand) (image, error) {
 		m.content.EachPage(func(int64, []byte) bool { pages++; return true })
 		return m.at <= life.used && len(marks(m.content)) > 0 && pages > 6
 	})
+}
+
+// finish is a format for btrfs whose driver was killed between its last write, of the superblock,
+// and the flush of it. The log begins with this write.
+func finish(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	if life.volume.access != btrfs {
+		return nil, nil
+	}
+	last := -1
+	for i, record := range life.log[:life.used] {
+		if record.Kind == flakydisk.Write && record.Offset == superblocks[btrfs][0] {
+			last = i
+		}
+	}
+	epochs, err := flakydisk.Replay(life.base, life.log)
+	if err != nil {
+		return nil, err
+	}
+	of := slices.IndexFunc(epochs, func(e flakydisk.Epoch) bool {
+		return e.First <= last && last < e.End
+	})
+	if of < 0 {
+		return nil, fmt.Errorf("%s has no write of a superblock", life.name)
+	}
+	made := &recording{name: "the end of the format of " + life.volume.access, volume: life.volume,
+		base: epochs[of].Durable.Fork(), blank: true}
+	return made, record(ctx, b, made, r, func(ctx context.Context, rec *recorder) error {
+		if err := rec.place.write(life.log[last]); err != nil {
+			return err
+		}
+		return liveOnce(ctx, rec)
+	})
+}
+
+// write writes to the disk what a record says, and does not flush it.
+func (p *placement) write(r flakydisk.Record) error {
+	device, err := os.OpenFile(p.loop.Path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = device.WriteAt(r.Data, r.Offset)
+	return errors.Join(err, unix.SyncFileRange(int(device.Fd()), r.Offset, r.Bytes,
+		unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER), device.Close())
 }
 
 // releaseRaw is a disk with an unfinished format, which a workload gets as a raw device.
