@@ -126,15 +126,21 @@ func TestAMountWhoseWritesFailIsTakenDown(t *testing.T) {
 			return err
 		}
 		for range 2 {
-			must(t, v.publish("dev"))
+			_, err := n.NodePublishVolume(t.Context(), v.publishRequest("dev"))
+			must(t, err)
 			device, err := os.OpenFile(g.path("dev"), os.O_WRONLY, 0)
 			must(t, err)
 			_, err = device.WriteAt(make([]byte, 4*guesttest.MiB), 0)
 			must(t, errors.Join(err, device.Close()))
 			csitest.Want(t, unpublish(), codes.Internal, csierr.NodeToolFailed)
 			must(t, unpublish())
+			must(t, unpublish())
 		}
-		must(t, v.unstage())
+		for range 2 {
+			_, err := n.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.ID,
+				StagingTargetPath: v.staging()})
+			must(t, err)
+		}
 	})
 	t.Run("an ext4 that errors made read-only", func(t *testing.T) {
 		g := statefulGuest(t)

@@ -25,6 +25,7 @@ func (n *Service) NodePublishVolume(ctx context.Context, req *csi.NodePublishVol
 	*csi.NodePublishVolumeResponse, error) {
 	v, err := parsePublish(req)
 	if err == nil {
+		n.told.Delete(v.ID)
 		err = n.publish(ctx, v)
 	}
 	if err != nil {

@@ -42,7 +42,8 @@ type Service struct {
 	store *recordStore
 	scans filesystem.ZeroScans
 	// told has the ids of volumes whose caller has heard that something could not be written when
-	// they were unpublished or unstaged.
+	// they were unpublished or unstaged. The next stage or publish begins a use that it has not heard
+	// of.
 	told sync.Map
 }
 

@@ -25,6 +25,7 @@ func (n *Service) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeR
 	if err != nil {
 		return nil, err
 	}
+	n.told.Delete(v.ID)
 	_, known := n.records().load(ctx, v.ID)
 	if err := n.stage(ctx, v); err != nil {
 		if !known {

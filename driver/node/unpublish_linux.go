@@ -30,7 +30,6 @@ func (n *Service) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublis
 		return nil, csierr.Convert(err, csierr.NodeToolFailed)
 	}
 	flight.Confirm(ctx, flight.Unpublished, flight.Fields{}, flight.Fields{})
-	n.told.Delete(req.GetVolumeId()) // another workload may have the device next
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 

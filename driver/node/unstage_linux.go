@@ -34,7 +34,6 @@ func (n *Service) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVol
 	}
 	flight.Confirm(ctx, flight.Unmounted, flight.Fields{}, flight.Fields{})
 	n.records().delete(ctx, req.GetVolumeId())
-	n.told.Delete(req.GetVolumeId())
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
