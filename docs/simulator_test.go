@@ -16,14 +16,16 @@ func TestThePageOfTheSimulatorNamesWhatTheAdminListenerAnswers(t *testing.T) {
 	}
 	var want []string
 	for _, route := range adminapi.Routes {
-		path, _, _ := strings.Cut(route.Path, "/{")
+		path, _, _ := strings.Cut(route.Path, "/{id}")
+		path, _, _ = strings.Cut(path, "/{name}")
 		want = append(want, route.Method, path)
 	}
 	for _, value := range []any{adminapi.Switches{}, adminapi.Fault{Operation: "-", Object: "-",
 		Bearer: "-", Skip: 1, Probability: 1, Seed: 1, Phase: "-", Response: &adminapi.Response{},
 		Cut: true, Hang: 1, Delay: 1, SlowBody: 1, SlowByte: 1, TruncateBody: 1,
 		DropFields: []string{"-"}, Device: &adminapi.DeviceFault{Never: true, Delay: 1, SizeBytes: 1,
-			Fails: true}}} {
+			Fails: true}}, adminapi.DiskFault{From: 1, To: 1, Times: 1, Delay: 1, Hang: true, Lie: true,
+		Fired: 1}} {
 		want = append(want, keys(t, value)...)
 	}
 	for _, phase := range []adminapi.Phase{adminapi.Before, adminapi.Instead, adminapi.After,

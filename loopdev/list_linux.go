@@ -90,13 +90,18 @@ func identify(number int) (Device, error) {
 // fill reads the attachment behind f, which must stay open meanwhile.
 func (d Device) fill(f *os.File) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
-	if err != nil {
+	switch {
+	// It asks the file, of which FUSE says that nobody answers, or no more.
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+		d.Orphaned = true
+	case err != nil:
 		return d, fmt.Errorf("get status: %w", err)
+	default:
+		d.Serial = unix.ByteSliceToString(info.File_name[:])
+		d.BackingDevice, d.BackingInode = info.Device, info.Inode
+		d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
+		d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
 	}
-	d.Serial = unix.ByteSliceToString(info.File_name[:])
-	d.BackingDevice, d.BackingInode = info.Device, info.Inode
-	d.ReadOnly = info.Flags&unix.LO_FLAGS_READ_ONLY != 0
-	d.Releasing = info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
 
 	sys := sysDir(d.Number)
 	file, err := os.ReadFile(sys + "/loop/backing_file")
@@ -138,10 +143,9 @@ func readUint(path string) (uint64, error) {
 	return strconv.ParseUint(string(bytes.TrimSpace(b)), 10, 64)
 }
 
-// ignoreAbsent returns nil for the errors of a device that has no file (any more), or whose file
-// was served by a program that is gone: ENOTCONN, as FUSE has it.
+// ignoreAbsent returns nil for the errors of a device that has no file (any more).
 func ignoreAbsent(err error) error {
-	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOTCONN} {
+	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV} {
 		if errors.Is(err, absent) {
 			return nil
 		}

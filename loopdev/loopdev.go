@@ -59,6 +59,10 @@ type Device struct {
 	SizeBytes int64
 	// Releasing reports whether the kernel was told to release it and waits for the last user.
 	Releasing bool
+	// Orphaned reports whether the file was served by a program that is gone (FUSE), so that every
+	// read and write fails. Serial, BackingDevice, BackingInode, ReadOnly and Releasing are unknown
+	// then.
+	Orphaned bool
 	// Sequence is the kernel's number of this attachment (diskseq). No two have the same between
 	// two boots.
 	Sequence uint64

@@ -35,12 +35,13 @@ type node struct {
 	dir string
 }
 
-// describeNodes registers a container whose specs share a fixture with nodes.
-func describeNodes(text string, specs func(f *nodeFixture)) bool {
+// describeNodes registers a container whose specs share a fixture with nodes. The arguments are
+// further ones of the simulator's.
+func describeNodes(text string, specs func(f *nodeFixture), rack ...string) bool {
 	return Describe(text, Offset(1), Ordered, ContinueOnFailure, func() {
 		f := &nodeFixture{fixture: &fixture{}}
 		BeforeAll(func(ctx SpecContext) {
-			f.open(ctx, fixtureOptions{})
+			f.open(ctx, fixtureOptions{rack: harness.RackOptions{Args: rack}})
 			// At this level anything that leaks into a log does so here.
 			loud := harness.PluginOptions{Args: []string{"--log-level=debug"}}
 			f.a, f.b = f.node(ctx, "a", loud), f.node(ctx, "b", loud)

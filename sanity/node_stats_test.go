@@ -207,17 +207,22 @@ func (p *placement) syncAll() {
 // complaints are what the node has to say against the volume's health.
 func (p *placement) complaints(ctx context.Context) []csi.VolumeHealthErrorType {
 	GinkgoHelper()
+	var complaints []csi.VolumeHealthErrorType
+	for _, entry := range p.health(ctx) {
+		Expect(entry.GetReason()).NotTo(BeEmpty())
+		complaints = append(complaints, entry.GetStatus())
+	}
+	return complaints
+}
+
+func (p *placement) health(ctx context.Context) []*csi.VolumeHealth_VolumeHealthEntry {
+	GinkgoHelper()
 	resp, err := p.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
 		VolumeId: p.Volume.GetVolumeId(), VolumePublishPath: p.Target,
 		StagingTargetPath: p.Staging,
 	})
 	Expect(err).NotTo(HaveOccurred())
-	var complaints []csi.VolumeHealthErrorType
-	for _, entry := range resp.GetVolumeHealth().GetHealthStatuses() {
-		Expect(entry.GetReason()).NotTo(BeEmpty())
-		complaints = append(complaints, entry.GetStatus())
-	}
-	return complaints
+	return resp.GetVolumeHealth().GetHealthStatuses()
 }
 
 // exists is for paths that must be there.

@@ -32,14 +32,17 @@ func (s *Server) Admin() http.Handler {
 		}
 	}
 	handlers := map[string]http.Handler{
-		"GET /requests":       http.HandlerFunc(s.adminRequests),
-		"DELETE /requests":    nothing(s.requests.clear),
-		"GET /faults":         adminView(func() (any, error) { return s.Faults.List(), nil }),
-		"POST /faults":        http.HandlerFunc(s.adminAddFault),
-		"DELETE /faults":      nothing(s.Faults.Clear),
-		"DELETE /faults/{id}": http.HandlerFunc(s.adminRemoveFault),
-		"POST /deferred":      http.HandlerFunc(s.adminRunDeferred),
-		"GET /mutations":      adminView(func() (any, error) { return s.mutation.List(), nil }),
+		"GET /requests":               http.HandlerFunc(s.adminRequests),
+		"DELETE /requests":            nothing(s.requests.clear),
+		"GET /faults":                 adminView(func() (any, error) { return s.Faults.List(), nil }),
+		"POST /faults":                http.HandlerFunc(s.adminAddFault),
+		"DELETE /faults":              nothing(s.Faults.Clear),
+		"DELETE /faults/{id}":         http.HandlerFunc(s.adminRemoveFault),
+		"GET /disks/{disk}/faults":    http.HandlerFunc(s.adminDiskFaults),
+		"POST /disks/{disk}/faults":   http.HandlerFunc(s.adminFailDisk),
+		"DELETE /disks/{disk}/faults": http.HandlerFunc(s.adminHealDisk),
+		"POST /deferred":              http.HandlerFunc(s.adminRunDeferred),
+		"GET /mutations":              adminView(func() (any, error) { return s.mutation.List(), nil }),
 		"PUT /mutations/{name}": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s.adminMutate(w, r.PathValue("name"))
 		}),

@@ -21,14 +21,15 @@ func (r *rack) askAdmin(method, path, body, accept string) *httptest.ResponseRec
 }
 
 func TestTheAdminListenerSaysWhatItAnswersAndAnswersIt(t *testing.T) {
-	r := newRack(t, engine.Config{})
+	r := newRack(t, engine.Config{FlakyDisks: true})
 	var listed []adminapi.Route
 	if err := json.Unmarshal(r.askAdmin("GET", "/", "", "*/*").Body.Bytes(), &listed); err != nil {
 		t.Fatal(err)
 	}
 	page := r.askAdmin("GET", "/", "", "text/html").Body.String()
 	for _, route := range listed {
-		path := strings.NewReplacer("{id}", "1", "{name}", "none").Replace(route.Path)
+		path := strings.NewReplacer("{id}", "1", "{name}", "none", "{disk}", "none").
+			Replace(route.Path)
 		w := r.askAdmin(route.Method, path, route.Body, "*/*")
 		if text := w.Body.String(); w.Code >= http.StatusBadRequest &&
 			(path == route.Path || !strings.Contains(text, "there is no")) {

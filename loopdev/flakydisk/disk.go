@@ -57,17 +57,18 @@ type Fault struct {
 	Hang bool
 	// Lie answers that a write or a flush is done, and does nothing.
 	Lie bool
+	// Fired is how often it has struck.
+	Fired int
 }
 
 // armed is a fault in force.
 type armed struct {
 	Fault
-	fired   int
 	removed chan struct{}
 }
 
 func (f *armed) strikes(op Op, offset, n int64) bool {
-	return f.On&op != 0 && (f.Times == 0 || f.fired < f.Times) &&
+	return f.On&op != 0 && (f.Times == 0 || f.Fired < f.Times) &&
 		(op == OnFlush || f.From == 0 && f.To == 0 || offset < f.To && offset+n > f.From)
 }
 
@@ -80,8 +81,19 @@ func (d *Disk) AddFault(f Fault) (fired func() int) {
 	return func() int {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return a.fired
+		return a.Fired
 	}
+}
+
+// Faults returns the faults in force.
+func (d *Disk) Faults() []Fault {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []Fault
+	for _, f := range d.faults {
+		all = append(all, f.Fault)
+	}
+	return all
 }
 
 // Heal removes all faults. What hangs goes on.
@@ -94,7 +106,8 @@ func (d *Disk) Heal() {
 	d.faults = nil
 }
 
-// Cut cuts the disk's power: every operation fails from now on, also one that hangs.
+// Cut cuts the disk's power: every operation fails from now on, also one that hangs. Its faults are
+// gone.
 func (d *Disk) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -137,7 +150,7 @@ func (d *Disk) begin(op Op, offset, n int64) (lie bool, err error) {
 		if !f.strikes(op, offset, n) {
 			continue
 		}
-		f.fired++
+		f.Fired++
 		switch {
 		case f.Hang, f.Delay > 0:
 			d.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -213,6 +214,12 @@ func (f *file) Allocate(_ context.Context, _ fs.FileHandle, offset, n uint64,
 		return syscall.EOPNOTSUPP
 	}
 	return errno(f.disk.Zero(int64(offset), int64(n)))
+}
+
+// punch makes a hole in a file.
+func punch(f *os.File, offset, n int64) error {
+	const hole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	return unix.Fallocate(int(f.Fd()), hole, offset, n)
 }
 
 // errno is an error as the kernel knows it.

@@ -200,7 +200,7 @@ func goroutinesIn(profile string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("no count before a stack: %q", stack)
 		}
-		if name := purpose(stack); name != "" && !ofConnection(name) {
+		if name := purpose(stack); name != "" && !ofPool(name) {
 			list = append(list, slices.Repeat([]string{name}, count)...)
 		}
 	}
@@ -226,11 +226,12 @@ func purpose(stack string) string {
 	return ""
 }
 
-// ofConnection reports whether a goroutine comes and goes with an HTTP connection, which is counted
-// as an open file.
-func ofConnection(name string) bool {
+// ofPool reports whether a goroutine comes and goes with an HTTP connection, which is counted as an
+// open file, or is one of the at most 16 that read the requests to a FUSE filesystem.
+func ofPool(name string) bool {
 	for _, prefix := range []string{"net/http.(*conn).serve", "net/http.(*connReader).",
-		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2."} {
+		"net/http.(*persistConn).", "net/http.(*http2", "net/http/internal/http2.",
+		"github.com/hanwen/go-fuse/v2/fuse.(*Server).loop"} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}

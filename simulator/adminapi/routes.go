@@ -18,6 +18,11 @@ var Routes = []Route{
 		Body: `{"operation": "disk_create", "phase": "after", "times": 1, "cut": true}`},
 	{Method: "DELETE", Path: "/faults", Does: "removes all faults"},
 	{Method: "DELETE", Path: "/faults/{id}", Does: "removes a fault"},
+	{Method: "GET", Path: "/disks/{disk}/faults", Does: "how the disk with that ID fails, if " +
+		"disks are such that can (--disks=fuse)"},
+	{Method: "POST", Path: "/disks/{disk}/faults", Does: "lets the disk fail",
+		Body: `{"on": ["write", "flush"]}`},
+	{Method: "DELETE", Path: "/disks/{disk}/faults", Does: "heals the disk"},
 	{Method: "POST", Path: "/deferred", Does: "carries out now what faults of the phase deferred " +
 		"and the switch free_delay hold back; answers when it is done"},
 	{Method: "GET", Path: "/mutations", Does: "the ways in which the rack can be told to " +

@@ -13,6 +13,11 @@
 //	guests/<uuid>/aside   entries that are being made or removed
 //	frozen/<disk uuid>    a freeze in progress
 //	tamper                what a [Tamper] keeps while it is in force
+//	fuse-…                the disks in the guests, if they are such that can fail
+//
+// With Config.FlakyDisks a guest's devices lead to this process (package flakydisk), which passes
+// reads, writes and flushes on to the disk's file or lets them fail. They end with the process, and
+// the next one makes new ones: a guest that has one in use loses it.
 //
 // There is no other state: the kernel keeps each loop device's file and serial. The package needs
 // Linux and root. On other systems it builds, and [Open] fails.
@@ -53,6 +58,7 @@ type Plane struct {
 
 	guests    guests
 	tampering tampering
+	flaky     flaky
 }
 
 // Guest is what a guest's firmware reports of its instance.
@@ -89,6 +95,8 @@ type Config struct {
 	FirstLoop int
 	// ProcRoot is a procfs that shows the processes of all guests; "" is /proc.
 	ProcRoot string
+	// FlakyDisks makes disks that can fail, with [Plane.FailDisk].
+	FlakyDisks bool
 }
 
 // Open prepares the directory. It fails in a directory, or on a machine, where no disk could be
@@ -113,6 +121,9 @@ func Open(c Config) (*Plane, error) {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	if p.device, err = checkNodes(dir); err != nil {
+		return nil, fmt.Errorf("open the data plane: %w", err)
+	}
+	if err := p.flaky.open(dir, c.FlakyDisks); err != nil {
 		return nil, fmt.Errorf("open the data plane: %w", err)
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -144,6 +155,7 @@ func (p *Plane) Close() error {
 			errs = append(errs, d.loop.Detach(ctx))
 		}
 	}
+	errs = append(errs, p.flaky.close())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close the data plane: %w", err)
 	}

@@ -26,6 +26,10 @@ func (freezer) thawLeftovers([]loopdev.Device, func(string) string) error {
 
 func checkNodes(string) (uint64, error) { return 0, errors.ErrUnsupported }
 
+func removeMount(string) error { return errors.ErrUnsupported }
+
+func deviceOf(string) (uint64, error) { return 0, errors.ErrUnsupported }
+
 func makeNode(string, loopdev.Device) error { return errors.ErrUnsupported }
 
 func isNodeOf(string, loopdev.Device) bool { return false }

@@ -214,14 +214,15 @@ func (p files) trim(diskID string, size int64) error {
 	return os.Truncate(p.DiskPath(diskID), size)
 }
 
-// diskInodes are the inodes of the disks' files, by which loop devices identify them. Paths do not:
-// the kernel reports the path that a file had in the mount namespace where it was attached.
-func (p files) diskInodes() (map[uint64]bool, error) {
+// diskInodes are the inodes of the disks' files, by their names. Loop devices identify files by
+// them. Paths do not: the kernel reports the path that a file had in the mount namespace where it
+// was attached.
+func (p files) diskInodes() (map[string]uint64, error) {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "disks"))
 	if err != nil {
 		return nil, err
 	}
-	inodes := map[uint64]bool{}
+	inodes := map[string]uint64{}
 	for _, e := range entries {
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -231,7 +232,7 @@ func (p files) diskInodes() (map[uint64]bool, error) {
 			return nil, err
 		}
 		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			inodes[st.Ino] = true
+			inodes[e.Name()] = st.Ino
 		}
 	}
 	return inodes, nil

@@ -54,7 +54,7 @@ func (p *Plane) plugLocked(spec Device, f Fault) error {
 	}
 	err := p.enter(d, f.Delay)
 	if err != nil && d.loop != nil {
-		err = errors.Join(err, p.forceDetach(*d.loop))
+		err = errors.Join(err, p.forceDetach(*d.loop, spec.DiskID))
 	}
 	return err
 }
@@ -68,16 +68,24 @@ func (p *Plane) attachLoop(spec Device, wrongSize int64) (loopdev.Device, error)
 	if err := p.resize(spec.DiskID, max(size, spec.SizeBytes)); err != nil {
 		return loopdev.Device{}, err
 	}
+	path, err := p.flaky.plug(spec.DiskID, p.DiskPath(spec.DiskID))
+	if err != nil {
+		return loopdev.Device{}, err
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, attachTimeout)
 	defer cancel()
-	return loopdev.Attach(ctx, loopdev.Config{
-		Path:      p.DiskPath(spec.DiskID),
+	loop, err := loopdev.Attach(ctx, loopdev.Config{
+		Path:      path,
 		Serial:    spec.serial(),
 		BlockSize: spec.BlockSize,
 		ReadOnly:  spec.ReadOnly,
 		SizeLimit: size,
 		First:     p.firstLoop,
 	})
+	if err != nil {
+		err = errors.Join(err, p.flaky.unplug(spec.DiskID))
+	}
+	return loop, err
 }
 
 // Trim cuts a disk's file to the disk's size: a device that was larger may have left it larger.
@@ -178,7 +186,7 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 	}
 	err := p.hide(d)
 	if err == nil && d.loop != nil {
-		err = p.forceDetach(*d.loop)
+		err = p.forceDetach(*d.loop, diskID)
 	}
 	if err == nil {
 		p.guests.forget(d)
@@ -195,17 +203,19 @@ func (p *Plane) Unplug(instanceID, diskID string) error {
 
 // forceDetach releases a loop device. A device that is still in use after a moment is cut off from
 // the disk's bytes, as a rack does not ask the guest either; it remains, without a size, until its
-// last user closes it. The bytes are then free for the next guest.
-func (p *Plane) forceDetach(loop loopdev.Device) error {
+// last user closes it. The bytes are then free for the next guest. The disk's ID is "" for a device
+// of which this plane knows no more.
+func (p *Plane) forceDetach(loop loopdev.Device, diskID string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), forceDetachTimeout)
 	defer cancel()
 	err := loop.Detach(ctx)
 	if !errors.Is(err, loopdev.ErrBusy) {
-		return err
+		return errors.Join(err, p.flaky.unplug(diskID))
 	}
 	p.log.Warn("a disk is detached by force while its guest uses it", slog.String("device", loop.Path),
 		slog.String("serial", loop.Serial), slog.String("file", loop.BackingFile))
-	return loop.Cut()
+	// What hangs ends first: to cut the device off waits for what is under way.
+	return errors.Join(p.flaky.unplug(diskID), loop.Cut())
 }
 
 // RemoveDisk removes a disk's bytes, if they exist. It refuses a disk that a guest has.
@@ -217,6 +227,7 @@ func (p *Plane) RemoveDisk(id string) error {
 	if err := errors.Join(removeBacking(p.DiskPath(id)), p.tamperRemoved(id)); err != nil {
 		return fmt.Errorf("remove disk %s: %w", id, err)
 	}
+	p.flaky.forget(id)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +58,8 @@ func (p *Plane) Reconcile(
 }
 
 // OwnDevices lists the loop devices whose file is a disk's, or was below the directory until it was
-// removed. A file of that path on another filesystem belongs to another container, say.
+// removed. A file of that path on another filesystem belongs to another container, say. Of a device
+// that a killed simulator has served, only the name of its file is known, which has the disk's ID.
 func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	devices, err := loopdev.List()
 	if err != nil {
@@ -67,9 +69,17 @@ func (p *Plane) OwnDevices() ([]loopdev.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	inodes := slices.Collect(maps.Values(files))
 	return slices.DeleteFunc(devices, func(d loopdev.Device) bool {
+		switch {
+		case d.Orphaned:
+			_, own := files[filepath.Base(d.BackingFile)]
+			return !own
+		case p.flaky.server != nil && d.BackingDevice == p.flaky.device:
+			return false
+		}
 		return d.BackingDevice != p.device ||
-			!files[d.BackingInode] && !strings.HasPrefix(d.BackingFile, p.dir+"/")
+			!slices.Contains(inodes, d.BackingInode) && !strings.HasPrefix(d.BackingFile, p.dir+"/")
 	}), nil
 }
 
@@ -82,7 +92,7 @@ func (p *Plane) adoptOrRelease(
 	for _, loop := range devices {
 		i := slices.IndexFunc(attached, func(spec Device) bool { return p.carries(loop, spec) })
 		if i < 0 || adopted[attached[i].DiskID] != nil {
-			errs = append(errs, p.forceDetach(loop))
+			errs = append(errs, p.forceDetach(loop, ""))
 			continue
 		}
 		adopted[attached[i].DiskID] = &plugged{spec: attached[i], loop: &loop}
@@ -93,7 +103,7 @@ func (p *Plane) adoptOrRelease(
 // carries reports whether the device is what Plug would make for the disk, and not about to be
 // released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
-	return backs(loop, p.DiskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
+	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
 		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
 		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }

@@ -39,6 +39,24 @@ func checkNodes(dir string) (device uint64, err error) {
 	return node.Dev, os.Remove(probe)
 }
 
+// removeMount takes away a mount whose server is gone, and its directory.
+func removeMount(dir string) error {
+	err := unix.Unmount(dir, unix.MNT_FORCE|unix.MNT_DETACH)
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return os.Remove(dir)
+}
+
+// deviceOf is the st_dev of a directory's filesystem.
+func deviceOf(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", dir, err)
+	}
+	return st.Dev, nil
+}
+
 // makeNode makes the node of a block device.
 func makeNode(path string, loop loopdev.Device) error {
 	dev := int(unix.Mkdev(loop.Major, loop.Minor))

@@ -48,7 +48,7 @@ func (p *Plane) Tamper(t Tamper) error {
 	p.tampering.mu.Unlock()
 	var errs []error
 	for _, d := range left {
-		errs = append(errs, p.hide(d), p.forceDetach(*d.loop))
+		errs = append(errs, p.hide(d), p.forceDetach(*d.loop, ""))
 	}
 	return errors.Join(append(errs, os.RemoveAll(p.tamperPath("")))...)
 }

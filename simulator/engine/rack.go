@@ -73,6 +73,8 @@ type Config struct {
 	// KeepDevices leaves the disks with their guests when the rack is closed, as when a rack's
 	// control plane ends. The next rack that is opened on Dir adopts them.
 	KeepDevices bool
+	// FlakyDisks makes disks that can fail (adminapi.DiskFault). They end with the process.
+	FlakyDisks bool
 }
 
 // InstanceSpec is an instance that the rack has from the start. An ID that is not given is derived
@@ -164,7 +166,8 @@ func (r *Rack) open(ctx context.Context) (err error) {
 		return err
 	}
 	r.plane, err = dataplane.Open(dataplane.Config{Dir: r.config.Dir, Log: r.log, Seed: r.config.Seed,
-		FirstLoop: r.config.FirstLoop, ProcRoot: r.config.ProcRoot})
+		FirstLoop: r.config.FirstLoop, ProcRoot: r.config.ProcRoot,
+		FlakyDisks: r.config.FlakyDisks})
 	if err != nil {
 		return err
 	}
@@ -182,6 +185,7 @@ func (r *Rack) Close() error {
 		return nil
 	}
 	r.cancel()
+	r.plane.HealDisks() // work may wait for one that hangs
 	r.work.Wait()
 	return r.release()
 }

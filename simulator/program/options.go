@@ -29,6 +29,12 @@ is in DIR.
 
 `
 
+// What --disks may be.
+const (
+	diskFiles = "file"
+	diskFUSE  = "fuse"
+)
+
 // options are the command line's.
 type options struct {
 	rack            simulator.Config
@@ -37,6 +43,7 @@ type options struct {
 	tlsCert, tlsKey string
 	tlsHosts        []string
 	hotplug         bool
+	disks           string
 	mutation        string
 	logLevel        slog.Level
 	logFormat       string
@@ -69,6 +76,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, err
 	}
 	o.rack.ColdPlug = !o.hotplug
+	o.rack.FlakyDisks = o.disks == diskFUSE
 	o.rack.Log = slog.New(o.logHandler(stderr))
 	return o, nil
 }
@@ -102,6 +110,8 @@ func (o *options) flags() *flag.FlagSet {
 		})
 	f.BoolVar(&o.hotplug, "hotplug", true,
 		"allow attach and detach while an instance runs; racks of today do not")
+	f.StringVar(&o.disks, "disks", diskFiles, "what the guests' disks are: `file`, or fuse: such as "+
+		"can fail\n(POST /disks/ID/faults at the admin listener), which end with the simulator")
 	f.Int64Var(&r.QuotaBytes, "quota", 0, "the silo's storage in `bytes` (default 64 TiB)")
 	f.IntVar(&r.DiskLimit, "disk-limit", 0, "disks of an instance (default 12)")
 	f.StringVar(&r.Role, "role", "", "the token's role in the projects: collaborator (default), "+
@@ -157,6 +167,10 @@ func (o *options) check(rest []string) error {
 		return errors.New("--dir is missing: name the rack's directory")
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together: give both or neither")
+	case o.disks != diskFiles && o.disks != diskFUSE:
+		return fmt.Errorf("--disks is %q; use %s or %s", o.disks, diskFiles, diskFUSE)
+	case o.disks == diskFUSE && o.rack.KeepDevices:
+		return errors.New("--keep-devices needs --disks=file: others end with the simulator")
 	case o.logFormat != "text" && o.logFormat != "json":
 		return errors.New("--log-format is neither text nor json")
 	case o.rack.Token != "" && !strings.HasPrefix(o.rack.Token, "oxide-token-"):

@@ -1,0 +1,162 @@
+//go:build linux
+
+package sanity
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/simulator/adminapi"
+)
+
+var _ = describeNodes("a disk that can fail", func(f *nodeFixture) {
+	Describe("and does not", func() { describeMoves(f) })
+	Describe("and does not, and its snapshots", func() { describeSnapshots(f) })
+	describeFailures(f)
+	describeHangs(f)
+}, "--disks=fuse")
+
+// fails lets the volume's disk fail.
+func (f *nodeFixture) fails(ctx context.Context, volume *csi.Volume, how adminapi.DiskFault) {
+	GinkgoHelper()
+	Expect(f.rack.Admin.FailDisk(ctx, volume.GetVolumeId(), how)).To(Succeed())
+	DeferCleanup(f.repaired, volume)
+}
+
+// repaired makes the volume's disk a good one again.
+func (f *nodeFixture) repaired(ctx context.Context, volume *csi.Volume) {
+	GinkgoHelper()
+	Expect(f.rack.Admin.HealDisk(ctx, volume.GetVolumeId())).To(Succeed())
+}
+
+func describeFailures(f *nodeFixture) {
+	DescribeTable("NU-4 NH-2 B-38 that fails under a pod is told of, can be left, and has what was "+
+		"acknowledged when it is repaired", func(ctx SpecContext, name string) {
+		p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
+		Expect(p.writeThrough(0)).To(Succeed())
+		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"write", "flush"}})
+		Expect(p.writeThrough(1)).NotTo(Succeed())
+		if name != "block" { // a raw device has no state of its own
+			eventually(ctx, func() error {
+				p.tryToWrite()
+				if told := p.complaints(ctx); len(told) == 0 {
+					return errors.New("the volume's health has no complaint")
+				}
+				return nil
+			})
+			Expect(p.complaintReasons(ctx)).To(ConsistOf("FilesystemFailed"))
+		}
+
+		if err := p.takenBack(ctx); err != nil { // what is lost is told once
+			expectReason(err, codes.Internal, "NodeToolFailed")
+		}
+		f.detached(ctx, p)
+		f.repaired(ctx, p.Volume)
+		moved := f.inUse(ctx, p.Volume, f.b, harness.Access(name))
+		Expect(moved.verify(0)).To(Succeed())
+		Expect(moved.writeThrough(2)).To(Succeed())
+		Expect(moved.complaints(ctx)).To(BeEmpty())
+	}, everyAccess())
+
+	DescribeTable("NU-4 of which one flush fails when it is taken back is an error that the caller hears",
+		func(ctx SpecContext, name string) {
+			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
+			Expect(p.write(0)).To(Succeed())
+			f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"flush"}, Times: 1})
+			expectReason(p.takenBack(ctx), codes.Internal, "NodeToolFailed")
+			f.detached(ctx, p)
+		}, everyAccess())
+
+	It("NS-11 that cannot be read is not taken for a blank one", func(ctx SpecContext) {
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"read"}, From: harness.GiB / 2,
+			To: harness.GiB/2 + 512})
+		expectReason(p.stage(ctx), codes.FailedPrecondition, "DeviceUnreadable")
+		Expect(blank(edges(p.device()))).To(BeTrue(), "it was formatted all the same")
+		f.repaired(ctx, p.Volume)
+		p.stageAndPublish(ctx)
+		Expect(p.writeThrough(0)).To(Succeed())
+	})
+}
+
+// takenBack takes the volume from its pod and its node, and returns the first error. The repeated
+// call has to succeed.
+func (p *placement) takenBack(ctx context.Context) error {
+	GinkgoHelper()
+	first := p.unpublish(ctx)
+	if first != nil {
+		Expect(p.unpublish(ctx)).To(Succeed())
+	}
+	second := p.unstage(ctx)
+	if second != nil {
+		Expect(p.unstage(ctx)).To(Succeed())
+	}
+	return cmp.Or(first, second)
+}
+
+// complaintReasons are the reasons of the volume's complaints.
+func (p *placement) complaintReasons(ctx context.Context) (reasons []string) {
+	GinkgoHelper()
+	for _, entry := range p.health(ctx) {
+		reasons = append(reasons, entry.GetReason())
+	}
+	return reasons
+}
+
+// tryToWrite makes a file and has the filesystem write its journal, as well as it can.
+func (p *placement) tryToWrite() {
+	_ = p.writeThrough(1)
+	dir, err := os.Open(p.Target)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	_ = unix.Syncfs(int(dir.Fd()))
+}
+
+func describeHangs(f *nodeFixture) {
+	It("B-12 B-38 that hangs holds up its own volume alone, and is of use again elsewhere",
+		func(ctx SpecContext) {
+			bystander := f.inUse(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+			p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+			f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"read"}, Hang: true})
+			brief, cancel := context.WithTimeout(ctx, impatience)
+			defer cancel()
+			Expect(codeOf(p.stage(brief))).To(Equal(codes.DeadlineExceeded))
+			Expect(bystander.writeThrough(0)).To(Succeed())
+			Expect(bystander.complaints(ctx)).To(BeEmpty())
+			bystander.remove(ctx)
+
+			// The disk can be taken from the instance, and what hung there ends.
+			_, err := f.ctl.ControllerUnpublishVolume(ctx,
+				harness.UnpublishRequest(p.Volume, p.instance.ID))
+			Expect(err).NotTo(HaveOccurred())
+			eventually(ctx, func() error { return p.unstage(ctx) })
+			f.repaired(ctx, p.Volume)
+			moved := f.inUse(ctx, p.Volume, f.b, harness.Mounted("ext4"))
+			Expect(moved.writeThrough(0)).To(Succeed())
+		})
+
+	It("B-38 that is slow is staged all the same", func(ctx SpecContext) {
+		p := f.attachedTo(ctx, f.volume(ctx), f.a, harness.Mounted("ext4"))
+		f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"write", "flush"},
+			Delay: adminapi.Duration(20 * time.Millisecond)})
+		p.stageAndPublish(ctx)
+		Expect(p.writeThrough(0)).To(Succeed())
+		faults, err := f.rack.Admin.DiskFaults(ctx, p.Volume.GetVolumeId())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(faults).To(HaveLen(1))
+		Expect(faults[0].Fired).NotTo(BeZero(), fmt.Sprint("of ", faults[0]))
+	})
+}

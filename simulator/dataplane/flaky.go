@@ -1,0 +1,159 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
+)
+
+// ErrCannotFail means that the disks of this plane are plain files (Config.FlakyDisks).
+var ErrCannotFail = errors.New("the disks of this rack cannot fail")
+
+// flaky are the disks of a plane whose disks can fail. The faults of a disk stay in force when it
+// is detached, and strike in the guest that has it next.
+type flaky struct {
+	dir string
+	// server is nil when the disks are plain files; device is the st_dev of its files.
+	server *flakydisk.Server
+	device uint64
+
+	// mu guards disks, by their IDs.
+	mu    sync.Mutex
+	disks map[string]*flakyDisk
+}
+
+// flakyDisk is a disk while it is plugged, or its faults while it is not.
+type flakyDisk struct {
+	*flakydisk.Disk
+	file flakydisk.File
+}
+
+// open takes away what a killed simulator has left and, if it is to serve disks, begins to do so.
+func (f *flaky) open(dir string, serve bool) error {
+	left, err := filepath.Glob(filepath.Join(dir, fusePrefix+"*"))
+	for _, mount := range left {
+		err = errors.Join(err, removeMount(mount))
+	}
+	if err != nil || !serve {
+		return err
+	}
+	f.disks = map[string]*flakyDisk{}
+	// The name is new, so that nobody who cleans up after the last simulator takes this one away.
+	if f.dir, err = os.MkdirTemp(dir, fusePrefix); err != nil {
+		return err
+	}
+	if f.server, err = flakydisk.Mount(f.dir); err != nil {
+		return err
+	}
+	f.device, err = deviceOf(f.dir)
+	return err
+}
+
+const fusePrefix = "fuse-"
+
+// close ends what hangs, and serves no disk any more.
+func (f *flaky) close() error {
+	if f.server == nil {
+		return nil
+	}
+	f.healAll()
+	return errors.Join(f.server.Close(), os.Remove(f.dir))
+}
+
+// HealDisks removes the faults of all disks.
+func (p *Plane) HealDisks() { p.flaky.healAll() }
+
+func (f *flaky) healAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range f.disks {
+		d.Heal()
+	}
+}
+
+// disk returns a disk, plugged or not. The caller holds mu.
+func (f *flaky) disk(id string) *flakyDisk {
+	if f.disks[id] == nil {
+		f.disks[id] = &flakyDisk{Disk: flakydisk.NewDisk(nil)}
+	}
+	return f.disks[id]
+}
+
+// plug returns the path of a file that has the bytes of the disk's file, and fails as the disk does.
+func (f *flaky) plug(id, path string) (string, error) {
+	if f.server == nil {
+		return path, nil
+	}
+	file, err := flakydisk.OpenFile(path)
+	if err != nil {
+		return "", err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := &flakyDisk{Disk: flakydisk.NewDisk(file), file: file}
+	for _, fault := range f.disk(id).Faults() {
+		d.AddFault(fault)
+	}
+	f.disks[id] = d
+	return f.server.Put(filepath.Base(path), d.Disk), nil
+}
+
+// unplug ends the use of a disk's file: what hangs fails, and nothing reaches the bytes any more.
+func (f *flaky) unplug(id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := f.disks[id]
+	if d == nil || d.file.File == nil {
+		return nil
+	}
+	kept := &flakyDisk{Disk: flakydisk.NewDisk(nil)}
+	for _, fault := range d.Faults() {
+		kept.AddFault(fault)
+	}
+	f.disks[id] = kept
+	d.Cut()
+	f.server.Remove(filepath.Base(d.file.Name()))
+	return d.file.Close()
+}
+
+// forget drops the faults of a disk that was removed.
+func (f *flaky) forget(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.disks, id)
+}
+
+// FailDisk puts a fault of a disk in force, wherever the disk is plugged.
+func (p *Plane) FailDisk(id string, fault flakydisk.Fault) error {
+	return p.withFlaky(id, func(d *flakyDisk) { d.AddFault(fault) })
+}
+
+// HealDisk removes all faults of a disk. What hangs goes on.
+func (p *Plane) HealDisk(id string) error {
+	return p.withFlaky(id, func(d *flakyDisk) { d.Heal() })
+}
+
+// DiskFaults returns the faults of a disk.
+func (p *Plane) DiskFaults(id string) (faults []flakydisk.Fault, err error) {
+	err = p.withFlaky(id, func(d *flakyDisk) { faults = d.Faults() })
+	return faults, err
+}
+
+// withFlaky does something with a disk. It does not wait for what is done with the disk: that may
+// hang.
+func (p *Plane) withFlaky(id string, do func(*flakyDisk)) error {
+	if p.flaky.server == nil {
+		return ErrCannotFail
+	}
+	if _, err := os.Stat(p.DiskPath(id)); err != nil {
+		return fmt.Errorf("there is no disk %q: %w", id, err)
+	}
+	p.flaky.mu.Lock()
+	defer p.flaky.mu.Unlock()
+	do(p.flaky.disk(id))
+	return nil
+}
