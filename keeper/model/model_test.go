@@ -323,7 +323,10 @@ func TestWhateverHappensToTheKeeperEveryInstanceRunsInTheEnd(t *testing.T) {
 			acts := drawActs(rt, seed)
 			w, err := run(t.Context(), rt, rack, acts)
 			if err != nil {
-				rt.Fatalf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed, strings.Join(w.lines, "\n  "), err)
+				failure := fmt.Sprintf("repeat with PROOF_SEED=%d:\n  %s\n%v", seed,
+					strings.Join(w.lines, "\n  "), err)
+				t.Log(failure) // rapid repeats a history that has failed, and shows the last failure only
+				rt.Fatal(failure)
 			}
 			kills, stops, attached = kills+w.kills, stops+w.stops, attached+w.volumes
 			for what, n := range w.counts {
