@@ -63,7 +63,9 @@ var nodeAdvices = map[csierr.Reason]advice{
 		ByItself: "The orchestrator repeats the call, which fails as long as the disk holds that. " +
 			"The driver never overwrites it.",
 		Do: "Mount the disk by hand and inspect it. If its content is not needed, delete " +
-			"the volume and create a new one.",
+			"the volume and create a new one. A superblock whose checksum is wrong may have been torn " +
+			"by a power failure: take a snapshot, and restore it from its copy (e2fsck, " +
+			"btrfs rescue super-recover).",
 		Next: inspectNode,
 	},
 	csierr.DiskSizeUnknown: {
