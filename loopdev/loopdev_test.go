@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
 const mib = 1 << 20
@@ -447,6 +448,32 @@ func churn(t *testing.T, file string) {
 		if err := d.Detach(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestListLooksPastADeviceWhoseFileIsServedByNobody(t *testing.T) {
+	needRoot(t)
+	server, err := flakydisk.Mount(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := sync.OnceValue(server.Close)
+	t.Cleanup(func() { _ = closing() })
+	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
+	served := attach(t, loopdev.Config{Path: server.Put("disk", disk), Serial: serial(t)})
+	t.Cleanup(func() { _ = served.Detach(context.Background()) })
+	other := attach(t, loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t)})
+	if err := closing(); err != nil {
+		t.Fatal(err)
+	}
+	if found := mustFind(t, served.Serial); len(found) != 0 {
+		t.Errorf("Find = %+v, want none", found)
+	}
+	if found := mustFind(t, other.Serial); len(found) != 1 {
+		t.Errorf("Find = %+v, want the other device", found)
+	}
+	if err := served.Detach(t.Context()); err != nil {
+		t.Errorf("Detach = %v", err)
 	}
 }
 
