@@ -29,7 +29,8 @@ type verdict struct {
 // check stages an image on an instance that knows nothing of its volume, and demands what holds
 // after every power cut. The error is about the check itself.
 func (b *bench) check(ctx context.Context, m image) (v verdict, err error) {
-	content := m.content.Fork()
+	found := m.content()
+	content := found.Fork()
 	disk := flakydisk.NewDisk(content)
 	before, err := b.formatted()
 	if err != nil {
@@ -50,14 +51,14 @@ func (b *bench) check(ctx context.Context, m image) (v verdict, err error) {
 		v.formatted = true
 		v.wrong = errors.New("a filesystem that had been in use was formatted")
 	}
-	if left := marks(m.content); staged && m.of.volume.raw() && len(left) > 0 {
+	if left := marks(found); staged && m.of.volume.raw() && len(left) > 0 {
 		v.wrong = fmt.Errorf("a workload had the raw disk, with records of a format at %d", left)
 	}
-	if size := m.btrfsBytes(); staged && m.of.grows && size != 0 && size <= sizeBytes {
+	if size := m.btrfsBytes(found); staged && m.of.grows && size != 0 && size <= sizeBytes {
 		v.wrong = fmt.Errorf("a workload had a btrfs that had grown, and has %d bytes again", size)
 	}
 	if answer != nil {
-		if v.refused = m.refusedRightly(answer); !v.refused {
+		if v.refused = m.refusedRightly(found, answer); !v.refused {
 			v.wrong = errors.Join(v.wrong, fmt.Errorf("the call does not converge: %w", answer))
 		}
 		return v, nil
@@ -90,7 +91,7 @@ func (b *bench) check(ctx context.Context, m image) (v verdict, err error) {
 var superblocks = map[string][2]int64{ext4: {1024, 1024}, btrfs: {64 << 10, 4096}}
 
 // refusedRightly reports whether the filesystem had to be refused, and was for the right reason.
-func (m image) refusedRightly(answer error) bool {
+func (m image) refusedRightly(found *flakydisk.Image, answer error) bool {
 	if m.torn && m.of.blank && m.at <= m.of.used && m.of.volume.access == btrfs &&
 		strings.Contains(answer.Error(), "was not written by a mkfs of the driver") {
 		return true // of a tree block, torn, only its head shows what it is
@@ -107,7 +108,7 @@ func (m image) refusedRightly(answer error) bool {
 		}
 		return string(b)
 	}
-	got, now := superblock(m.content), m.of.base.Fork()
+	got, now := superblock(found), m.of.base.Fork()
 	if got == superblock(now) {
 		return false
 	}
@@ -121,9 +122,9 @@ func (m image) refusedRightly(answer error) bool {
 
 // btrfsBytes returns how many bytes a btrfs has by its superblock: what a workload writes behind
 // them would be foreign data. It returns 0 for every other volume.
-func (m image) btrfsBytes() int64 {
+func (m image) btrfsBytes(found *flakydisk.Image) int64 {
 	b := make([]byte, 8)
-	if _, err := m.content.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
+	if _, err := found.ReadAt(b, 64<<10+0x70); err != nil || m.of.volume.access != btrfs {
 		return 0
 	}
 	return int64(binary.LittleEndian.Uint64(b))
@@ -170,14 +171,17 @@ func (p *placement) usable(of *recording) error {
 	if err != nil {
 		return fmt.Errorf("the filesystem cannot be used: %w", err)
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(p.Staging, &st); err != nil {
-		return err
-	}
-	// An xfs does not count its log, of 64 MiB.
-	if size := int64(st.Blocks) * st.Bsize; of.grows && size < (sizeBytes+grownTo)/2 {
-		return fmt.Errorf("the filesystem has %d bytes and was not grown to its disk of %d", size,
+	size, err := p.filesystemBytes()
+	if err == nil && of.grows && size < grownAtLeast {
+		err = fmt.Errorf("the filesystem has %d bytes and was not grown to its disk of %d", size,
 			of.base.Size())
 	}
-	return nil
+	return err
+}
+
+// filesystemBytes returns the size of the staged filesystem.
+func (p *placement) filesystemBytes() (int64, error) {
+	var st unix.Statfs_t
+	err := unix.Statfs(p.Staging, &st)
+	return int64(st.Blocks) * st.Bsize, err
 }

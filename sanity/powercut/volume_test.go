@@ -24,6 +24,8 @@ const (
 	mib       = 1 << 20
 	sizeBytes = 320 * mib
 	grownTo   = 512 * mib
+	// grownAtLeast is what a filesystem has that was grown. An xfs does not count its log, of 64 MiB.
+	grownAtLeast = (sizeBytes + grownTo) / 2
 )
 
 // volume is a volume as the requests describe it.
