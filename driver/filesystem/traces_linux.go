@@ -221,11 +221,7 @@ func xfsTrace(b []byte) bool {
 
 // btrfsTrace reports whether the sector is a superblock or part of a tree block.
 func (m mkfsTraces) btrfsTrace(sector []byte, at int64) (bool, error) {
-	if slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) && len(sector) >= btrfsBytes &&
-		bytes.HasSuffix(sector[0x40:0x48], []byte("BHRfS_M")) {
-		return true, nil
-	}
-	if btrfsHeader(sector) {
+	if btrfsSuper(sector, at) || btrfsHeader(sector) {
 		return true, nil
 	}
 	for size := int64(8 << 10); size <= 64<<10; size *= 2 {
@@ -237,6 +233,12 @@ func (m mkfsTraces) btrfsTrace(sector []byte, at int64) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// btrfsSuper reports whether the sector is a superblock.
+func btrfsSuper(sector []byte, at int64) bool {
+	return slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) &&
+		len(sector) >= btrfsBytes && bytes.HasSuffix(sector[0x40:0x48], []byte("BHRfS_M"))
 }
 
 // btrfsHeader reports whether b begins with the header of a tree block of one of the first

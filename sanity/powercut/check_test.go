@@ -134,13 +134,17 @@ func (m image) headless(found *flakydisk.Image, answer error) bool {
 		return false
 	}
 	head := make([]byte, flakydisk.SectorBytes)
-	if _, err := found.ReadAt(head, at&^(treeBlock-1)); err != nil ||
-		slices.ContainsFunc(head, func(c byte) bool { return c != 0 }) {
+	if _, err := found.ReadAt(head, at&^(treeBlock-1)); err != nil || !isZero(head) {
 		return false
 	}
 	return slices.ContainsFunc(m.of.log[:m.at], func(r flakydisk.Record) bool {
-		return r.Kind == flakydisk.Write && r.Offset <= at && at < r.Offset+r.Bytes
+		return r.Kind == flakydisk.Write && r.Offset <= at && at < r.Offset+r.Bytes &&
+			!isZero(r.Data[at-r.Offset:])
 	})
+}
+
+func isZero(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c != 0 })
 }
 
 // mountable reports whether the kernel mounts the disk.

@@ -138,6 +138,12 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	if err != nil {
 		return nil, err
 	}
+	return resumeFrom(ctx, b, life, base, r)
+}
+
+// resumeFrom is a format that was cut off and left an image.
+func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
+	r *rand.Rand) (*recording, error) {
 	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
 		base: base.content(), blank: true}
 	return made, record(ctx, b, made, r, liveOnce)
