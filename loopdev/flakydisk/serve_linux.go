@@ -91,8 +91,10 @@ func (s *Server) Put(name string, d *Disk) (path string) {
 // Remove removes a disk. A device that has it open keeps it.
 func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
-	defer s.root.mu.Unlock()
 	delete(s.root.disks, name)
+	s.root.mu.Unlock()
+	// The kernel may know the file for as long as it likes, and until then the disk is kept, too.
+	_ = s.root.NotifyEntry(name)
 }
 
 // Close unmounts the filesystem. The devices of its disks fail from then on.
