@@ -139,9 +139,10 @@ func readUint(path string) (uint64, error) {
 }
 
 // ignoreAbsent returns nil for the errors of a device that has no file (any more), or whose file
-// was served by a program that is gone: ENOTCONN, as FUSE has it.
+// was served by a program that is gone, or goes while it is asked, as FUSE has them.
 func ignoreAbsent(err error) error {
-	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOTCONN} {
+	for _, absent := range []error{fs.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOTCONN,
+		unix.ECONNABORTED} {
 		if errors.Is(err, absent) {
 			return nil
 		}

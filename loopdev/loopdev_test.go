@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -474,6 +475,56 @@ func TestListLooksPastADeviceWhoseFileIsServedByNobody(t *testing.T) {
 	}
 	if err := served.Detach(t.Context()); err != nil {
 		t.Errorf("Detach = %v", err)
+	}
+}
+
+// waiting is a disk's content that tells nobody its size any more.
+type waiting struct {
+	*flakydisk.Image
+	on      atomic.Bool
+	reached chan struct{}
+	goOn    chan struct{}
+}
+
+func (w *waiting) Size() int64 {
+	if w.on.Load() {
+		select {
+		case w.reached <- struct{}{}:
+		case <-w.goOn:
+		}
+		<-w.goOn
+	}
+	return w.Image.Size()
+}
+
+func TestListLooksPastADeviceWhoseServerEndsMeanwhile(t *testing.T) {
+	needRoot(t)
+	server, err := flakydisk.Mount(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := sync.OnceValue(server.Close)
+	t.Cleanup(func() { _ = closing() })
+	content := &waiting{Image: flakydisk.NewImage(8 * mib), reached: make(chan struct{}),
+		goOn: make(chan struct{})}
+	served := attach(t, loopdev.Config{Path: server.Put("disk", flakydisk.NewDisk(content)),
+		Serial: serial(t)})
+	t.Cleanup(func() { _ = served.Detach(context.Background()) })
+	content.on.Store(true)
+	var found []loopdev.Device
+	listed := make(chan error)
+	go func() {
+		var err error
+		found, err = loopdev.Find(served.Serial)
+		listed <- err
+	}()
+	<-content.reached
+	defer close(content.goOn)
+	if err := closing(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-listed; err != nil || len(found) != 0 {
+		t.Errorf("Find = %+v, %v, want none", found, err)
 	}
 }
 
