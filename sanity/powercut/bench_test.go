@@ -112,7 +112,7 @@ var (
 // collect collects garbage, if there may be much of it, while no disk is shown: a collection stops
 // all threads that serve disks, and waits for those that the kernel may let wait for a disk.
 func collect() {
-	const much = 256 * mib
+	const much = 128 * mib
 	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(allocated)
 	last, now := collected.Load(), allocated[0].Value.Uint64()

@@ -19,13 +19,13 @@ import (
 
 // recordings records every scenario for an access type, on the bench.
 func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*recording, error) {
-	life := lifeOf(newVolume(r, access))
+	life := lifeOf(newVolume(access))
 	if err := record(ctx, b, life, r, liveOnce); err != nil {
 		return nil, err
 	}
 	all := []*recording{life}
 	if access == raw {
-		whole := wholeLife(newVolume(r, ext4))
+		whole := wholeLife(newVolume(ext4))
 		return append(all, whole), record(ctx, b, whole, r, liveOnce)
 	}
 	for _, next := range []func(context.Context, *bench, *recording, *rand.Rand) (*recording,

@@ -17,7 +17,7 @@ import (
 func TestAWipeThatIsTornIsDoneAgain(t *testing.T) {
 	p := proof.New(t, "torn-wipe")
 	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
-	life, err := aLife(t.Context(), b, nil, newVolume(r, btrfs), r)
+	life, err := aLife(t.Context(), b, nil, newVolume(btrfs), r)
 	if err != nil {
 		t.Fatal(err)
 	}
