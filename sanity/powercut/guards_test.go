@@ -86,7 +86,7 @@ func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recordin
 
 var (
 	aGrowth     = after(grow)
-	aResumption = after(resume)
+	aResumption = after(resumeBtrfs)
 	aRelease    = after(releaseRaw)
 )
 

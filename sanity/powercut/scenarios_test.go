@@ -141,6 +141,23 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return resumeFrom(ctx, b, life, base, r)
 }
 
+// resumeBtrfs is a format for btrfs that was cut off when mkfs had written the unfinished
+// superblock and, with its first and its last page, the first tree block.
+func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	base, err := cutAt(life, r, func(m image) bool {
+		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
+		_, err := content.ReadAt(magic, 64<<10+0x40)
+		_, treeErr := content.ReadAt(tree, mib)
+		return err == nil && treeErr == nil && string(magic) == "!BHRfS_M" &&
+			!isZero(tree[:flakydisk.PageBytes]) && !isZero(tree[len(tree)-flakydisk.PageBytes:]) &&
+			m.at <= life.used && len(marks(content)) > 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resumeFrom(ctx, b, life, base, r)
+}
+
 // resumeFrom is a format that was cut off and left an image.
 func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 	r *rand.Rand) (*recording, error) {

@@ -17,19 +17,7 @@ import (
 func TestAWipeThatIsTornIsDoneAgain(t *testing.T) {
 	p := proof.New(t, "torn-wipe")
 	b, r := startBench(t), rand.New(rand.NewPCG(p.Seed, 400))
-	life, err := aLife(t.Context(), b, nil, newVolume(btrfs), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The format had written nearly all.
-	base, err := cutAt(life, r, func(m image) bool {
-		content := m.content()
-		return m.at <= life.used && len(marks(content)) > 0 && m.btrfsBytes(content) != 0
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, err := resumeFrom(t.Context(), b, life, base, r)
+	rec, err := aResumption(t.Context(), b, b, newVolume(btrfs), r)
 	if err != nil {
 		t.Fatal(err)
 	}
