@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev"
+	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
 const mib = 1 << 20
@@ -447,6 +449,82 @@ func churn(t *testing.T, file string) {
 		if err := d.Detach(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestListLooksPastADeviceWhoseFileIsServedByNobody(t *testing.T) {
+	needRoot(t)
+	server, err := flakydisk.Mount(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := sync.OnceValue(server.Close)
+	t.Cleanup(func() { _ = closing() })
+	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
+	served := attach(t, loopdev.Config{Path: server.Put("disk", disk), Serial: serial(t)})
+	t.Cleanup(func() { _ = served.Detach(context.Background()) })
+	other := attach(t, loopdev.Config{Path: newFile(t, 8*mib), Serial: serial(t)})
+	if err := closing(); err != nil {
+		t.Fatal(err)
+	}
+	if found := mustFind(t, served.Serial); len(found) != 0 {
+		t.Errorf("Find = %+v, want none", found)
+	}
+	if found := mustFind(t, other.Serial); len(found) != 1 {
+		t.Errorf("Find = %+v, want the other device", found)
+	}
+	if err := served.Detach(t.Context()); err != nil {
+		t.Errorf("Detach = %v", err)
+	}
+}
+
+// waiting is a disk's content that tells nobody its size any more.
+type waiting struct {
+	*flakydisk.Image
+	on      atomic.Bool
+	reached chan struct{}
+	goOn    chan struct{}
+}
+
+func (w *waiting) Size() int64 {
+	if w.on.Load() {
+		select {
+		case w.reached <- struct{}{}:
+		case <-w.goOn:
+		}
+		<-w.goOn
+	}
+	return w.Image.Size()
+}
+
+func TestListLooksPastADeviceWhoseServerEndsMeanwhile(t *testing.T) {
+	needRoot(t)
+	server, err := flakydisk.Mount(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := sync.OnceValue(server.Close)
+	t.Cleanup(func() { _ = closing() })
+	content := &waiting{Image: flakydisk.NewImage(8 * mib), reached: make(chan struct{}),
+		goOn: make(chan struct{})}
+	served := attach(t, loopdev.Config{Path: server.Put("disk", flakydisk.NewDisk(content)),
+		Serial: serial(t)})
+	t.Cleanup(func() { _ = served.Detach(context.Background()) })
+	content.on.Store(true)
+	var found []loopdev.Device
+	listed := make(chan error)
+	go func() {
+		var err error
+		found, err = loopdev.Find(served.Serial)
+		listed <- err
+	}()
+	<-content.reached
+	defer close(content.goOn)
+	if err := closing(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-listed; err != nil || len(found) != 0 {
+		t.Errorf("Find = %+v, %v, want none", found, err)
 	}
 }
 

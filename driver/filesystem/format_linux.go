@@ -164,9 +164,9 @@ func (d disk) wipe() error {
 	return s.checkBlank()
 }
 
-// clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the tree
-// blocks of a btrfs are last, because the other sectors of a block are recognized by it: if clear
-// is cut off, or the disk fails, the next call still knows what is left.
+// clear overwrites with zeroes the sectors of the scan that are not zero. The heads of the
+// superblocks and of the tree blocks of a btrfs are last, because the rest of a block is recognized
+// by its head: if clear is cut off, or the disk fails, the next call still knows what is left.
 func (d disk) clear(w *os.File, s scan) error {
 	for _, heads := range []bool{false, true} {
 		if err := d.clearSectors(w, s, heads); err != nil {
@@ -176,17 +176,22 @@ func (d disk) clear(w *os.File, s scan) error {
 	return nil
 }
 
-// clearSectors durably clears the sectors that are heads of tree blocks, or all others.
+// clearSectors durably clears what is no head of a block, or then also the heads. A power cut may
+// tear a sector as well, at what any disk writes whole.
 func (d disk) clearSectors(w *os.File, s scan, heads bool) error {
+	const wholeBytes = 512
 	slots := RecordOffsets(d.SizeBytes)
 	for _, r := range s.Regions {
 		for at := int64(0); at < r.Bytes; at += sectorBytes {
 			sector := r.Data[at:min(at+sectorBytes, r.Bytes)]
-			if nonZero(sector) < 0 || slices.Contains(slots, r.Offset+at) ||
-				btrfsHeader(sector) != heads {
+			rest := sector
+			if !heads && (btrfsHeader(sector) || btrfsSuper(sector, r.Offset+at)) {
+				rest = sector[min(wholeBytes, len(sector)):]
+			}
+			if nonZero(rest) < 0 || slices.Contains(slots, r.Offset+at) {
 				continue
 			}
-			clear(sector)
+			clear(rest)
 			if err := blockdev.WriteAt(w, sector, r.Offset+at); err != nil {
 				return d.unwritable(err)
 			}

@@ -221,10 +221,7 @@ func xfsTrace(b []byte) bool {
 
 // btrfsTrace reports whether the sector is a superblock or part of a tree block.
 func (m mkfsTraces) btrfsTrace(sector []byte, at int64) (bool, error) {
-	if slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) && btrfsSuperTrace(sector) {
-		return true, nil
-	}
-	if btrfsHeader(sector) {
+	if btrfsSuper(sector, at) || btrfsHeader(sector) {
 		return true, nil
 	}
 	for size := int64(8 << 10); size <= 64<<10; size *= 2 {
@@ -238,13 +235,14 @@ func (m mkfsTraces) btrfsTrace(sector []byte, at int64) (bool, error) {
 	return false, nil
 }
 
-// btrfsSuperTrace reports whether it may be a superblock, or one without its first 512 bytes: a
-// power failure may keep only the rest of the first that mkfs writes. In it is the array of the
+// btrfsSuper reports whether the sector is a superblock, or may be one without its first 512 bytes:
+// a power failure may keep only the rest of the first that mkfs writes. In it is the array of the
 // system chunks, which begins with the key of a chunk.
-func btrfsSuperTrace(b []byte) bool {
+func btrfsSuper(b []byte, at int64) bool {
 	const magic, chunks = 0x40, 0x32B
-	return len(b) >= btrfsBytes && (bytes.HasPrefix(b[magic+1:], []byte("BHRfS_M")) ||
-		nonZero(b[:512]) < 0 && bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
+	return slices.Contains([]int64{btrfsOffset, 64 << 20, 256 << 30}, at) && len(b) >= btrfsBytes &&
+		(bytes.HasPrefix(b[magic+1:], []byte("BHRfS_M")) || nonZero(b[:512]) < 0 &&
+			bytes.HasPrefix(b[chunks:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 0xE4}))
 }
 
 // btrfsHeader reports whether b begins with the header of a tree block of one of the first

@@ -19,5 +19,9 @@
 // one. So a process that allocates much while its disks are in use has to collect its garbage when
 // they are not (runtime/debug.SetGCPercent).
 //
-// Serving needs Linux, /dev/fuse and CAP_SYS_ADMIN. The rest is portable.
+// A process that serves disks may be killed at any time, also while it waits for one of them: what
+// it has mounted is unmounted by force then, and whatever waits for its disks gets an error. A
+// small process of its own sees to that. A loop device stays until somebody detaches it.
+//
+// Serving needs Linux, /dev/fuse, CAP_SYS_ADMIN, a shell and umount. The rest is portable.
 package flakydisk

@@ -4,10 +4,13 @@ package flakydisk_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
+	"runtime"
 	"testing"
 	"time"
+	"weak"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +42,7 @@ func serve(t *testing.T) (*flakydisk.Disk, *os.File) {
 	disk.StartLog(false) // the kernel flushes a file to which it attaches a device
 	t.Cleanup(func() {
 		disk.Heal()
-		err := errors.Join(device.Close(), loop.Detach(t.Context()), server.Close())
+		err := errors.Join(device.Close(), loop.Detach(context.Background()), server.Close())
 		if err != nil {
 			t.Error(err)
 		}
@@ -218,5 +221,35 @@ func TestADiskWithoutPowerFails(t *testing.T) {
 		if !errors.Is(err, unix.EIO) {
 			t.Errorf("an operation = %v, want EIO", err)
 		}
+	}
+}
+
+func TestADiskThatIsRemovedIsForgotten(t *testing.T) {
+	dir := t.TempDir()
+	server, err := flakydisk.Mount(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	disk := flakydisk.NewDisk(flakydisk.NewImage(8 * mib))
+	kept := weak.Make(disk)
+	loop, err := loopdev.Attach(t.Context(), loopdev.Config{Path: server.Put("disk", disk),
+		Serial: t.Name()[:20]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loop.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server.Remove("disk")
+	for end := time.Now().Add(10 * time.Second); kept.Value() != nil; {
+		if time.Now().After(end) {
+			t.Fatal("the disk is still there")
+		}
+		runtime.GC()
 	}
 }

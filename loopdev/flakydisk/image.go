@@ -116,8 +116,13 @@ var (
 
 // set replaces a page by one with other bytes from an offset on. A page of zeroes is left out.
 func (m *Image) set(number, at int64, b []byte) {
+	old := m.pages[number]
+	if bytes.Equal(b, noData[:len(b)]) && (old == nil || len(b) == PageBytes) {
+		delete(m.pages, number)
+		return
+	}
 	p := &page{}
-	if old := m.pages[number]; old != nil && len(b) < PageBytes {
+	if old != nil && len(b) < PageBytes {
 		p.data = old.data
 	}
 	copy(p.data[at:], b)

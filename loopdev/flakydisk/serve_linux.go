@@ -18,15 +18,21 @@ import (
 
 // Server serves disks as files of a directory.
 type Server struct {
-	dir  string
-	root *root
+	dir   string
+	root  *root
+	guard *guard
 }
 
 // Mount mounts a filesystem without disks at a directory.
 func Mount(dir string) (*Server, error) {
 	s := &Server{dir: dir, root: &root{disks: map[string]*file{}}}
+	var err error
+	if s.guard, err = newGuard(dir); err != nil {
+		return nil, err
+	}
 	connection, err := mountFUSE(dir)
 	if err != nil {
+		s.guard.close()
 		return nil, fmt.Errorf("mount a FUSE filesystem at %s (it takes /dev/fuse and "+
 			"CAP_SYS_ADMIN): %w", dir, err)
 	}
@@ -86,13 +92,17 @@ func (s *Server) Put(name string, d *Disk) (path string) {
 // Remove removes a disk. A device that has it open keeps it.
 func (s *Server) Remove(name string) {
 	s.root.mu.Lock()
-	defer s.root.mu.Unlock()
 	delete(s.root.disks, name)
+	s.root.mu.Unlock()
+	// The kernel may know the file for as long as it likes, and until then the disk is kept, too.
+	_ = s.root.NotifyEntry(name)
 }
 
 // Close unmounts the filesystem. The devices of its disks fail from then on.
 func (s *Server) Close() error {
-	if err := unix.Unmount(s.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+	defer s.guard.close()
+	err := unix.Unmount(s.dir, unix.MNT_DETACH|unix.MNT_FORCE)
+	if err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount the disks at %s: %w", s.dir, err)
 	}
 	return nil

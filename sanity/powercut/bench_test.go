@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/metrics"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -103,17 +105,34 @@ type placement struct {
 var (
 	// inUse is held for reading while a disk is shown.
 	inUse sync.RWMutex
-	shown atomic.Int64
+	// collected is how many bytes had been allocated at the last collection.
+	collected atomic.Uint64
 )
 
-// collect collects garbage, now and then, while no disk is shown: a collection stops all threads
-// that serve disks, and waits for those that the kernel may let wait for a disk.
+// collect collects garbage, if there may be much of it, while no disk is shown: a collection stops
+// all threads that serve disks, and waits for those that the kernel may let wait for a disk.
 func collect() {
-	if shown.Add(1)%20 == 0 {
+	const much = 128 * mib
+	allocated := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(allocated)
+	last, now := collected.Load(), allocated[0].Value.Uint64()
+	if now > last+much && collected.CompareAndSwap(last, now) {
 		inUse.Lock()
 		defer inUse.Unlock()
 		runtime.GC()
 	}
+}
+
+// peakMiB returns the most memory that this process has had.
+func peakMiB() (int64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	_, peak, _ := strings.Cut(string(status), "\nVmHWM:")
+	var kib int64
+	_, err = fmt.Sscan(peak, &kib)
+	return kib / 1024, err
 }
 
 // show lets the guest see a disk. It knows nothing of the volume: it is another instance than the

@@ -16,8 +16,14 @@
 // acknowledged is there, byte for byte; a filesystem that was ever to be used was not formatted; it
 // can be used, on its whole disk; and no record of the driver is left. There are two refusals that
 // are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the kernel
-// wrote it, which the kernel does not mount either; and a format for btrfs of which a tree block
-// was torn so that its head is missing, for then nothing tells the rest from foreign data.
+// wrote it; and a format for btrfs of which mkfs wrote a tree block that was torn so that its head
+// is missing, for then nothing tells the rest from foreign data. Whatever is refused, the kernel is
+// asked, too, and must not mount it.
+//
+// A torn superblock can be replaced by a copy, which is a person's decision: e2fsck -p, which the
+// driver runs, does not do it. With e2fsck -y all of an ext4 came back in every trial; the copies
+// of a btrfs are older, so that "btrfs rescue super-recover" gives up what was synced last. The
+// unfinished format never held data.
 //
 // # The proof of the proof
 //
@@ -29,8 +35,15 @@
 //
 // Sectors that a stage reads or writes fail, once or always: nothing may be formatted or mounted on
 // a guess, the reason has to be right, and the call has to converge when the disk is in order. A
-// disk fails under a workload, and one flush fails when a volume is taken back: the caller hears of
-// it, and the volume can be taken from the disk.
+// filesystem that cannot be grown to its disk may be used as it is, if its health says so.
+//
+// The long form strikes every request of every scenario, in its first and its last sector and one
+// in between, and in all its sectors if there are at most eight. A disk that is read whole, to
+// prove that it is blank, has 655,360 sectors, and is read in some hundred requests: a request that
+// a bad sector is in fails whole, so that the others of its sectors would show the same again.
+//
+// A disk fails under a workload, and one flush fails when a volume is taken back: the caller hears
+// of it, and the volume can be taken from the disk.
 //
 // # What it does not prove
 //

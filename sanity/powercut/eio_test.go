@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
@@ -37,107 +39,136 @@ func (f failing) String() string {
 }
 
 // TestNoSectorThatFailsMakesAStageGuess is the proof: a sector fails that a stage reads or writes,
-// first once, and then each time.
+// once, or each time.
 func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
 	p := proof.New(t, "eio")
-	run := harness.RunFor(t)
-	recorder := &count{p: p, t: t, run: run}
-	var mu sync.Mutex
-	sectors, right, wrong := 0, 0, 0
-	said := time.Now()
+	c := &failures{p: p, t: t, run: harness.RunFor(t)}
 	for round := uint64(0); ; round++ {
-		seed := p.Seed + round
-		recorded, err := recorder.record(t.Context(), seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := sectorsOf(t.Context(), run, recorded, rand.New(rand.NewPCG(seed, 3)), p.Long())
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.Say("%d sectors of %d scenarios", len(all), len(recorded))
-		var jobs []job
-		for _, f := range all {
-			jobs = append(jobs, job{f.of.volume.access, func(b *bench) {
-				err := b.fail(t.Context(), f)
-				mu.Lock()
-				defer mu.Unlock()
-				if sectors++; err == nil {
-					right++
-				} else {
-					wrong++
-					t.Errorf("%v (seed %d): %v", f, seed, err)
-				}
-				if time.Since(said) > 10*time.Second {
-					said = time.Now()
-					p.Say("%d sectors; the last one: %v", sectors, f)
-				}
-			}})
-		}
-		err = work(t.Context(), run, jobs, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return p.Over() || wrong >= 20
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		c.round(t.Context(), p.Seed+round)
 		if !p.Long() || p.Over() || t.Failed() {
 			break
 		}
 	}
-	p.Figure("sectors", sectors, "right", right, "wrong", wrong)
+	peak, err := peakMiB()
+	if err != nil {
+		t.Error(err)
+	}
+	if !p.Long() && c.notGrown == 0 {
+		t.Error("every filesystem was grown, so that nothing shows whether it is told of one that is not")
+	}
+	p.Figure("sectors", c.sectors, "of", c.of, "right", c.right, "wrong", c.wrong, "not_grown",
+		c.notGrown, "peak_mib", peak)
 }
 
-// sectorsOf stages the base of each recording once and returns the sectors that were read or
-// written meanwhile: all of them, or some of each request.
-func sectorsOf(ctx context.Context, run *harness.Run, recorded []*recording, r *rand.Rand,
-	whole bool) ([]failing, error) {
-	b, err := newBench(ctx, run, "")
+// failures counts what became of the sectors.
+type failures struct {
+	p   *proof.Proof
+	t   *testing.T
+	run *harness.Run
+
+	// mu guards the rest.
+	mu                        sync.Mutex
+	said                      time.Time
+	sectors, of, right, wrong int
+	// notGrown counts the filesystems that were used as they were, and told of.
+	notGrown int
+}
+
+// round records every scenario with a seed, and lets their sectors fail.
+func (c *failures) round(ctx context.Context, seed uint64) {
+	recorded, err := recordAll(ctx, c.run, seed)
 	if err != nil {
-		return nil, err
+		c.t.Errorf("record (seed %d): %v", seed, err)
+		return
 	}
-	var all []failing
+	r := rand.New(rand.NewPCG(seed, 3))
+	var found [][]failing
+	most := 0
 	for _, of := range recorded {
-		log, err := b.stageOnce(ctx, of)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", of.name, err)
+		sectors := sectorsOf(of, r, c.p.Long())
+		if c.p.Long() {
+			c.p.Say("%s: %d sectors of %d requests", of.name, len(sectors), len(of.stage))
 		}
-		found := requests(of, log, r, whole)
-		r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
-		if !whole {
-			found = found[:min(shortSectors, len(found))]
+		found, most = append(found, sectors), max(most, len(sectors))
+	}
+	// The scenarios take turns, so that each has its share of a time that is too short for all.
+	var jobs []job
+	for i := range most {
+		for _, sectors := range found {
+			if i >= len(sectors) {
+				continue
+			}
+			f := sectors[i]
+			jobs = append(jobs, job{f.of.volume.access, func(b *bench) {
+				notGrown, err := b.fail(ctx, f)
+				c.note(f, notGrown, err, seed)
+			}})
 		}
-		for i := range found {
-			found[i].times = i % 2
+	}
+	c.p.Say("%d sectors of %d scenarios", len(jobs), len(recorded))
+	c.of += len(jobs)
+	if err := work(ctx, c.run, jobs, func() bool { return c.p.Over() || c.tooMuch() }); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// tooMuch reports whether so much is wrong that more of it tells nothing.
+func (c *failures) tooMuch() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wrong >= 20
+}
+
+// note counts a sector.
+func (c *failures) note(f failing, notGrown bool, err error, seed uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sectors++
+	if notGrown {
+		c.notGrown++
+	}
+	if err == nil {
+		c.right++
+	} else {
+		c.wrong++
+		c.t.Errorf("%v (seed %d): %v", f, seed, err)
+	}
+	if time.Since(c.said) > 10*time.Second {
+		c.said = time.Now()
+		c.p.Say("%d sectors; the last one: %v", c.sectors, f)
+	}
+}
+
+// sectorsOf returns sectors that a stage reads or writes, in any order: of some requests one, in
+// turn once and always; or whole: of all requests, each of them once and always.
+func sectorsOf(of *recording, r *rand.Rand, whole bool) (all []failing) {
+	found := requests(of, r)
+	r.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+	if !whole {
+		for i, sectors := range found[:min(shortSectors, len(found))] {
+			f := sectors[r.IntN(len(sectors))]
+			f.times = i % 2
+			all = append(all, f)
 		}
-		all = append(all, found...)
+		return all
+	}
+	for _, f := range slices.Concat(found...) {
+		again := f
+		again.times = 1
+		all = append(all, f, again)
 	}
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all, b.close()
+	return all
 }
 
-// stageOnce returns the log of a stage, with what it reads.
-func (b *bench) stageOnce(ctx context.Context, of *recording) (log []flakydisk.Record, err error) {
-	disk := flakydisk.NewDisk(of.base.Fork())
-	place, err := b.show(ctx, of.volume, disk)
-	defer func() { err = errors.Join(err, place.hide()) }()
-	if err != nil {
-		return nil, err
-	}
-	disk.StartLog(true)
-	if err := place.stage(ctx); err != nil {
-		return nil, err
-	}
-	log = disk.Log()
-	return log, place.unstage(ctx)
-}
-
-// requests returns the sectors of a log, of each request one or all.
-func requests(of *recording, log []flakydisk.Record, r *rand.Rand, whole bool) (all []failing) {
+// requests returns for each request of a stage the sectors that are to fail, of which none was in
+// an earlier request of the kind: all of a small one, and of a large one the first, the last and
+// one in between.
+func requests(of *recording, r *rand.Rand) (all [][]failing) {
+	const small = 8
 	seen := map[failing]bool{}
 	proving := of.blank
-	for _, record := range log {
+	for _, record := range of.stage {
 		op := flakydisk.OnRead
 		switch {
 		case record.Changes():
@@ -145,78 +176,119 @@ func requests(of *recording, log []flakydisk.Record, r *rand.Rand, whole bool) (
 		case record.Kind != flakydisk.Read:
 			continue
 		}
-		first, n := record.Offset/flakydisk.SectorBytes, record.Sectors()
-		if !whole {
-			first, n = first+r.Int64N(n), 1
+		n := record.Sectors()
+		places := []int64{0, r.Int64N(n), n - 1}
+		if n <= small {
+			places = places[:0]
+			for place := range n {
+				places = append(places, place)
+			}
 		}
-		for sector := first; sector < first+n; sector++ {
-			f := failing{of: of, op: op, sector: sector * flakydisk.SectorBytes}
+		var sectors []failing
+		for _, place := range places {
+			f := failing{of: of, op: op, sector: record.Offset + place*flakydisk.SectorBytes}
 			if !seen[f] {
 				seen[f] = true
 				f.proving = proving && op == flakydisk.OnRead
-				all = append(all, f)
+				sectors = append(sectors, f)
 			}
+		}
+		if len(sectors) > 0 {
+			all = append(all, sectors)
 		}
 	}
 	return all
 }
 
-// fail stages a volume on a disk of which a sector fails, and again when the disk is in order.
-func (b *bench) fail(ctx context.Context, f failing) (err error) {
+// fail stages a volume on a disk of which a sector fails, and again when the disk is in order. It
+// reports whether the first call has left a filesystem smaller than its disk.
+func (b *bench) fail(ctx context.Context, f failing) (notGrown bool, err error) {
 	content := f.of.base.Fork()
 	disk := flakydisk.NewDisk(content)
 	place, err := b.show(ctx, f.of.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()
 	if err != nil {
-		return err
+		return false, err
 	}
-	fired := disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
-		To: f.sector + flakydisk.SectorBytes, Times: f.times})
-	before, err := b.formatted()
+	notGrown, said, err := place.stageFailing(ctx, f)
 	if err != nil {
-		return err
+		return notGrown, err
 	}
-	answer := place.stage(ctx)
-	if answer != nil && f.times == 0 {
-		if reason := wrongReason(f, answer); reason != nil {
-			return reason
-		}
-		answer = place.stage(ctx)
-	}
-	after, err := b.formatted()
-	if err != nil {
-		return err
-	}
-	struck, said := fired(), fmt.Sprint(answer)
-	disk.Heal()
-	switch {
-	case after != before && !f.of.blank:
-		return fmt.Errorf("a disk that was in use was formatted, and the answer is %s", said)
-	case after != before && f.proving && f.times == 0 && struck > 0:
-		return fmt.Errorf("a disk was formatted that could not be read, and the answer is %s", said)
-	}
-	if answer != nil {
-		if reason := wrongReason(f, answer); reason != nil {
-			return reason
-		}
-	} else if err := place.unstage(ctx); err != nil {
-		return err // what could not be done on this disk is done when it is staged again
-	}
-	if err := place.stage(ctx); err != nil {
-		return fmt.Errorf("after %s the disk is in order, and the call does not converge: %w", said,
-			err)
-	}
-	promises, _ := f.of.ledger.at(0)
-	if err := errors.Join(place.staged(), place.checkData(ctx, promises), place.usable(f.of),
-		place.unstage(ctx)); err != nil {
-		return fmt.Errorf("after %s: %w", said, err)
+	if err := place.stageInOrder(ctx, f); err != nil {
+		return notGrown, fmt.Errorf("after the answer %s: %w", said, err)
 	}
 	var left []int64
 	disk.WithStore(func(flakydisk.Store) { left = recordsLeft(content, f.of) })
 	if len(left) > 0 {
-		return fmt.Errorf("after %s: records of the driver are left at %d", said, left)
+		err = fmt.Errorf("after the answer %s: records of the driver are left at %d", said, left)
 	}
-	return nil
+	return notGrown, err
+}
+
+// stageFailing stages a volume while a sector fails, and returns what the driver said. The error is
+// what is wrong about that.
+func (p *placement) stageFailing(ctx context.Context, f failing) (notGrown bool, said string,
+	err error) {
+	fired := p.disk.AddFault(flakydisk.Fault{On: f.op, From: f.sector,
+		To: f.sector + flakydisk.SectorBytes, Times: f.times})
+	before, err := p.bench.formatted()
+	if err != nil {
+		return false, "", err
+	}
+	answer := p.stage(ctx)
+	if answer != nil && f.times == 0 {
+		if err := wrongReason(f, answer); err != nil {
+			return false, "", err
+		}
+		answer = p.stage(ctx)
+	}
+	struck, said := fired(), fmt.Sprint(answer)
+	p.disk.Heal()
+	after, err := p.bench.formatted()
+	switch {
+	case err != nil:
+		return false, said, err
+	case after != before && !f.of.blank:
+		return false, said, fmt.Errorf("a disk that was in use was formatted; the answer is %s", said)
+	case after != before && f.proving && f.times == 0 && struck > 0:
+		return false, said, fmt.Errorf("a disk that could not be read was formatted; the answer is %s",
+			said)
+	case answer != nil:
+		return false, said, wrongReason(f, answer)
+	case f.of.grows:
+		notGrown, err = p.toldIfNotGrown(ctx)
+	}
+	// What could not be done on this disk is done when it is staged again.
+	return notGrown, said, errors.Join(err, p.unstage(ctx))
+}
+
+// stageInOrder stages a volume on a disk that is in order again.
+func (p *placement) stageInOrder(ctx context.Context, f failing) error {
+	if err := p.stage(ctx); err != nil {
+		return fmt.Errorf("the disk is in order, and the call does not converge: %w", err)
+	}
+	promises, _ := f.of.ledger.at(0)
+	return errors.Join(p.staged(), p.checkData(ctx, promises), p.usable(f.of), p.unstage(ctx))
+}
+
+// toldIfNotGrown reports whether a staged filesystem leaves what was added to its disk unused, and
+// demands that its health says so, and only then.
+func (p *placement) toldIfNotGrown(ctx context.Context) (notGrown bool, err error) {
+	size, err := p.filesystemBytes()
+	if err != nil {
+		return false, err
+	}
+	health, err := p.bench.plugin.Node().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{
+		VolumeId: p.volume.id, StagingTargetPath: p.Staging})
+	if err != nil {
+		return false, err
+	}
+	notGrown = size < grownAtLeast
+	if told := strings.Contains(health.String(), "FilesystemNotGrown"); told != notGrown {
+		return notGrown, fmt.Errorf("the filesystem has %d bytes of a disk of %d, and its health is %v",
+			size, grownTo, health)
+	}
+	return notGrown, nil
 }
 
 // wrongReason returns an error unless the answer to a stage gives a right reason.

@@ -23,7 +23,7 @@ import (
 // leaves of it is taken away.
 func onNewDisk(ctx context.Context, b *bench, access string, r *rand.Rand,
 	do func(*recorder) error) (err error) {
-	life := lifeOf(newVolume(r, access))
+	life := lifeOf(newVolume(access))
 	disk := flakydisk.NewDisk(life.base.Fork())
 	place, err := b.show(ctx, life.volume, disk)
 	defer func() { err = errors.Join(err, place.hide()) }()

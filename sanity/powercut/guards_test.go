@@ -88,7 +88,7 @@ func after(next func(context.Context, *bench, *recording, *rand.Rand) (*recordin
 
 var (
 	aGrowth     = after(grow)
-	aResumption = after(resume)
+	aResumption = after(resumeBtrfs)
 	aFinish     = after(finish)
 	aRelease    = after(releaseRaw)
 )
@@ -152,7 +152,7 @@ func (f flush) try(ctx context.Context, b, whole *bench, r *rand.Rand) (wrong, e
 		return f.trial(ctx, b, r)
 	}
 	for _, s := range f.scenarios {
-		rec, err := s.record(ctx, b, whole, newVolume(r, s.access), r)
+		rec, err := s.record(ctx, b, whole, newVolume(s.access), r)
 		if err != nil {
 			return nil, err
 		}
@@ -186,7 +186,7 @@ func (b *bench) firstWrong(ctx context.Context, rec *recording, r *rand.Rand) (w
 func noticedLies(t *testing.T, p *proof.Proof, b *bench) (noticed int) {
 	for i, access := range append([]string{raw}, filesystems...) {
 		r := rand.New(rand.NewPCG(p.Seed, uint64(100+i)))
-		life := lifeOf(newVolume(r, access))
+		life := lifeOf(newVolume(access))
 		err := record(t.Context(), b, life, r, liveOnce,
 			flakydisk.Fault{On: flakydisk.OnFlush, Lie: true})
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
@@ -20,8 +21,9 @@ type recording struct {
 	name   string
 	volume volume
 	base   *flakydisk.Image
-	log    []flakydisk.Record
-	ledger ledger
+	// log has no reads; stage is its beginning until the volume is staged, with reads.
+	log, stage []flakydisk.Record
+	ledger     ledger
 	// final is the disk at the end, and kept the promises then.
 	final *flakydisk.Image
 	kept  map[string]promise
@@ -29,6 +31,8 @@ type recording struct {
 	grows bool
 	// blank is set when the base holds nothing, or an unfinished format.
 	blank bool
+	// readWhole is set when all of the disk is read to prove that it is blank.
+	readWhole bool
 	// used is the index in the log from which on the disk is never formatted again.
 	used int
 }
@@ -57,7 +61,7 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 	if err != nil {
 		return err
 	}
-	disk.StartLog(false)
+	disk.StartLog(true)
 	for _, f := range faults {
 		disk.AddFault(f)
 	}
@@ -67,6 +71,13 @@ func record(ctx context.Context, b *bench, r *recording, random *rand.Rand,
 		return fmt.Errorf("record %s: %w", r.name, err)
 	}
 	r.log = disk.Log()
+	staged := slices.IndexFunc(r.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Note
+	})
+	r.stage = slices.Clone(r.log[:staged])
+	r.log = slices.DeleteFunc(r.log, func(r flakydisk.Record) bool {
+		return r.Kind == flakydisk.Read
+	})
 	disk.WithStore(func(flakydisk.Store) { r.final = image.Fork() })
 	r.kept, _ = r.ledger.at(len(r.ledger.events))
 	if r.blank {

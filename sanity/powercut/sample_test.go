@@ -11,15 +11,23 @@ import (
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 )
 
-// image is a disk after a power cut.
+// image is a disk after a power cut: what was durable, and what of the rest is there besides.
 type image struct {
 	of      *recording
-	content *flakydisk.Image
+	durable *flakydisk.Image
+	pieces  []flakydisk.Piece
 	// at is the index in the log of the cut, and events how many events there were until then.
 	at, events int
 	// torn is set when a record may be there in part.
 	torn bool
 	name string
+}
+
+// content makes the image's content. It is not kept, for there are many images.
+func (m image) content() *flakydisk.Image {
+	content := m.durable.Fork()
+	_ = flakydisk.Apply(content, m.pieces...) // it has been done before, in add
+	return content
 }
 
 // sampler makes the images of a recording, each once.
@@ -168,13 +176,15 @@ func (s *sampler) tear(p flakydisk.Piece) flakydisk.Piece {
 
 // add adds an image, unless it is equal to one before with the same promises.
 func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakydisk.Piece) []image {
-	m := s.epochs[epoch].Durable.Fork()
-	if err := flakydisk.Apply(m, pieces...); err != nil {
+	collect()
+	durable := s.epochs[epoch].Durable
+	content := durable.Fork()
+	if err := flakydisk.Apply(content, pieces...); err != nil {
 		s.err = err
 		return all
 	}
 	events := s.events(cut)
-	key := [2]uint64{m.Sum(), uint64(events)}
+	key := [2]uint64{content.Sum(), uint64(events)}
 	if s.seen[key] {
 		s.equal++
 		return all
@@ -183,9 +193,10 @@ func (s *sampler) add(all []image, epoch, cut int, name string, pieces ...flakyd
 	torn := slices.ContainsFunc(pieces, func(p flakydisk.Piece) bool {
 		return p.From > 0 || p.To < p.Record.Sectors()
 	})
-	return append(all, image{of: s.of, content: m, at: cut, events: events, torn: torn,
-		name: fmt.Sprintf("%s, cut at %d of %d, %s of epoch %d of %d", s.of.name, cut, len(s.of.log),
-			name, epoch+1, len(s.epochs))})
+	name = fmt.Sprintf("%s, cut at %d of %d, %s of epoch %d of %d", s.of.name, cut, len(s.of.log),
+		name, epoch+1, len(s.epochs))
+	return append(all, image{of: s.of, durable: durable, pieces: pieces, at: cut, events: events,
+		torn: torn, name: name})
 }
 
 // events returns how many events there were before a record.

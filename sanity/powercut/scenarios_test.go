@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -20,13 +21,14 @@ import (
 
 // recordings records every scenario for an access type, on the bench.
 func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*recording, error) {
-	life := lifeOf(newVolume(r, access))
+	life := lifeOf(newVolume(access))
 	if err := record(ctx, b, life, r, liveOnce); err != nil {
 		return nil, err
 	}
 	all := []*recording{life}
 	if access == raw {
-		return all, nil
+		whole := wholeLife(newVolume(ext4))
+		return append(all, whole), record(ctx, b, whole, r, liveOnce)
 	}
 	for _, next := range []func(context.Context, *bench, *recording, *rand.Rand) (*recording,
 		error){grow, recoverFrom, resume, finish, repair} {
@@ -53,6 +55,16 @@ func recordings(ctx context.Context, b *bench, access string, r *rand.Rand) ([]*
 func lifeOf(v volume) *recording {
 	return &recording{name: "the life of " + v.access, volume: v, blank: true,
 		base: flakydisk.NewImage(sizeBytes)}
+}
+
+// wholeLife is the life of a volume whose disk may have been a raw device, so that all of it is
+// read before it is formatted. That takes long, so no power is cut there.
+func wholeLife(v volume) *recording {
+	life := lifeOf(v)
+	life.name, life.readWhole = "the life of a disk that is read whole", true
+	life.volume.history = maps.Clone(v.history)
+	life.volume.history["use"] = "both"
+	return life
 }
 
 // liveOnce stages a volume, lets a workload use it, and takes it back.
@@ -96,13 +108,13 @@ func growthOf(life *recording) (*recording, error) {
 // growAgain is a growth that was cut off.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
 	base, err := cutAt(growth, r, func(m image) bool {
-		return len(marks(m.content)) > 0
+		return len(marks(m.content())) > 0
 	})
 	if err != nil {
 		return nil, err
 	}
 	made := &recording{name: "the growth of " + growth.volume.access + " again",
-		volume: growth.volume, base: base.content, grows: true}
+		volume: growth.volume, base: base.content(), grows: true}
 	made.ledger.first, _ = growth.ledger.at(base.events)
 	return made, record(ctx, b, made, r, useAgain)
 }
@@ -117,7 +129,7 @@ func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (
 		return nil, err
 	}
 	made := &recording{name: "the recovery of " + life.volume.access, volume: life.volume,
-		base: base.content}
+		base: base.content()}
 	made.ledger.first, _ = life.ledger.at(base.events)
 	return made, record(ctx, b, made, r, useAgain)
 }
@@ -128,17 +140,40 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	if err != nil {
 		return nil, err
 	}
+	return resumeFrom(ctx, b, life, base, r)
+}
+
+// resumeBtrfs is a format for btrfs that was cut off when mkfs had written the unfinished
+// superblock and, with its first and its last page, the first tree block.
+func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
+	base, err := cutAt(life, r, func(m image) bool {
+		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
+		_, err := content.ReadAt(magic, 64<<10+0x40)
+		_, treeErr := content.ReadAt(tree, mib)
+		return err == nil && treeErr == nil && string(magic) == "!BHRfS_M" &&
+			!isZero(tree[:flakydisk.PageBytes]) && !isZero(tree[len(tree)-flakydisk.PageBytes:]) &&
+			m.at <= life.used && len(marks(content)) > 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resumeFrom(ctx, b, life, base, r)
+}
+
+// resumeFrom is a format that was cut off and left an image.
+func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
+	r *rand.Rand) (*recording, error) {
 	made := &recording{name: "the resumed format of " + life.volume.access, volume: life.volume,
-		base: base.content, blank: true}
+		base: base.content(), blank: true}
 	return made, record(ctx, b, made, r, liveOnce)
 }
 
 // unfinishedFormat is an image of a format that was cut off.
 func unfinishedFormat(life *recording, r *rand.Rand) (image, error) {
 	return cutAt(life, r, func(m image) bool {
-		pages := 0
-		m.content.EachPage(func(int64, []byte) bool { pages++; return true })
-		return m.at <= life.used && len(marks(m.content)) > 0 && pages > 6
+		pages, content := 0, m.content()
+		content.EachPage(func(int64, []byte) bool { pages++; return true })
+		return m.at <= life.used && len(marks(content)) > 0 && pages > 6
 	})
 }
 
@@ -192,7 +227,7 @@ func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*
 		return nil, err
 	}
 	made := &recording{name: "raw use after a format of " + life.volume.access, volume: life.volume,
-		base: base.content}
+		base: base.content()}
 	made.volume.access, made.volume.history = raw, map[string]string{"origin": "blank", "use": "both"}
 	return made, record(ctx, b, made, r, liveOnce)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+
+	"github.com/google/uuid"
 )
 
 const (
@@ -24,6 +26,8 @@ const (
 	mib       = 1 << 20
 	sizeBytes = 320 * mib
 	grownTo   = 512 * mib
+	// grownAtLeast is what a filesystem has that was grown. An xfs does not count its log, of 64 MiB.
+	grownAtLeast = (sizeBytes + grownTo) / 2
 )
 
 // volume is a volume as the requests describe it.
@@ -32,11 +36,9 @@ type volume struct {
 	history          map[string]string
 }
 
-func newVolume(r *rand.Rand, access string) volume {
-	a, b := r.Uint64(), r.Uint64()
-	v := volume{access: access, disk: fmt.Sprintf("csi-%016x", r.Uint64()),
-		id: fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", a>>32, a>>16&0xFFFF, a&0xFFF, b>>48&0xFFF,
-			b&0xFFFFFFFFFFFF),
+// newVolume is a volume that no other run has: the kernel knows a btrfs by its UUID.
+func newVolume(access string) volume {
+	v := volume{access: access, id: uuid.NewString(), disk: fmt.Sprintf("csi-%016x", rand.Uint64()),
 		history: map[string]string{"origin": "blank", "use": "filesystem"}}
 	if v.raw() {
 		v.history["use"] = "block"
