@@ -256,13 +256,13 @@ func (r *recorder) writeLoose() error {
 	return os.WriteFile(r.path(name), content, 0o600)
 }
 
-// workRaw is a workload on a raw device.
+// workRaw is a workload on a raw device. The last write is durable only when it is unstaged.
 func (r *recorder) workRaw(rounds int) error {
 	device, err := os.OpenFile(r.place.Target, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	for range rounds {
+	for round := range rounds {
 		offset := int64(r.rand.IntN(64)) * 4 * mib
 		content := bytes.Repeat(r.content()[:1], 512*(1+r.rand.IntN(64)))
 		name := fmt.Sprint(offset)
@@ -270,7 +270,7 @@ func (r *recorder) workRaw(rounds int) error {
 		if _, err = device.WriteAt(content, offset); err != nil {
 			break
 		}
-		if r.rand.IntN(3) == 0 {
+		if round == rounds-1 || r.rand.IntN(3) == 0 {
 			r.loose[name] = promise{contents: [][]byte{content}}
 			continue
 		}
