@@ -50,8 +50,6 @@ E2E      = $(GO) run ./e2e/run $(if $(FOCUS),-focus '$(FOCUS)') $(if $(LABEL),-l
 
 # The proofs of data safety, each a package below sanity/ and a target here.
 PROOFS   = corpus crash powercut faults model concurrency fuzz keeper
-# The proof of power cuts takes minutes, and is not among the packages that `make test` tests.
-TAGS     = -tags=powercut
 # Where a proof lies.
 PROOF    = $(if $(filter keeper,$(1)),./keeper/model,./sanity/$(1))
 # The programs that the suite and the proofs start, built once for all packages.
@@ -78,7 +76,7 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 	@tools/prerequisites
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
-test: under-test ## every test: sanity, the proofs in their short form but powercut, and each package's own
+test: under-test ## every test: sanity, the proofs in their short form, and each package's own
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
@@ -88,19 +86,19 @@ test: under-test ## every test: sanity, the proofs in their short form but power
 
 proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make crash runs one
 	@rm -f $(FIGURES)
-	$(SUITE) $(GO) test $(RACE) $(TAGS) -count=1 -timeout=$(TIMEOUT) $(foreach p,$(PROOFS),$(call PROOF,$p))
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) $(foreach p,$(PROOFS),$(call PROOF,$p))
 	@cat $(FIGURES)
 
 .PHONY: $(PROOFS)
 $(PROOFS): under-test
-	$(SUITE) $(GO) test $(RACE) $(TAGS) -count=1 -timeout=$(TIMEOUT) -v $(call PROOF,$@)
+	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v $(call PROOF,$@)
 
 soak: under-test ## the proofs in their long form, in turn: make soak DURATION=2h SEED=7 (the fault matrix runs whole, however short)
 	@rm -f $(FIGURES)
 	@for proof in $(foreach p,$(PROOFS),$(call PROOF,$p)); do \
 		echo "soak: $$proof, its share of $(DURATION)"; \
 		$(SUITE) PROOF_DURATION=$(DURATION) PROOF_SHARES=$(words $(PROOFS)) \
-			$(GO) test $(RACE) $(TAGS) -count=1 -timeout=0 -v $$proof || exit 1; \
+			$(GO) test $(RACE) -count=1 -timeout=0 -v $$proof || exit 1; \
 	done
 	@cat $(FIGURES)
 

@@ -61,8 +61,9 @@ func (s *Server) refusePolls() error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// maxBytes is the size of a request. A loop device asks for 1 MiB at most.
-const maxBytes = 1 << 20
+// maxBytes is the size of a request; a larger one of a loop device comes in parts. Each reader of
+// the connection has a buffer of that size.
+const maxBytes = 128 << 10
 
 // mountFUSE mounts a filesystem and returns its connection. No program that this process starts
 // inherits it: while anybody has it open, the kernel waits for the filesystem's answers, even if

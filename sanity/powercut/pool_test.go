@@ -1,4 +1,4 @@
-//go:build linux && powercut
+//go:build linux
 
 package powercut_test
 
