@@ -76,12 +76,13 @@ sanity: ## the main job: csi-sanity and our own specs against driver and simulat
 	@tools/prerequisites
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) -v ./sanity
 
+# Three packages at once also where there are two cores: most wait more than they compute.
 test: under-test ## every test: sanity, the proofs in their short form, and each package's own
 	@tools/prerequisites --browser
 	@rm -f $(FIGURES)
 	$(GO) test -C tools -timeout=$(TIMEOUT) ./mutants ./release ./size
 	$(GO) test -C tools/monitoring -count=1 .
-	$(SUITE) $(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./...
+	$(SUITE) $(GO) test $(RACE) -p=3 -count=1 -timeout=$(TIMEOUT) ./...
 	@cat $(FIGURES)
 
 proofs: under-test ## the proofs of data safety alone: make proofs SEED=7; make crash runs one

@@ -64,8 +64,8 @@ var nodeAdvices = map[csierr.Reason]advice{
 			"The driver never overwrites it.",
 		Do: "Mount the disk by hand and inspect it. If its content is not needed, delete " +
 			"the volume and create a new one. A superblock whose checksum is wrong may have been torn " +
-			"by a power failure: take a snapshot, and restore it from its copy (e2fsck, " +
-			"btrfs rescue super-recover).",
+			"by a power failure: take a snapshot first, and repair it by hand (e2fsck -f; the copies " +
+			"that btrfs rescue super-recover uses may lack what was synced last).",
 		Next: inspectNode,
 	},
 	csierr.DiskSizeUnknown: {
