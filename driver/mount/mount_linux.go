@@ -29,8 +29,12 @@ func New(d *blockdev.OpenDevice, fsType string, o volume.MountOptions) (*Mount, 
 	}
 	defer func() { _ = unix.Close(fs) }()
 	if err := configure(fs, d.Path, o); err != nil {
+		reason := csierr.NodeToolFailed
+		if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) {
+			reason = csierr.FilesystemDamaged // so the kernel's filesystems say it
+		}
 		return nil, csierr.Convert(fmt.Errorf("mount %s as %s: %w%s", d.Path, fsType, err,
-			kernelMessages(fs, o)), csierr.NodeToolFailed)
+			kernelMessages(fs, o)), reason)
 	}
 	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, int(o.Attr))
 	if err != nil {

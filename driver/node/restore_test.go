@@ -103,6 +103,15 @@ func TestRestoredVolumes(t *testing.T) {
 			t.Fatalf("mounts left: %q", got)
 		}
 	})
+	t.Run("NS-11 what the kernel finds damaged is reported as such", func(t *testing.T) {
+		g := newGuest(t)
+		v := g.volume(g.Attach(guesttest.Serial, smallest(volume.XFS)), volume.XFS)
+		must(t, v.stage())
+		must(t, v.unstage())
+		const root = 64 << 10 // its inode
+		v.disk.WriteAt(t, root+256, []byte("damage"))
+		csitest.Want(t, v.stage(), codes.Internal, csierr.FilesystemDamaged)
+	})
 	t.Run("NS-11 a mkfs that fails says why, and nothing is mounted", func(t *testing.T) {
 		g := newGuest(t)
 		v := g.volume(g.Attach(guesttest.Serial, 8*guesttest.MiB), volume.XFS)

@@ -30,6 +30,15 @@ func (m image) content() *flakydisk.Image {
 	return content
 }
 
+// whole is the image with every record of which a part is there whole.
+func (m image) whole() image {
+	m.pieces, m.torn = slices.Clone(m.pieces), false
+	for i, p := range m.pieces {
+		m.pieces[i] = flakydisk.Whole(p.Record)
+	}
+	return m
+}
+
 // sampler makes the images of a recording, each once.
 type sampler struct {
 	of     *recording
