@@ -39,8 +39,8 @@ var _ = Describe("a disk that fails", Label("long"), func() {
 	}, NodeTimeout(6*time.Minute))
 })
 
-// disksThatFail gives the rack disks that can fail, for the spec. No other volumes are in use: their
-// devices would end with the rack's process.
+// disksThatFail gives the rack disks that can fail, for the spec. No other volumes are in use:
+// their devices would end with the rack's process.
 func disksThatFail(ctx context.Context) {
 	GinkgoHelper()
 	s.atEnd(func(ctx context.Context) { replaceRackArgument(ctx, "--disks=fuse", "--keep-devices") })

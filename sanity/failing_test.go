@@ -69,7 +69,7 @@ func describeFailures(f *nodeFixture) {
 		Expect(moved.complaints(ctx)).To(BeEmpty())
 	}, everyAccess())
 
-	DescribeTable("NU-4 of which one flush fails when it is taken back is an error that the caller hears",
+	DescribeTable("NU-4 of which one flush fails when it is taken back: the caller hears of it",
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.write(0)).To(Succeed())

@@ -32,7 +32,8 @@ func TestAFaultOfADiskThatSaysNothingSensibleIsRefused(t *testing.T) {
 	if w := r.askAdmin("GET", path, "", "*/*"); strings.TrimSpace(w.Body.String()) != "[]" {
 		t.Errorf("the disk has the faults %s, want none", w.Body)
 	}
-	w := r.askAdmin("POST", path, `{"on": ["write", "flush"], "from": 512, "to": 1024, "times": 2}`, "*/*")
+	w := r.askAdmin("POST", path,
+		`{"on": ["write", "flush"], "from": 512, "to": 1024, "times": 2}`, "*/*")
 	if w.Code != http.StatusNoContent {
 		t.Errorf("a fault: HTTP %d: %s", w.Code, w.Body)
 	}

@@ -185,8 +185,8 @@ const (
 	DeviceLocked Reason = "DeviceLocked"
 	// DiskProofPending: the node is reading the whole disk before it formats it. Repeat the call.
 	DiskProofPending Reason = "DiskProofPending"
-	// FilesystemDamaged: the filesystem check, or the kernel at the mount, found damage that the driver
-	// must not repair by itself.
+	// FilesystemDamaged: the filesystem check, or the kernel at the mount, found damage that the
+	// driver must not repair by itself.
 	FilesystemDamaged Reason = "FilesystemDamaged"
 	// FilesystemTooLarge: the filesystem claims more bytes than its device has.
 	FilesystemTooLarge Reason = "FilesystemTooLarge"

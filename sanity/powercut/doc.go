@@ -15,12 +15,12 @@
 // instance that does not know the volume stages each. It must say OK; then all that was
 // acknowledged is there, byte for byte; a filesystem that was ever to be used was not formatted; it
 // can be used, on its whole disk; and no record of the driver is left. There are three refusals
-// that are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the kernel
-// wrote it; an xfs of which a block of metadata was torn so that its first sector is new, which the
-// kernel's recovery takes for written; and a format for btrfs of which mkfs wrote a tree block that
-// was torn so that its head is missing, for then nothing tells the rest from foreign data. Whatever
-// is refused, the kernel is asked, too, and must not mount it. On disks with blocks of 4096 bytes,
-// which the driver makes by default, only the last can happen.
+// that are right: an ext4 or a btrfs whose superblock, of several sectors, was torn while the
+// kernel wrote it; an xfs of which a block of metadata was torn so that its first sector is new,
+// which the kernel's recovery takes for written; and a format for btrfs of which mkfs wrote a tree
+// block that was torn so that its head is missing, for then nothing tells the rest from foreign
+// data. Whatever is refused, the kernel is asked, too, and must not mount it. On disks with blocks
+// of 4096 bytes, which the driver makes by default, only the last can happen.
 //
 // A torn superblock can be replaced by a copy, which is a person's decision: e2fsck -p, which the
 // driver runs, does not do it. With e2fsck -y all of an ext4 came back in every trial; the copies

@@ -83,7 +83,8 @@ func (f *flaky) disk(id string) *flakyDisk {
 	return f.disks[id]
 }
 
-// plug returns the path of a file that has the bytes of the disk's file, and fails as the disk does.
+// plug returns the path of a file that has the bytes of the disk's file, and fails as the disk
+// does.
 func (f *flaky) plug(id, path string) (string, error) {
 	if f.server == nil {
 		return path, nil

@@ -103,9 +103,9 @@ func (p *Plane) adoptOrRelease(
 // carries reports whether the device is what Plug would make for the disk, and not about to be
 // released.
 func (p *Plane) carries(loop loopdev.Device, spec Device) bool {
-	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) && loop.Serial == spec.serial() &&
-		loop.SizeBytes == spec.SizeBytes && loop.BlockSize == spec.BlockSize &&
-		loop.ReadOnly == spec.ReadOnly && !loop.Releasing
+	return p.flaky.server == nil && backs(loop, p.DiskPath(spec.DiskID)) &&
+		loop.Serial == spec.serial() && loop.SizeBytes == spec.SizeBytes &&
+		loop.BlockSize == spec.BlockSize && loop.ReadOnly == spec.ReadOnly && !loop.Releasing
 }
 
 // restoreViews keeps the adopted devices in the guests' views and removes everything else. A disk
