@@ -73,6 +73,9 @@ func describeFailures(f *nodeFixture) {
 		func(ctx SpecContext, name string) {
 			p := f.inUse(ctx, f.volume(ctx, harness.Access(name)), f.a, harness.Access(name))
 			Expect(p.write(0)).To(Succeed())
+			if name == "ext4" { // whose failed flush nobody would hear of
+				Expect(harness.StopLazyInit(p.Staging)).To(Succeed())
+			}
 			f.fails(ctx, p.Volume, adminapi.DiskFault{On: []string{"flush"}, Times: 1})
 			expectReason(p.takenBack(ctx), codes.Internal, "NodeToolFailed")
 			f.detached(ctx, p)

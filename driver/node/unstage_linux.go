@@ -42,6 +42,7 @@ type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
 	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
 	raw             bool            // workloads may have its node
+	journal         bool            // this call has unmounted a healthy ext that was mounted for writing
 }
 
 func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
@@ -172,6 +173,10 @@ func (n *Service) unmount(ctx context.Context, volumeID, path string, layers []*
 			"path", path, "error", err)
 	}
 	healthy := mount.ConditionOf(layers[len(layers)-1]) == mount.Healthy
+	for i, d := range disks {
+		disks[i].journal = healthy && d.layer != nil && !mount.FilesystemReadOnly(d.layer) &&
+			(d.layer.FSType == volume.Ext3 || d.layer.FSType == volume.Ext4)
+	}
 	if err := mount.Sync(path); err != nil {
 		n.log().ErrorContext(ctx, "a filesystem could not be written out before its unmount",
 			"path", path, "error", err)
@@ -207,10 +212,30 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	if d.layer == nil || d.layer.FSType == volume.Btrfs {
 		filesystem.ForgetBtrfs(d.Path)
 	}
-	if err := awaitFree(ctx, device, d.raw, n.releaseTimeout()); err != nil || !d.raw {
-		return false, err
+	err = awaitFree(ctx, device, d.raw, n.releaseTimeout())
+	switch {
+	case err != nil:
+	case d.raw:
+		err = endReadOnly(device)
+	case d.journal:
+		err = n.checkJournal(ctx, device)
 	}
-	return false, endReadOnly(device)
+	return false, err
+}
+
+// checkJournal returns an error if the journal of the filesystem that was unmounted has failed, which
+// nobody else tells.
+func (n *Service) checkJournal(ctx context.Context, device *blockdev.OpenDevice) error {
+	failed, err := filesystem.JournalFailed(device)
+	switch {
+	case err != nil:
+		n.log().WarnContext(ctx, "an unmounted filesystem could not be looked at", "device", device.Path,
+			"error", err)
+	case failed:
+		return csierr.New(csierr.NodeToolFailed, "the journal of the filesystem on %s could not be "+
+			"written, so what its workload wrote last may be lost", device.Path)
+	}
+	return nil
 }
 
 // openFlushed opens and locks a device and writes out what the kernel holds of it. It returns nil

@@ -18,13 +18,16 @@ import (
 // several things after |. A reason of the driver's is what it refuses such a rack with.
 type noticed struct{ check, access, says string }
 
+// unmountable is what the driver says of a filesystem that lacks some of its blocks.
+const unmountable = "FilesystemDamaged: mount |NodeToolFailed: mount "
+
 // tampers are those of the simulator, by name.
 var tampers = map[string][]noticed{
 	"lost-write": {
 		{"D01", "block", "which is zero"},
-		{"D01", "ext4", "NodeToolFailed: mount "},
-		{"D01", "xfs", "NodeToolFailed: mount "},
-		{"D01", "btrfs", "NodeToolFailed: mount "},
+		{"D01", "ext4", unmountable},
+		{"D01", "xfs", unmountable},
+		{"D01", "btrfs", unmountable},
 		{"D02", "block", "which is zero"},
 		{"D03", "block", "which is zero"},
 		{"D06", "block", "which is zero"},
@@ -45,9 +48,9 @@ var tampers = map[string][]noticed{
 	},
 	"torn-snapshot": {
 		{"D04", "block", "the snapshot is torn"},
-		{"D04", "ext4", "the snapshot is torn|NodeToolFailed: mount "},
-		{"D04", "xfs", "the snapshot is torn|NodeToolFailed: mount "},
-		{"D04", "btrfs", "the snapshot is torn|NodeToolFailed: mount "},
+		{"D04", "ext4", "the snapshot is torn|" + unmountable},
+		{"D04", "xfs", "the snapshot is torn|" + unmountable},
+		{"D04", "btrfs", "the snapshot is torn|" + unmountable},
 	},
 	"serial-missing": {
 		{"D10", "ext4", "shows 0 devices with the serial"},

@@ -21,5 +21,8 @@ func mountedNodev(string) (bool, error) { return false, errNotLinux }
 // Owns needs Linux.
 func (r *Rack) Owns(*os.File) error { return errNotLinux }
 
+// StopLazyInit needs Linux.
+func StopLazyInit(string) error { return errNotLinux }
+
 // BackingFile needs Linux.
 func BackingFile(uint64) (string, error) { return "", errNotLinux }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
@@ -167,6 +168,11 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 		if err := write(); err != nil {
 			return err
 		}
+		if access == ext4 { // whose failed flush nobody would hear of
+			if err := harness.StopLazyInit(rec.place.Staging); err != nil {
+				return err
+			}
+		}
 		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
 		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
 		if fired() != 1 {
@@ -174,6 +180,50 @@ func flushFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wro
 		}
 		if first == nil && second == nil {
 			wrong = errors.New("a flush failed, and every call said OK")
+		}
+		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
+	})
+	return wrong, err
+}
+
+func TestAJournalThatFailsBeforeAVolumeIsUnstagedIsHeardOf(t *testing.T) {
+	p := proof.New(t, "failing-journal")
+	for i, access := range []string{ext3, ext4} {
+		t.Run(access, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(p.Seed, uint64(400+i)))
+			wrong, err := journalFails(t.Context(), startBench(t), access, r)
+			if err := errors.Join(wrong, err); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// failJournal is journalFails for an ext4.
+func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
+	return journalFails(ctx, b, ext4, r)
+}
+
+// journalFails lets the commit of a journal fail for somebody else than the driver, and demands that
+// a call says so, unless the volume's health does.
+func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
+	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
+		if err := rec.writeLoose(); err != nil {
+			return err
+		}
+		target, err := os.Open(rec.place.Target)
+		if err != nil {
+			return err
+		}
+		fired := rec.disk.AddFault(flakydisk.Fault{On: flakydisk.OnFlush, Times: 1})
+		_ = unix.Syncfs(int(target.Fd())) // it may tell, or not
+		if err := target.Close(); err != nil || fired() != 1 {
+			return errors.Join(err, fmt.Errorf("%d flushes failed, want 1", fired()))
+		}
+		told := rec.place.toldOf(ctx)
+		first, second := rec.place.unpublish(ctx), rec.place.unstage(ctx)
+		if told != nil && first == nil && second == nil {
+			wrong = errors.New("a journal failed, and every call said OK")
 		}
 		return errors.Join(rec.place.unpublish(ctx), rec.place.unstage(ctx))
 	})
