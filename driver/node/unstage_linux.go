@@ -42,7 +42,7 @@ type stagedDisk struct {
 	blockdev.Device                 // the zero device where it is no longer there
 	layer           *mountinfo.Info // its mount at the staging path; nil if it is known from a record
 	raw             bool            // workloads may have its node
-	journal         bool            // this call has unmounted a healthy ext that was mounted for writing
+	journal         bool            // it was a healthy ext, mounted for writing, until this call
 }
 
 func (n *Service) unstage(ctx context.Context, volumeID, path string) error {
@@ -223,8 +223,8 @@ func (n *Service) release(ctx context.Context, volumeID string, d stagedDisk) (g
 	return false, err
 }
 
-// checkJournal returns an error if the journal of the filesystem that was unmounted has failed, which
-// nobody else tells.
+// checkJournal returns an error if the journal of the filesystem that was unmounted has failed,
+// which nobody else tells.
 func (n *Service) checkJournal(ctx context.Context, device *blockdev.OpenDevice) error {
 	failed, err := filesystem.JournalFailed(device)
 	switch {

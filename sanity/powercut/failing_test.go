@@ -204,8 +204,8 @@ func failJournal(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error)
 	return journalFails(ctx, b, ext4, r)
 }
 
-// journalFails lets the commit of a journal fail for somebody else than the driver, and demands that
-// a call says so, unless the volume's health does.
+// journalFails lets the commit of a journal fail for somebody else than the driver, and demands
+// that a call says so, unless the volume's health does.
 func journalFails(ctx context.Context, b *bench, access string, r *rand.Rand) (wrong, err error) {
 	err = onNewDisk(ctx, b, access, r, func(rec *recorder) error {
 		if err := rec.writeLoose(); err != nil {
