@@ -152,9 +152,9 @@ func TestAFlushThatFailsWhenAVolumeIsUnstagedIsHeard(t *testing.T) {
 	}
 }
 
-// failFlush is flushFails for an ext4.
+// failFlush is flushFails for an xfs. Of an ext4, its journal would tell.
 func failFlush(ctx context.Context, b *bench, r *rand.Rand) (wrong, err error) {
-	return flushFails(ctx, b, ext4, r)
+	return flushFails(ctx, b, xfs, r)
 }
 
 // flushFails lets one flush fail when a volume is taken back, and demands that a call says so, and
