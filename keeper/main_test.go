@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -71,29 +70,11 @@ func TestTheProgramEndsWithAStatus(t *testing.T) {
 	}
 }
 
-// output is what a program writes; a round that was going on when it ended may still write.
-type output struct {
-	mu sync.Mutex
-	// guarded by mu
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-// run runs the program until met, and returns its status and what it wrote.
+// run runs the program until met, and returns its status and what it wrote. What the program leaves
+// going on, the race detector tells of: these writers are not locked.
 func (w *world) run(met func() bool, env func(string) string, args ...string) (int, string) {
 	w.t.Helper()
-	var stdout, stderr output
+	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
 	status := make(chan int, 1)

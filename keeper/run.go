@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -86,8 +87,9 @@ type process struct {
 // candidacy stands for election once, and works while it leads.
 func (p *process) candidacy(ctx context.Context) error {
 	lease := p.settings.LeaseDuration
-	// What was begun while leading may end after Run.
-	var aside atomic.Bool
+	// The elector does not wait for what it started, and may start it when its context is over.
+	var leading sync.Mutex
+	aside := false // guarded by leading
 	candidacy, stepAside := context.WithCancel(ctx)
 	defer stepAside()
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -100,9 +102,13 @@ func (p *process) candidacy(ctx context.Context) error {
 		ReleaseOnCancel: true, Name: component,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
+				leading.Lock()
+				defer leading.Unlock()
+				if ctx.Err() != nil {
+					return
+				}
 				p.Log.InfoContext(ctx, "leading")
-				if p.lead(ctx) {
-					aside.Store(true)
+				if aside = p.lead(ctx); aside {
 					stepAside()
 				}
 			},
@@ -114,7 +120,9 @@ func (p *process) candidacy(ctx context.Context) error {
 	}
 	p.elector.Store(elector)
 	elector.Run(candidacy)
-	if aside.Load() {
+	leading.Lock()
+	defer leading.Unlock()
+	if aside {
 		// Long enough for another replica to notice that the lease is free.
 		p.Log.InfoContext(ctx, "stepping aside, so that another replica stops this keeper's node")
 		pause(ctx, 2*lease)
@@ -124,7 +132,12 @@ func (p *process) candidacy(ctx context.Context) error {
 
 // lead does rounds until ctx ends, and reports whether it steps aside.
 func (p *process) lead(ctx context.Context) (aside bool) {
-	changed := p.watch(ctx)
+	var watching async.Group
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	watching.Go(func() { p.watch(ctx, changed) })
 	for ctx.Err() == nil {
 		again, err := p.round(ctx)
 		p.Metrics.round(err)
@@ -155,31 +168,27 @@ func (p *process) round(ctx context.Context) (time.Duration, error) {
 	return p.Round(ctx)
 }
 
-// watch reports changes of the VolumeAttachments that a round is about. A round lists everything,
-// and clusters have attachments of other drivers, too, and many that do not wait.
-func (p *process) watch(ctx context.Context) <-chan struct{} {
-	changed := make(chan struct{}, 1)
-	async.Detach(func() {
-		for ctx.Err() == nil {
-			w, err := p.Kubernetes.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
-			if err != nil {
-				pause(ctx, p.Config.Interval)
+// watch reports changes of the VolumeAttachments that a round is about, until ctx ends. A round
+// lists everything, and clusters have attachments of other drivers, too, and many that do not wait.
+func (p *process) watch(ctx context.Context, changed chan<- struct{}) {
+	for ctx.Err() == nil {
+		w, err := p.Kubernetes.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			pause(ctx, p.Config.Interval)
+			continue
+		}
+		waited := map[string]bool{}
+		for event := range w.ResultChan() {
+			if !matters(event, waited) {
 				continue
 			}
-			waited := map[string]bool{}
-			for event := range w.ResultChan() {
-				if !matters(event, waited) {
-					continue
-				}
-				select {
-				case changed <- struct{}{}:
-				default:
-				}
+			select {
+			case changed <- struct{}{}:
+			default:
 			}
-			pause(ctx, pace)
 		}
-	})
-	return changed
+		pause(ctx, pace)
+	}
 }
 
 // matters reports whether a change is about an attachment that begins to wait until an instance is
