@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -42,7 +41,7 @@ func (f failing) String() string {
 // once, or each time.
 func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
 	p := proof.New(t, "eio")
-	c := &failures{p: p, t: t, run: harness.RunFor(t)}
+	c := &failures{trials: &trials{p: p, t: t, run: harness.RunFor(t)}}
 	for round := uint64(0); ; round++ {
 		c.round(t.Context(), p.Seed+round)
 		if !p.Long() || p.Over() || t.Failed() {
@@ -62,14 +61,8 @@ func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
 
 // failures counts what became of the sectors.
 type failures struct {
-	p   *proof.Proof
-	t   *testing.T
-	run *harness.Run
-
-	// mu guards the rest.
-	mu                        sync.Mutex
-	said                      time.Time
-	sectors, of, right, wrong int
+	*trials
+	sectors, of, right int
 	// notGrown counts the filesystems that were used as they were, and told of.
 	notGrown int
 }
@@ -107,16 +100,7 @@ func (c *failures) round(ctx context.Context, seed uint64) {
 	}
 	c.p.Say("%d sectors of %d scenarios", len(jobs), len(recorded))
 	c.of += len(jobs)
-	if err := work(ctx, c.run, jobs, func() bool { return c.p.Over() || c.tooMuch() }); err != nil {
-		c.t.Error(err)
-	}
-}
-
-// tooMuch reports whether so much is wrong that more of it tells nothing.
-func (c *failures) tooMuch() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.wrong >= 20
+	c.work(ctx, jobs)
 }
 
 // note counts a sector.

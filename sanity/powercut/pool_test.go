@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"testing"
+	"time"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
+	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // workers is how many drivers work at once.
@@ -19,17 +22,36 @@ type job struct {
 	do     func(*bench)
 }
 
-// work does the jobs, several at once, until over reports true. The kernel knows a btrfs by its
-// UUID, so that of these only one is mounted at a time.
-func work(ctx context.Context, run *harness.Run, jobs []job, over func() bool) error {
+// trials are what several drivers try at once.
+type trials struct {
+	p   *proof.Proof
+	t   *testing.T
+	run *harness.Run
+
+	// mu guards the rest, and what is counted.
+	mu    sync.Mutex
+	said  time.Time
+	wrong int
+}
+
+// over reports whether the time is over, or so much is wrong that more of it tells nothing.
+func (c *trials) over() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.p.Over() || c.wrong >= 20
+}
+
+// work does the jobs until it is over. The kernel knows a btrfs by its UUID, so that of these only
+// one is mounted at a time.
+func (c *trials) work(ctx context.Context, jobs []job) {
 	queues := map[bool]chan job{true: make(chan job), false: make(chan job)}
 	errs := make([]error, workers)
 	var all sync.WaitGroup
 	for i := range workers {
 		all.Go(func() {
-			b, err := newBench(ctx, run, "")
+			b, err := newBench(ctx, c.run, "")
 			for j := range queues[i == 0] {
-				if err == nil && !over() {
+				if err == nil && !c.over() {
 					j.do(b)
 				}
 			}
@@ -50,5 +72,7 @@ func work(ctx context.Context, run *harness.Run, jobs []job, over func() bool) e
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		c.t.Error(err)
+	}
 }

@@ -30,7 +30,7 @@ const shortImages = 2000
 // TestEveryStateAfterAPowerCutConverges is the proof.
 func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 	p := proof.New(t, "powercut")
-	c := &count{p: p, t: t, run: harness.RunFor(t)}
+	c := &count{trials: &trials{p: p, t: t, run: harness.RunFor(t)}}
 	for round := uint64(0); ; round++ {
 		c.round(t.Context(), p.Seed+round)
 		if !p.Long() || p.Over() || t.Failed() {
@@ -51,16 +51,10 @@ func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
 
 // count counts what became of the images.
 type count struct {
-	p   *proof.Proof
-	t   *testing.T
-	run *harness.Run
-
-	// mu guards the rest.
-	mu                               sync.Mutex
-	said                             time.Time
+	*trials
 	records, writes, flushes, images int
 	equal, converged, refused        int
-	lost, formatted, wrong           int
+	lost, formatted                  int
 }
 
 // round records every scenario with a seed and checks its images.
@@ -150,16 +144,7 @@ func (c *count) check(ctx context.Context, images []image, seed uint64) {
 			c.note(m, v, failed, seed)
 		}})
 	}
-	if err := work(ctx, c.run, jobs, func() bool { return c.p.Over() || c.tooMuch() }); err != nil {
-		c.t.Error(err)
-	}
-}
-
-// tooMuch reports whether so much is wrong that more of it tells nothing.
-func (c *count) tooMuch() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.wrong >= 20
+	c.work(ctx, jobs)
 }
 
 // note counts an image, and keeps that of which something is wrong.

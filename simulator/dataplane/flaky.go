@@ -49,8 +49,10 @@ func (f *flaky) open(dir string, serve bool) error {
 	if f.server, err = flakydisk.Mount(f.dir); err != nil {
 		return err
 	}
-	f.device, err = deviceOf(f.dir)
-	return err
+	if f.device, err = deviceOf(f.dir); err != nil {
+		return errors.Join(err, f.close())
+	}
+	return nil
 }
 
 const fusePrefix = "fuse-"
