@@ -30,8 +30,8 @@
 // # The proof of the proof
 //
 // Each flush is taken out of the driver in turn, and some image of what it then leaves behind must
-// be wrong, or a flush that fails must go unheard. A disk that answers flushes
-// without doing anything must lose what was acknowledged.
+// be wrong, or a flush that fails must go unheard. A disk that answers flushes without doing
+// anything must lose what was acknowledged.
 //
 // # Disks that fail
 //
