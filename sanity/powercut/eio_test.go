@@ -15,8 +15,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/oxidecomputer/oxide-csi-plugin/loopdev/flakydisk"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/harness"
-	"github.com/oxidecomputer/oxide-csi-plugin/sanity/proof"
 )
 
 // shortSectors is how many sectors of a scenario fail in the short form, of requests that differ.
@@ -40,22 +38,12 @@ func (f failing) String() string {
 // TestNoSectorThatFailsMakesAStageGuess is the proof: a sector fails that a stage reads or writes,
 // once, or each time.
 func TestNoSectorThatFailsMakesAStageGuess(t *testing.T) {
-	p := proof.New(t, "eio")
-	c := &failures{trials: &trials{p: p, t: t, run: harness.RunFor(t)}}
-	for round := uint64(0); ; round++ {
-		c.round(t.Context(), p.Seed+round)
-		if !p.Long() || p.Over() || t.Failed() {
-			break
-		}
-	}
-	peak, err := peakMiB()
-	if err != nil {
-		t.Error(err)
-	}
-	if !p.Long() && c.notGrown == 0 {
+	c := &failures{trials: newTrials(t, "eio")}
+	peak := c.rounds(c.round)
+	if !c.p.Long() && c.notGrown == 0 {
 		t.Error("every filesystem was grown, so that nothing shows whether it is told of one that is not")
 	}
-	p.Figure("sectors", c.sectors, "of", c.of, "right", c.right, "wrong", c.wrong, "not_grown",
+	c.p.Figure("sectors", c.sectors, "of", c.of, "right", c.right, "wrong", c.wrong, "not_grown",
 		c.notGrown, "peak_mib", peak)
 }
 

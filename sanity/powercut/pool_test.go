@@ -34,6 +34,26 @@ type trials struct {
 	wrong int
 }
 
+func newTrials(t *testing.T, name string) *trials {
+	return &trials{p: proof.New(t, name), t: t, run: harness.RunFor(t)}
+}
+
+// rounds does a round with one seed after the other until it is over; the short form has one. It
+// returns the most memory that this process has had, in MiB.
+func (c *trials) rounds(round func(ctx context.Context, seed uint64)) (peak int64) {
+	for n := uint64(0); ; n++ {
+		round(c.t.Context(), c.p.Seed+n)
+		if !c.p.Long() || c.p.Over() || c.t.Failed() {
+			break
+		}
+	}
+	peak, err := peakMiB()
+	if err != nil {
+		c.t.Error(err)
+	}
+	return peak
+}
+
 // over reports whether the time is over, or so much is wrong that more of it tells nothing.
 func (c *trials) over() bool {
 	c.mu.Lock()

@@ -29,22 +29,12 @@ const shortImages = 2000
 
 // TestEveryStateAfterAPowerCutConverges is the proof.
 func TestEveryStateAfterAPowerCutConverges(t *testing.T) {
-	p := proof.New(t, "powercut")
-	c := &count{trials: &trials{p: p, t: t, run: harness.RunFor(t)}}
-	for round := uint64(0); ; round++ {
-		c.round(t.Context(), p.Seed+round)
-		if !p.Long() || p.Over() || t.Failed() {
-			break
-		}
-	}
-	peak, err := peakMiB()
-	if err != nil {
-		t.Error(err)
-	}
-	p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
+	c := &count{trials: newTrials(t, "powercut")}
+	peak := c.rounds(c.round)
+	c.p.Figure("records", c.records, "writes", c.writes, "flushes", c.flushes, "images", c.images,
 		"equal", c.equal, "converged", c.converged, "refused_rightly", c.refused, "lost", c.lost,
 		"formatted_used", c.formatted, "peak_mib", peak)
-	if !p.Long() && c.images < shortImages {
+	if !c.p.Long() && c.images < shortImages {
 		t.Errorf("%d images were checked, want at least %d", c.images, shortImages)
 	}
 }
