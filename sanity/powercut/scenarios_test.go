@@ -107,7 +107,7 @@ func growthOf(life *recording) (*recording, error) {
 
 // growAgain is a growth that was cut off.
 func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(growth, r, func(m image) bool {
+	base, err := cutAt(ctx, b, growth, r, func(m image) bool {
 		return len(marks(m.content())) > 0
 	})
 	if err != nil {
@@ -121,7 +121,7 @@ func growAgain(ctx context.Context, b *bench, growth *recording, r *rand.Rand) (
 
 // recoverFrom is a volume whose workload was cut off.
 func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(life, r, func(m image) bool {
+	base, err := cutAt(ctx, b, life, r, func(m image) bool {
 		_, staged := life.ledger.at(m.events)
 		return staged && m.at > life.used && m.events > 5
 	})
@@ -136,7 +136,7 @@ func recoverFrom(ctx context.Context, b *bench, life *recording, r *rand.Rand) (
 
 // resume is a format that was cut off.
 func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := unfinishedFormat(life, r)
+	base, err := unfinishedFormat(ctx, b, life, r)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func resume(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 // resumeBtrfs is a format for btrfs that was cut off when mkfs had written the unfinished
 // superblock and, with its first and its last page, the first tree block.
 func resumeBtrfs(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := cutAt(life, r, func(m image) bool {
+	base, err := cutAt(ctx, b, life, r, func(m image) bool {
 		content, magic, tree := m.content(), make([]byte, 8), make([]byte, 16<<10)
 		_, err := content.ReadAt(magic, 64<<10+0x40)
 		_, treeErr := content.ReadAt(tree, mib)
@@ -169,8 +169,8 @@ func resumeFrom(ctx context.Context, b *bench, life *recording, base image,
 }
 
 // unfinishedFormat is an image of a format that was cut off.
-func unfinishedFormat(life *recording, r *rand.Rand) (image, error) {
-	return cutAt(life, r, func(m image) bool {
+func unfinishedFormat(ctx context.Context, b *bench, life *recording, r *rand.Rand) (image, error) {
+	return cutAt(ctx, b, life, r, func(m image) bool {
 		pages, content := 0, m.content()
 		content.EachPage(func(int64, []byte) bool { pages++; return true })
 		return m.at <= life.used && len(marks(content)) > 0 && pages > 6
@@ -222,7 +222,7 @@ func (p *placement) write(r flakydisk.Record) error {
 
 // releaseRaw is a disk with an unfinished format, which a workload gets as a raw device.
 func releaseRaw(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*recording, error) {
-	base, err := unfinishedFormat(life, r)
+	base, err := unfinishedFormat(ctx, b, life, r)
 	if err != nil {
 		return nil, err
 	}
@@ -257,16 +257,21 @@ func repair(ctx context.Context, b *bench, life *recording, r *rand.Rand) (*reco
 	return made, record(ctx, b, made, r, useAgain)
 }
 
-// cutAt is an image of a recording that fits.
-func cutAt(of *recording, r *rand.Rand, fits func(image) bool) (image, error) {
+// cutAt is an image of a recording that fits, and that the driver takes: some are refused rightly.
+func cutAt(ctx context.Context, b *bench, of *recording, r *rand.Rand,
+	fits func(image) bool) (image, error) {
 	s, err := newSampler(of, r)
 	if err != nil {
 		return image{}, err
 	}
 	for range 50 {
-		images := s.sample(20)
-		if i := slices.IndexFunc(images, fits); i >= 0 {
-			return images[i], nil
+		for _, m := range s.sample(20) {
+			if !fits(m) {
+				continue
+			}
+			if v, err := b.checkOnce(ctx, m); err != nil || v.converged {
+				return m, err
+			}
 		}
 	}
 	return image{}, fmt.Errorf("no image of %s fits", of.name)
