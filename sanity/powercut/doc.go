@@ -60,10 +60,10 @@
 //	go test -race ./sanity/powercut                                 the short form
 //	PROOF_SEED=7 PROOF_DURATION=10m go test -timeout=0 ./sanity/powercut
 //
-// The images and the sectors take that time each. Two cores check some 35 images in a second, with
-// the race detector some 15: 100,000 take an hour, or two. All sectors of one seed are more than
-// 100,000, and take some hours. The figures tell the most memory that the process had: less than
-// 2 GiB, with the race detector too.
+// The images and the sectors take that time each. Two cores check some 50 images in a second, with
+// the race detector some 15: 100,000 take 35 minutes, or two hours. All sectors of one seed are
+// more than 100,000, and take most of a day. The figures tell the most memory that the process had:
+// less than 2 GiB, with the race detector too.
 //
 // PROOF_ONLY chooses a flush that is taken out, by its name.
 package powercut
