@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -67,12 +68,14 @@ func TestTheLimitOfWatchersIsRaisedAndSaidOnlyWhereItIsTooLow(t *testing.T) {
 func TestAPidFileIsBelievedOnlyIfItsProcessIsOurs(t *testing.T) {
 	dir := t.TempDir()
 	ours := filepath.Join(dir, "daemon.json")
-	child := exec.CommandContext(t.Context(), "sh", "-c", "read line", ours)
+	child := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", ours)
 	hold, err := child.StdinPipe()
-	if err != nil {
+	says, errSays := child.StdoutPipe()
+	if err := errors.Join(err, errSays, child.Start()); err != nil {
 		t.Fatal(err)
 	}
-	if err := child.Start(); err != nil {
+	// The kernel shows a command line a moment after the process has begun.
+	if _, err := says.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
 	pidFile := filepath.Join(dir, "pid")
